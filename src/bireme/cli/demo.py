@@ -1,0 +1,119 @@
+"""`bireme demo`: the quick-start job from nothing to a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bireme.cli.running import choose_view, explain_stop, follow
+from bireme.core.errors import Cancelled, UsageError
+from bireme.spec.load import command_name, load_job
+
+
+@click.command(epilog="Example: bireme demo --prepare first-job, then change it and `bireme train first-job/job.yaml`")
+@click.option("--prepare", "prepare_dir", type=Path, metavar="DIR", help="Only write the demo's directory, to be changed and trained later.")
+@click.option("--dir", "directory", type=Path, default=Path("bireme-demo"), show_default=True, help="Where to run.")
+@click.option("--passes", type=click.IntRange(1), default=10, show_default=True, help="Passes over the data.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) -> None:
+    """Train a sentiment classifier with 3 pservers and 3 trainers on this machine.
+
+    The reviews are synthetic: a seeded grammar writes them, and 5 % of the labels are wrong on
+    purpose, so the best possible error is known.
+    """
+    target = prepare_dir or directory
+    begun = time.monotonic()
+    if prepare_dir is not None or not (target / "job.yaml").is_file():
+        _prepare(target, as_json=as_json)
+    if prepare_dir is not None:
+        told = {"job": str(target / "job.yaml"), "shards": 3}
+        click.echo(json.dumps(told) if as_json else f"ready: change what you like, then `{command_name()} train {target / 'job.yaml'}`")
+        return
+    output = _free_output(target)
+    job = load_job(target / "job.yaml", {"output": output, "passes": passes})
+    if not as_json:
+        click.echo(f"training: {job.pservers} pservers and {job.trainers} trainers, {passes} passes, output in {output}")
+    try:
+        status = follow(job, str(target / "job.yaml"), choose_view(is_silent=as_json))
+    except Cancelled as e:
+        raise explain_stop(job, str(target / "job.yaml"), e) from e
+    from bireme.job.model import model_hash, pass_name
+
+    model = output / pass_name(passes - 1)
+    told = _summary(status, model, model_hash(model), time.monotonic() - begun)
+    click.echo(json.dumps(told) if as_json else _words(told, target))
+
+
+def _prepare(target: Path, *, as_json: bool) -> None:
+    from bireme.local.demo import prepare
+
+    if as_json:
+        prepare(target)
+        return
+    click.echo("synthetic data: reviews from a seeded grammar, 5 % of the labels wrong on purpose (so 5.00 % is the best error)")
+    begun = time.monotonic()
+    shows = sys.stderr.isatty()
+
+    def progress(done: int, total: int) -> None:
+        if shows:
+            click.echo(f"\r  writing reviews {done:,} of {total:,}", nl=False, err=True)
+
+    facts = prepare(target, on_progress=progress)
+    if shows:
+        click.echo("\r" + " " * 60 + "\r", nl=False, err=True)
+    click.echo(
+        f"  {facts.train:,} training and {facts.test:,} test reviews, {facts.words:,} words, in 3 shards under {target}/ "
+        f"({time.monotonic() - begun:.1f} s)"
+    )
+
+
+def _free_output(target: Path) -> Path:
+    """The first of output, output-2, output-3 … that no run has used."""
+    for number in range(1, 1000):
+        output = target / ("output" if number == 1 else f"output-{number}")
+        if not output.exists():
+            return output
+    raise UsageError(f"{target} holds a thousand runs", fix="remove some of its output directories")
+
+
+def _summary(status: dict[str, Any], model: Path, digest: str, seconds: float) -> dict[str, Any]:
+    passes = status["passes_done"]
+    samples = sum(p["samples"] for p in passes)
+    busy = sum(p["seconds"] for p in passes)
+    return {
+        "passes": passes,
+        "best_error": 0.05,
+        "test_error": next(iter(passes[-1]["test_evals"].values())),
+        "samples_per_s": round(samples / busy, 1) if busy else 0.0,
+        "seconds": round(seconds, 1),
+        "model": str(model),
+        "hash": digest,
+    }
+
+
+def _words(told: dict[str, Any], target: Path) -> str:
+    from bireme.view.plain import error_of, number, percent
+
+    lines = ["", "pass  train cost  train error  test error"]
+    for p in told["passes"]:
+        lines.append(
+            f"{p['pass_id']:>4}  {number(p['cost']):>10}  {percent(error_of(p['evals'])):>11}  {percent(error_of(p['test_evals'])):>10}"
+        )
+    me = command_name()
+    lines += [
+        "",
+        f"test error {percent(told['test_error'])} (best possible: 5.00 %), {told['samples_per_s']:,.0f} samples/s, {told['seconds']} s in all",
+        f"model: {told['model']}",
+        f"hash:  {told['hash']}",
+        "",
+        "try next:",
+        f"  {me} predict {told['model']}        # what it thinks of new reviews",
+        f"  {me} train {target}/job.yaml --trainers 1 --pservers 2 --output {target}/again   # same hash",
+        f"  {me} model show {told['model']}",
+    ]
+    return "\n".join(lines)

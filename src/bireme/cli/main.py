@@ -1,0 +1,110 @@
+"""The front door: loads the file of the command that is asked for, and prints errors for people.
+
+Commands are imported when they are needed, so `bireme --help` stays fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+import click
+
+from bireme import __version__
+from bireme.core.errors import BiremeError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("bireme.cli.demo", "Train the quick-start job on this machine, from nothing to a model."),
+    "train": ("bireme.cli.train", "Run a job here, in the foreground."),
+    "list": ("bireme.cli.jobs", "Jobs on this machine."),
+    "status": ("bireme.cli.jobs", "How a job is doing."),
+    "logs": ("bireme.cli.jobs", "What a job's processes have said."),
+    "cancel": ("bireme.cli.jobs", "Stop a job cleanly."),
+    "data": ("bireme.cli.data", "Split and check training data."),
+    "model": ("bireme.cli.model", "Look into, hash, compare and export saved models."),
+    "predict": ("bireme.cli.predict", "Use a model on new samples."),
+    "test": ("bireme.cli.predict", "Measure a model on test data."),
+    "doctor": ("bireme.cli.doctor", "What is missing on this machine, and how to get it."),
+    "pserver": ("bireme.cli.processes", "Start one parameter server by hand."),
+    "trainer": ("bireme.cli.processes", "Start one trainer by hand."),
+    "node": ("bireme.cli.processes", ""),
+}
+
+
+class Front(click.Group):
+    """A group that knows its commands' names and one-line helps without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Commands in the order in which people meet them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the file that holds a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        attribute = {"list": "list_"}.get(cmd_name, cmd_name)
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which one may have been meant."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"Did you mean `{close[0]}`?" if close else "`bireme --help` lists the commands."
+            raise click.UsageError(f"There is no command `{args[0]}`. {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table above."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items() if text])
+
+
+@click.group(
+    cls=Front,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="First time here? Run `bireme demo`.",
+)
+@click.version_option(__version__, prog_name="bireme")
+@click.option("--debug", is_flag=True, help="Show Python tracebacks of errors.")
+@click.pass_context
+def bireme(ctx: click.Context, debug: bool) -> None:
+    """Train with parameter servers: the same job, the same bits, wherever it runs."""
+    ctx.obj = {"debug": debug}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        code: Any = bireme.main(given, prog_name="bireme", standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
+    except click.ClickException as e:
+        e.show()
+        raise SystemExit(e.exit_code) from None
+    except click.Abort:
+        raise SystemExit(130) from None
+    except BiremeError as e:
+        if "--debug" in given:
+            raise
+        tell_error(e, as_json="--json" in given)
+        raise SystemExit(e.exit_code) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(141) from None
+
+
+def tell_error(error: BiremeError, *, as_json: bool) -> None:
+    """Print an error for people on standard error, or as one JSON object on standard output."""
+    if as_json:
+        told = {"error": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
+        click.echo(json.dumps(told))
+        return
+    lines = error.lines()
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo("\n".join(lines), err=True)

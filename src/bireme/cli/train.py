@@ -1,0 +1,54 @@
+"""`bireme train`: run a job here, in the foreground."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from bireme.cli.running import choose_view, explain_stop, follow
+from bireme.core.errors import Cancelled
+from bireme.spec.load import load_job
+
+
+@click.command(epilog="Example: bireme demo --prepare first-job && bireme train first-job/job.yaml --trainers 2")
+@click.argument("job_file", metavar="JOB.yaml", type=Path)
+@click.option("--trainers", type=int, help="Trainers instead of what the file says.")
+@click.option("--pservers", type=int, help="Pservers instead of what the file says.")
+@click.option("--ports-num", type=int, help="Dense lanes of each pserver.")
+@click.option("--passes", type=int, help="Passes over the data, counted from the first.")
+@click.option("--seed", type=int, help="Decides first values and shuffling.")
+@click.option("--output", type=Path, help="Where logs and models go.")
+@click.option("--start-pass", type=click.IntRange(0), default=0, help="Go on from the model of the pass before this one.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **overrides: Any) -> None:
+    """Train the job described in JOB.yaml with processes on this machine.
+
+    The model of each pass is left in OUTPUT/pass-00000, OUTPUT/pass-00001, and so on. The result is
+    the same bits for every number of trainers, pservers and lanes.
+    """
+    job = load_job(job_file, overrides)
+    job = msgspec.structs.replace(job, start_pass=start_pass)
+    if dry_run:
+        from bireme.view.plan import describe, render
+
+        plan = describe(job)
+        click.echo(json.dumps(plan) if as_json else render(plan))
+        return
+    try:
+        status = follow(job, str(job_file), choose_view(is_silent=as_json))
+    except Cancelled as e:
+        raise explain_stop(job, str(job_file), e) from e
+    from bireme.job.model import model_hash, pass_name
+
+    model = Path(job.output) / pass_name(job.passes - 1)
+    if as_json:
+        told = {"job": job.name, "output": job.output, "model": str(model), "hash": model_hash(model), **status}
+        click.echo(json.dumps(told))
+        return
+    click.echo(f"finished: the model is in {model}")
+    click.echo(f"hash: {model_hash(model)}")

@@ -1,0 +1,1 @@
+"""Errors, clock, log, named fault points: no opinions about training."""

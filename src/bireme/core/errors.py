@@ -1,0 +1,141 @@
+"""Every failure that bireme intends, with its exit code.
+
+    BiremeError                 1   anything we say on purpose
+    ├── UsageError              2   the command line does not make sense
+    ├── SpecError               3   job.yaml (or a flag) asks for something impossible
+    ├── ConfigScriptError       4   the user's config or provider script failed
+    ├── DataError               5   training data is missing, torn, or not what the program expects
+    ├── ModelError              6   a saved model is missing, torn, or made for another program
+    ├── OutputExistsError       7   refusing to write over something that is already there
+    ├── StorageError            8   the disk is full, read-only, or lost a file
+    ├── NetworkError            9   a peer cannot be reached, or went away
+    │   └── PortInUseError      9
+    ├── FrameError             10   bytes on the wire that are not a frame of this job
+    │   └── RefusedError       10   a peer refused a frame and said why
+    ├── NumericError           11   NaN or infinity where a number is needed
+    ├── DeterminismError       12   the same work gave different bits
+    ├── ProcessError           13   a process of the job died
+    ├── MissingError           14   something this needs is not installed here
+    └── Cancelled             130   stopped on request
+
+A message has up to three parts: what was wrong, why that matters, and what to do about it.
+Impossible states raise AssertionError("... this is a bug") instead.
+"""
+
+from __future__ import annotations
+
+
+class BiremeError(Exception):
+    """A failure we foresaw: `what` happened, `why` it matters, and how to `fix` it."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """The message for people, one part a line."""
+        parts = [self.what]
+        if self.why:
+            parts.append(f"  why: {self.why}")
+        if self.fix:
+            parts.append(f"  fix: {self.fix}")
+        return parts
+
+
+class UsageError(BiremeError):
+    """The command line does not make sense."""
+
+    exit_code = 2
+
+
+class SpecError(BiremeError):
+    """The job asks for something impossible."""
+
+    exit_code = 3
+
+
+class ConfigScriptError(BiremeError):
+    """The user's own script failed; the message names their file and line."""
+
+    exit_code = 4
+
+
+class DataError(BiremeError):
+    """Training data is missing, torn, or not what the program expects."""
+
+    exit_code = 5
+
+
+class ModelError(BiremeError):
+    """A saved model is missing, torn, or made for another program."""
+
+    exit_code = 6
+
+
+class OutputExistsError(BiremeError):
+    """Refusing to write over something that is already there."""
+
+    exit_code = 7
+
+
+class StorageError(BiremeError):
+    """The disk is full, read-only, or lost a file."""
+
+    exit_code = 8
+
+
+class NetworkError(BiremeError):
+    """A peer cannot be reached, or went away."""
+
+    exit_code = 9
+
+
+class PortInUseError(NetworkError):
+    """Somebody else listens on the port we were told to use."""
+
+
+class FrameError(BiremeError):
+    """Bytes on the wire that are not a frame of this job."""
+
+    exit_code = 10
+
+
+class RefusedError(FrameError):
+    """A peer refused a frame and said why."""
+
+
+class NumericError(BiremeError):
+    """NaN or infinity where a number is needed."""
+
+    exit_code = 11
+
+
+class DeterminismError(BiremeError):
+    """The same work gave different bits."""
+
+    exit_code = 12
+
+
+class ProcessError(BiremeError):
+    """A process of the job died."""
+
+    exit_code = 13
+
+
+class MissingError(BiremeError):
+    """Something that this needs is not installed here."""
+
+    exit_code = 14
+
+
+class Cancelled(BiremeError):  # noqa: N818 - a stop on request is not an error to the user
+    """Stopped on request."""
+
+    exit_code = 130

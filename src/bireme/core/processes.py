@@ -1,0 +1,32 @@
+"""Keeping a family of processes together on Linux: nobody outlives the one who started it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+from bireme.core.errors import Cancelled
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, however that happens.
+
+    The parent may have died before the kernel heard the wish, so it is checked afterwards.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        raise Cancelled("the process that started this one is gone")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process with this id runs (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:  # noqa: PTH123 - /proc, not a path of ours
+            return f.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""Preparing training data: splitting, checking, and the demo's reviews."""

@@ -1,0 +1,220 @@
+"""Look over the shards of a job before training on them.
+
+Every file is read once, line by line. Problems are collected rather than raised, so that one run
+tells everything; each names its file and line and what to do. A file that is the same in several
+shards is complained about once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bireme.core.errors import DataError
+from bireme.data.compare import find_changes, find_differences, find_empty, find_gaps
+from bireme.data.layout import (
+    DICTIONARY,
+    LABELS_LIST,
+    MANIFEST,
+    TRAIN_FILE,
+    TRAIN_LIST,
+    FileFacts,
+    data_files,
+    inside_data,
+    list_entries,
+    read_manifest,
+    shard_directories,
+)
+from bireme.data.lines import check_dictionary, check_label_list, check_samples, looks_labelled
+from bireme.data.scan import LineCheck, Problem, Severity, first_line, scan_file
+from bireme.data.staging import storage_error
+
+Progress = Callable[[int, int], None]
+_TEST_LIST = "test.list"
+_TELL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """What one shard holds."""
+
+    shard: int
+    lines: int
+    """Training lines."""
+    nbytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What a check found."""
+
+    job: Path
+    shards: tuple[ShardFacts, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> int:
+        """How many errors there are, those counted but not listed included."""
+        return sum(1 + problem.more for problem in self.problems if problem.severity == "error")
+
+    @property
+    def warnings(self) -> int:
+        """How many warnings there are, those counted but not listed included."""
+        return sum(1 + problem.more for problem in self.problems if problem.severity == "warning")
+
+
+def check_job(job: Path, *, on_progress: Progress | None = None) -> CheckReport:
+    """Check every shard of `job`; `on_progress` hears (bytes read, bytes to read).
+
+    Raises DataError only where there is nothing to check.
+    """
+    if not job.is_dir():
+        raise DataError(f"{job} is not a directory", fix="give the directory that `bireme data split` made")
+    shards = shard_directories(job)
+    if not shards:
+        raise DataError(
+            f"{job} holds no shards",
+            why="a shard is a directory named 0, 1, 2 …",
+            fix=f"make them with `bireme data split SOURCE --shards 3 --out {job}`",
+        )
+    try:
+        return _Check(job, shards, on_progress).run()
+    except OSError as error:
+        raise storage_error(error, job) from error
+
+
+class _Check:
+    """One walk over all shards, gathering facts and problems."""
+
+    def __init__(self, job: Path, shards: dict[int, Path], on_progress: Progress | None) -> None:
+        self._job = job
+        self._shards = shards
+        self._on_progress = on_progress
+        self._files = {shard: data_files(path / "data") for shard, path in shards.items()}
+        self._total = sum(
+            (shards[s] / "data" / n).stat().st_size for s, ns in self._files.items() for n in ns
+        )
+        self._done = self._said = 0
+        self._problems: list[Problem] = []
+        self._facts: dict[int, dict[str, FileFacts]] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._train: set[str] = set()
+        self._test: set[str] = set()
+
+    def run(self) -> CheckReport:
+        self._problems += find_gaps(list(self._shards))
+        lines: dict[int, int] = {}
+        for shard in self._shards:
+            lines[shard] = self._check_shard(shard)
+        self._problems += find_empty(lines)
+        self._problems += find_differences(self._facts, self._train, self._test)
+        self._check_manifest()
+        return CheckReport(
+            job=self._job,
+            shards=tuple(self._shard_facts(shard, count) for shard, count in lines.items()),
+            problems=tuple(sorted(self._problems, key=lambda problem: problem.severity)),
+        )
+
+    def _check_shard(self, shard: int) -> int:
+        """Scan all files of a shard; return how many training lines it has."""
+        self._facts[shard] = {}
+        if not (self._shards[shard] / "data").is_dir():
+            self._add("error", f"{shard}/data", None, "there is no data directory", "split the data again")
+            return 0
+        train, test = self._roles(shard)
+        self._train |= {f"data/{name}" for name in train}
+        self._test |= {f"data/{name}" for name in test}
+        labels = self._read_labels(shard)
+        for name in self._files[shard]:
+            if name != LABELS_LIST:
+                self._scan(shard, name, self._line_check(shard, name, name in train | test, labels))
+        return sum(self._facts[shard][f"data/{name}"].lines for name in train)
+
+    def _roles(self, shard: int) -> tuple[set[str], set[str]]:
+        """Read the list files: the shard's training files and its test files, as far as they exist."""
+        targets = {name: self._targets(shard, name) for name in self._files[shard] if _is_file_list(name)}
+        if TRAIN_LIST not in targets:
+            targets[TRAIN_LIST] = {TRAIN_FILE} & set(self._files[shard])
+            if not targets[TRAIN_LIST]:
+                fix = f"add {TRAIN_FILE}, or name the training files in {TRAIN_LIST}"
+                self._add("error", f"{shard}/data/{TRAIN_FILE}", None, "there is no training data", fix)
+        return targets[TRAIN_LIST], targets.get(_TEST_LIST, set())
+
+    def _targets(self, shard: int, name: str) -> set[str]:
+        file = f"{shard}/data/{name}"
+        found: set[str] = set()
+        try:
+            entries = list_entries(self._job / file)
+        except DataError:
+            return found  # told, with its line, when the file is scanned
+        for number, entry in entries:
+            target = inside_data(entry)
+            if target is None:
+                what, fix = f"{entry} is not below data/", f"write data/{Path(entry).name}"
+            elif target not in self._files[shard]:
+                what, fix = f"{entry} does not exist", "add the file or remove the line"
+            else:
+                found.add(target)
+                continue
+            self._add("error" if name in (TRAIN_LIST, _TEST_LIST) else "warning", file, number, what, fix)
+        return found
+
+    def _read_labels(self, shard: int) -> frozenset[int] | None:
+        if LABELS_LIST not in self._files[shard]:
+            return None
+        labels: set[int] = set()
+        self._scan(shard, LABELS_LIST, check_label_list(labels))
+        return frozenset(labels) or None
+
+    def _line_check(
+        self, shard: int, name: str, has_samples: bool, labels: frozenset[int] | None
+    ) -> LineCheck | None:
+        if name == DICTIONARY:
+            return check_dictionary()
+        if not has_samples:
+            return None
+        line = first_line(self._shards[shard] / "data" / name)
+        is_labelled = looks_labelled(line) or (labels is not None and "\t" in line)
+        return check_samples(labels) if is_labelled else None
+
+    def _scan(self, shard: int, name: str, check: LineCheck | None) -> None:
+        scan = scan_file(self._shards[shard] / "data" / name, f"{shard}/data/{name}", check, self._advance)
+        self._facts[shard][f"data/{name}"] = FileFacts(
+            path=f"data/{name}", lines=scan.lines, bytes=scan.nbytes, sha256=scan.sha256
+        )
+        if (name, scan.sha256) not in self._told:
+            self._told.add((name, scan.sha256))
+            self._problems += scan.problems()
+
+    def _check_manifest(self) -> None:
+        path = self._job / MANIFEST
+        if not path.exists():
+            what = "there is none, so changes since the split cannot be noticed"
+            self._add("warning", MANIFEST, None, what, "make the shards with `bireme data split`")
+            return
+        try:
+            self._problems += find_changes(read_manifest(path), self._facts)
+        except DataError as error:
+            self._add("error", MANIFEST, None, error.what, error.fix)
+
+    def _shard_facts(self, shard: int, lines: int) -> ShardFacts:
+        files = self._facts[shard].values()
+        return ShardFacts(shard=shard, lines=lines, nbytes=sum(f.bytes for f in files), files=len(files))
+
+    def _add(self, severity: Severity, file: str, line: int | None, what: str, fix: str) -> None:
+        self._problems.append(Problem(severity, file, line, what, fix))
+
+    def _advance(self, nbytes: int) -> None:
+        self._done += nbytes
+        # Once a line would cost more than the check itself.
+        if self._on_progress is not None and (
+            self._done - self._said >= _TELL_BYTES or self._done >= self._total
+        ):
+            self._said = self._done
+            self._on_progress(self._done, self._total)
+
+
+def _is_file_list(name: str) -> bool:
+    return name.endswith(".list") and name != LABELS_LIST

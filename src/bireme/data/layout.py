@@ -1,0 +1,111 @@
+"""Where things lie in a data directory and in a job: list files, shards, and the manifest.
+
+A shard is `<job>/<i>/`, a working directory whose `data/` holds the files; list files name these
+relative to the shard, as `data/train.txt`. `<job>/shards.json` is written last by a split and
+says what every shard held then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from bireme.core.errors import DataError
+from bireme.data.staging import UNFINISHED
+
+MANIFEST = "shards.json"
+FORMAT_VERSION = 1
+TRAIN_LIST = "train.list"
+TRAIN_FILE = "train.txt"
+LABELS_LIST = "labels.list"
+DICTIONARY = "dict.txt"
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of a shard as the split wrote it; `path` is relative to the shard."""
+
+    path: str
+    lines: int
+    bytes: int
+    sha256: str
+
+
+class ShardManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The files of one shard."""
+
+    shard: int
+    files: tuple[FileFacts, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `shards.json` holds."""
+
+    version: int
+    shards: int
+    split: tuple[str, ...]
+    """The files that were cut by lines; all others are the same in every shard."""
+    contents: tuple[ShardManifest, ...]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Load `shards.json`, or say why it is not one."""
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} is not a shard manifest: {error}",
+            fix="split the data again, or remove the file if you no longer want the check",
+        ) from error
+    if manifest.version != FORMAT_VERSION:
+        raise DataError(
+            f"{path} has format version {manifest.version}, but this bireme knows version {FORMAT_VERSION}",
+            fix="split the data again with this bireme, or use the one that made it",
+        )
+    return manifest
+
+
+def shard_directories(job: Path) -> dict[int, Path]:
+    """Find the directories of `job` that are named like shards, in order."""
+    found = {int(path.name): path for path in job.iterdir() if _is_shard_name(path.name) and path.is_dir()}
+    return dict(sorted(found.items()))
+
+
+def data_files(directory: Path) -> list[str]:
+    """List every file below `directory` as a relative path with slashes, in order."""
+    found: list[str] = []
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        if name.startswith(UNFINISHED):
+            continue
+        if path.is_symlink() and not path.is_file():
+            raise DataError(
+                f"{path} is a link to {'a directory' if path.is_dir() else 'nothing'}",
+                why="only files and plain directories can be copied to the shards",
+                fix="replace it by what it should hold, or remove it",
+            )
+        if path.is_file():
+            found.append(name)
+    return sorted(found)
+
+
+def list_entries(path: Path) -> list[tuple[int, str]]:
+    """Read a list file: (line number, entry) for every line that is not blank."""
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text", fix="save the list as plain UTF-8 text") from error
+    return [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def inside_data(entry: str) -> str | None:
+    """Return an entry's path below `data/`, or None where it points anywhere else."""
+    path = PurePosixPath(entry)
+    parts = [part for part in path.parts if part != "."]
+    if path.is_absolute() or ".." in parts or len(parts) < 2 or parts[0] != "data":
+        return None
+    return "/".join(parts[1:])
+
+
+def _is_shard_name(name: str) -> bool:
+    return name.isascii() and name.isdigit() and str(int(name)) == name

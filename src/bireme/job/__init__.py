@@ -1,0 +1,1 @@
+"""One job: entry, discovery, supervision, coordinator, output tree."""

@@ -1,0 +1,142 @@
+"""The shell around the coordinator: connections, files and threads for coordinator.py.
+
+It lives inside pserver 0 and is reached through that pserver's first port. Each call into the
+machine and the effects it returns are carried out under one lock, so what members are told has
+one order.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bireme.core.errors import BiremeError, NetworkError, StorageError
+from bireme.core.files import write_atomic
+from bireme.job import messages as m
+from bireme.job.coordinator import Coordinator, Effect, Leave, RefuseJoin, Send, SetUpPservers, Write
+from bireme.ps import wire
+from bireme.ps.client import connect
+from bireme.ps.rounds import Totals
+
+log = logging.getLogger(__name__)
+SET_UP_TIMEOUT_S = 60.0
+STATUS_FILE = "status.json"
+"""In the output tree: the coordinator's last word, for whoever asks after it has left."""
+
+
+class Coordinating:
+    """One coordinator with its connections."""
+
+    def __init__(self, trainers: int, on_leave: Callable[[str], None]) -> None:
+        self._machine = Coordinator(trainers)
+        self._on_leave = on_leave
+        self._lock = threading.RLock()
+        self._members: dict[int, socket.socket] = {}
+        self._pservers: list[socket.socket] = []
+
+    def handle(self, sock: socket.socket, message: m.Message) -> None:
+        """Act on a message from a trainer or a visitor."""
+        now = time.monotonic()
+        with self._lock:
+            match message:
+                case m.Join():
+                    self._members[id(sock)] = sock
+                    self._do(self._machine.joined(id(sock), message, now))
+                case m.Progress():
+                    self._do(self._machine.progressed(message, now))
+                case m.PassDone():
+                    self._do(self._machine.pass_done(message, now))
+                case m.Saved():
+                    self._do(self._machine.model_saved(message))
+                case m.Failed():
+                    self._do(self._machine.failed(f"trainer {message.trainer}: {message.what}"))
+                case m.Cancel():
+                    self._do(self._machine.cancelled())
+                    m.send(sock, m.Status(status=self._machine.status(now)))
+                case m.GetStatus():
+                    m.send(sock, m.Status(status=self._machine.status(now)))
+                case _:
+                    log.warning("a message that a coordinator does not expect: %s", type(message).__name__)
+
+    def lost(self, sock: socket.socket) -> None:
+        """A connection has closed."""
+        with self._lock:
+            if self._members.pop(id(sock), None) is not None:
+                self._do(self._machine.lost(id(sock)))
+
+    def lane_passed(self, pass_id: int, samples: int, totals: dict[int, Totals]) -> None:
+        """The first lane has closed a pass. Called on a lane's thread: must not wait for one."""
+        with self._lock:
+            self._do(self._machine.lane_passed(pass_id, samples, totals, time.monotonic()))
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._send(effect)
+                case RefuseJoin():
+                    log.warning("refused to let a trainer join: %s", effect.reason)
+                    wire.refuse(self._members.pop(effect.to), effect.reason, fix=effect.fix)
+                case SetUpPservers():
+                    threading.Thread(target=self._set_up, args=(effect,), name="set-up", daemon=True).start()
+                case Write():
+                    self._write(effect)
+                case Leave():
+                    self._leave(effect)
+
+    def _send(self, effect: Send) -> None:
+        sock = self._members.get(effect.to)
+        if sock is None:
+            return
+        try:
+            m.send(sock, effect.message)
+        except NetworkError as e:
+            log.warning("cannot reach a trainer: %s", e.what)  # its connection's thread will tell us it is lost
+
+    def _set_up(self, effect: SetUpPservers) -> None:
+        try:
+            for rank, (address, setup) in enumerate(zip(effect.addresses, effect.setups, strict=True)):
+                what = f"pserver {rank}"
+                sock = connect(address.host, address.ports[0], timeout_s=SET_UP_TIMEOUT_S, what=what)
+                self._pservers.append(sock)
+                m.send(sock, m.SetUp(setup=setup))
+            for sock in self._pservers:
+                m.expect(sock)
+        except BiremeError as e:
+            with self._lock:
+                self._do(self._machine.failed(e.what))
+            return
+        with self._lock:
+            self._do(self._machine.pservers_ready(time.monotonic()))
+
+    def _write(self, effect: Write) -> None:
+        facts = self._machine.facts
+        if facts is None or not facts.output:
+            return
+        path = Path(facts.output) / effect.file
+        try:
+            with path.open("ab") as f:
+                f.write(msgspec.json.encode(effect.line) + b"\n")
+        except OSError as e:
+            self._do(self._machine.failed(f"cannot write {path}: {e.strerror}"))
+
+    def _leave(self, effect: Leave) -> None:
+        log.info("leaving: %s", effect.reason)
+        facts = self._machine.facts
+        if facts is not None and facts.output:
+            try:
+                write_atomic(Path(facts.output) / STATUS_FILE, msgspec.json.encode(self._machine.status(time.monotonic())))
+            except StorageError as e:
+                log.error("the last status is lost: %s", e)
+        for sock in self._pservers:
+            try:
+                m.send(sock, m.Stop(reason=effect.reason, is_failure=effect.is_failure))
+            except NetworkError:
+                continue  # it is gone already
+        self._on_leave(effect.reason)

@@ -1,0 +1,313 @@
+"""Who is in the job, when it begins, when a pass is over and when it ends. No sockets, no files, no clock.
+
+The coordinator is not on the data path: rounds go on between trainers and lanes without it.
+Events come in with the time they happened; what is to be done comes out as effects.
+
+    gathering ──all trainers joined──► setting-up ──all pservers ready──► training ──last pass saved──► finished
+        └──────────────────────────────────┴────────────────────────────────┴── somebody failed ──► failed | cancelled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from bireme.core.draws import stream_key
+from bireme.job import messages as m
+from bireme.ps.lane import Setup
+from bireme.ps.rounds import Totals
+from bireme.ps.tree import share_out
+
+Phase = Literal["gathering", "setting-up", "training", "finished", "failed", "cancelled"]
+_TRAINER_0_KNOWS = ("output", "start_samples")
+"""Facts that only trainer 0's word matters for: it alone reads and writes models."""
+ENDED: tuple[Phase, ...] = ("finished", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Effect: send a message on a connection."""
+
+    to: int
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseJoin:
+    """Effect: tell a would-be member no, and hang up."""
+
+    to: int
+    reason: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpPservers:
+    """Effect: hand every pserver its part, then report back with `pservers_ready` or `pserver_failed`."""
+
+    addresses: tuple[m.Address, ...]
+    setups: tuple[Setup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Effect: append a line to a file of the output tree."""
+
+    file: Literal["metrics.jsonl", "ledger.jsonl"]
+    line: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Effect: everything is over; leave a last status behind, and pservers may go."""
+
+    reason: str
+    is_failure: bool
+
+
+Effect = Send | RefuseJoin | SetUpPservers | Write | Leave
+
+
+@dataclass(slots=True)
+class _Member:
+    connection: int
+    pid: int
+    host: str
+    progress: m.Progress | None = None
+    passes_done: dict[int, m.PassDone] = field(default_factory=dict)
+
+
+class Coordinator:
+    """The state of one job's membership and passes."""
+
+    def __init__(self, trainers: int, incarnation: int = 1) -> None:
+        self.trainers = trainers
+        self.incarnation = incarnation
+        self.phase: Phase = "gathering"
+        self.reason = ""
+        self.facts: m.Facts | None = None
+        self.closed: list[m.PassClosed] = []
+        self.saved = -1
+        self._members: dict[int, _Member] = {}
+        self._totals: dict[int, tuple[int, dict[int, Totals]]] = {}
+        self._begun_s = 0.0
+        self._pass_begun_s = 0.0
+
+    @property
+    def view(self) -> int:
+        """The current view: ordered by incarnation, then number; there is one view so far."""
+        return self.incarnation << 32 | 1
+
+    def joined(self, connection: int, join: m.Join, now_s: float) -> list[Effect]:
+        """A trainer says hello; the first one brings the facts, the others must agree."""
+        if self.phase != "gathering":
+            return [RefuseJoin(connection, f"the job is {self.phase}: nobody can join now")]
+        if not 0 <= join.trainer < self.trainers:
+            return [
+                RefuseJoin(
+                    connection,
+                    f"trainer_id {join.trainer}, but this job has trainers 0 to {self.trainers - 1}",
+                    f"start pserver 0 with --num_gradient_servers={join.trainer + 1}, or use a smaller --trainer_id",
+                )
+            ]
+        if join.trainer in self._members:
+            return [RefuseJoin(connection, f"trainer {join.trainer} has joined already", "give each trainer its own --trainer_id")]
+        facts = join.facts
+        if facts.trainers == 0:  # started by hand: as with the original, only pservers are told how many trainers there are
+            facts = msgspec.structs.replace(facts, trainers=self.trainers, shards=self.trainers)
+        difference = self._difference(facts)
+        if difference:
+            return [RefuseJoin(connection, f"trainer {join.trainer} runs another job: {difference}", "give all trainers the same config and flags")]
+        if self.facts is None or join.trainer == 0:
+            self.facts = facts
+        self._members[join.trainer] = _Member(connection, join.pid, join.host)
+        if len(self._members) < self.trainers:
+            return []
+        self.phase = "setting-up"
+        self._begun_s = now_s
+        return [self._set_up(self.facts)]
+
+    def _difference(self, facts: m.Facts) -> str:
+        if facts.trainers != self.trainers:
+            return f"it counts {facts.trainers} trainers, pserver 0 counts {self.trainers}"
+        if self.facts is None:
+            return ""
+        ours, theirs = msgspec.to_builtins(self.facts), msgspec.to_builtins(facts)
+        for name in ours:
+            if ours[name] != theirs[name] and name not in _TRAINER_0_KNOWS:
+                return f"`{name}` is {_short(theirs[name])} there and {_short(ours[name])} with the others"
+        return ""
+
+    def _set_up(self, facts: m.Facts) -> SetUpPservers:
+        setups = tuple(
+            Setup(
+                job=self.job_id,
+                view=self.view,
+                pserver=i,
+                pservers=len(facts.pservers),
+                dense_lanes=facts.dense_lanes,
+                parameters=facts.parameters,
+                optimizer=facts.optimizer,
+                seed=facts.seed,
+                shards=facts.shards,
+                shares=share_out(facts.shards, facts.trainers),
+                is_set_by_trainer=facts.is_set_by_trainer,
+                start_pass=facts.start_pass,
+                start_samples=facts.start_samples,
+            )
+            for i in range(len(facts.pservers))
+        )
+        return SetUpPservers(facts.pservers, setups)
+
+    @property
+    def job_id(self) -> int:
+        """What frames carry so that two jobs cannot mix: differs with anything the job is made of."""
+        return stream_key(self.incarnation, msgspec.json.encode(self.facts).decode())
+
+    def pservers_ready(self, now_s: float) -> list[Effect]:
+        """Every pserver holds its part: training begins."""
+        if self.phase != "setting-up" or self.facts is None:
+            return []
+        self.phase = "training"
+        self._pass_begun_s = now_s
+        begin = m.Begin(job=self.job_id, view=self.view, shares=share_out(self.facts.shards, self.facts.trainers))
+        return [Send(member.connection, begin) for member in self._members.values()]
+
+    def progressed(self, message: m.Progress, now_s: float) -> list[Effect]:
+        """A trainer tells how far it is."""
+        member = self._members.get(message.trainer)
+        if member is None:
+            return []
+        member.progress = message
+        samples = max(message.samples, 1)
+        line = {
+            "event": "progress", "t": round(now_s - self._begun_s, 3), "trainer": message.trainer, "pass": message.pass_id,
+            "batch": message.batch, "samples": message.samples, "cost": message.cost / samples,
+            "rate": round(message.rate, 1),
+        }  # fmt: skip
+        return [Write("metrics.jsonl", line)]
+
+    def lane_passed(self, pass_id: int, samples_so_far: int, totals: dict[int, Totals], now_s: float) -> list[Effect]:
+        """The first lane has closed a pass: these samples were applied."""
+        self._totals[pass_id] = (samples_so_far, totals)
+        return self._close_pass(pass_id, now_s)
+
+    def pass_done(self, message: m.PassDone, now_s: float) -> list[Effect]:
+        """A trainer has ended a pass."""
+        member = self._members.get(message.trainer)
+        if member is None:
+            return []
+        member.passes_done[message.pass_id] = message
+        return self._close_pass(message.pass_id, now_s)
+
+    def _close_pass(self, pass_id: int, now_s: float) -> list[Effect]:
+        reports = [member.passes_done.get(pass_id) for member in self._members.values()]
+        if self.facts is None or pass_id not in self._totals or None in reports:
+            return []
+        samples_so_far, totals = self._totals.pop(pass_id)
+        done = [report for report in reports if report is not None]
+        test = next((report.test for report in done if report.test is not None), None)
+        samples = sum(t.samples for t in totals.values())
+        closed = m.PassClosed(
+            pass_id=pass_id,
+            round=done[0].round,
+            samples=samples,
+            samples_so_far=samples_so_far,
+            seconds=round(now_s - self._pass_begun_s, 3),
+            cost=sum(t.cost for _, t in sorted(totals.items())) / max(samples, 1),
+            evals={
+                name: sum(t.evals[i] for _, t in sorted(totals.items())) / max(samples, 1)
+                for i, name in enumerate(self.facts.evals)
+            },
+            test_samples=test.samples if test else 0,
+            test_cost=test.cost / max(test.samples, 1) if test else None,
+            test_evals={k: v / max(test.samples, 1) for k, v in test.evals.items()} if test else {},
+        )
+        self._pass_begun_s = now_s
+        self.closed.append(closed)
+        effects: list[Effect] = [Write("ledger.jsonl", row) for row in _ledger_rows(pass_id, totals, done)]
+        line = {"event": "pass", "t": round(now_s - self._begun_s, 3), **msgspec.to_builtins(closed)}
+        effects.append(Write("metrics.jsonl", line))
+        effects.append(Send(self._members[0].connection, closed))
+        return effects
+
+    def model_saved(self, message: m.Saved) -> list[Effect]:
+        """The model of a pass is on disk; after the last one the job is over."""
+        self.saved = message.pass_id
+        if self.facts is None or message.pass_id + 1 < self.facts.start_pass + self.facts.passes:
+            return []
+        return self._end("finished", "all passes done")
+
+    def failed(self, reason: str) -> list[Effect]:
+        """Somebody cannot go on, so nobody can."""
+        return self._end("failed", reason)
+
+    def cancelled(self) -> list[Effect]:
+        """Somebody asked to stop."""
+        return self._end("cancelled", "stopped on request")
+
+    def lost(self, connection: int) -> list[Effect]:
+        """A connection has closed; that matters only while its trainer is needed."""
+        gone = [rank for rank, member in self._members.items() if member.connection == connection]
+        if not gone or self.phase in ENDED:
+            return []
+        if self.phase == "gathering":
+            del self._members[gone[0]]
+            if not self._members:
+                self.facts = None
+            return []
+        return self._end("failed", f"trainer {gone[0]} went away")
+
+    def _end(self, phase: Phase, reason: str) -> list[Effect]:
+        if self.phase in ENDED:
+            return []
+        self.phase, self.reason = phase, reason
+        stop = m.Stop(reason=reason, is_failure=phase == "failed")
+        sends: list[Effect] = [Send(member.connection, stop) for member in self._members.values()]
+        return [*sends, Leave(reason, phase == "failed")]
+
+    def status(self, now_s: float) -> dict[str, object]:
+        """The job right now, for people and programs."""
+        facts = self.facts
+        return {
+            "phase": self.phase,
+            "reason": self.reason,
+            "job": facts.name if facts else "",
+            "view": self.view,
+            "seconds": round(now_s - self._begun_s, 3) if self._begun_s else 0.0,
+            "first_pass": facts.start_pass if facts else 0,
+            "passes": facts.passes if facts else 0,
+            "pass": max((p.progress.pass_id for p in self._members.values() if p.progress), default=0),
+            "trainers": [self._trainer_status(rank) for rank in sorted(self._members)],
+            "trainers_missing": [rank for rank in range(self.trainers) if rank not in self._members],
+            "pservers": [msgspec.to_builtins(a) for a in facts.pservers] if facts else [],
+            "passes_done": [msgspec.to_builtins(c) for c in self.closed],
+            "saved": self.saved,
+        }
+
+    def _trainer_status(self, rank: int) -> dict[str, object]:
+        member = self._members[rank]
+        known: dict[str, object] = {"trainer": rank, "pid": member.pid, "host": member.host}
+        if member.progress is not None:
+            p = member.progress
+            n = max(p.samples, 1)
+            known |= {"pass": p.pass_id, "batch": p.batch, "batches": p.batches, "samples": p.samples}
+            known |= {"cost": p.cost / n, "evals": [e / n for e in p.evals], "rate": p.rate}
+        return known
+
+
+def _ledger_rows(pass_id: int, totals: dict[int, Totals], done: list[m.PassDone]) -> list[dict[str, object]]:
+    read = {shard: n for report in done for shard, n in report.read.items()}
+    trained = {shard: n for report in done for shard, n in report.trained.items()}
+    return [
+        {"pass": pass_id, "shard": s, "read": read.get(s, 0), "trained": trained.get(s, 0), "applied": t.samples}
+        for s, t in sorted(totals.items())
+    ]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,89 @@
+"""How processes of a job find the pservers.
+
+`Discovery` is the seam that each place to run fills: a directory that all can see (here, and on
+a shared volume), or a list of hosts given by hand. A pserver announces itself; whoever needs the
+pservers asks until all of them are there.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from bireme.core.errors import NetworkError
+from bireme.core.files import write_atomic
+from bireme.job.messages import Address
+
+
+class Discovery(Protocol):
+    """Where the pservers of a job are."""
+
+    def announce(self, pserver: int, address: Address) -> None:
+        """Tell the others where this pserver listens."""
+
+    def find(self) -> list[Address | None]:
+        """The pservers known right now, by rank; None for one that has not announced itself."""
+
+
+class SharedDirectory:
+    """Pservers meet in a directory: one small file each, written atomically."""
+
+    def __init__(self, directory: Path, pservers: int) -> None:
+        self._directory = directory
+        self._pservers = pservers
+
+    def announce(self, pserver: int, address: Address) -> None:
+        """Write this pserver's file."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._directory / f"pserver-{pserver}.json", msgspec.json.encode(address))
+
+    def find(self) -> list[Address | None]:
+        """Read what is there."""
+        return [self._read(rank) for rank in range(self._pservers)]
+
+    def _read(self, rank: int) -> Address | None:
+        try:
+            data = (self._directory / f"pserver-{rank}.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=Address)
+
+
+class HostList:
+    """Pservers given by hand, as the original's `--pservers=10.0.0.1,10.0.0.2` with one `--port` for all."""
+
+    def __init__(self, hosts: str, port: int, ports_num: int) -> None:
+        self._addresses = [self._parse(host.strip(), port, ports_num) for host in hosts.split(",") if host.strip()]
+
+    @staticmethod
+    def _parse(host: str, port: int, ports_num: int) -> Address:
+        name, colon, own = host.partition(":")
+        first = int(own) if colon and own.isdecimal() else port
+        return Address(host=name, ports=tuple(range(first, first + ports_num)))
+
+    def announce(self, pserver: int, address: Address) -> None:
+        """Nothing to do: everybody was told."""
+
+    def find(self) -> list[Address | None]:
+        """All of them, always."""
+        return list(self._addresses)
+
+
+def await_pservers(discovery: Discovery, timeout_s: float) -> tuple[Address, ...]:
+    """Wait until every pserver is known."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = discovery.find()
+        known = [address for address in found if address is not None]
+        if found and len(known) == len(found):
+            return tuple(known)
+        if time.monotonic() >= deadline:
+            missing = [rank for rank, address in enumerate(found) if address is None]
+            raise NetworkError(
+                f"pserver {', '.join(map(str, missing))} did not announce itself within {timeout_s:g} s",
+                fix="look into its server.log",
+            )
+        time.sleep(0.02)

@@ -1,0 +1,192 @@
+"""Control messages: what processes of a job say to each other besides gradients and parameters.
+
+They travel as JSON in CONTROL frames on the first port of a pserver. Trainers talk to pserver 0,
+where the coordinator lives; the coordinator talks to every pserver.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+
+from bireme.core.errors import FrameError
+from bireme.ps import wire
+from bireme.ps.frames import Head, Kind
+from bireme.ps.lane import Setup
+from bireme.ps.tree import Span
+from bireme.spec.model import Optimizer, Parameter
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a pserver listens: dense lanes' ports, then sparse lanes' ports."""
+
+    host: str
+    ports: tuple[int, ...]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The checked program and everything else on which all processes of a job must agree."""
+
+    name: str
+    program: str
+    parameters: tuple[Parameter, ...]
+    optimizer: Optimizer
+    batch_size: int
+    evals: tuple[str, ...]
+    shards: int
+    trainers: int
+    passes: int
+    seed: int
+    pservers: tuple[Address, ...]
+    dense_lanes: int
+    output: str
+    is_set_by_trainer: bool = False
+    start_pass: int = 0
+    start_samples: int = 0
+
+
+class Join(_Message):
+    """Trainer: here I am, and this is the job as I understand it."""
+
+    trainer: int
+    pid: int
+    host: str
+    facts: Facts
+
+
+class Begin(_Message):
+    """Coordinator: everybody is here; this is the view."""
+
+    job: int
+    view: int
+    shares: tuple[Span, ...]
+
+
+class Progress(_Message):
+    """Trainer: how far I am. Sums are over my own samples of this pass."""
+
+    trainer: int
+    pass_id: int
+    batch: int
+    batches: int
+    samples: int
+    cost: float
+    evals: tuple[float, ...]
+    rate: float
+    """Samples per second since the last report."""
+
+
+class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Totals over a set of samples."""
+
+    samples: int
+    cost: float
+    evals: dict[str, float]
+
+
+class PassDone(_Message):
+    """Trainer: I have the parameters that end this pass. Counts are per shard."""
+
+    trainer: int
+    pass_id: int
+    round: int
+    read: dict[int, int]
+    trained: dict[int, int]
+    test: Sum | None = None
+
+
+class PassClosed(_Message):
+    """Coordinator: everybody has ended this pass, and this is what it came to (means, not sums)."""
+
+    pass_id: int
+    round: int
+    samples: int
+    samples_so_far: int
+    seconds: float
+    cost: float
+    evals: dict[str, float]
+    test_samples: int = 0
+    test_cost: float | None = None
+    test_evals: dict[str, float] = {}
+
+
+class Saved(_Message):
+    """Trainer 0: the pass's model is on disk."""
+
+    trainer: int
+    pass_id: int
+    path: str
+
+
+class Failed(_Message):
+    """Trainer: I cannot go on."""
+
+    trainer: int
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+class Stop(_Message):
+    """Coordinator: leave now; `is_failure` says whether that is bad news."""
+
+    reason: str
+    is_failure: bool = False
+
+
+class SetUp(_Message):
+    """Coordinator to pserver: keep this part."""
+
+    setup: Setup
+
+
+class Ready(_Message):
+    """Pserver: done."""
+
+    pserver: int
+
+
+class GetStatus(_Message):
+    """Anyone: how is the job?"""
+
+
+class Cancel(_Message):
+    """Anyone: stop the job cleanly."""
+
+
+class Status(_Message):
+    """Coordinator: the job right now, as a JSON object."""
+
+    status: dict[str, object]
+
+
+Message = (
+    Join | Begin | Progress | PassDone | PassClosed | Saved | Failed | Stop | SetUp | Ready | GetStatus | Cancel | Status
+)
+_decoder = msgspec.json.Decoder(Message)
+
+
+def send(sock: socket.socket, message: Message) -> None:
+    """Send a control message."""
+    body = msgspec.json.encode(message)
+    wire.send(sock, Head(Kind.CONTROL, nbytes=len(body)), body)
+
+
+def receive(sock: socket.socket, head: Head) -> Message:
+    """Read the message that follows a CONTROL head."""
+    try:
+        return _decoder.decode(wire.receive_bytes(sock, head.nbytes))
+    except msgspec.MsgspecError as e:
+        raise FrameError(f"a control message that makes no sense: {e}", fix="run the same bireme on every node") from e
+
+
+def expect(sock: socket.socket) -> Message:
+    """Wait for a control message; a refusal or a closed connection becomes an error."""
+    return receive(sock, wire.expect(sock, Kind.CONTROL))
+
+

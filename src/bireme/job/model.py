@@ -1,0 +1,151 @@
+"""A saved model: one directory `pass-%05d`, with the original's parameter files in it.
+
+Each parameter is a file named after it: a 16-byte header (int32 version 0, uint32 value size 4,
+uint64 count, little-endian) and the raw float32 values. `model.safetensors` holds the same
+values with shapes, `metrics.json` what the pass came to, `path.txt` the config's name. The
+directory appears under its name in one rename, with `done` in it: there is no half-saved model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme import __version__
+from bireme.core.errors import ModelError
+from bireme.core.files import storage_errors, sync_directory
+from bireme.spec.model import Parameter
+
+Values = Mapping[str, NDArray[np.float32]]
+_HEADER = struct.Struct("<iIQ")
+_OTHER_FILES = frozenset({"done", "path.txt", "model.safetensors", "metrics.json"})
+
+
+def write_parameter(path: Path, values: NDArray[np.float32]) -> None:
+    """Write one parameter in the original's format."""
+    with path.open("wb") as f:
+        f.write(_HEADER.pack(0, 4, values.size))
+        f.write(np.ascontiguousarray(values, dtype="<f4").data)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def read_parameter(path: Path) -> NDArray[np.float32]:
+    """Read one parameter as a flat vector; a torn or foreign file is refused."""
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise ModelError(f"cannot read {path}: {e.strerror}") from e
+    if len(data) < _HEADER.size:
+        raise ModelError(f"{path} is torn: {len(data)} bytes, a parameter file has at least {_HEADER.size}")
+    version, width, count = _HEADER.unpack_from(data)
+    if version != 0 or width != 4:
+        raise ModelError(f"{path} is not a float32 parameter file: version {version}, value size {width}")
+    if len(data) != _HEADER.size + 4 * count:
+        raise ModelError(
+            f"{path} is torn: its header says {count} values ({_HEADER.size + 4 * count} bytes), it has {len(data)} bytes",
+            fix="use the pass before this one",
+        )
+    return np.frombuffer(data, dtype="<f4", offset=_HEADER.size).copy()
+
+
+def pass_name(pass_id: int) -> str:
+    """The directory of a pass."""
+    return f"pass-{pass_id:05d}"
+
+
+def save_model(
+    target: Path, values: Values, config: Path, metrics: Mapping[str, object], *, incarnation: int = 1
+) -> Path:
+    """Write a model directory; if it exists with the same values, it is left as it is."""
+    from safetensors.numpy import save_file
+
+    if (target / "done").exists():
+        if model_hash(target) == hash_values(values):
+            return target
+        raise ModelError(f"{target} exists and holds another model", fix="choose another output directory")
+    half = target.with_name(f".{target.name}.{incarnation}.tmp")
+    with storage_errors(str(target)):
+        shutil.rmtree(half, ignore_errors=True)
+        try:
+            half.mkdir(parents=True)
+            for name, array in values.items():
+                write_parameter(half / name, array)
+            save_file({name: np.ascontiguousarray(v) for name, v in values.items()}, half / "model.safetensors")
+            (half / config.name).write_bytes(config.read_bytes())
+            (half / "path.txt").write_text(config.name, encoding="utf-8")
+            (half / "metrics.json").write_bytes(msgspec.json.format(msgspec.json.encode(metrics), indent=2) + b"\n")
+            (half / "done").write_text(f"bireme {__version__}, float32\n", encoding="utf-8")
+            sync_directory(half)
+            half.replace(target)
+            sync_directory(target.parent)
+        except BaseException:
+            shutil.rmtree(half, ignore_errors=True)
+            raise
+    return target
+
+
+def parameter_names(directory: Path) -> list[str]:
+    """The parameters in a model directory, in byte order."""
+    if not directory.is_dir():
+        raise ModelError(f"there is no model directory {directory}", fix="name a pass directory such as output/pass-00009")
+    if not (directory / "done").is_file():
+        passes = sorted(p.name for p in directory.glob("pass-*") if (p / "done").is_file())
+        hint = f"did you mean {directory / passes[-1]}?" if passes else "name a pass directory such as output/pass-00009"
+        raise ModelError(f"{directory} is not a finished model: it has no file `done`", fix=hint)
+    config = config_name(directory)
+    names = [p.name for p in directory.iterdir() if p.is_file() and p.name not in _OTHER_FILES and p.name != config]
+    return sorted((n for n in names if not n.startswith(".")), key=str.encode)
+
+
+def config_name(directory: Path) -> str:
+    """The config that a model was trained with."""
+    path = directory / "path.txt"
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
+def load_values(directory: Path) -> dict[str, NDArray[np.float32]]:
+    """All parameters of a model, flat."""
+    return {name: read_parameter(directory / name) for name in parameter_names(directory)}
+
+
+def load_into(directory: Path, parameters: Iterable[Parameter], target: Values) -> None:
+    """Fill a program's arrays from a model made for it."""
+    wanted = {p.name: p for p in parameters}
+    found = load_values(directory)
+    missing = sorted(set(wanted) - set(found))
+    if missing:
+        raise ModelError(
+            f"{directory} has no parameter {missing[0]}",
+            why=f"the program needs {', '.join(sorted(wanted))}; the model holds {', '.join(sorted(found)) or 'nothing'}",
+            fix="use the model with the config it was trained with",
+        )
+    for name, p in wanted.items():
+        if found[name].size != p.size:
+            raise ModelError(
+                f"{directory / name} holds {found[name].size} values, the program wants {p.size} (shape {list(p.shape)})",
+                fix="use the model with the config and the dictionary it was trained with",
+            )
+        target[name][...] = found[name].reshape(p.shape)
+
+
+def hash_values(values: Values) -> str:
+    """One sha256 over a model: for each name in byte order the name, a NUL, the raw float32 bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(values, key=str.encode):
+        digest.update(name.encode() + b"\0")
+        digest.update(np.ascontiguousarray(values[name], dtype="<f4").data)
+    return digest.hexdigest()
+
+
+def model_hash(directory: Path) -> str:
+    """The hash of a saved model."""
+    return hash_values(load_values(directory))

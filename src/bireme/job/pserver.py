@@ -1,0 +1,137 @@
+"""The pserver process: opens its ports, keeps what the coordinator gives it, leaves on its word.
+
+Pserver 0 is also where the coordinator lives: it comes to life when the first trainer knocks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import signal
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+
+from bireme.core.errors import FrameError, NetworkError, UsageError
+from bireme.job import messages as m
+from bireme.job.coordinating import Coordinating
+from bireme.job.discover import Discovery
+from bireme.ps.frames import Head
+from bireme.ps.server import PServer, listen
+
+log = logging.getLogger(__name__)
+_SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True, slots=True)
+class PserverOptions:
+    """What a pserver is told when it starts; it learns the rest from the coordinator."""
+
+    trainers: int
+    port: int | None = None
+    """None: any free ports."""
+    ports_num: int = 1
+    ports_num_for_sparse: int = 0
+    nics: str = ""
+    rank: int = 0
+    host: str = ""
+    """The address to listen on and to announce; '' listens everywhere."""
+
+
+def address_of(nic: str) -> str:
+    """The IPv4 address of a network interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            packed = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", nic.encode()[:15]))
+        except OSError as e:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise NetworkError(
+                f"network interface {nic!r} has no IPv4 address here: {e.strerror}",
+                fix=f"this machine has: {names}. Leave --nics empty to listen on all",
+            ) from e
+    return socket.inet_ntoa(packed[20:24])
+
+
+def open_ports(options: PserverOptions) -> list[socket.socket]:
+    """Listen on every lane's port, or on none of them."""
+    nics = [nic for nic in options.nics.split(",") if nic]
+    if len(nics) > 1:
+        raise UsageError("--nics with several interfaces is not supported", fix="name one, or leave it empty for all")
+    host = address_of(nics[0]) if nics else options.host
+    opened: list[socket.socket] = []
+    try:
+        for i in range(options.ports_num + options.ports_num_for_sparse):
+            opened.append(listen(host, 0 if options.port is None else options.port + i))
+    except BaseException:
+        for sock in opened:
+            sock.close()
+        raise
+    return opened
+
+
+class PserverProcess:
+    """One pserver from start to end."""
+
+    def __init__(self, options: PserverOptions) -> None:
+        self._options = options
+        self._server = PServer(open_ports(options), options.ports_num, self._control, self._closed)
+        self._over = threading.Event()
+        self._reason = ""
+        self._coordinating: Coordinating | None = None
+        self._master: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def run(self, discovery: Discovery | None = None) -> str:
+        """Serve until told to leave; returns the reason."""
+        ports = self._server.ports
+        log.info("number of parameterServer instances: %d", len(ports))
+        for i, port in enumerate(ports):
+            kind = "dense" if i < self._options.ports_num else "sparse"
+            log.info("Starting parameterServer[%d]: %s lane on port %d", i, kind, port)
+        self._server.start()
+        if discovery is not None:
+            discovery.announce(self._options.rank, m.Address(host=self._options.host or "127.0.0.1", ports=tuple(ports)))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._leave("asked to stop by a signal"))
+        self._over.wait()
+        # Members who were just told to stop get a moment to read it before their lanes go away.
+        self._server.stop()
+        log.info("pserver leaves: %s", self._reason)
+        return self._reason
+
+    def _leave(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self._over.set()
+
+    def _control(self, sock: socket.socket, head: Head) -> None:
+        message = m.receive(sock, head)
+        match message:
+            case m.SetUp():
+                self._server.set_up(message.setup, self._lane_passed)
+                self._master = sock
+                for lane in self._server.lanes:
+                    log.info("lane %d keeps %d values", lane.index, len(lane.part))
+                m.send(sock, m.Ready(pserver=message.setup.pserver))
+            case m.Stop():
+                self._leave(message.reason)
+            case m.Begin() | m.Ready() | m.PassClosed() | m.Status():
+                raise FrameError(f"a pserver does not take {type(message).__name__}")
+            case _:
+                self._coordinator().handle(sock, message)
+
+    def _coordinator(self) -> Coordinating:
+        with self._lock:
+            if self._coordinating is None:
+                log.info("coordinating: waiting for %d trainers", self._options.trainers)
+                self._coordinating = Coordinating(self._options.trainers, self._leave)
+            return self._coordinating
+
+    def _closed(self, sock: socket.socket) -> None:
+        if sock is self._master:
+            self._leave("the coordinator went away")
+        elif self._coordinating is not None:
+            self._coordinating.lost(sock)
+
+    def _lane_passed(self, *args: object) -> None:
+        self._coordinator().lane_passed(*args)  # type: ignore[arg-type]

@@ -1,0 +1,62 @@
+"""How a process that fails tells its family why: one small JSON file per process.
+
+Exit codes travel by themselves; words do not. Whoever supervises collects the reports and shows
+the one that came first, leaving out those that only say "my peer went away".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from bireme.core import errors
+from bireme.core.errors import BiremeError, NetworkError, ProcessError
+from bireme.core.files import write_atomic
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process said before it left."""
+
+    process: str
+    """For people, e.g. "trainer 1"."""
+    kind: str
+    what: str
+    why: str = ""
+    fix: str = ""
+    time: float = 0.0
+
+    def error(self) -> BiremeError:
+        """The error again, as the class it was, told as coming from that process."""
+        known = getattr(errors, self.kind, ProcessError)
+        cls = known if isinstance(known, type) and issubclass(known, BiremeError) else ProcessError
+        return cls(f"{self.process}: {self.what}", why=self.why, fix=self.fix)
+
+
+def write_report(path: Path, process: str, error: BiremeError) -> None:
+    """Leave a report where the supervisor looks for it."""
+    report = Report(
+        process=process, kind=type(error).__name__, what=error.what, why=error.why, fix=error.fix, time=time.time()
+    )
+    write_atomic(path, msgspec.json.encode(report))
+
+
+def read_reports(directory: Path) -> list[Report]:
+    """All reports so far, oldest first."""
+    found = []
+    for path in directory.glob("*.json"):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Report))
+        except (OSError, msgspec.MsgspecError):
+            continue  # being replaced, or not ours
+    return sorted(found, key=lambda r: r.time)
+
+
+def first_cause(reports: Iterable[Report]) -> Report | None:
+    """The report that explains the others: losing a peer is a consequence, not a cause."""
+    ordered = list(reports)
+    causes = [r for r in ordered if r.kind not in (NetworkError.__name__, "RefusedError", "ProcessError")]
+    causes = causes or [r for r in ordered if r.kind != NetworkError.__name__] or ordered
+    return causes[0] if causes else None

@@ -1,0 +1,126 @@
+"""What a trainer tells: lines in train.log for people's scripts, reports to the coordinator, models to the disk.
+
+The lines keep the original's shape:
+
+     Batch=50 samples=6400 AvgCost=0.61 CurrentCost=0.58 Eval: …=0.3  CurrentEval: …=0.28
+     Pass=0 Batch=63 samples=8000 AvgCost=0.55 Eval: …=0.26
+     Test samples=2400 cost=0.41 Eval: …=0.19
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core.errors import NetworkError
+from bireme.job import messages as m
+from bireme.job.model import pass_name, save_model
+from bireme.ps.plan import Layout
+from bireme.train.loop import PassResult, Running
+
+log = logging.getLogger(__name__)
+REPORT_EVERY_S = 0.2
+
+
+def evals_text(totals: Running) -> str:
+    """Evaluators as `name=mean`, six significant digits as the original prints them."""
+    return "  ".join(f"{name}={value / max(totals.samples, 1):g}" for name, value in totals.evals.items())
+
+
+def difference(now: Running, before: Running) -> Running:
+    """What was added since."""
+    evals = {name: value - before.evals.get(name, 0.0) for name, value in now.evals.items()}
+    return Running(now.samples - before.samples, now.cost - before.cost, evals)
+
+
+class Teller:
+    """The loop's listener in a trainer process."""
+
+    def __init__(
+        self, control: socket.socket, trainer: int, log_period: int, output: Path | None, config: Path
+    ) -> None:
+        self._control = control
+        self._trainer = trainer
+        self._log_period = log_period
+        self._output = output
+        self._config = config
+        self.layout = Layout(())
+        self.closed: queue.Queue[m.PassClosed | None] = queue.Queue()
+        """What the coordinator says about passes, put here by the thread that listens to it."""
+        self._logged = Running()
+        self._told = (time.monotonic(), 0)
+
+    def round_done(self, pass_id: int, batch: int, batches: int, totals: Running) -> None:
+        """Log every log_period rounds, report a few times a second."""
+        number = batch + 1
+        if number == 1:
+            self._logged = Running()
+            self._told = (self._told[0], 0)
+        if number % self._log_period == 0:
+            current = difference(totals, self._logged)
+            log.info(
+                " Batch=%d samples=%d AvgCost=%g CurrentCost=%g Eval: %s  CurrentEval: %s",
+                number, totals.samples, totals.cost / max(totals.samples, 1), current.cost / max(current.samples, 1),
+                evals_text(totals), evals_text(current),
+            )  # fmt: skip
+            self._logged = replace(totals, evals=dict(totals.evals))
+        if number == batches or time.monotonic() - self._told[0] >= REPORT_EVERY_S:
+            self._report(pass_id, number, batches, totals)
+
+    def _report(self, pass_id: int, number: int, batches: int, totals: Running) -> None:
+        now = time.monotonic()
+        then, samples = self._told
+        self._told = (now, totals.samples)
+        m.send(
+            self._control,
+            m.Progress(
+                trainer=self._trainer, pass_id=pass_id, batch=number, batches=batches, samples=totals.samples,
+                cost=totals.cost, evals=tuple(totals.evals.values()), rate=(totals.samples - samples) / max(now - then, 1e-6),
+            ),
+        )  # fmt: skip
+
+    def pass_done(self, result: PassResult, values: NDArray[np.float32]) -> None:
+        """Log and report the end of a pass; trainer 0 saves the model before anybody can go on."""
+        totals = result.totals
+        log.info(
+            " Pass=%d Batch=%d samples=%d AvgCost=%g Eval: %s", result.pass_id, result.batches, totals.samples,
+            totals.cost / max(totals.samples, 1), evals_text(totals),
+        )  # fmt: skip
+        if result.test is not None:
+            n = max(result.test.samples, 1)
+            log.info(" Test samples=%d cost=%g Eval: %s", result.test.samples, result.test.cost / n, evals_text(result.test))
+        m.send(self._control, self._pass_message(result))
+        if self._trainer == 0:
+            self._save(result.pass_id, values)
+
+    def _pass_message(self, result: PassResult) -> m.PassDone:
+        test = result.test
+        return m.PassDone(
+            trainer=self._trainer,
+            pass_id=result.pass_id,
+            round=result.round,
+            read={shard: counts.read for shard, counts in result.ledger.items()},
+            trained={shard: counts.trained for shard, counts in result.ledger.items()},
+            test=m.Sum(samples=test.samples, cost=test.cost, evals=test.evals) if test else None,
+        )
+
+    def _save(self, pass_id: int, values: NDArray[np.float32]) -> None:
+        closed = self.closed.get()
+        if closed is None:
+            raise NetworkError("the coordinator went away at the end of a pass")
+        metrics: Mapping[str, object] = msgspec.to_builtins(closed)
+        path = ""
+        if self._output is not None:
+            target = self._output / pass_name(pass_id)
+            log.info("Saving parameters to %s", target)
+            path = str(save_model(target, self.layout.views(values), self._config, metrics))
+        m.send(self._control, m.Saved(trainer=self._trainer, pass_id=pass_id, path=path))

@@ -1,0 +1,1 @@
+"""Running a job as processes on this machine."""

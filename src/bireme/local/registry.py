@@ -1,0 +1,107 @@
+"""Jobs of this user on this machine, so that another terminal can find them.
+
+Each run has a directory in the user's state directory with a small `record.json`; the rest of it
+(where pservers meet, reports, working directories) lives as long as the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from bireme.core.errors import UsageError
+from bireme.core.files import write_atomic
+from bireme.core.processes import is_alive
+from bireme.spec.load import places
+
+KEEP = 50
+State = Literal["running", "finished", "failed", "cancelled", "died"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a run without asking it."""
+
+    id: str
+    name: str
+    pid: int
+    started: float
+    job_file: str
+    output: str
+    state: State = "running"
+    reason: str = ""
+    ended: float = 0.0
+    status: dict[str, Any] = {}
+    """The coordinator's last word."""
+
+
+def runs_directory() -> Path:
+    """Where runs are recorded."""
+    return places().state / "runs"
+
+
+def new_run(name: str, job_file: str, output: str) -> tuple[Record, Path]:
+    """Make a run's directory and its record."""
+    root = runs_directory()
+    root.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    for number in range(1, 1000):
+        run = root / f"{name}-{time.strftime('%m%d-%H%M%S', time.localtime(started))}-{number}"
+        try:
+            run.mkdir()
+            break
+        except FileExistsError:
+            continue
+    for part in ("meet", "reports", "work"):
+        (run / part).mkdir()
+    record = Record(id=run.name, name=name, pid=os.getpid(), started=started, job_file=job_file, output=output)
+    save(record)
+    _forget_old(root)
+    return record, run
+
+
+def save(record: Record) -> None:
+    """Write a record."""
+    write_atomic(runs_directory() / record.id / "record.json", msgspec.json.encode(record))
+
+
+def clear(run: Path) -> None:
+    """Remove what a run needed only while it ran."""
+    for part in ("meet", "reports", "work"):
+        shutil.rmtree(run / part, ignore_errors=True)
+
+
+def all_runs() -> list[Record]:
+    """Every recorded run, newest first; one whose process is gone without a word has died."""
+    found = []
+    for path in runs_directory().glob("*/record.json"):
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=Record)
+        except (OSError, msgspec.MsgspecError):
+            continue  # being written, or from another version
+        if record.state == "running" and not is_alive(record.pid):
+            record = msgspec.structs.replace(record, state="died", reason="its process is gone")
+        found.append(record)
+    return sorted(found, key=lambda r: r.started, reverse=True)
+
+
+def find_run(name: str | None) -> Record:
+    """The newest run with this name or id; without a name, the newest of all."""
+    runs = all_runs()
+    matching = [r for r in runs if name is None or name in (r.name, r.id)]
+    running = [r for r in matching if r.state == "running"]
+    if matching:
+        return (running or matching)[0]
+    known = sorted({r.name for r in runs})
+    hint = f"known jobs: {', '.join(known)}" if known else "start one with `bireme train JOB.yaml`"
+    raise UsageError(f"there is no job {name!r} on this machine" if name else "no job has run on this machine yet", fix=hint)
+
+
+def _forget_old(root: Path) -> None:
+    for record in all_runs()[KEEP:]:
+        if record.state != "running":
+            shutil.rmtree(root / record.id, ignore_errors=True)

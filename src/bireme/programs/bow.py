@@ -1,0 +1,162 @@
+"""Softmax regression on bags of words, by our own kernels.
+
+One walk over the ids of a batch computes cost and gradient. Sums run in sample order in one thread,
+logits and cost in float64, so the result is a function of the batch alone. The gradient is written
+in full: rows of words that the batch lacks are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core.errors import DataError
+from bireme.programs.columns import Batch
+from bireme.programs.program import Arrays, Sums
+
+ERROR_NAME = "classification_error_evaluator"
+_Floats = NDArray[np.float32]
+_Doubles = NDArray[np.float64]
+_Ids = NDArray[np.int32]
+_Bags = tuple[_Ids, NDArray[np.int64], _Floats]
+"""Ids, offsets, and one value per id; no values at all means that each counts as 1."""
+_Model = tuple[_Floats, _Floats]
+"""Weight and bias; an empty bias means none."""
+
+
+class BagOfWords:
+    """Computes step, evaluate and predict of one softmax layer on one sparse input."""
+
+    def __init__(
+        self,
+        columns: tuple[str, str | None],
+        parameters: tuple[str, str | None],
+        outputs: Mapping[str, bool],
+        arrays: tuple[Arrays, Arrays],
+    ) -> None:
+        """Take names of words and label, of weight and bias; outputs say whether they are the class."""
+        self._words, self._label = columns
+        weight, bias = parameters
+        values, grads = arrays
+        self._outputs = dict(outputs)
+        self._weight, self._weight_grad = values[weight], grads[weight]
+        nothing = np.zeros(0, dtype=np.float32)
+        self._bias = values[bias] if bias else nothing
+        self._bias_grad = grads[bias] if bias else nothing
+        # Parameters that no output needs are part of the model all the same; they never move.
+        self._idle = [grad for name, grad in grads.items() if name not in parameters]
+
+    def step(self, batch: Batch) -> Sums:
+        """Forward and backward: overwrite the gradients with the sum over the batch."""
+        words, labels = self._arrays(batch)
+        for grad in self._idle:
+            grad.fill(0.0)
+        cost, wrong = _step((self._weight, self._bias), words, labels, (self._weight_grad, self._bias_grad))
+        return Sums(samples=len(batch), cost=cost, evals={ERROR_NAME: float(wrong)})
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Forward only."""
+        words, labels = self._arrays(batch)
+        cost, wrong = _evaluate((self._weight, self._bias), words, labels)
+        return Sums(samples=len(batch), cost=cost, evals={ERROR_NAME: float(wrong)})
+
+    def predict(self, batch: Batch) -> Mapping[str, _Floats]:
+        """Forward only: class probabilities, or the most probable class."""
+        chances = np.zeros((len(batch), self._weight.shape[1]), dtype=np.float32)
+        _predict((self._weight, self._bias), self._bags(batch), chances)
+        classes = chances.argmax(axis=1).astype(np.float32)[:, None]
+        return {name: classes if is_class else chances for name, is_class in self._outputs.items()}
+
+    def _arrays(self, batch: Batch) -> tuple[_Bags, _Ids]:
+        assert self._label is not None, "a graph without a cost cannot be trained: this is a bug"
+        labels = batch.columns[self._label].ids
+        assert labels is not None, "labels are ids: this is a bug"
+        _check_range(self._label, labels, self._weight.shape[1])
+        return self._bags(batch), labels
+
+    def _bags(self, batch: Batch) -> _Bags:
+        column = batch.columns[self._words]
+        assert column.ids is not None and column.offsets is not None, "sparse columns have ids: this is a bug"
+        _check_range(self._words, column.ids, self._weight.shape[0])
+        values = np.zeros(0, dtype=np.float32) if column.values is None else column.values
+        return column.ids, column.offsets, values
+
+
+def _check_range(slot: str, ids: _Ids, limit: int) -> None:
+    """Kernels do not check: an id out of range would write over other memory."""
+    if ids.size and (ids.min() < 0 or ids.max() >= limit):
+        raise DataError(f"slot {slot!r} holds an id that is not in 0..{limit - 1}")
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill_logits(model: _Model, bags: _Bags, sample: int, logits: _Doubles) -> None:
+    weight, bias = model
+    ids, offsets, values = bags
+    for k in range(logits.size):
+        logits[k] = bias[k] if bias.size else 0.0
+    for at in range(offsets[sample], offsets[sample + 1]):
+        value = np.float64(values[at]) if values.size else 1.0
+        for k in range(logits.size):
+            logits[k] += weight[ids[at], k] * value
+
+
+@numba.njit(cache=True, nogil=True)
+def _to_chances(logits: _Doubles) -> float:
+    """Turn logits into probabilities in place; returns the log of the sum of their exponentials."""
+    top = logits.max()
+    total = 0.0
+    for k in range(logits.size):
+        # The largest exponent is 0, so nothing overflows.
+        logits[k] = np.exp(logits[k] - top)
+        total += logits[k]
+    for k in range(logits.size):
+        logits[k] /= total
+    return float(top + np.log(total))
+
+
+@numba.njit(cache=True, nogil=True)
+def _step(model: _Model, bags: _Bags, labels: _Ids, grads: _Model) -> tuple[float, int]:
+    weight_grad, bias_grad = grads
+    ids, offsets, values = bags
+    weight_grad[:] = 0.0
+    bias_grad[:] = 0.0
+    work = np.empty(weight_grad.shape[1], dtype=np.float64)
+    cost, wrong = 0.0, 0
+    for sample in range(labels.size):
+        label = labels[sample]
+        _fill_logits(model, bags, sample, work)
+        wrong += work.argmax() != label
+        right = work[label]
+        cost += _to_chances(work) - right
+        work[label] -= 1.0
+        for at in range(offsets[sample], offsets[sample + 1]):
+            value = np.float64(values[at]) if values.size else 1.0
+            for k in range(work.size):
+                weight_grad[ids[at], k] += np.float32(work[k] * value)
+        for k in range(bias_grad.size):
+            bias_grad[k] += np.float32(work[k])
+    return cost, wrong
+
+
+@numba.njit(cache=True, nogil=True)
+def _evaluate(model: _Model, bags: _Bags, labels: _Ids) -> tuple[float, int]:
+    work = np.empty(model[0].shape[1], dtype=np.float64)
+    cost, wrong = 0.0, 0
+    for sample in range(labels.size):
+        _fill_logits(model, bags, sample, work)
+        wrong += work.argmax() != labels[sample]
+        right = work[labels[sample]]
+        cost += _to_chances(work) - right
+    return cost, wrong
+
+
+@numba.njit(cache=True, nogil=True)
+def _predict(model: _Model, bags: _Bags, chances: _Floats) -> None:
+    work = np.empty(chances.shape[1], dtype=np.float64)
+    for sample in range(chances.shape[0]):
+        _fill_logits(model, bags, sample, work)
+        _to_chances(work)
+        chances[sample] = work

@@ -1,0 +1,73 @@
+"""Decides who computes a graph: our own kernel where it fits, else PaddlePaddle.
+
+The choice depends on the graph and the types of the data alone, so that every trainer of a job makes
+the same one: another engine would mean other bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.programs.columns import Batch, InputType
+from bireme.programs.config.graph import Graph, Layer, check_inputs
+from bireme.programs.program import Arrays, Sums
+from bireme.spec.model import Parameter
+
+
+class Computation(Protocol):
+    """A graph ready to be computed from arrays that it was given."""
+
+    def step(self, batch: Batch) -> Sums:
+        """Forward and backward."""
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Forward only."""
+
+    def predict(self, batch: Batch) -> Mapping[str, NDArray[np.float32]]:
+        """Forward only, one array per output."""
+
+
+def compile_graph(
+    graph: Graph, parameters: Sequence[Parameter], inputs: Sequence[InputType], arrays: tuple[Arrays, Arrays]
+) -> Computation:
+    """Make the computation that fits this graph and this data; `arrays` are values and gradients."""
+    names = {slot.name for slot in inputs}
+    wanted = graph.outputs if set(graph.inputs) <= names else graph.predictions
+    check_inputs(graph, inputs, wanted)
+    words = {slot.name: slot for slot in inputs}
+    fc = bag_of_words(graph)
+    if fc is not None and words[fc.inputs[0]].kind.startswith("sparse"):
+        from bireme.programs.bow import BagOfWords
+
+        label = graph.costs[0].inputs[1] if graph.costs else None
+        outputs = {name: graph.layers[name].kind == "maxid" for name in graph.predictions}
+        return BagOfWords((fc.inputs[0], label), (fc.weights[0], fc.bias), outputs, arrays)
+    from bireme.programs.paddle_ import PaddleGraph
+
+    return PaddleGraph(graph, parameters, arrays)
+
+
+def require_engine(graph: Graph) -> None:
+    """Fail now rather than at the first batch when PaddlePaddle will be needed and is not installed."""
+    if bag_of_words(graph) is None:
+        from bireme.programs.paddle_ import import_paddle
+
+        import_paddle()
+
+
+def bag_of_words(graph: Graph) -> Layer | None:
+    """Find the softmax layer of a graph that is nothing but a softmax regression on one input."""
+    found = {name: graph.layers[name] for name in (*graph.outputs, *graph.predictions)}
+    layers = {layer.name: layer for layer in graph.below(found) if layer.kind != "data"}
+    softmaxes = [layer for layer in layers.values() if layer.kind == "fc"]
+    others = [layer for layer in layers.values() if layer.kind not in ("fc", "maxid", "classification_cost")]
+    if len(softmaxes) != 1 or others or len(graph.costs) > 1:
+        return None
+    fc = softmaxes[0]
+    reads_data = len(fc.inputs) == 1 and graph.layers[fc.inputs[0]].kind == "data"
+    is_judged = all(layer.inputs[0] == fc.name for layer in layers.values() if layer is not fc)
+    return fc if reads_data and is_judged and fc.activation == "softmax" else None

@@ -1,0 +1,152 @@
+"""The network that a config describes, as plain values: no framework, no user code.
+
+Layers refer to each other by name and know the names of their parameters. What a data layer holds
+(ids, sparse or dense numbers, a sequence or not) is the provider's word, not the config's, so
+`check_inputs` joins the two and refuses what cannot be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bireme.core.errors import ConfigScriptError
+from bireme.programs.columns import InputType
+
+LayerKind = Literal[
+    "data", "fc", "embedding", "pool", "addto", "concat", "maxid", "classification_cost", "mse_cost"
+]
+COSTS = ("classification_cost", "mse_cost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layer:
+    """One layer; user scripts hold these as handles and may read `name` and `size`."""
+
+    name: str
+    kind: LayerKind
+    size: int
+    inputs: tuple[str, ...] = ()
+    activation: str = "linear"
+    weights: tuple[str, ...] = ()
+    """One parameter per input, where the kind has weights."""
+    bias: str | None = None
+    pooling: str = ""
+    where: str = ""
+    """The user's file and line, for messages."""
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether training lowers this layer's value."""
+        return self.kind in COSTS
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """All layers in creation order, and which of them are wanted."""
+
+    layers: Mapping[str, Layer]
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+    """Data layers in the order in which a provider yields their values."""
+
+    @property
+    def costs(self) -> tuple[Layer, ...]:
+        """The outputs that training lowers; none means that the graph is for predicting."""
+        return tuple(self.layers[name] for name in self.outputs if self.layers[name].is_cost)
+
+    @property
+    def predictions(self) -> tuple[str, ...]:
+        """What people look at: outputs that are no costs, else what the costs judge."""
+        plain = tuple(name for name in self.outputs if not self.layers[name].is_cost)
+        return plain or tuple(dict.fromkeys(cost.inputs[0] for cost in self.costs))
+
+    def below(self, names: Iterable[str]) -> tuple[Layer, ...]:
+        """The layers that these need, themselves included, inputs before users."""
+        found: dict[str, Layer] = {}
+        pending = [(name, False) for name in reversed(tuple(names))]
+        while pending:
+            name, is_ready = pending.pop()
+            if name in found:
+                continue
+            layer = self.layers[name]
+            if is_ready:
+                found[name] = layer
+            else:
+                pending.append((name, True))
+                pending.extend((parent, False) for parent in reversed(layer.inputs))
+        return tuple(found.values())
+
+
+def data_order(layers: Mapping[str, Layer], outputs: Sequence[str]) -> tuple[str, ...]:
+    """Order the data layers below the outputs depth first, left to right."""
+    below = Graph(layers, tuple(outputs), ()).below(outputs)
+    return tuple(layer.name for layer in below if layer.kind == "data")
+
+
+def check_inputs(graph: Graph, inputs: Sequence[InputType], wanted: Sequence[str] = ()) -> None:
+    """Refuse data that the graph cannot compute with, naming the user's layer."""
+    types = {slot.name: slot for slot in inputs}
+    sequences: dict[str, bool] = {}
+    for layer in graph.below(wanted or graph.outputs):
+        if layer.kind == "data":
+            if layer.name not in types:
+                _refuse(layer, f"data layer {layer.name!r} gets no values from the data provider")
+            slot = types[layer.name]
+            _check_size(layer, slot)
+            sequences[layer.name] = slot.is_sequence
+        else:
+            parents = [(graph.layers[name], types.get(name)) for name in layer.inputs]
+            _check_kinds(layer, parents)
+            sequences[layer.name] = _is_sequence(layer, [sequences[name] for name in layer.inputs])
+    for name in wanted or graph.outputs:
+        if sequences[name]:
+            _refuse(
+                graph.layers[name], f"an output for every step of a sequence ({name!r}) is not supported yet"
+            )
+
+
+def _check_size(layer: Layer, slot: InputType) -> None:
+    # Fewer ids than the layer has rows does no harm; more would read beyond its weights.
+    is_wrong = slot.dim != layer.size if slot.kind == "dense" else slot.dim > layer.size
+    if is_wrong:
+        _refuse(
+            layer,
+            f"data layer {layer.name!r} has size {layer.size}, but its data provider gives "
+            f"{slot.kind} values of dimension {slot.dim}",
+        )
+
+
+def _check_kinds(layer: Layer, parents: Sequence[tuple[Layer, InputType | None]]) -> None:
+    """Check what a layer reads directly from data layers; computed layers are always dense."""
+    for position, (parent, slot) in enumerate(parents):
+        is_label = layer.kind == "classification_cost" and position == 1
+        wants_ids = layer.kind == "embedding" or is_label
+        has_ids = slot is not None and slot.kind == "index"
+        if wants_ids and not has_ids:
+            _refuse(layer, f"{layer.kind} needs integer ids from {parent.name!r}")
+        if has_ids and not wants_ids:
+            fix = "yield dense_vector values" if layer.is_cost else "put an embedding_layer between them"
+            _refuse(layer, f"{layer.kind} cannot use the integer ids of {parent.name!r}", fix)
+        is_sparse = slot is not None and slot.kind.startswith("sparse")
+        if is_sparse and layer.kind != "fc":
+            fix = "put an fc_layer between them"
+            _refuse(layer, f"{layer.kind} cannot use the sparse values of {parent.name!r}", fix)
+
+
+def _is_sequence(layer: Layer, parents: Sequence[bool]) -> bool:
+    if layer.kind == "pool":
+        if not parents[0]:
+            _refuse(layer, f"pooling_layer needs a sequence, but {layer.inputs[0]!r} is not one")
+        return False
+    if len(set(parents)) > 1:
+        _refuse(layer, f"{layer.kind} mixes sequences and single values: {', '.join(layer.inputs)}")
+    if layer.is_cost and parents[0]:
+        fix = "put a pooling_layer before it"
+        _refuse(layer, f"a cost for every step of the sequence {layer.inputs[0]!r} is not supported yet", fix)
+    return parents[0]
+
+
+def _refuse(layer: Layer, what: str, fix: str = "") -> None:
+    raise ConfigScriptError(f"{layer.where}: {what}" if layer.where else what, fix=fix)

@@ -1,0 +1,222 @@
+"""From a user's config file to a `Program`.
+
+The config is executed once; what it says through the helpers collects in a `Draft`, which is then
+closed into a graph, parameters, an optimizer and data sources. Who computes the graph (our kernel or
+PaddlePaddle) is decided when the first batch shows what the data looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core.errors import ConfigScriptError
+from bireme.programs.columns import Batch, InputType
+from bireme.programs.config.compute import Computation, compile_graph, require_engine
+from bireme.programs.config.draft import Draft, Settings
+from bireme.programs.config.graph import Graph
+from bireme.programs.config.layers import LayerWords
+from bireme.programs.config.provider import Provider, provider_words
+from bireme.programs.config.scripts import Complaint, Scripts, stand_in
+from bireme.programs.config.source import ProviderSource, SourcePlan
+from bireme.programs.config.visit import Dice, visiting
+from bireme.programs.config.words import checked, words
+from bireme.programs.program import Arrays, Program, Role, Sums
+
+_LAYER_WORDS = """
+    data_layer fc_layer embedding_layer pooling_layer addto_layer concat_layer maxid_layer
+    classification_cost mse_cost outputs inputs
+"""
+_HELPER_PARTS = (
+    "layers attrs activations poolings optimizers networks evaluators data_sources config_parser_utils"
+)
+
+
+def load_config(config: Path, workdir: Path, args: Mapping[str, str]) -> Program:
+    """Run a config in `workdir` with its command-line `args`; errors name the user's file and line."""
+    config = config.absolute()
+    if not config.is_file():
+        raise ConfigScriptError(f"there is no config {config}")
+    session = _Session(config, workdir.absolute(), args)
+    with visiting(workdir, Dice(0)), session.scripts.blame(str(config)):
+        session.scripts.run(config, config.stem)
+        graph = session.draft.graph()
+        if session.draft.settings is None:
+            raise Complaint(
+                "the config never calls settings()", fix="call settings(batch_size=...) before the layers"
+            )
+    return ConfigProgram(config.name, graph, session)
+
+
+class _Session:
+    """One execution of a config: its draft, its scripts, and the words that join them."""
+
+    def __init__(self, config: Path, workdir: Path, args: Mapping[str, str]) -> None:
+        self.draft = Draft(args)
+        self.plans: dict[str, SourcePlan] = {}
+        folders = tuple(dict.fromkeys((config.parent, workdir)))
+        stand_ins: dict[str, ModuleType] = {}
+        self.scripts = Scripts(folders, stand_ins)
+        stand_ins.update(self._stand_ins())
+
+    def get_config_arg(self, name: str, type: Callable[[str], Any], default: Any = None) -> Any:  # noqa: A002
+        """Read one `--config_args` value as a type."""
+        if name not in self.draft.args:
+            return default
+        text = self.draft.args[name]
+        if type is bool:
+            if text not in ("True", "1", "true", "False", "0", "false"):
+                raise Complaint(f"config argument {name} must be True or False, not {text!r}")
+            return text in ("True", "1", "true")
+        try:
+            return type(text)
+        except ValueError as error:
+            raise Complaint(
+                f"config argument {name} must be {getattr(type, '__name__', type)}, not {text!r}"
+            ) from error
+
+    def define_py_data_sources2(
+        self, train_list: Any, test_list: Any, module: Any, obj: Any, args: Any = None
+    ) -> None:
+        """Say where samples come from; module, obj and args may be (train, test) pairs."""
+        for index, (role, listed) in enumerate((("train", train_list), ("test", test_list))):
+            if listed is not None:
+                chosen = [_of_pair(item, index) for item in (module, obj, args)]
+                self.plans[role] = self._plan(role, listed, *chosen)
+
+    def _plan(self, role: str, listed: Any, module: Any, obj: Any, args: Any) -> SourcePlan:
+        found = getattr(self.scripts.load(module), obj, None)
+        if not isinstance(found, Provider):
+            raise Complaint(
+                f"{module}.{obj} is not a data provider" if found is not None else f"{module} has no {obj!r}",
+                fix="put @provider(...) above the function that yields the samples",
+            )
+        if args is not None and not isinstance(args, Mapping):
+            raise Complaint(f"define_py_data_sources2(): args must be a dict, not {args!r}")
+        files = listed if isinstance(listed, str) else tuple(str(file) for file in listed)
+        return SourcePlan(role, files, found, f"{module}.{obj}", dict(args or {}))
+
+    def _stand_ins(self) -> dict[str, ModuleType]:
+        """The modules of the original, as the user's code sees them."""
+        config_words = self._config_words()
+        parts = {
+            part: stand_in(f"paddle.trainer_config_helpers.{part}", config_words)
+            for part in _HELPER_PARTS.split()
+        }
+        helpers = stand_in("paddle.trainer_config_helpers", {**config_words, **parts})
+        # Only the words, not the sub-modules, may land in a config by `import *`.
+        vars(helpers)["__all__"] = sorted(config_words)
+        inner = {
+            "PyDataProvider2": stand_in("paddle.trainer.PyDataProvider2", provider_words()),
+            "config_parser": stand_in("paddle.trainer.config_parser", config_words),
+        }
+        trainer = stand_in("paddle.trainer", inner)
+        top = stand_in(
+            "paddle", {"trainer": trainer, "trainer_config_helpers": helpers, "__getattr__": _real_paddle}
+        )
+        modules = [top, trainer, helpers, *inner.values(), *parts.values()]
+        return {module.__name__: module for module in modules}
+
+    def _config_words(self) -> dict[str, object]:
+        layers = LayerWords(self.draft, self.scripts.line)
+        callables: dict[str, Callable[..., object]] = {
+            name: getattr(layers, name) for name in _LAYER_WORDS.split()
+        }
+        callables |= {
+            "regression_cost": layers.mse_cost,
+            "get_config_arg": self.get_config_arg,
+            "define_py_data_sources2": self.define_py_data_sources2,
+        }
+        make = checked("settings", Settings)
+
+        def settings(*args: object, **kwargs: object) -> None:
+            said = make(*args, **kwargs)
+            assert isinstance(said, Settings)
+            self.draft.use(said)
+
+        return {
+            **words(),
+            **{name: checked(name, call) for name, call in callables.items()},
+            "settings": settings,
+        }
+
+
+class ConfigProgram:
+    """A config as a `Program`."""
+
+    def __init__(self, name: str, graph: Graph, session: _Session) -> None:
+        assert session.draft.settings is not None, "load_config checked this: this is a bug"
+        self.name = name
+        self.graph = graph
+        self.parameters = tuple(session.draft.parameters.values())
+        self.optimizer = session.draft.settings.optimizer()
+        self.batch_size = session.draft.settings.batch_size
+        self.outputs = graph.predictions
+        self._sources = {
+            role: ProviderSource(plan, graph, session.scripts) for role, plan in session.plans.items()
+        }
+        self._arrays: tuple[Arrays, Arrays] | None = None
+        self._computations: dict[tuple[InputType, ...], Computation] = {}
+
+    def source(self, role: Role) -> ProviderSource | None:
+        """Return the samples for this role; a config without a cost predicts on its test source."""
+        if role == "predict":
+            return None if self.graph.costs else self._sources.get("test")
+        return self._sources.get(role)
+
+    def bind(self, values: Arrays, grads: Arrays) -> None:
+        """Use these arrays from now on; raises MissingError when what computes the graph is not installed."""
+        for parameter in self.parameters:
+            for arrays in (values, grads):
+                array = arrays[parameter.name]
+                assert array.shape == parameter.shape, (
+                    f"{parameter.name} has shape {array.shape}: this is a bug"
+                )
+                assert array.flags.c_contiguous, f"{parameter.name} is not contiguous: this is a bug"
+        require_engine(self.graph)
+        self._arrays = (values, grads)
+        self._computations.clear()
+
+    def step(self, batch: Batch) -> Sums:
+        """Forward and backward: overwrite every gradient with the sum over the batch."""
+        self._need_cost()
+        return self._computation(batch).step(batch)
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Forward only."""
+        self._need_cost()
+        return self._computation(batch).evaluate(batch)
+
+    def predict(self, batch: Batch) -> Mapping[str, NDArray[np.float32]]:
+        """Forward only, one array per output, one row per sample."""
+        return self._computation(batch).predict(batch)
+
+    def _need_cost(self) -> None:
+        if not self.graph.costs:
+            raise ConfigScriptError(
+                f"{self.name} has no cost among its outputs, so it can only predict",
+                fix="load it without is_predict=1, or give outputs() a cost",
+            )
+
+    def _computation(self, batch: Batch) -> Computation:
+        assert self._arrays is not None, "bind() comes before computing: this is a bug"
+        inputs = batch.inputs
+        if inputs not in self._computations:
+            self._computations[inputs] = compile_graph(self.graph, self.parameters, inputs, self._arrays)
+        return self._computations[inputs]
+
+
+def _of_pair(given: Any, index: int) -> Any:
+    return given[index] if isinstance(given, list | tuple) and len(given) == 2 else given
+
+
+def _real_paddle(name: str) -> object:
+    """What `import paddle.trainer…` does not stand in for comes from the real package, if there is one."""
+    import importlib
+
+    return getattr(importlib.import_module("paddle"), name)

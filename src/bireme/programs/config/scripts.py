@@ -1,0 +1,215 @@
+"""Runs the user's files, and blames their lines when they fail.
+
+The user's modules live in one `Scripts` object, never in `sys.modules`: they are executed with
+builtins whose `__import__` first offers stand-ins (for modules of the original system), then files
+next to the config, then the real import. Functions keep those builtins, so an import inside a
+provider works the same way later, and a real `paddle` in this process is left alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType, TracebackType
+
+from bireme.core.errors import BiremeError, ConfigScriptError
+
+_PYTHON_2 = {
+    "xrange": "Python 3 calls it range",
+    "unicode": "Python 3 calls it str",
+    "raw_input": "Python 3 calls it input",
+    "reduce": "add `from functools import reduce`",
+    "cPickle": "Python 3 calls it pickle",
+    "urllib2": "Python 3 calls it urllib.request",
+    "has_key": "write `key in d`",
+    "iteritems": "Python 3 calls it items",
+    "itervalues": "Python 3 calls it values",
+}
+
+
+class Complaint(Exception):  # noqa: N818 - becomes a ConfigScriptError once the line is known
+    """Something that a helper refuses; `Scripts.blame` adds the user's file and line."""
+
+    def __init__(self, what: str, *, fix: str = "") -> None:
+        super().__init__(what)
+        self.fix = fix
+
+
+class Scripts:
+    """The user's modules of one config, found in `folders`, with stand-ins for foreign ones."""
+
+    def __init__(self, folders: Sequence[Path], stand_ins: Mapping[str, ModuleType]) -> None:
+        self._folders = tuple(folders)
+        self._stand_ins = stand_ins
+        self._modules: dict[str, ModuleType] = {}
+        self._lines: dict[str, list[str]] = {}
+        self._builtins = {**vars(builtins), "__import__": self._import}
+
+    def sources(self) -> list[Path]:
+        """Every script that the user's code may import, in a fixed order."""
+        found = {path for folder in self._folders for path in folder.glob("*.py")}
+        return sorted(found, key=lambda path: (path.name, str(path)))
+
+    def run(self, path: Path, name: str) -> ModuleType:
+        """Execute a file as a module of that name; its errors come out as they are."""
+        module = ModuleType(name)
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        vars(module).update(__file__=str(path), __package__=package, __builtins__=self._builtins)
+        if path.name == "__init__.py":
+            vars(module)["__path__"] = [str(path.parent)]
+        code = self._compile(path)
+        self._modules[name] = module
+        try:
+            exec(code, vars(module))
+        except BaseException:
+            # As the real import does: a module that failed half-way is not there.
+            del self._modules[name]
+            raise
+        return module
+
+    def load(self, name: str) -> ModuleType:
+        """Import a user's module by name, e.g. the one that a config names as its data provider."""
+        if (module := self._user_module(name)) is None:
+            folders = " or ".join(str(folder) for folder in self._folders)
+            raise Complaint(f"there is no module {name!r}", fix=f"put {name}.py into {folders}")
+        return module
+
+    def line(self) -> str:
+        """Name the user's line that is running now, as file:line; empty when none is."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename in self._lines:
+                return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+
+    @contextmanager
+    def blame(self, doing: str) -> Iterator[None]:
+        """Turn whatever the user's code raises into an error that names their file and line."""
+        try:
+            yield
+        except BiremeError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self.blamed(error, doing) from error
+
+    def blamed(self, error: BaseException, doing: str) -> ConfigScriptError:
+        """Say in the user's terms what went wrong, and in which of their lines."""
+        if isinstance(error, Complaint):
+            what, fix = str(error), error.fix
+        elif isinstance(error, SyntaxError):
+            what, fix = f"{type(error).__name__}: {error.msg}", _python_2_fix(error)
+        else:
+            what, fix = f"{type(error).__name__}: {error}".rstrip(": "), _python_2_fix(error)
+        file, number = self._culprit(error)
+        if not file:
+            return ConfigScriptError(f"{doing}: {what}", fix=fix)
+        return ConfigScriptError(f"{file}:{number}: {what}{self.quote(file, number)}", fix=fix)
+
+    def quote(self, file: str, number: int) -> str:
+        """Show one line of the user's source, ready to be put after a message."""
+        lines = self._lines.get(file, [])
+        return f"\n    {number} | {lines[number - 1].strip()}" if 0 < number <= len(lines) else ""
+
+    def _culprit(self, error: BaseException) -> tuple[str, int]:
+        """Find the innermost line of the user's, which is not always the innermost line."""
+        if isinstance(error, SyntaxError) and error.filename in self._lines:
+            return error.filename, error.lineno or 0
+        found = ("", 0)
+        trace: TracebackType | None = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename in self._lines:
+                found = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+            trace = trace.tb_next
+        return found
+
+    def _compile(self, path: Path) -> CodeType:
+        try:
+            source = path.read_bytes()
+        except OSError as error:
+            raise ConfigScriptError(f"cannot read {path}: {error.strerror}") from error
+        self._lines[str(path)] = source.decode("utf-8", "replace").splitlines()
+        # dont_inherit: our own `from __future__` imports must not change the user's code.
+        return compile(source, str(path), "exec", dont_inherit=True)
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,  # noqa: A002 - the signature of __import__
+        locals: Mapping[str, object] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """Stand in for `__import__` in the user's code."""
+        full = _absolute(name, globals or {}, level)
+        if stand_in := self._stand_in(full, fromlist or ()):
+            return stand_in
+        module = self._user_module(full)
+        if module is None:
+            return __import__(name, globals, locals, fromlist or (), level)
+        if not fromlist:
+            return self._user_module(full.partition(".")[0]) or module
+        for item in fromlist:
+            if item != "*" and not hasattr(module, item):
+                # `from package import submodule`; a missing name is reported by the caller.
+                self._user_module(f"{full}.{item}")
+        return module
+
+    def _stand_in(self, name: str, fromlist: Sequence[str]) -> ModuleType | None:
+        """Find what to serve for a module of the original; a plain `import paddle` means the real one."""
+        top = name.partition(".")[0]
+        if name != top and name in self._stand_ins:
+            return self._stand_ins[name if fromlist else top]
+        if name == top and any(f"{name}.{item}" in self._stand_ins for item in fromlist):
+            return self._stand_ins[name]
+        return None
+
+    def _user_module(self, name: str) -> ModuleType | None:
+        if name in self._modules:
+            return self._modules[name]
+        parent_name, _, last = name.rpartition(".")
+        folders = self._folders
+        parent: ModuleType | None = None
+        if parent_name:
+            parent = self._user_module(parent_name)
+            if parent is None:
+                return None
+            folders = tuple(Path(folder) for folder in getattr(parent, "__path__", ()))
+        for folder in folders:
+            for path in (folder / f"{last}.py", folder / last / "__init__.py"):
+                if path.is_file():
+                    module = self.run(path, name)
+                    if parent is not None:
+                        setattr(parent, last, module)
+                    return module
+        return None
+
+
+def _absolute(name: str, globals_: Mapping[str, object], level: int) -> str:
+    if level == 0:
+        return name
+    package = str(globals_.get("__package__") or "").split(".")
+    base = ".".join(package[: len(package) - level + 1])
+    return ".".join(part for part in (base, name) if part)
+
+
+def _python_2_fix(error: BaseException) -> str:
+    text = str(error)
+    if isinstance(error, SyntaxError):
+        if "print" in text:
+            return "this is Python 2: write print(...)"
+        if "exec" in text or isinstance(error, TabError) or "multiple exception types" in text:
+            return "this looks like Python 2; the file must be valid Python 3"
+        return ""
+    named = getattr(error, "name", None)
+    return f"this is Python 2: {_PYTHON_2[named]}" if named in _PYTHON_2 else ""
+
+
+def stand_in(name: str, content: Mapping[str, object]) -> ModuleType:
+    """Make a module that user code may import under this name."""
+    module = ModuleType(name, f"bireme's stand-in for {name}.")
+    vars(module).update(content)
+    return module

@@ -1,0 +1,230 @@
+"""Runs a data provider: facts about a shard without reading it, then its samples.
+
+The provider is visited in turns of some hundred samples: only then is the process in the user's
+directory and are the global random generators theirs. A sample that cannot be yielded is reported
+after those before it, so the first thing wrong with a file is the first thing said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bireme.core.errors import BiremeError, ConfigScriptError, DataError
+from bireme.programs.columns import InputType
+from bireme.programs.config.graph import Graph, check_inputs
+from bireme.programs.config.provider import Provider, ProviderSettings, input_order
+from bireme.programs.config.scripts import Complaint, Scripts
+from bireme.programs.config.visit import Dice, visiting
+from bireme.programs.program import SourceFacts
+
+_TURN = 512
+"""Samples per visit: a visit costs some 50 microseconds."""
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """One data source as the config defined it."""
+
+    role: str
+    files: str | tuple[str, ...]
+    """The list file, or the data files themselves."""
+    provider: Provider
+    name: str
+    """module.object, for messages and the fingerprint."""
+    args: Mapping[str, Any]
+
+
+class ProviderSource:
+    """The samples of one role: a `Source`."""
+
+    def __init__(self, plan: SourcePlan, graph: Graph, scripts: Scripts) -> None:
+        self._plan = plan
+        self._graph = graph
+        self._scripts = scripts
+
+    def facts(self, workdir: Path) -> SourceFacts:
+        """Say which files would be read in `workdir`, and how; runs init_hook, reads no sample."""
+        files = self.files(workdir)
+        with visiting(workdir, Dice(0)):
+            _, inputs = self.prepare(files)
+        args, is_plain = _encode(self._plan.args)
+        provider = self._plan.provider
+        is_train = self._plan.role == "train"
+        return SourceFacts(
+            files=files,
+            should_shuffle=is_train if provider.should_shuffle is None else provider.should_shuffle,
+            is_cacheable=provider.is_cached and is_plain,
+            fingerprint=self._fingerprint(args, inputs),
+            inputs=inputs,
+        )
+
+    def samples(self, workdir: Path, seed: int) -> ProviderSamples:
+        """Yield samples file after file; the stream's `where` is the file of the latest one."""
+        return ProviderSamples(self, workdir, seed)
+
+    def files(self, workdir: Path) -> tuple[str, ...]:
+        """Read the list file, if there is one."""
+        listed = self._plan.files
+        if not isinstance(listed, str):
+            return listed
+        try:
+            text = (workdir / listed).read_text(encoding="utf-8")
+        except OSError as error:
+            raise DataError(
+                f"cannot read {self._plan.role} list {listed} in {workdir}: {error.strerror}",
+                fix="write one data file a line into it, each relative to that directory",
+            ) from error
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+    def prepare(self, files: Sequence[str]) -> tuple[ProviderSettings, tuple[InputType, ...]]:
+        """Run init_hook and check the types it leaves; must be called on a visit."""
+        plan, names = self._plan, self._graph.inputs
+        settings = ProviderSettings(plan.provider)
+        ours = {"file_list": list(files), "is_train": plan.role == "train", "input_order": list(names)}
+        with self._scripts.blame(f"init_hook of {plan.name}"):
+            if plan.provider.init_hook is not None:
+                plan.provider.init_hook(settings, **_accepted(plan.provider.init_hook, ours), **plan.args)
+        try:
+            inputs = input_order(settings, names)
+        except Complaint as error:
+            raise ConfigScriptError(f"{plan.provider.where}: {error}", fix=error.fix) from error
+        check_inputs(self._graph, inputs)
+        return settings, inputs
+
+    def open(self, settings: ProviderSettings, file: str) -> Iterator[object]:
+        """Call the provider for one file; must be called on a visit."""
+        found = self._plan.provider.process(settings, file)
+        if found is None or not hasattr(found, "__iter__"):
+            raise ConfigScriptError(f"{self._plan.provider.where}: {self._plan.name} must yield samples")
+        samples: Iterator[object] = iter(found)
+        return samples
+
+    def pull(
+        self, samples: Iterator[object], inputs: Sequence[InputType], turn: list[tuple[object, ...]]
+    ) -> bool:
+        """Append up to a turn's samples, each as a tuple; says whether there may be more."""
+        with self._scripts.blame(self._plan.name):
+            for sample in itertools.islice(samples, _TURN):
+                try:
+                    turn.append(_as_tuple(sample, inputs))
+                except Complaint as error:
+                    raise self._misyield(samples, error) from error
+        return len(turn) == _TURN
+
+    def _misyield(self, samples: Iterator[object], error: Complaint) -> ConfigScriptError:
+        """Name the line of the `yield` that the provider waits in."""
+        frame = getattr(samples, "gi_frame", None)
+        if frame is None:
+            return ConfigScriptError(f"{self._plan.provider.where}: {error}")
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        return ConfigScriptError(f"{file}:{line}: {error}{self._scripts.quote(file, line)}")
+
+    def _fingerprint(self, args: bytes, inputs: Sequence[InputType]) -> str:
+        """Hash everything but the data files that decides what is yielded."""
+        digest = hashlib.sha256()
+        for path in self._scripts.sources():
+            content = path.read_bytes()
+            digest.update(f"{path.name} {len(content)}\n".encode() + content)
+        digest.update(f"{self._plan.role} {self._plan.name}\n".encode())
+        digest.update(args)
+        digest.update(msgspec.json.encode(inputs))
+        return digest.hexdigest()
+
+
+class ProviderSamples(Iterator[tuple[object, ...]]):
+    """A walk over a source's samples that knows which file it is in (`where`)."""
+
+    def __init__(self, source: ProviderSource, workdir: Path, seed: int) -> None:
+        self.where = ""
+        self._source = source
+        self._workdir = workdir
+        self._dice = Dice(seed)
+        self._walk = self._read()
+
+    def __next__(self) -> tuple[object, ...]:
+        return next(self._walk)
+
+    def _read(self) -> Iterator[tuple[object, ...]]:
+        files = self._source.files(self._workdir)
+        with visiting(self._workdir, self._dice):
+            settings, inputs = self._source.prepare(files)
+        for file in files:
+            self.where = file
+            yield from self._read_file(settings, inputs, file)
+
+    def _read_file(
+        self, settings: ProviderSettings, inputs: Sequence[InputType], file: str
+    ) -> Iterator[tuple[object, ...]]:
+        samples: Iterator[object] | None = None
+        has_more = True
+        while has_more:
+            turn: list[tuple[object, ...]] = []
+            failure: BiremeError | None = None
+            with visiting(self._workdir, self._dice):
+                try:
+                    samples = samples or self._source.open(settings, file)
+                    has_more = self._source.pull(samples, inputs, turn)
+                except BiremeError as error:
+                    failure = self._as_missing_data(error, file)
+            yield from turn
+            if failure is not None:
+                raise failure
+
+    def _as_missing_data(self, error: BiremeError, file: str) -> BiremeError:
+        """A listed file that is not there is the data's fault, not the script's."""
+        cause = error.__cause__
+        if not isinstance(cause, FileNotFoundError) or str(cause.filename) != file:
+            return error
+        missing = DataError(f"data file {file} does not exist in {self._workdir}", fix="check the list file")
+        missing.__cause__ = cause
+        return missing
+
+
+def _as_tuple(sample: object, inputs: Sequence[InputType]) -> tuple[object, ...]:
+    """Bring a yielded sample into the order of the inputs."""
+    if isinstance(sample, Mapping):
+        if missing := [slot.name for slot in inputs if slot.name not in sample]:
+            raise Complaint(f"yields a sample without {', '.join(missing)}")
+        return tuple(sample[slot.name] for slot in inputs)
+    if len(inputs) == 1:
+        return (_bare(sample, inputs[0]),)
+    if not isinstance(sample, list | tuple):
+        raise Complaint(f"yields {type(sample).__name__}, but the network has {len(inputs)} inputs")
+    if len(sample) != len(inputs):
+        names = ", ".join(slot.name for slot in inputs)
+        raise Complaint(f"yields {len(sample)} values, but the network has {len(inputs)} inputs: {names}")
+    return tuple(sample)
+
+
+def _bare(sample: object, slot: InputType) -> object:
+    """Accept both `yield value` and `yield value,` from a provider with a single slot."""
+    if isinstance(sample, tuple) and len(sample) == 1:
+        inner = sample[0]
+        is_wrapped = isinstance(inner, list) if slot.is_ragged or slot.kind == "dense" else True
+        return inner if is_wrapped else sample
+    return sample
+
+
+def _accepted(hook: Callable[..., Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what we offer to init_hook, what its signature takes; the config's own args it must take all."""
+    parameters = inspect.signature(hook).parameters
+    takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+    return {name: value for name, value in ours.items() if takes_all or name in parameters}
+
+
+def _encode(args: Mapping[str, Any]) -> tuple[bytes, bool]:
+    """Encode the provider's arguments; says whether the encoding tells all about them."""
+    try:
+        return msgspec.json.encode(args, order="deterministic"), True
+    except (TypeError, ValueError):
+        # An object's repr may hold an address, so only names and types are stable.
+        kinds = sorted((name, type(value).__qualname__) for name, value in args.items())
+        return repr(kinds).encode(), False

@@ -1,0 +1,1 @@
+"""One exchange: frames, plan, rounds, kernels, client, server."""

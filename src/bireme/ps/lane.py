@@ -1,0 +1,181 @@
+"""One dense lane at work: its slice in two buffers, its inbox, and the threads that wait on it.
+
+A lane owns its parameters alone; the only lock is its own. Payloads are received and sent
+outside the lock: a row belongs to one connection until it has landed, and a buffer cannot be
+written again before the trainer that is being answered has pushed once more.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core import draws
+from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
+from bireme.ps import wire
+from bireme.ps.frames import Head, Kind, unpack_records
+from bireme.ps.optimizers import Segment, SliceOptimizer
+from bireme.ps.plan import Layout, Piece, Slice, aligned_zeros
+from bireme.ps.rounds import Closing, LaneRounds, Late, Ready, Refuse, Repeat, Take, Totals
+from bireme.ps.schedules import learning_rate
+from bireme.ps.tree import Span, spans_of
+from bireme.spec.model import Optimizer, Parameter
+
+OnPass = Callable[[int, int, dict[int, Totals]], None]
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a pserver must know to keep its part of a job's parameters."""
+
+    job: int
+    view: int
+    pserver: int
+    pservers: int
+    dense_lanes: int
+    """Per pserver."""
+    parameters: tuple[Parameter, ...]
+    optimizer: Optimizer
+    seed: int
+    shards: int
+    shares: tuple[Span, ...]
+    """Which shards each trainer owns."""
+    is_set_by_trainer: bool = False
+    """Values come from a saved model that a trainer sends, not from the generator."""
+    start_pass: int = 0
+    start_samples: int = 0
+
+
+def initial_values(piece: Piece, seed: int) -> NDArray[np.float32]:
+    """A parameter's first values, drawn from a stream of its own name: any part gives the same bits."""
+    p = piece.parameter
+    count = piece.end - piece.begin
+    if p.init.spread == 0.0:
+        return np.full(count, p.init.mean, dtype=np.float32)
+    key = draws.stream_key(seed, "init", p.name)
+    if p.init.kind == "normal":
+        drawn = draws.draw_normal(key, piece.offset, count)
+    else:
+        drawn = 2.0 * draws.draw_uniform(key, piece.offset, count) - 1.0
+    return (p.init.mean + p.init.spread * drawn).astype(np.float32)
+
+
+class Lane:
+    """A slice of the model that several trainers push to and pull from."""
+
+    def __init__(self, setup: Setup, index: int, on_pass: OnPass) -> None:
+        self.index = index
+        self._on_pass = on_pass
+        layout = Layout(setup.parameters)
+        self._layout = layout
+        lanes = setup.pservers * setup.dense_lanes
+        self.part: Slice = layout.slices(lanes)[setup.pserver * setup.dense_lanes + index]
+        pieces = layout.pieces(self.part)
+        spans = spans_of(setup.shares, setup.shards)
+        self.rounds = LaneRounds(setup.shards, spans, 4 * len(self.part), job=setup.job, view=setup.view)
+        self.rounds.start_at(setup.start_pass, setup.start_samples)
+        self._rule = setup.optimizer
+        self._optimizer = SliceOptimizer(setup.optimizer, [Segment(p.parameter, p.begin, p.end) for p in pieces])
+        self._inbox = np.zeros((len(spans), len(self.part)), dtype=np.float32)
+        # w[r] and w[r - 1]: a trainer that died between two lanes' closing is replaced by one that needs the older.
+        self._buffers = [aligned_zeros(len(self.part)), aligned_zeros(len(self.part))]
+        for piece in pieces:
+            self._buffers[0][piece.begin : piece.end] = initial_values(piece, setup.seed)
+        self._is_set = not setup.is_set_by_trainer
+        self._turn = threading.Condition()
+        self._failure: BiremeError | None = None
+
+    def _buffer(self, round_: int) -> NDArray[np.float32]:
+        return self._buffers[round_ % 2]
+
+    def stop(self, failure: BiremeError | None = None) -> None:
+        """Wake everybody who waits and let them go."""
+        with self._turn:
+            self._failure = self._failure or failure or NetworkError("the pserver is stopping")
+            self._turn.notify_all()
+
+    def push(self, sock: socket.socket, head: Head) -> None:
+        """Receive a contribution; the last one of a round also closes it."""
+        records = unpack_records(wire.receive_bytes(sock, head.records_nbytes), head.count)
+        span = Span(head.lo, head.hi)
+        with self._turn:
+            verdict = self.rounds.offer(head, records)
+        if isinstance(verdict, Refuse):
+            raise FrameError(verdict.reason)
+        if isinstance(verdict, Late):
+            wire.receive_into(sock, bytearray(head.nbytes))
+        elif isinstance(verdict, Repeat):
+            self._compare(sock, head, verdict.row)
+        else:
+            self._take(sock, head, span, verdict)
+
+    def _take(self, sock: socket.socket, head: Head, span: Span, verdict: Take) -> None:
+        try:
+            if head.nbytes:
+                wire.receive_into(sock, self._inbox[verdict.row])
+        except NetworkError:
+            with self._turn:
+                self.rounds.dropped(span)
+            raise
+        with self._turn:
+            closing = self.rounds.landed(span)
+            if closing is not None:
+                self._close(closing)
+
+    def _compare(self, sock: socket.socket, head: Head, row: int) -> None:
+        again = np.empty(head.nbytes // 4, dtype=np.float32)
+        wire.receive_into(sock, again)
+        different = np.flatnonzero(again.view(np.uint32) != self._inbox[row].view(np.uint32)) if head.nbytes else []
+        if len(different):
+            name = self._layout.name_at(self.part.begin + int(different[0]))
+            raise DeterminismError(
+                f"shards {head.lo}…{head.hi - 1} sent two different gradients for round {head.round}, first in {name}",
+                why="the result would depend on which one came first",
+                fix="look for randomness or thread-dependent sums in the program",
+            )
+
+    def _close(self, closing: Closing) -> None:
+        """Apply a complete round out of place. Runs under the lane's lock, which the kernel does not need."""
+        before, after = self._buffer(closing.round), self._buffer(closing.round + 1)
+        if closing.root is None:
+            after[:] = before
+        else:
+            rate = learning_rate(self._rule, closing.samples, closing.pass_id)
+            steps = np.array(closing.steps, dtype=np.int32).reshape(-1, 2)
+            self._optimizer.apply(self._inbox, closing.root, steps, before, after, rate)
+        done = self.rounds.close()
+        if done is not None:
+            self._on_pass(closing.pass_id, closing.samples, done)
+        self._turn.notify_all()
+
+    def pull(self, sock: socket.socket, head: Head) -> None:
+        """Answer with a slice as soon as the wanted round is there."""
+        with self._turn:
+            while True:
+                if self._failure is not None:
+                    raise self._failure
+                verdict = self.rounds.look(head) if self._is_set else None
+                if isinstance(verdict, Refuse):
+                    raise FrameError(verdict.reason)
+                if isinstance(verdict, Ready):
+                    break
+                self._turn.wait()
+        part = self._buffer(verdict.round)
+        at = {"round": verdict.round, "extra": verdict.pass_id, "lo": verdict.batch}
+        reply = Head(Kind.SLICE, job=head.job, view=head.view, nbytes=part.nbytes, **at)
+        wire.send(sock, reply, part)
+
+    def set(self, sock: socket.socket, head: Head) -> None:
+        """Take the first values from a trainer that loaded a saved model."""
+        refusal = self.rounds.check(head)
+        if refusal or head.nbytes != 4 * len(self.part) or self._is_set:
+            raise FrameError(refusal.reason if refusal else "the lane has its values, or the slice has another size")
+        wire.receive_into(sock, self._buffer(0))
+        with self._turn:
+            self._is_set = True
+            self._turn.notify_all()
+

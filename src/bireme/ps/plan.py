@@ -1,0 +1,95 @@
+"""Which part of which parameter lives on which lane: a pure function that every process computes alike.
+
+Dense parameters are laid end to end in one flat vector, each starting on a 64-byte border, and
+the vector is cut into one contiguous slice per lane, equal within one such unit. So a round
+moves one message per lane, and a slice can be received straight into the model's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core.errors import SpecError
+from bireme.spec.model import Parameter
+
+UNIT = 16
+"""Floats in 64 bytes: a cache line, and what the widest vector instruction wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements begin … end - 1 of a slice hold elements offset … of a parameter."""
+
+    parameter: Parameter
+    begin: int
+    end: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one dense lane keeps: elements begin … end - 1 of the flat vector."""
+
+    begin: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+
+class Layout:
+    """Where each parameter stands in the flat vector of all dense parameters."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.parameters = tuple(parameters)
+        names = [p.name for p in parameters]
+        if len(set(names)) != len(names):
+            twice = sorted({n for n in names if names.count(n) > 1})
+            raise SpecError(f"parameter {twice[0]!r} is defined twice", fix="give each parameter its own name")
+        self.offsets: dict[str, int] = {}
+        end = 0
+        for p in parameters:
+            if min(p.shape, default=1) < 1:
+                raise SpecError(f"parameter {p.name!r} has shape {list(p.shape)}: every side must be at least 1")
+            self.offsets[p.name] = end
+            end += -(-p.size // UNIT) * UNIT
+        self.size = end
+
+    def slices(self, lanes: int) -> list[Slice]:
+        """Cut the flat vector for that many lanes; with fewer units than lanes some slices are empty."""
+        units = self.size // UNIT
+        cuts = [units * i // lanes * UNIT for i in range(lanes + 1)]
+        return [Slice(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+
+    def pieces(self, part: Slice) -> list[Piece]:
+        """What a slice holds, parameter by parameter; what is between the pieces is padding."""
+        found = []
+        for p in self.parameters:
+            start = self.offsets[p.name]
+            lo, hi = max(start, part.begin), min(start + p.size, part.end)
+            if lo < hi:
+                found.append(Piece(p, lo - part.begin, hi - part.begin, lo - start))
+        return found
+
+    def views(self, flat: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Each parameter as an array of its own shape over the flat vector's memory."""
+        return {
+            p.name: flat[self.offsets[p.name] : self.offsets[p.name] + p.size].reshape(p.shape)
+            for p in self.parameters
+        }
+
+    def name_at(self, position: int) -> str:
+        """Which parameter an element of the flat vector belongs to."""
+        holder = [p.name for p in self.parameters if self.offsets[p.name] <= position]
+        return holder[-1]
+
+
+def aligned_zeros(count: int) -> NDArray[np.float32]:
+    """A zeroed float32 vector that starts on a 64-byte border, which numpy alone does not promise."""
+    raw = np.zeros(count + UNIT, dtype=np.float32)
+    skip = (-raw.ctypes.data % 64) // 4
+    return raw[skip : skip + count]

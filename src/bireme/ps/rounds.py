@@ -1,0 +1,232 @@
+"""One lane's bookkeeping of rounds and passes, without I/O: frames' heads in, verdicts out.
+
+The shell (server.py) holds the arrays and sockets; this machine alone decides what may land
+where, when a round closes, in which order its rows are added, and which buffer answers a pull.
+
+    offer(head, records)  ->  Take(row) | Repeat(row) | Late | Refuse(reason)
+    landed(span)          ->  Closing | None      the payload is in; the round may be complete
+    dropped(span)                                 the connection died before the payload was in
+    close()                                       the kernel has run: round + 1, maybe pass + 1
+    look(head)            ->  Ready(round) | Wait | Refuse
+
+A contribution is named by (round, span) and its bytes are a function of that name, so applying
+it once follows: a repeat of the open round must have the same bytes, one of a closed round is
+answered and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bireme.ps.frames import Flag, Head, Record
+from bireme.ps.tree import Span, reduction
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Receive the payload into this row of the inbox."""
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """This row is in already: receive aside and compare."""
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The round has closed with this contribution in it: discard the payload, it counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Change nothing and say why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Answer a pull with the parameters as they stood after this many rounds, and say where in the data that is."""
+
+    round: int
+    pass_id: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Answer later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A complete round: add `rows` by `steps`, apply row `root` (none: nobody had a sample)."""
+
+    round: int
+    pass_id: int
+    root: int | None
+    steps: tuple[tuple[int, int], ...]
+    samples: int
+    """Samples in all rounds so far, this one included: what schedules count."""
+    ends_pass: bool
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the rounds of one pass for one shard."""
+
+    samples: int = 0
+    cost: float = 0.0
+    evals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+    def add(self, record: Record) -> None:
+        """Count one round's record."""
+        self.samples += record.samples
+        self.cost += record.cost
+        for i, value in enumerate(record.evals):
+            self.evals[i] += value
+
+
+@dataclass(slots=True)
+class _Row:
+    records: list[Record]
+    is_in: bool = False
+
+    @property
+    def samples(self) -> int:
+        return sum(r.samples for r in self.records)
+
+
+class LaneRounds:
+    """The state of one lane's rounds in one view."""
+
+    def __init__(self, shards: int, spans: Sequence[Span], slice_nbytes: int, *, job: int, view: int) -> None:
+        self.shards = shards
+        self.spans = list(spans)
+        self.slice_nbytes = slice_nbytes
+        self.job = job
+        self.view = view
+        self.round = 0
+        self.pass_id = 0
+        self.pass_start = 0
+        self.samples = 0
+        self._before = (0, 0)
+        self.ended: set[int] = set()
+        self.totals: dict[int, Totals] = {s: Totals() for s in range(shards)}
+        self._rows: dict[Span, _Row] = {}
+        self._index = {span: i for i, span in enumerate(self.spans)}
+
+    def start_at(self, pass_id: int, samples: int) -> None:
+        """Count on from an earlier run's pass and samples, before the first round."""
+        self.pass_id, self.samples = pass_id, samples
+
+    def check(self, head: Head) -> Refuse | None:
+        """Refuse what belongs to another job or another view."""
+        if head.job != self.job:
+            return Refuse(f"this pserver serves job {self.job:016x}, the frame is of job {head.job:016x}")
+        if head.view != self.view:
+            return Refuse(f"view {head.view} is not the current view {self.view}")
+        return None
+
+    def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
+        """Decide what to do with a PUSH whose payload has not been read yet."""
+        refusal = self.check(head)
+        if refusal:
+            return refusal
+        span = Span(head.lo, head.hi)
+        if span not in self._index:
+            return Refuse(f"shards {head.lo}…{head.hi - 1} are no contribution of this view")
+        if head.round < self.round:
+            return Late() if head.round == self.round - 1 else Refuse(f"round {head.round} is gone, pull: now {self.round}")
+        if head.round > self.round:
+            return Refuse(f"round {head.round} is ahead of round {self.round}")
+        wrong = self._wrong_records(head, span, records)
+        if wrong:
+            return Refuse(wrong)
+        row = self._rows.get(span)
+        if row is not None and not row.is_in:
+            return Refuse(f"shards {head.lo}…{head.hi - 1} are being received on another connection")
+        if row is not None:
+            return Repeat(self._index[span]) if row.records == records else Refuse("the repeat has other records")
+        self._rows[span] = _Row(records)
+        return Take(self._index[span])
+
+    def _wrong_records(self, head: Head, span: Span, records: list[Record]) -> str:
+        live = [s for s in span.shards if s not in self.ended]
+        if [r.shard for r in records] != live:
+            return f"records of shards {[r.shard for r in records]}, but {live} are live in this pass"
+        samples = sum(r.samples for r in records)
+        if head.nbytes not in (0, self.slice_nbytes):
+            return f"a payload of {head.nbytes} bytes for a slice of {self.slice_nbytes}"
+        if self.slice_nbytes and (samples > 0) != (head.nbytes > 0):
+            return f"{samples} samples with a payload of {head.nbytes} bytes"
+        if samples == 0 and not all(r.is_last for r in records):
+            return "an empty contribution that does not end its shards would never end the pass"
+        return ""
+
+    def landed(self, span: Span) -> Closing | None:
+        """The payload is in; return how to close the round once every live shard is there."""
+        self._rows[span].is_in = True
+        for other in self.spans:
+            row = self._rows.get(other)
+            if (row is None or not row.is_in) and any(s not in self.ended for s in other.shards):
+                return None
+        given = [span for span in self.spans if span in self._rows and self._rows[span].samples]
+        ending = {r.shard for row in self._rows.values() for r in row.records if r.is_last}
+        samples = self.samples + sum(row.samples for row in self._rows.values())
+        ends_pass = len(self.ended | ending) == self.shards
+        if not given:
+            return Closing(self.round, self.pass_id, None, (), samples, ends_pass)
+        root, steps = reduction(tuple(given), self.shards)
+        row_of = [self._index[span] for span in given]
+        return Closing(
+            self.round, self.pass_id, row_of[root], tuple((row_of[a], row_of[b]) for a, b in steps), samples, ends_pass
+        )
+
+    def dropped(self, span: Span) -> None:
+        """Forget a contribution whose payload never came."""
+        self._rows.pop(span, None)
+
+    def close(self) -> dict[int, Totals] | None:
+        """Step to the next round; when the pass is over, return its totals per shard."""
+        for span in self.spans:  # in the order of shards, so that the sums are the same for every layout
+            for record in self._rows[span].records if span in self._rows else ():
+                self.totals[record.shard].add(record)
+                self.samples += record.samples
+                if record.is_last:
+                    self.ended.add(record.shard)
+        self._rows.clear()
+        self._before = (self.pass_id, self.round - self.pass_start)
+        self.round += 1
+        if len(self.ended) < self.shards:
+            return None
+        done, self.totals = self.totals, {s: Totals() for s in range(self.shards)}
+        self.ended.clear()
+        self.pass_id += 1
+        self.pass_start = self.round
+        return done
+
+    def look(self, head: Head) -> Ready | Wait | Refuse:
+        """Decide how to answer a PULL."""
+        refusal = self.check(head)
+        if refusal:
+            return refusal
+        wanted = head.round
+        if head.flags & Flag.NOW:
+            wanted = self.round
+        elif head.flags & Flag.AT_PASS:
+            if head.round > self.pass_id:
+                return Wait()
+            wanted = self.pass_start if head.round == self.pass_id else -1
+        if wanted > self.round:
+            return Wait()
+        if wanted == self.round:
+            return Ready(wanted, self.pass_id, self.round - self.pass_start)
+        if wanted == self.round - 1 and wanted >= 0:
+            return Ready(wanted, *self._before)
+        return Refuse(f"round {wanted} is gone: the lane is at round {self.round} and keeps one before it")

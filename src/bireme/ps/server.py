@@ -1,0 +1,154 @@
+"""A pserver's sockets: one listening port per lane, one thread per connection.
+
+Data frames go to the lane that owns the port. Control frames are handed to whoever runs this
+server (`on_control`), together with the connection; the first port is where people and peers
+knock. A frame that is wrong is refused with its reason, and its connection closed: what
+follows it on the stream cannot be trusted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError
+from bireme.ps import wire
+from bireme.ps.frames import Head, Kind
+from bireme.ps.lane import Lane, OnPass, Setup
+from bireme.ps.rounds import Totals
+
+log = logging.getLogger(__name__)
+OnControl = Callable[[socket.socket, Head], None]
+OnClosed = Callable[[socket.socket], None]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket; port 0 takes any free one."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(128)
+    except OSError as e:
+        sock.close()
+        if e.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"port {port} on {host or 'this machine'} is in use",
+                why="another pserver or another program listens there",
+                fix="stop it, or choose another `port` (without one, local runs take free ports)",
+            ) from e
+        raise NetworkError(f"cannot listen on {host or 'any address'}:{port}: {e.strerror}") from e
+    return sock
+
+
+class PServer:
+    """Lanes of one pserver process: opened at once, given parameters when a job sets them up."""
+
+    def __init__(
+        self, sockets: Sequence[socket.socket], dense_lanes: int, on_control: OnControl, on_closed: OnClosed
+    ) -> None:
+        self._sockets = list(sockets)
+        self._dense_lanes = dense_lanes
+        self._on_control = on_control
+        self._on_closed = on_closed
+        self.lanes: list[Lane] = []
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._is_stopping = False
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports that are open: dense lanes first, then sparse lanes."""
+        return [sock.getsockname()[1] for sock in self._sockets]
+
+    def start(self) -> None:
+        """Accept connections on every port from now on."""
+        for index, sock in enumerate(self._sockets):
+            name = f"accept-{index}"
+            threading.Thread(target=self._accept, args=(sock, index), name=name, daemon=True).start()
+
+    def set_up(self, setup: Setup, on_pass: OnPass) -> None:
+        """Take this part of a job's parameters; a pserver serves one job in its life."""
+        if self.lanes:
+            raise FrameError("this pserver already serves a job", fix="start a fresh pserver for another job")
+        if setup.dense_lanes != self._dense_lanes:
+            raise FrameError(
+                f"the job wants {setup.dense_lanes} dense lanes, this pserver opened {self._dense_lanes}",
+                fix="give the same --ports_num to pservers and trainers",
+            )
+
+        def ignore(pass_id: int, samples: int, totals: dict[int, Totals]) -> None:
+            """Totals are the same on every lane: the first one tells."""
+
+        self.lanes = [
+            Lane(setup, i, on_pass if i == 0 and setup.pserver == 0 else ignore) for i in range(self._dense_lanes)
+        ]
+
+    def stop(self, failure: BiremeError | None = None) -> None:
+        """Close everything; threads that wait on a lane are woken and leave."""
+        with self._lock:
+            self._is_stopping = True
+            connections = list(self._connections)
+        for lane in self.lanes:
+            lane.stop(failure)
+        for sock in [*self._sockets, *connections]:
+            _shut(sock)
+
+    def _accept(self, listening: socket.socket, index: int) -> None:
+        while True:
+            try:
+                sock, peer = listening.accept()
+            except OSError:
+                return  # closed by stop()
+            log.debug("worker started, peer = %s", peer[0])
+            wire.tune(sock)
+            with self._lock:
+                if self._is_stopping:
+                    sock.close()
+                    return
+                self._connections.add(sock)
+            threading.Thread(target=self._serve, args=(sock, index), name=f"lane-{index}", daemon=True).start()
+
+    def _serve(self, sock: socket.socket, index: int) -> None:
+        try:
+            while (head := wire.receive_head(sock)) is not None:
+                self._dispatch(sock, head, index)
+        except NetworkError as e:
+            log.debug("connection ended: %s", e.what)
+        except BiremeError as e:
+            log.warning("refused a frame from %s: %s", wire.peer_name(sock), e.what)
+            wire.refuse(sock, e.what, why=e.why, fix=e.fix)
+        finally:
+            with self._lock:
+                self._connections.discard(sock)
+            self._on_closed(sock)
+            _shut(sock)
+
+    def _dispatch(self, sock: socket.socket, head: Head, index: int) -> None:
+        if head.kind is Kind.CONTROL:
+            self._on_control(sock, head)
+            return
+        if not self.lanes:
+            raise FrameError("this pserver has no job yet")
+        if index >= len(self.lanes):
+            raise FrameError("this is a sparse lane, and the job has no sparse parameters")
+        lane = self.lanes[index]
+        if head.kind is Kind.PUSH:
+            lane.push(sock, head)
+        elif head.kind is Kind.PULL:
+            lane.pull(sock, head)
+        elif head.kind is Kind.SET:
+            lane.set(sock, head)
+        else:
+            raise FrameError(f"a lane takes PUSH, PULL and SET, not {head.kind.name}")
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # not connected any more
+    sock.close()

@@ -1,0 +1,135 @@
+"""Frames over sockets: the only place that moves bytes.
+
+Blocking calls, no buffering of our own: payloads go from the array they live in to the array
+they belong in (`sendmsg` and `recv_into` release the interpreter lock). A peer that stops in the
+middle of a frame is given `STALL_S`, so junk or a half-open connection cannot hold a thread.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core import faults
+from bireme.core.errors import FrameError, NetworkError, RefusedError
+from bireme.ps.frames import HEAD_NBYTES, Head, Kind, unpack_head
+
+STALL_S = 60.0
+Buffer = bytes | bytearray | memoryview | NDArray[np.float32]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The payload of a REFUSE frame."""
+
+    reason: str
+    why: str = ""
+    fix: str = ""
+
+
+def tune(sock: socket.socket) -> socket.socket:
+    """Settings that every connection of ours wants."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return sock
+
+
+def send(sock: socket.socket, head: Head, *parts: Buffer) -> None:
+    """Send one frame; head and parts leave in one system call where the kernel takes them."""
+    send_all(sock, [head.pack(), *parts])
+
+
+def send_all(sock: socket.socket, parts: Sequence[Buffer]) -> None:
+    """Send buffers one after the other without joining them."""
+    faults.at("wire.send")
+    views = [memoryview(p).cast("B") for p in parts if len(p)]
+    try:
+        while views:
+            sent = sock.sendmsg(views)
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]
+    except OSError as e:
+        raise NetworkError(f"the connection to {peer_name(sock)} broke while sending: {e.strerror or e}") from e
+
+
+def receive_head(sock: socket.socket) -> Head | None:
+    """Wait for the next frame's head, as long as it takes; None when the peer has closed."""
+    buffer = bytearray(HEAD_NBYTES)
+    try:
+        got = sock.recv_into(buffer)
+    except OSError as e:
+        raise NetworkError(f"the connection to {peer_name(sock)} broke: {e.strerror or e}") from e
+    if got == 0:
+        return None
+    if got < HEAD_NBYTES:
+        receive_into(sock, memoryview(buffer)[got:])
+    return unpack_head(buffer)
+
+
+def receive_into(sock: socket.socket, target: bytearray | memoryview | NDArray[np.float32]) -> None:
+    """Fill `target` from the connection."""
+    faults.at("wire.receive")
+    view = memoryview(target).cast("B")
+    before = sock.gettimeout()
+    sock.settimeout(STALL_S)
+    try:
+        while view:
+            got = sock.recv_into(view)
+            if got == 0:
+                raise NetworkError(f"{peer_name(sock)} closed the connection in the middle of a frame")
+            view = view[got:]
+    except TimeoutError as e:
+        raise NetworkError(f"{peer_name(sock)} stopped in the middle of a frame for {STALL_S:.0f} s") from e
+    except OSError as e:
+        raise NetworkError(f"the connection to {peer_name(sock)} broke: {e.strerror or e}") from e
+    finally:
+        if sock.fileno() >= 0:
+            sock.settimeout(before)
+
+
+def receive_bytes(sock: socket.socket, nbytes: int) -> bytearray:
+    """Receive a small payload; the caller has checked its length."""
+    buffer = bytearray(nbytes)
+    receive_into(sock, buffer)
+    return buffer
+
+
+def refuse(sock: socket.socket, reason: str, *, why: str = "", fix: str = "") -> None:
+    """Tell the peer no; it is no news if it has gone already."""
+    body = msgspec.json.encode(Refusal(reason, why, fix))
+    try:
+        send(sock, Head(Kind.REFUSE, nbytes=len(body)), body)
+    except NetworkError:
+        return
+
+
+def raise_refusal(sock: socket.socket, head: Head) -> None:
+    """Turn a received REFUSE frame into an error; other kinds pass."""
+    if head.kind is Kind.REFUSE:
+        said = msgspec.json.decode(receive_bytes(sock, head.nbytes), type=Refusal)
+        raise RefusedError(f"{peer_name(sock)} refused: {said.reason}", why=said.why, fix=said.fix)
+
+
+def expect(sock: socket.socket, kind: Kind) -> Head:
+    """Wait for a frame of this kind; a refusal or a closed connection becomes an error."""
+    head = receive_head(sock)
+    if head is None:
+        raise NetworkError(f"{peer_name(sock)} closed the connection")
+    raise_refusal(sock, head)
+    if head.kind is not kind:
+        raise FrameError(f"{peer_name(sock)} sent {head.kind.name} where {kind.name} was due")
+    return head
+
+
+def peer_name(sock: socket.socket) -> str:
+    """The other end, for messages."""
+    try:
+        peer = sock.getpeername()
+    except OSError:
+        return "the peer"
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "the local peer"

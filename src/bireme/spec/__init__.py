@@ -1,0 +1,1 @@
+"""Checked models of what the user wrote."""

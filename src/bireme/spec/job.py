@@ -1,0 +1,130 @@
+"""What job.yaml may say, and the job it resolves to.
+
+`JobFile` mirrors the file key by key; every key's description below is also its entry in the
+reference. `Job` is what the processes are given: paths absolute, counts settled, nothing left
+to guess.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$",
+        description="Name of the job: lower-case letters, digits and dashes, at most 52 characters.",
+        examples=["paddle-cluster-job"],
+    ),
+]
+Count = Annotated[int, Meta(ge=1, le=4096)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Lanes = Annotated[int, Meta(ge=1, le=64)]
+
+
+class ProgramFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is trained."""
+
+    config: Annotated[
+        str,
+        Meta(
+            description="The trainer_config file, relative to job.yaml. Its directory is copied beside each shard's `data/`.",
+            examples=["quick_start/trainer_config.lr.py"],
+        ),
+    ]
+    args: Annotated[
+        dict[str, str | int | float | bool],
+        Meta(description="Arguments that the config reads with `get_config_arg`."),
+    ] = {}
+
+
+class DataFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What it is trained on."""
+
+    path: Annotated[
+        str, Meta(description="Directory that holds the shards `0/data`, `1/data`, …, relative to job.yaml.")
+    ] = "."
+    shards: Annotated[
+        int | None,
+        Meta(description="How many shards there must be. Left out: as many as are found."),
+    ] = None
+
+
+class LanePorts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How pservers listen."""
+
+    port: Annotated[
+        Port | None,
+        Meta(description="First port of each pserver. Left out: local runs take free ports."),
+    ] = None
+    ports_num: Annotated[Lanes, Meta(description="Dense lanes of each pserver.")] = 1
+    ports_num_for_sparse: Annotated[
+        Annotated[int, Meta(ge=0, le=64)],
+        Meta(description="Sparse lanes of each pserver. They are opened, but no parameter uses them yet."),
+    ] = 0
+
+
+class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole job.yaml."""
+
+    name: Name
+    program: Annotated[ProgramFile, Meta(description="What is trained.")]
+    data: Annotated[DataFiles, Meta(description="What it is trained on.")] = DataFiles()
+    nodes: Annotated[
+        Count | None,
+        Meta(description="Nodes, each with one pserver and one trainer. Left out: one per shard."),
+    ] = None
+    pservers: Annotated[Count | None, Meta(description="Pservers, where they are counted apart from trainers.")] = None
+    trainers: Annotated[
+        Count | None,
+        Meta(description="Trainers, where they are counted apart. At most one per shard; a trainer may own several shards."),
+    ] = None
+    lanes: Annotated[LanePorts, Meta(description="How pservers listen.")] = LanePorts()
+    passes: Annotated[Count, Meta(description="How often all the data is walked over.")] = 10
+    mode: Annotated[
+        Literal["sync"],
+        Meta(description="How updates are combined. `sync`: one update per round from every shard's gradient."),
+    ] = "sync"
+    seed: Annotated[
+        Annotated[int, Meta(ge=0, le=2**53)],
+        Meta(description="Decides first values and shuffling. Same seed, same data, same bits."),
+    ] = 1
+    output: Annotated[str, Meta(description="Where logs and models go, relative to job.yaml.")] = "output"
+    log_period: Annotated[Count, Meta(description="Rounds between two progress lines in train.log.")] = 50
+    connect_timeout_s: Annotated[
+        Annotated[float, Meta(gt=0, le=3600)],
+        Meta(description="How long processes wait for each other at the start, in seconds."),
+    ] = 60.0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job as its processes see it."""
+
+    name: str
+    config: str
+    config_args: dict[str, str]
+    data: str
+    shards: int
+    pservers: int
+    trainers: int
+    port: int | None
+    ports_num: int
+    ports_num_for_sparse: int
+    passes: int
+    seed: int
+    output: str
+    log_period: int
+    connect_timeout_s: float
+    start_pass: int = 0
+    init_model: str = ""
+    """Directory of a saved model to start from; '' starts from the generator."""
+    faults: str = ""
+    """What a drill wants disturbed; '' for nothing."""
+
+    @property
+    def nodes(self) -> int:
+        """Places that run a pserver, a trainer, or both."""
+        return max(self.pservers, self.trainers)

@@ -1,0 +1,1 @@
+"""One trainer: the loop, seekable readers, the ledger."""

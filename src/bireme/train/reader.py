@@ -1,0 +1,149 @@
+"""Seekable readers: (seed, shard, pass, batch) names the samples.
+
+A provider is a generator, so it cannot be sought; its shard is therefore packed once into
+arrays, kept in a cache under a name made from the content of everything it depends on. Shuffling
+is a permutation of those rows, drawn for (seed, shard, pass), so any batch of any pass can be
+had at once, by any trainer, with the same samples in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core import draws
+from bireme.core.errors import DataError
+from bireme.programs.columns import Batch, pack
+from bireme.programs.program import Role, Source, SourceFacts
+
+log = logging.getLogger(__name__)
+CACHE_LIMIT_NBYTES = 20 << 30
+
+
+class ShardReader:
+    """One shard's samples for one role, batch by batch."""
+
+    def __init__(
+        self, source: Source, workdir: Path, shard: int, *, seed: int, batch_size: int, cache: Path | None
+    ) -> None:
+        self.shard = shard
+        self._source = source
+        self._workdir = workdir
+        self._seed = seed
+        self._batch_size = batch_size
+        self._cache = cache
+        self._facts = source.facts(workdir)
+        self._packed: tuple[int | None, Batch] | None = None
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+
+    def open(self, pass_id: int) -> int:
+        """Make a pass's samples ready and return how many there are."""
+        return len(self._samples(pass_id))
+
+    def batches(self, pass_id: int) -> int:
+        """How many batches the pass has; the last may be short, an empty shard has none."""
+        return -(-self.open(pass_id) // self._batch_size)
+
+    def batch(self, pass_id: int, index: int) -> Batch:
+        """The samples of one batch."""
+        samples = self._samples(pass_id)
+        begin = index * self._batch_size
+        end = min(begin + self._batch_size, len(samples))
+        return samples.take(self._rows(pass_id, len(samples))[begin:end])
+
+    def _rows(self, pass_id: int, count: int) -> NDArray[np.int64]:
+        if self._order is None or self._order[0] != pass_id:
+            if self._facts.should_shuffle:
+                order = draws.draw_permutation(draws.stream_key(self._seed, "shuffle", self.shard, pass_id), count)
+            else:
+                order = np.arange(count, dtype=np.int64)
+            self._order = (pass_id, order)
+        return self._order[1]
+
+    def _samples(self, pass_id: int) -> Batch:
+        # A provider without a cache promise may yield other samples in every pass.
+        wanted = None if self._facts.is_cacheable else pass_id
+        if self._packed is None or self._packed[0] != wanted:
+            self._packed = (wanted, self._load(wanted))
+        return self._packed[1]
+
+    def _load(self, pass_id: int | None) -> Batch:
+        seed = draws.stream_key(self._seed, "provider", self.shard, pass_id or 0) % 2**32
+        if self._cache is None:
+            return self._pack(seed)
+        key = content_key(self._facts, self._workdir, seed)
+        return cached(self._cache, key, self._facts, lambda: self._pack(seed))
+
+    def _pack(self, seed: int) -> Batch:
+        return pack(self._source.samples(self._workdir, seed), self._facts.inputs)
+
+
+def content_key(facts: SourceFacts, workdir: Path, seed: int) -> str:
+    """Name what a provider would yield by hashing all that decides it, the data files included."""
+    digest = hashlib.sha256(f"1\0{facts.fingerprint}\0{seed}".encode())
+    digest.update(msgspec.json.encode(facts.inputs))
+    for name in facts.files:
+        path = workdir / name
+        try:
+            with path.open("rb") as f:
+                content = hashlib.file_digest(f, "sha256").digest()
+        except OSError as e:
+            raise DataError(f"cannot read {path.resolve()}: {e.strerror}", fix=f"it is named in the list file as {name!r}") from e
+        digest.update(name.encode() + b"\0" + content)
+    return digest.hexdigest()
+
+
+def cached(directory: Path, key: str, facts: SourceFacts, make: Callable[[], Batch]) -> Batch:
+    """Load packed samples by name, or make and keep them; a cache that cannot be used is never an error."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file, save_file
+
+    path = directory / f"{key}.safetensors"
+    try:
+        found = Batch.from_arrays(facts.inputs, load_file(path))
+    except (OSError, SafetensorError, DataError):
+        found = None
+    if found is not None:
+        with contextlib.suppress(OSError):
+            path.touch()
+        return found
+    batch = make()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _trim(directory)
+        with tempfile.TemporaryDirectory(dir=directory) as aside:
+            half = Path(aside) / "packed"
+            save_file({k: np.ascontiguousarray(v) for k, v in batch.to_arrays().items()}, half)
+            half.replace(path)
+    except (OSError, SafetensorError) as e:
+        log.warning("packed samples are not kept: %s", e)
+    return batch
+
+
+def _trim(directory: Path) -> None:
+    """Keep the cache below its limit by dropping what was used longest ago."""
+    files = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in directory.glob("*.safetensors")), reverse=True)
+    total = 0
+    for _, nbytes, path in files:
+        total += nbytes
+        if total > CACHE_LIMIT_NBYTES:
+            path.unlink(missing_ok=True)
+
+
+def open_reader(  # noqa: PLR0913 - the five that name the samples, and where to cache them
+    source: Source | None, role: Role, workdir: Path, shard: int, *, seed: int, batch_size: int, cache: Path | None
+) -> ShardReader:
+    """A reader for a role that the program must have."""
+    if source is None:
+        raise DataError(
+            f"the program defines no {role} data", fix="name a list file for it in define_py_data_sources2"
+        )
+    return ShardReader(source, workdir, shard, seed=seed, batch_size=batch_size, cache=cache)

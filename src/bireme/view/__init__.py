@@ -1,0 +1,1 @@
+"""Words and pictures for people, read-only over status and metrics."""
