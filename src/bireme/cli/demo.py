@@ -16,7 +16,13 @@ from bireme.spec.load import command_name, load_job
 
 
 @click.command(epilog="Example: bireme demo --prepare first-job, then change it and `bireme train first-job/job.yaml`")
-@click.option("--prepare", "prepare_dir", type=Path, metavar="DIR", help="Only write the demo's directory, to be changed and trained later.")
+@click.option(
+    "--prepare",
+    "prepare_dir",
+    type=Path,
+    metavar="DIR",
+    help="Only write the demo's directory, to be changed and trained later.",
+)
 @click.option("--dir", "directory", type=Path, default=Path("bireme-demo"), show_default=True, help="Where to run.")
 @click.option("--passes", type=click.IntRange(1), default=10, show_default=True, help="Passes over the data.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
@@ -32,12 +38,18 @@ def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) 
         _prepare(target, as_json=as_json)
     if prepare_dir is not None:
         told = {"job": str(target / "job.yaml"), "shards": 3}
-        click.echo(json.dumps(told) if as_json else f"ready: change what you like, then `{command_name()} train {target / 'job.yaml'}`")
+        click.echo(
+            json.dumps(told)
+            if as_json
+            else f"ready: change what you like, then `{command_name()} train {target / 'job.yaml'}`"
+        )
         return
     output = _free_output(target)
     job = load_job(target / "job.yaml", {"output": output, "passes": passes})
     if not as_json:
-        click.echo(f"training: {job.pservers} pservers and {job.trainers} trainers, {passes} passes, output in {output}")
+        click.echo(
+            f"training: {job.pservers} pservers and {job.trainers} trainers, {passes} passes, output in {output}"
+        )
     try:
         status = follow(job, str(target / "job.yaml"), choose_view(is_silent=as_json))
     except Cancelled as e:
@@ -55,7 +67,9 @@ def _prepare(target: Path, *, as_json: bool) -> None:
     if as_json:
         prepare(target)
         return
-    click.echo("synthetic data: reviews from a seeded grammar, 5 % of the labels wrong on purpose (so 5.00 % is the best error)")
+    click.echo(
+        "synthetic data: reviews from a seeded grammar, 5 % of the labels wrong on purpose (the best possible error)"
+    )
     begun = time.monotonic()
     shows = sys.stderr.isatty()
 
@@ -67,7 +81,8 @@ def _prepare(target: Path, *, as_json: bool) -> None:
     if shows:
         click.echo("\r" + " " * 60 + "\r", nl=False, err=True)
     click.echo(
-        f"  {facts.train:,} training and {facts.test:,} test reviews, {facts.words:,} words, in 3 shards under {target}/ "
+        f"  {facts.train:,} training and {facts.test:,} test reviews, {facts.words:,} words, "
+        f"in 3 shards under {target}/ "
         f"({time.monotonic() - begun:.1f} s)"
     )
 
@@ -102,12 +117,14 @@ def _words(told: dict[str, Any], target: Path) -> str:
     lines = ["", "pass  train cost  train error  test error"]
     for p in told["passes"]:
         lines.append(
-            f"{p['pass_id']:>4}  {number(p['cost']):>10}  {percent(error_of(p['evals'])):>11}  {percent(error_of(p['test_evals'])):>10}"
+            f"{p['pass_id']:>4}  {number(p['cost']):>10}  {percent(error_of(p['evals'])):>11}  "
+            f"{percent(error_of(p['test_evals'])):>10}"
         )
     me = command_name()
     lines += [
         "",
-        f"test error {percent(told['test_error'])} (best possible: 5.00 %), {told['samples_per_s']:,.0f} samples/s, {told['seconds']} s in all",
+        f"test error {percent(told['test_error'])} (best possible: 5.00 %), {told['samples_per_s']:,.0f} samples/s, "
+        f"{told['seconds']} s in all",
         f"model: {told['model']}",
         f"hash:  {told['hash']}",
         "",

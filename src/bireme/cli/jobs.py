@@ -76,7 +76,10 @@ def status(job: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**_short(record), "status": now}))
         return
-    click.echo(f"{record.name}: {record.state}{f' ({record.reason})' if record.reason else ''}, started {_ago(record.started)} ago")
+    click.echo(
+        f"{record.name}: {record.state}{f' ({record.reason})' if record.reason else ''}, "
+        f"started {_ago(record.started)} ago"
+    )
     click.echo(f"output: {record.output}")
     from bireme.view.plain import number, pass_line
 
@@ -105,7 +108,10 @@ def logs(job: str | None, node: int | None, role: str | None, is_following: bool
     pattern = "node_*" if node is None else f"node_{node}"
     files = [f for d in sorted(Path(record.output).glob(pattern)) for n in names if (f := d / n).is_file()]
     if not files:
-        raise UsageError(f"{record.name} has no such log under {record.output}", fix="leave --node and --role out to see all")
+        raise UsageError(
+            f"{record.name} has no such log under {record.output}",
+            fix="leave --node and --role out to see all",
+        )
     for path, line in _lines(files, lines, is_following):
         who = f"{path.parent.name}/{path.name}"
         click.echo(json.dumps({"log": who, "line": line}) if as_json else f"{who}: {line}")

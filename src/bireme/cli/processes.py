@@ -63,10 +63,16 @@ def node(job: Path, rank: int, run: Path, parent: int | None) -> None:
 @click.option("--ports_num", type=click.IntRange(1, 64), default=1, show_default=True, help="Dense lanes.")
 @click.option("--ports_num_for_sparse", type=click.IntRange(0, 64), default=0, show_default=True, help="Sparse lanes.")
 @click.option("--nics", default="", help="Network interface to listen on; all when left out.")
-@click.option("--num_gradient_servers", type=click.IntRange(1, 4096), default=1, show_default=True, help="Trainers of the job.")
+@click.option(
+    "--num_gradient_servers",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    help="Trainers of the job.",
+)
 @click.option("--comment", default="", help="Ignored; a marker for `ps`.")
 @_family_options
-def pserver(  # noqa: PLR0913 - the original's flags
+def pserver(
     port: int, ports_num: int, ports_num_for_sparse: int, nics: str, num_gradient_servers: int, comment: str,
     job: Path | None, rank: int | None, run: Path | None, parent: int | None,
 ) -> None:  # fmt: skip
@@ -98,23 +104,54 @@ def pserver(  # noqa: PLR0913 - the original's flags
 
 
 @click.command(
-    epilog="Example: bireme trainer --config=trainer_config.lr.py --pservers=10.0.0.1,10.0.0.2 --port=7164 --ports_num=2 "
-    "--trainer_id=0 --num_passes=10 --save_dir=./output"
+    epilog="Example: bireme trainer --config=trainer_config.lr.py --pservers=10.0.0.1,10.0.0.2 --port=7164 "
+    "--ports_num=2 --trainer_id=0 --num_passes=10 --save_dir=./output"
 )
 @click.option("--config", type=Path, help="The trainer_config file; it runs in the current directory, with ./data.")
 @click.option("--config_args", default="", help="k1=v1,k2=v2 for get_config_arg.")
-@click.option("--pservers", default="127.0.0.1", show_default=True, help="Hosts of the pservers, the same list for all trainers.")
-@click.option("--port", type=click.IntRange(1, 65535), default=20134, show_default=True, help="First port of each pserver.")
-@click.option("--ports_num", type=click.IntRange(1, 64), default=1, show_default=True, help="Dense lanes of each pserver.")
-@click.option("--trainer_id", type=click.IntRange(0), default=0, show_default=True, help="Rank of this trainer; 0 saves the models.")
+@click.option(
+    "--pservers",
+    default="127.0.0.1",
+    show_default=True,
+    help="Hosts of the pservers, the same list for all trainers.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=20134,
+    show_default=True,
+    help="First port of each pserver.",
+)
+@click.option(
+    "--ports_num",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Dense lanes of each pserver.",
+)
+@click.option(
+    "--trainer_id",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Rank of this trainer; 0 saves the models.",
+)
 @click.option("--num_passes", type=click.IntRange(1), default=100, show_default=True, help="Passes to run.")
-@click.option("--start_pass", type=click.IntRange(0), default=0, show_default=True, help="Go on after pass N-1 of save_dir.")
+@click.option(
+    "--start_pass",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Go on after pass N-1 of save_dir.",
+)
 @click.option("--init_model_path", type=Path, help="Start from this saved model.")
 @click.option("--save_dir", type=Path, default="./output/model", show_default=True, help="Where models go.")
 @click.option("--log_period", type=click.IntRange(1), default=100, show_default=True, help="Rounds between log lines.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="First values and shuffling.")
 @click.option("--trainer_count", type=int, default=1, help="A hint for compute threads; never changes the result.")
-@click.option("--connect_timeout", type=float, default=60.0, show_default=True, help="Seconds to wait for the pservers.")
+@click.option(
+    "--connect_timeout", type=float, default=60.0, show_default=True, help="Seconds to wait for the pservers."
+)
 @click.option("--ports_num_for_sparse", type=int, default=0, hidden=True)
 @click.option("--num_gradient_servers", type=int, default=0, hidden=True)
 @click.option("--nics", default="", hidden=True)
@@ -142,5 +179,3 @@ def trainer(job: Path | None, rank: int | None, run: Path | None, parent: int | 
     _settle(parent, spec.faults)
     meet = SharedDirectory(run / "meet", spec.pservers)
     _guarded(run, f"trainer {rank}", lambda: TrainerProcess(options_of_job(spec, rank, run)).run(meet))
-
-

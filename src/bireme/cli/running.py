@@ -85,7 +85,10 @@ def explain_stop(job: Job, job_file: str, error: Cancelled) -> Cancelled:
     """Tell how to go on after a stop."""
     passes = sorted(p.name for p in Path(job.output).glob("pass-*") if (p / "done").is_file())
     if not passes:
-        return Cancelled(f"{error.what}; no pass was finished", fix="start again with another `--output`, or remove " + job.output)
+        return Cancelled(
+            f"{error.what}; no pass was finished",
+            fix="start again with another `--output`, or remove " + job.output,
+        )
     next_pass = int(passes[-1][5:]) + 1
     return Cancelled(
         f"{error.what}; {passes[-1]} is the last finished pass",

@@ -22,7 +22,12 @@ from bireme.spec.load import load_job
 @click.option("--passes", type=int, help="Passes over the data, counted from the first.")
 @click.option("--seed", type=int, help="Decides first values and shuffling.")
 @click.option("--output", type=Path, help="Where logs and models go.")
-@click.option("--start-pass", type=click.IntRange(0), default=0, help="Go on from the model of the pass before this one.")
+@click.option(
+    "--start-pass",
+    type=click.IntRange(0),
+    default=0,
+    help="Go on from the model of the pass before this one.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **overrides: Any) -> None:
@@ -47,7 +52,13 @@ def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **overr
 
     model = Path(job.output) / pass_name(job.passes - 1)
     if as_json:
-        told = {"job": job.name, "output": job.output, "model": str(model), "hash": model_hash(model), **status}
+        told = {
+            "job": job.name,
+            "output": job.output,
+            "model": str(model),
+            "hash": model_hash(model),
+            **status,
+        }
         click.echo(json.dumps(told))
         return
     click.echo(f"finished: the model is in {model}")

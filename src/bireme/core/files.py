@@ -18,9 +18,14 @@ def storage_errors(what: str) -> Iterator[None]:
         yield
     except OSError as e:
         if e.errno == errno.ENOSPC:
-            raise StorageError(f"the disk is full: cannot write {what}", fix="free some space; nothing already saved was touched") from e
+            raise StorageError(
+                f"the disk is full: cannot write {what}",
+                fix="free some space; nothing already saved was touched",
+            ) from e
         if e.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise StorageError(f"cannot write {what}: {e.strerror}", fix="choose an output directory that you may write to") from e
+            raise StorageError(
+                f"cannot write {what}: {e.strerror}", fix="choose an output directory that you may write to"
+            ) from e
         raise StorageError(f"cannot write {what}: {e.strerror or e}") from e
 
 

@@ -93,9 +93,7 @@ class _Check:
         self._shards = shards
         self._on_progress = on_progress
         self._files = {shard: data_files(path / "data") for shard, path in shards.items()}
-        self._total = sum(
-            (shards[s] / "data" / n).stat().st_size for s, ns in self._files.items() for n in ns
-        )
+        self._total = sum((shards[s] / "data" / n).stat().st_size for s, ns in self._files.items() for n in ns)
         self._done = self._said = 0
         self._problems: list[Problem] = []
         self._facts: dict[int, dict[str, FileFacts]] = {}
@@ -168,9 +166,7 @@ class _Check:
         self._scan(shard, LABELS_LIST, check_label_list(labels))
         return frozenset(labels) or None
 
-    def _line_check(
-        self, shard: int, name: str, has_samples: bool, labels: frozenset[int] | None
-    ) -> LineCheck | None:
+    def _line_check(self, shard: int, name: str, has_samples: bool, labels: frozenset[int] | None) -> LineCheck | None:
         if name == DICTIONARY:
             return check_dictionary()
         if not has_samples:
@@ -209,9 +205,7 @@ class _Check:
     def _advance(self, nbytes: int) -> None:
         self._done += nbytes
         # Once a line would cost more than the check itself.
-        if self._on_progress is not None and (
-            self._done - self._said >= _TELL_BYTES or self._done >= self._total
-        ):
+        if self._on_progress is not None and (self._done - self._said >= _TELL_BYTES or self._done >= self._total):
             self._said = self._done
             self._on_progress(self._done, self._total)
 

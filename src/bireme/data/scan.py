@@ -96,9 +96,7 @@ def first_line(path: Path) -> str:
     return next((line for line in head.decode("utf-8", "replace").split("\n") if line.strip()), "")
 
 
-def _pieces(
-    stream: BinaryIO, update: Callable[[bytes], None], on_bytes: OnBytes
-) -> Iterator[tuple[int, bytes, bool]]:
+def _pieces(stream: BinaryIO, update: Callable[[bytes], None], on_bytes: OnBytes) -> Iterator[tuple[int, bytes, bool]]:
     """Yield (line number, bytes, whether these are the whole line)."""
     number, at_start = 0, True
     while piece := stream.readline(LONGEST_LINE):

@@ -138,16 +138,12 @@ def _write_shards(plan: SplitPlan, stage: Path, reader: _Reader) -> tuple[Manife
     for name in plan.copied:
         for shard, written in enumerate(_copy_file(plan, name, stage, reader)):
             facts[shard].append(written)
-    contents = tuple(
-        ShardManifest(shard=i, files=tuple(sorted(f, key=lambda x: x.path))) for i, f in enumerate(facts)
-    )
+    contents = tuple(ShardManifest(shard=i, files=tuple(sorted(f, key=lambda x: x.path))) for i, f in enumerate(facts))
     split = tuple(f"data/{name}" for name in plan.split)
     return Manifest(version=FORMAT_VERSION, shards=plan.shards, split=split, contents=contents), lines
 
 
-def _split_file(
-    path: Path, name: str, quotas: list[int], stage: Path, reader: _Reader
-) -> Iterator[FileFacts]:
+def _split_file(path: Path, name: str, quotas: list[int], stage: Path, reader: _Reader) -> Iterator[FileFacts]:
     """Write each shard's run of lines, one shard after another."""
     chunks = reader.chunks(path)
     rest = b""

@@ -131,7 +131,10 @@ class Coordinating:
         facts = self._machine.facts
         if facts is not None and facts.output:
             try:
-                write_atomic(Path(facts.output) / STATUS_FILE, msgspec.json.encode(self._machine.status(time.monotonic())))
+                write_atomic(
+                    Path(facts.output) / STATUS_FILE,
+                    msgspec.json.encode(self._machine.status(time.monotonic())),
+                )
             except StorageError as e:
                 log.error("the last status is lost: %s", e)
         for sock in self._pservers:

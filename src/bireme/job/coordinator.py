@@ -114,13 +114,27 @@ class Coordinator:
                 )
             ]
         if join.trainer in self._members:
-            return [RefuseJoin(connection, f"trainer {join.trainer} has joined already", "give each trainer its own --trainer_id")]
+            return [
+                RefuseJoin(
+                    connection,
+                    f"trainer {join.trainer} has joined already",
+                    "give each trainer its own --trainer_id",
+                )
+            ]
         facts = join.facts
-        if facts.trainers == 0:  # started by hand: as with the original, only pservers are told how many trainers there are
+        if (
+            facts.trainers == 0
+        ):  # started by hand: as with the original, only pservers are told how many trainers there are
             facts = msgspec.structs.replace(facts, trainers=self.trainers, shards=self.trainers)
         difference = self._difference(facts)
         if difference:
-            return [RefuseJoin(connection, f"trainer {join.trainer} runs another job: {difference}", "give all trainers the same config and flags")]
+            return [
+                RefuseJoin(
+                    connection,
+                    f"trainer {join.trainer} runs another job: {difference}",
+                    "give all trainers the same config and flags",
+                )
+            ]
         if self.facts is None or join.trainer == 0:
             self.facts = facts
         self._members[join.trainer] = _Member(connection, join.pid, join.host)
@@ -184,8 +198,8 @@ class Coordinator:
         member.progress = message
         samples = max(message.samples, 1)
         line = {
-            "event": "progress", "t": round(now_s - self._begun_s, 3), "trainer": message.trainer, "pass": message.pass_id,
-            "batch": message.batch, "samples": message.samples, "cost": message.cost / samples,
+            "event": "progress", "t": round(now_s - self._begun_s, 3), "trainer": message.trainer,
+            "pass": message.pass_id, "batch": message.batch, "samples": message.samples, "cost": message.cost / samples,
             "rate": round(message.rate, 1),
         }  # fmt: skip
         return [Write("metrics.jsonl", line)]
@@ -303,7 +317,13 @@ def _ledger_rows(pass_id: int, totals: dict[int, Totals], done: list[m.PassDone]
     read = {shard: n for report in done for shard, n in report.read.items()}
     trained = {shard: n for report in done for shard, n in report.trained.items()}
     return [
-        {"pass": pass_id, "shard": s, "read": read.get(s, 0), "trained": trained.get(s, 0), "applied": t.samples}
+        {
+            "pass": pass_id,
+            "shard": s,
+            "read": read.get(s, 0),
+            "trained": trained.get(s, 0),
+            "applied": t.samples,
+        }
         for s, t in sorted(totals.items())
     ]
 

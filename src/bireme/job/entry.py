@@ -36,7 +36,10 @@ def children_of(job: Job, job_path: Path, rank: int, run: Path) -> list[Child]:
     """The processes that this node runs, pserver first."""
     node = Path(job.output) / f"node_{rank}"
     found = []
-    for role, count, log_name in (("pserver", job.pservers, "server.log"), ("trainer", job.trainers, "train.log")):
+    for role, count, log_name in (
+        ("pserver", job.pservers, "server.log"),
+        ("trainer", job.trainers, "train.log"),
+    ):
         if rank < count:
             command = [
                 sys.executable, "-m", "bireme", role, f"--job={job_path}", f"--rank={rank}",

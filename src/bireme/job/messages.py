@@ -50,7 +50,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     start_samples: int = 0
 
 
-class Join(_Message):
+class Join(_Message, frozen=True):
     """Trainer: here I am, and this is the job as I understand it."""
 
     trainer: int
@@ -59,7 +59,7 @@ class Join(_Message):
     facts: Facts
 
 
-class Begin(_Message):
+class Begin(_Message, frozen=True):
     """Coordinator: everybody is here; this is the view."""
 
     job: int
@@ -67,7 +67,7 @@ class Begin(_Message):
     shares: tuple[Span, ...]
 
 
-class Progress(_Message):
+class Progress(_Message, frozen=True):
     """Trainer: how far I am. Sums are over my own samples of this pass."""
 
     trainer: int
@@ -89,7 +89,7 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     evals: dict[str, float]
 
 
-class PassDone(_Message):
+class PassDone(_Message, frozen=True):
     """Trainer: I have the parameters that end this pass. Counts are per shard."""
 
     trainer: int
@@ -100,7 +100,7 @@ class PassDone(_Message):
     test: Sum | None = None
 
 
-class PassClosed(_Message):
+class PassClosed(_Message, frozen=True):
     """Coordinator: everybody has ended this pass, and this is what it came to (means, not sums)."""
 
     pass_id: int
@@ -115,7 +115,7 @@ class PassClosed(_Message):
     test_evals: dict[str, float] = {}
 
 
-class Saved(_Message):
+class Saved(_Message, frozen=True):
     """Trainer 0: the pass's model is on disk."""
 
     trainer: int
@@ -123,7 +123,7 @@ class Saved(_Message):
     path: str
 
 
-class Failed(_Message):
+class Failed(_Message, frozen=True):
     """Trainer: I cannot go on."""
 
     trainer: int
@@ -132,41 +132,53 @@ class Failed(_Message):
     fix: str = ""
 
 
-class Stop(_Message):
+class Stop(_Message, frozen=True):
     """Coordinator: leave now; `is_failure` says whether that is bad news."""
 
     reason: str
     is_failure: bool = False
 
 
-class SetUp(_Message):
+class SetUp(_Message, frozen=True):
     """Coordinator to pserver: keep this part."""
 
     setup: Setup
 
 
-class Ready(_Message):
+class Ready(_Message, frozen=True):
     """Pserver: done."""
 
     pserver: int
 
 
-class GetStatus(_Message):
+class GetStatus(_Message, frozen=True):
     """Anyone: how is the job?"""
 
 
-class Cancel(_Message):
+class Cancel(_Message, frozen=True):
     """Anyone: stop the job cleanly."""
 
 
-class Status(_Message):
+class Status(_Message, frozen=True):
     """Coordinator: the job right now, as a JSON object."""
 
     status: dict[str, object]
 
 
 Message = (
-    Join | Begin | Progress | PassDone | PassClosed | Saved | Failed | Stop | SetUp | Ready | GetStatus | Cancel | Status
+    Join
+    | Begin
+    | Progress
+    | PassDone
+    | PassClosed
+    | Saved
+    | Failed
+    | Stop
+    | SetUp
+    | Ready
+    | GetStatus
+    | Cancel
+    | Status
 )
 _decoder = msgspec.json.Decoder(Message)
 
@@ -180,13 +192,12 @@ def send(sock: socket.socket, message: Message) -> None:
 def receive(sock: socket.socket, head: Head) -> Message:
     """Read the message that follows a CONTROL head."""
     try:
-        return _decoder.decode(wire.receive_bytes(sock, head.nbytes))
+        message: Message = _decoder.decode(wire.receive_bytes(sock, head.nbytes))
     except msgspec.MsgspecError as e:
         raise FrameError(f"a control message that makes no sense: {e}", fix="run the same bireme on every node") from e
+    return message
 
 
 def expect(sock: socket.socket) -> Message:
     """Wait for a control message; a refusal or a closed connection becomes an error."""
     return receive(sock, wire.expect(sock, Kind.CONTROL))
-
-

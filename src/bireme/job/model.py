@@ -51,7 +51,7 @@ def read_parameter(path: Path) -> NDArray[np.float32]:
         raise ModelError(f"{path} is not a float32 parameter file: version {version}, value size {width}")
     if len(data) != _HEADER.size + 4 * count:
         raise ModelError(
-            f"{path} is torn: its header says {count} values ({_HEADER.size + 4 * count} bytes), it has {len(data)} bytes",
+            f"{path} is torn: {count} values need {_HEADER.size + 4 * count} bytes, it has {len(data)}",
             fix="use the pass before this one",
         )
     return np.frombuffer(data, dtype="<f4", offset=_HEADER.size).copy()
@@ -80,6 +80,7 @@ def save_model(
             for name, array in values.items():
                 write_parameter(half / name, array)
             save_file({name: np.ascontiguousarray(v) for name, v in values.items()}, half / "model.safetensors")
+            (half / "model.safetensors").chmod(0o644)  # its writer makes it private
             (half / config.name).write_bytes(config.read_bytes())
             (half / "path.txt").write_text(config.name, encoding="utf-8")
             (half / "metrics.json").write_bytes(msgspec.json.format(msgspec.json.encode(metrics), indent=2) + b"\n")
@@ -96,10 +97,14 @@ def save_model(
 def parameter_names(directory: Path) -> list[str]:
     """The parameters in a model directory, in byte order."""
     if not directory.is_dir():
-        raise ModelError(f"there is no model directory {directory}", fix="name a pass directory such as output/pass-00009")
+        raise ModelError(
+            f"there is no model directory {directory}", fix="name a pass directory such as output/pass-00009"
+        )
     if not (directory / "done").is_file():
         passes = sorted(p.name for p in directory.glob("pass-*") if (p / "done").is_file())
-        hint = f"did you mean {directory / passes[-1]}?" if passes else "name a pass directory such as output/pass-00009"
+        hint = (
+            f"did you mean {directory / passes[-1]}?" if passes else "name a pass directory such as output/pass-00009"
+        )
         raise ModelError(f"{directory} is not a finished model: it has no file `done`", fix=hint)
     config = config_name(directory)
     names = [p.name for p in directory.iterdir() if p.is_file() and p.name not in _OTHER_FILES and p.name != config]
@@ -125,13 +130,13 @@ def load_into(directory: Path, parameters: Iterable[Parameter], target: Values) 
     if missing:
         raise ModelError(
             f"{directory} has no parameter {missing[0]}",
-            why=f"the program needs {', '.join(sorted(wanted))}; the model holds {', '.join(sorted(found)) or 'nothing'}",
+            why=f"the program needs {', '.join(sorted(wanted))}; the model has {', '.join(sorted(found)) or 'none'}",
             fix="use the model with the config it was trained with",
         )
     for name, p in wanted.items():
         if found[name].size != p.size:
             raise ModelError(
-                f"{directory / name} holds {found[name].size} values, the program wants {p.size} (shape {list(p.shape)})",
+                f"{directory / name} has {found[name].size} values, the program wants {p.size} (shape {list(p.shape)})",
                 fix="use the model with the config and the dictionary it was trained with",
             )
         target[name][...] = found[name].reshape(p.shape)

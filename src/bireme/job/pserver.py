@@ -91,7 +91,9 @@ class PserverProcess:
             log.info("Starting parameterServer[%d]: %s lane on port %d", i, kind, port)
         self._server.start()
         if discovery is not None:
-            discovery.announce(self._options.rank, m.Address(host=self._options.host or "127.0.0.1", ports=tuple(ports)))
+            discovery.announce(
+                self._options.rank, m.Address(host=self._options.host or "127.0.0.1", ports=tuple(ports))
+            )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._leave("asked to stop by a signal"))
         self._over.wait()

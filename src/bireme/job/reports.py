@@ -38,7 +38,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def write_report(path: Path, process: str, error: BiremeError) -> None:
     """Leave a report where the supervisor looks for it."""
     report = Report(
-        process=process, kind=type(error).__name__, what=error.what, why=error.why, fix=error.fix, time=time.time()
+        process=process,
+        kind=type(error).__name__,
+        what=error.what,
+        why=error.why,
+        fix=error.fix,
+        time=time.time(),
     )
     write_atomic(path, msgspec.json.encode(report))
 

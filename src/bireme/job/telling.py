@@ -84,7 +84,8 @@ class Teller:
             self._control,
             m.Progress(
                 trainer=self._trainer, pass_id=pass_id, batch=number, batches=batches, samples=totals.samples,
-                cost=totals.cost, evals=tuple(totals.evals.values()), rate=(totals.samples - samples) / max(now - then, 1e-6),
+                cost=totals.cost, evals=tuple(totals.evals.values()),
+                rate=(totals.samples - samples) / max(now - then, 1e-6),
             ),
         )  # fmt: skip
 
@@ -97,7 +98,12 @@ class Teller:
         )  # fmt: skip
         if result.test is not None:
             n = max(result.test.samples, 1)
-            log.info(" Test samples=%d cost=%g Eval: %s", result.test.samples, result.test.cost / n, evals_text(result.test))
+            log.info(
+                " Test samples=%d cost=%g Eval: %s",
+                result.test.samples,
+                result.test.cost / n,
+                evals_text(result.test),
+            )
         m.send(self._control, self._pass_message(result))
         if self._trainer == 0:
             self._save(result.pass_id, values)

@@ -143,7 +143,10 @@ class TrainerProcess:
         where = pservers[0]
         self._control = connect(where.host, where.ports[0], timeout_s=options.connect_timeout_s, what="pserver 0")
         facts = self._facts(program, pservers)
-        m.send(self._control, m.Join(trainer=options.trainer, pid=os.getpid(), host=socket.gethostname(), facts=facts))
+        m.send(
+            self._control,
+            m.Join(trainer=options.trainer, pid=os.getpid(), host=socket.gethostname(), facts=facts),
+        )
         reply = m.expect(self._control)
         if isinstance(reply, m.Stop):
             raise Cancelled(f"the job ended before it began: {reply.reason}")

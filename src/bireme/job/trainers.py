@@ -53,7 +53,11 @@ def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:
         raise UsageError(f"--config: there is no file {config}")
     for flag, meaning in (("local", "--local=1"), ("use_gpu", "--use_gpu=1")):
         if str(flags[flag]).lower() in ("1", "true"):
-            raise UsageError(f"{meaning} is not supported", why="bireme trains on CPUs with pservers", fix=f"leave --{flag} out")
+            raise UsageError(
+                f"{meaning} is not supported",
+                why="bireme trains on CPUs with pservers",
+                fix=f"leave --{flag} out",
+            )
     save_dir = (here / flags["save_dir"]).absolute()
     save_dir.mkdir(parents=True, exist_ok=True)
     model = flags["init_model_path"]

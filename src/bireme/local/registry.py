@@ -98,7 +98,10 @@ def find_run(name: str | None) -> Record:
         return (running or matching)[0]
     known = sorted({r.name for r in runs})
     hint = f"known jobs: {', '.join(known)}" if known else "start one with `bireme train JOB.yaml`"
-    raise UsageError(f"there is no job {name!r} on this machine" if name else "no job has run on this machine yet", fix=hint)
+    raise UsageError(
+        f"there is no job {name!r} on this machine" if name else "no job has run on this machine yet",
+        fix=hint,
+    )
 
 
 def _forget_old(root: Path) -> None:

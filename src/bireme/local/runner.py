@@ -57,7 +57,11 @@ def check_output(job: Job) -> Job:
     if job.start_pass == 0:
         if passes or (output / "job.json").exists():
             next_pass = int(passes[-1][5:10]) + 1 if passes else 0
-            go_on = f", or go on after {passes[-1]} with `--start-pass {next_pass}`" if passes and next_pass < job.passes else ""
+            go_on = (
+                f", or go on after {passes[-1]} with `--start-pass {next_pass}`"
+                if passes and next_pass < job.passes
+                else ""
+            )
             raise OutputExistsError(
                 f"{output} already holds a run{f' up to {passes[-1]}' if passes else ''}",
                 why="a new run would mix its logs and models with the old ones",
@@ -70,12 +74,20 @@ def check_output(job: Job) -> Job:
 def _go_on(job: Job, output: Path, passes: list[str]) -> Job:
     model = output / pass_name(job.start_pass - 1)
     if not (model / "done").is_file():
-        raise SpecError(f"--start-pass {job.start_pass} needs the model {model}, which is not there", fix="start from 0")
+        raise SpecError(
+            f"--start-pass {job.start_pass} needs the model {model}, which is not there", fix="start from 0"
+        )
     if job.start_pass >= job.passes:
-        raise SpecError(f"--start-pass {job.start_pass}, but the job has only passes 0 to {job.passes - 1}", fix="raise --passes")
+        raise SpecError(
+            f"--start-pass {job.start_pass}, but the job has only passes 0 to {job.passes - 1}",
+            fix="raise --passes",
+        )
     later = [p for p in passes if p > model.name]
     if later:
-        raise OutputExistsError(f"{output / later[0]} exists already", fix=f"use --start-pass {int(later[-1][5:10]) + 1}, or move it away")
+        raise OutputExistsError(
+            f"{output / later[0]} exists already",
+            fix=f"use --start-pass {int(later[-1][5:10]) + 1}, or move it away",
+        )
     return msgspec.structs.replace(job, init_model=str(model))
 
 
@@ -150,7 +162,7 @@ class LocalRun:
             return False
         try:
             self._status = ask(address, message)
-        except (BiremeError, socket.timeout):  # noqa: UP041 - what settimeout raises
+        except (BiremeError, socket.timeout):
             return False  # it has just left, or not yet come; the next poll or the exit codes will tell
         return True
 
@@ -170,4 +182,6 @@ class LocalRun:
         if cause is not None:
             raise cause.error()
         name, code = next((n, c) for n, c in self._family.codes().items() if c not in (None, 0))
-        raise ProcessError(f"{name} {describe_exit(code or 0)}", fix=f"look into {self.job.output}/{name.replace(' ', '_')}")
+        raise ProcessError(
+            f"{name} {describe_exit(code or 0)}", fix=f"look into {self.job.output}/{name.replace(' ', '_')}"
+        )

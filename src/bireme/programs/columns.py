@@ -114,11 +114,7 @@ class Batch:
         """Rebuild what `to_arrays` named; raises DataError when these are not its arrays."""
         columns = {}
         for slot in inputs:
-            parts = {
-                part: arrays[f"{slot.name}.{part}"]
-                for part in _parts_of(slot)
-                if f"{slot.name}.{part}" in arrays
-            }
+            parts = {part: arrays[f"{slot.name}.{part}"] for part in _parts_of(slot) if f"{slot.name}.{part}" in arrays}
             if len(parts) != len(_parts_of(slot)):
                 raise DataError(
                     f"packed samples lack an array of slot {slot.name!r}",
@@ -186,7 +182,7 @@ class Packer:
         raise DataError(f"{self._where or 'data'}: sample {self._in_file}: {what}")
 
 
-class _Unfit(Exception):  # noqa: N818 - never leaves this module
+class _Unfit(Exception):
     """A value that does not fit its slot; the text goes into the DataError."""
 
 

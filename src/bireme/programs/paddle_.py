@@ -78,11 +78,7 @@ class PaddleGraph:
         if total.stop_gradient:
             # Everything that the cost depends on is static.
             moving = []
-        found = (
-            self._paddle.grad(total, [self._tensors[name] for name in moving], allow_unused=True)
-            if moving
-            else []
-        )
+        found = self._paddle.grad(total, [self._tensors[name] for name in moving], allow_unused=True) if moving else []
         self._write_grads(moving, found)
         return sums
 
@@ -193,9 +189,11 @@ class PaddleGraph:
         lengths = np.diff(offsets)
         if not offsets[-1]:
             return paddle.zeros([len(lengths), value.data.shape[1]])
+        if pooling == "max":
+            return self._pick_largest(value.data, offsets)
         segments = paddle.to_tensor(np.repeat(np.arange(len(lengths)), lengths))
-        combine = {"max": paddle.geometric.segment_max, "avg": paddle.geometric.segment_mean}
-        pooled = combine.get(pooling, paddle.geometric.segment_sum)(value.data, segments)
+        combine = paddle.geometric.segment_mean if pooling == "avg" else paddle.geometric.segment_sum
+        pooled = combine(value.data, segments)
         if (missing := len(lengths) - pooled.shape[0]) > 0:
             # Segments end with the last one that has a step; the sequences after it are empty.
             pooled = paddle.concat([pooled, paddle.zeros([missing, pooled.shape[1]])])
@@ -203,6 +201,26 @@ class PaddleGraph:
             scale = 1.0 / np.sqrt(np.maximum(lengths, 1), dtype=np.float32)
             pooled = pooled * paddle.to_tensor(scale).unsqueeze(1)
         return pooled
+
+    def _pick_largest(self, data: Tensor, offsets: NDArray[np.int64]) -> Tensor:
+        """Take each sequence's largest step, column by column; of equal ones only the first.
+
+        PaddlePaddle's own operation passes the whole gradient to every equal step, which counts a
+        word twice that stands in a text twice.
+        """
+        paddle = self._paddle
+        steps = data.detach().numpy()
+        lengths = np.diff(offsets)
+        filled = np.flatnonzero(lengths)
+        largest = np.maximum.reduceat(steps, offsets[filled], axis=0)
+        is_largest = steps == np.repeat(largest, lengths[filled], axis=0)
+        row = np.where(is_largest, np.arange(len(steps))[:, None], len(steps) - 1)
+        picked = np.zeros((len(lengths), steps.shape[1]), dtype=np.int64)
+        picked[filled] = np.minimum.reduceat(row, offsets[filled], axis=0)
+        pooled = paddle.take_along_axis(data, paddle.to_tensor(picked), axis=0, broadcast=False)
+        if len(filled) == len(lengths):
+            return pooled
+        return pooled * paddle.to_tensor((lengths > 0).astype(np.float32)).unsqueeze(1)
 
     def _activate(self, layer: Layer, data: Tensor, offsets: NDArray[np.int64] | None) -> _Value:
         paddle, name = self._paddle, layer.activation

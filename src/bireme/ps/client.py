@@ -75,7 +75,7 @@ class Exchange:
         packed = pack_records(records)
         for sock, part in self._lanes:
             rows = grads[part.begin : part.end] if grads is not None else np.empty(0, dtype=np.float32)
-            at = {"round": round_, "lo": span.lo, "hi": span.hi, "count": len(records), "nbytes": rows.nbytes}
+            at = {"round": round_, "lo": span.lo, "hi": span.hi, "records": len(records), "nbytes": rows.nbytes}
             wire.send(sock, self._head(Kind.PUSH, **at), packed, rows)
 
     def set(self, values: NDArray[np.float32]) -> None:

@@ -1,6 +1,6 @@
 """Wire format: bytes to frames and back. No sockets, no threads, no clock.
 
-A frame is a fixed 64-byte little-endian head, then `count` shard records of 48 bytes, then
+A frame is a fixed 64-byte little-endian head, then `records` shard records of 48 bytes, then
 `nbytes` of payload: raw float32 for parameters and gradients, JSON for control. Whatever is not
 a whole, intact head of this version is refused with a reason, before anything after it is read,
 so junk cannot make a reader allocate or wait.
@@ -8,7 +8,7 @@ so junk cannot make a reader allocate or wait.
     offset  0  magic "BRME"      4  version u8      5  kind u8      6  flags u16
             8  job u64          16  view u64       24  round u64   32  nbytes u64
            40  incarnation u32  44  shard lo u32   48  shard hi u32
-           52  count u32        56  extra u32      60  crc32 of bytes 0 … 59
+           52  records u32       56  extra u32      60  crc32 of bytes 0 … 59
 """
 
 from __future__ import annotations
@@ -72,21 +72,21 @@ class Head(NamedTuple):
     incarnation: int = 0
     lo: int = 0
     hi: int = 0
-    count: int = 0
+    records: int = 0
     extra: int = 0
 
     def pack(self) -> bytes:
         """The 64 bytes."""
         body = _HEAD.pack(
             MAGIC, VERSION, self.kind, self.flags, self.job, self.view, self.round, self.nbytes,
-            self.incarnation, self.lo, self.hi, self.count, self.extra,
+            self.incarnation, self.lo, self.hi, self.records, self.extra,
         )  # fmt: skip
         return body + _CRC.pack(zlib.crc32(body))
 
     @property
     def records_nbytes(self) -> int:
         """Bytes of shard records between head and payload."""
-        return self.count * RECORD_NBYTES
+        return self.records * RECORD_NBYTES
 
 
 def unpack_head(data: bytes | bytearray | memoryview) -> Head:
@@ -96,18 +96,24 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
     body = bytes(data[:60])
     magic, version, kind, flags, *rest = _HEAD.unpack(body)
     if magic != MAGIC:
-        raise FrameError(f"not a bireme frame: it starts with {magic!r}", fix="check that the port belongs to a bireme pserver")
+        raise FrameError(
+            f"not a bireme frame: it starts with {magic!r}",
+            fix="check that the port belongs to a bireme pserver",
+        )
     if _CRC.unpack(data[60:])[0] != zlib.crc32(body):
         raise FrameError("a frame head with a flipped bit: its checksum does not match")
     if version != VERSION:
-        raise FrameError(f"frame version {version}, this is bireme with version {VERSION}", fix="run the same bireme on every node")
+        raise FrameError(
+            f"frame version {version}, this is bireme with version {VERSION}",
+            fix="run the same bireme on every node",
+        )
     try:
         head = Head(Kind(kind), Flag(flags), *rest)
     except ValueError as e:
         raise FrameError(f"unknown frame kind {kind} or flags {flags:#x}") from e
     limit = MAX_CONTROL_NBYTES if head.kind in (Kind.CONTROL, Kind.REFUSE) else MAX_ARRAY_NBYTES
-    if head.nbytes > limit or head.count > MAX_RECORDS:
-        raise FrameError(f"a {head.kind.name} frame of {head.nbytes} bytes and {head.count} records is too long")
+    if head.nbytes > limit or head.records > MAX_RECORDS:
+        raise FrameError(f"a {head.kind.name} frame of {head.nbytes} bytes and {head.records} records is too long")
     return head
 
 

@@ -70,9 +70,7 @@ def _work_space(rows: int) -> Floats:
 
 
 @_jit
-def _gather(
-    inbox: Inbox, chunk: Ints, clip: np.float32, work: Floats, is_summed: NDArray[np.bool_]
-) -> Floats:
+def _gather(inbox: Inbox, chunk: Ints, clip: np.float32, work: Floats, is_summed: NDArray[np.bool_]) -> Floats:
     """Return the clipped sum of the chunk's rows; the caller must not write to it."""
     begin, end = chunk[0], chunk[1]
     size = end - begin
@@ -208,9 +206,7 @@ def rmsprop(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints
 
 
 @_jit
-def decayed_adagrad(
-    inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats
-) -> None:
+def decayed_adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
     """Rate from the mean square: state is [mean square, velocity if any]."""
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
     for c in range(chunks.shape[0]):

@@ -100,7 +100,7 @@ class Lane:
 
     def push(self, sock: socket.socket, head: Head) -> None:
         """Receive a contribution; the last one of a round also closes it."""
-        records = unpack_records(wire.receive_bytes(sock, head.records_nbytes), head.count)
+        records = unpack_records(wire.receive_bytes(sock, head.records_nbytes), head.records)
         span = Span(head.lo, head.hi)
         with self._turn:
             verdict = self.rounds.offer(head, records)
@@ -129,7 +129,8 @@ class Lane:
     def _compare(self, sock: socket.socket, head: Head, row: int) -> None:
         again = np.empty(head.nbytes // 4, dtype=np.float32)
         wire.receive_into(sock, again)
-        different = np.flatnonzero(again.view(np.uint32) != self._inbox[row].view(np.uint32)) if head.nbytes else []
+        kept = self._inbox[row][: len(again)]
+        different = np.flatnonzero(again.view(np.uint32) != kept.view(np.uint32))
         if len(different):
             name = self._layout.name_at(self.part.begin + int(different[0]))
             raise DeterminismError(
@@ -165,8 +166,15 @@ class Lane:
                     break
                 self._turn.wait()
         part = self._buffer(verdict.round)
-        at = {"round": verdict.round, "extra": verdict.pass_id, "lo": verdict.batch}
-        reply = Head(Kind.SLICE, job=head.job, view=head.view, nbytes=part.nbytes, **at)
+        reply = Head(
+            Kind.SLICE,
+            job=head.job,
+            view=head.view,
+            round=verdict.round,
+            nbytes=part.nbytes,
+            lo=verdict.batch,
+            extra=verdict.pass_id,
+        )
         wire.send(sock, reply, part)
 
     def set(self, sock: socket.socket, head: Head) -> None:
@@ -178,4 +186,3 @@ class Lane:
         with self._turn:
             self._is_set = True
             self._turn.notify_all()
-

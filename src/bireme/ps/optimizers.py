@@ -136,9 +136,7 @@ class SliceOptimizer:
         if self._optimizer.method in _FIRST_COUNTS_WHOLE:
             self._rules[:, kernels.ADD2] = 1.0 if self._updates == 1 else 1.0 - self._optimizer.rho
 
-    def _check_arrays(
-        self, rows: Floats, root: int, steps: NDArray[np.int32], w: Floats, w_next: Floats
-    ) -> None:
+    def _check_arrays(self, rows: Floats, root: int, steps: NDArray[np.int32], w: Floats, w_next: Floats) -> None:
         """Catch callers that would read out of bounds, or make Numba compile for other types."""
         size = self._size
         fits = rows.ndim == 2 and w.size == w_next.size == rows.shape[1] >= size

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import SpecError
 from bireme.spec.model import Parameter
+import itertools
 
 UNIT = 16
 """Floats in 64 bytes: a cache line, and what the widest vector instruction wants."""
@@ -63,7 +64,7 @@ class Layout:
         """Cut the flat vector for that many lanes; with fewer units than lanes some slices are empty."""
         units = self.size // UNIT
         cuts = [units * i // lanes * UNIT for i in range(lanes + 1)]
-        return [Slice(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        return [Slice(a, b) for a, b in itertools.pairwise(cuts)]
 
     def pieces(self, part: Slice) -> list[Piece]:
         """What a slice holds, parameter by parameter; what is between the pieces is padding."""
@@ -78,8 +79,7 @@ class Layout:
     def views(self, flat: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """Each parameter as an array of its own shape over the flat vector's memory."""
         return {
-            p.name: flat[self.offsets[p.name] : self.offsets[p.name] + p.size].reshape(p.shape)
-            for p in self.parameters
+            p.name: flat[self.offsets[p.name] : self.offsets[p.name] + p.size].reshape(p.shape) for p in self.parameters
         }
 
     def name_at(self, position: int) -> str:

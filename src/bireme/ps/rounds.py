@@ -142,7 +142,11 @@ class LaneRounds:
         if span not in self._index:
             return Refuse(f"shards {head.lo}…{head.hi - 1} are no contribution of this view")
         if head.round < self.round:
-            return Late() if head.round == self.round - 1 else Refuse(f"round {head.round} is gone, pull: now {self.round}")
+            return (
+                Late()
+                if head.round == self.round - 1
+                else Refuse(f"round {head.round} is gone, pull: now {self.round}")
+            )
         if head.round > self.round:
             return Refuse(f"round {head.round} is ahead of round {self.round}")
         wrong = self._wrong_records(head, span, records)
@@ -185,7 +189,12 @@ class LaneRounds:
         root, steps = reduction(tuple(given), self.shards)
         row_of = [self._index[span] for span in given]
         return Closing(
-            self.round, self.pass_id, row_of[root], tuple((row_of[a], row_of[b]) for a, b in steps), samples, ends_pass
+            self.round,
+            self.pass_id,
+            row_of[root],
+            tuple((row_of[a], row_of[b]) for a, b in steps),
+            samples,
+            ends_pass,
         )
 
     def dropped(self, span: Span) -> None:

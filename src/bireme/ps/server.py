@@ -8,6 +8,7 @@ follows it on the stream cannot be trusted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import socket
@@ -147,8 +148,6 @@ class PServer:
 
 
 def _shut(sock: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):  # not connected any more
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # not connected any more
     sock.close()

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from bireme.core.errors import SpecError
+import itertools
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ def share_out(shards: int, trainers: int) -> tuple[Span, ...]:
                 if key not in best or option[0] < best[key][0]:
                     best[key] = option
     cuts = best[trainers, extra][1]
-    return tuple(Span(lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False))
+    return tuple(Span(lo, hi) for lo, hi in itertools.pairwise(cuts))
 
 
 def fold(span: Span, leaf: Callable[[int], T | None], add: Callable[[T, T], T]) -> T | None:

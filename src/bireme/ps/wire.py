@@ -45,7 +45,7 @@ def send(sock: socket.socket, head: Head, *parts: Buffer) -> None:
 def send_all(sock: socket.socket, parts: Sequence[Buffer]) -> None:
     """Send buffers one after the other without joining them."""
     faults.at("wire.send")
-    views = [memoryview(p).cast("B") for p in parts if len(p)]
+    views = [_bytes_of(p) for p in parts if len(p)]
     try:
         while views:
             sent = sock.sendmsg(views)
@@ -74,7 +74,9 @@ def receive_head(sock: socket.socket) -> Head | None:
 def receive_into(sock: socket.socket, target: bytearray | memoryview | NDArray[np.float32]) -> None:
     """Fill `target` from the connection."""
     faults.at("wire.receive")
-    view = memoryview(target).cast("B")
+    if not len(target):
+        return
+    view = _bytes_of(target)
     before = sock.gettimeout()
     sock.settimeout(STALL_S)
     try:
@@ -90,6 +92,11 @@ def receive_into(sock: socket.socket, target: bytearray | memoryview | NDArray[n
     finally:
         if sock.fileno() >= 0:
             sock.settimeout(before)
+
+
+def _bytes_of(buffer: Buffer) -> memoryview:
+    raw = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
+    return raw.cast("B")
 
 
 def receive_bytes(sock: socket.socket, nbytes: int) -> bytearray:

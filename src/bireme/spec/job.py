@@ -31,7 +31,7 @@ class ProgramFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     config: Annotated[
         str,
         Meta(
-            description="The trainer_config file, relative to job.yaml. Its directory is copied beside each shard's `data/`.",
+            description="The trainer_config file, relative to job.yaml. It runs with a shard's files in `./data`.",
             examples=["quick_start/trainer_config.lr.py"],
         ),
     ]
@@ -80,7 +80,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pservers: Annotated[Count | None, Meta(description="Pservers, where they are counted apart from trainers.")] = None
     trainers: Annotated[
         Count | None,
-        Meta(description="Trainers, where they are counted apart. At most one per shard; a trainer may own several shards."),
+        Meta(description="Trainers, where they are counted apart. At most one per shard; one may own several shards."),
     ] = None
     lanes: Annotated[LanePorts, Meta(description="How pservers listen.")] = LanePorts()
     passes: Annotated[Count, Meta(description="How often all the data is walked over.")] = 10

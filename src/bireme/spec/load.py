@@ -42,7 +42,10 @@ def read_yaml(text: str, name: str) -> Any:
         mark = getattr(e, "problem_mark", None)
         line = mark.line + 1 if mark else 1
         problem = str(getattr(e, "problem", None) or str(e).splitlines()[0]).rstrip()
-        raise SpecError(f"{name}:{line}: not valid YAML: {problem}", fix="check the indentation and quotes around that line") from e
+        raise SpecError(
+            f"{name}:{line}: not valid YAML: {problem}",
+            fix="check the indentation and quotes around that line",
+        ) from e
 
 
 def find_mistakes(struct: type[msgspec.Struct], value: Any, path: str = "", line: int = 1) -> list[Mistake]:
@@ -75,7 +78,12 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
             problem = _expected(hint).lstrip(": ")
         if "enum value" in problem:
             problem = "expected one of the known words"
-        return [Mistake(line, f"`{path}`: {problem[0].lower()}{problem[1:]}, got {value!r}{_did_you_mean(value, inner)}")]
+        return [
+            Mistake(
+                line,
+                f"`{path}`: {problem[0].lower()}{problem[1:]}, got {value!r}{_did_you_mean(value, inner)}",
+            )
+        ]
     return []
 
 
@@ -187,7 +195,9 @@ def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
     except msgspec.ValidationError as e:
         problem, _, where = str(e).partition(" - at `$.")
         name = where.rstrip("`").removeprefix("lanes.")
-        raise SpecError(f"--{name.replace('_', '-')} (or BIREME_{name.upper()}): {problem[0].lower()}{problem[1:]}") from e
+        raise SpecError(
+            f"--{name.replace('_', '-')} (or BIREME_{name.upper()}): {problem[0].lower()}{problem[1:]}"
+        ) from e
 
 
 def resolve(file: JobFile, base: Path, faults: str, overrides: Mapping[str, Any]) -> Job:
@@ -253,7 +263,8 @@ def count_shards(data: Path) -> int:
     found = sorted(int(d.name) for d in data.iterdir() if d.name.isdecimal() and (d / "data").is_dir())
     if not found:
         raise SpecError(
-            f"{data} holds no shard (a directory `0/data`)", fix=f"run `bireme data split SOURCE --shards N --out {data}`"
+            f"{data} holds no shard (a directory `0/data`)",
+            fix=f"run `bireme data split SOURCE --shards N --out {data}`",
         )
     if found != list(range(len(found))):
         gap = next(i for i, n in enumerate(found) if i != n)

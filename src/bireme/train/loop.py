@@ -99,9 +99,7 @@ class Loop:
             at, result = self._run_pass(at, listener, tester)
             listener.pass_done(result, self.values)
 
-    def _run_pass(
-        self, at: Position, listener: Listener, tester: ShardReader | None
-    ) -> tuple[Position, PassResult]:
+    def _run_pass(self, at: Position, listener: Listener, tester: ShardReader | None) -> tuple[Position, PassResult]:
         pass_id = at.pass_id
         batches = {shard: reader.batches(pass_id) for shard, reader in self._readers.items()}
         # An empty shard takes part in the first round to say that it is empty.
@@ -125,7 +123,7 @@ class Loop:
             if not live:
                 continue
             records: list[Record] = []
-            total = fold(span, lambda shard: self._gradient(at, shard, batches, records), _add)  # noqa: B023
+            total = fold(span, lambda shard: self._gradient(at, shard, batches, records), _add)
             self._exchange.push(at.round, span, records, total)
 
     def _gradient(

@@ -96,7 +96,9 @@ def content_key(facts: SourceFacts, workdir: Path, seed: int) -> str:
             with path.open("rb") as f:
                 content = hashlib.file_digest(f, "sha256").digest()
         except OSError as e:
-            raise DataError(f"cannot read {path.resolve()}: {e.strerror}", fix=f"it is named in the list file as {name!r}") from e
+            raise DataError(
+                f"cannot read {path.resolve()}: {e.strerror}", fix=f"it is named in the list file as {name!r}"
+            ) from e
         digest.update(name.encode() + b"\0" + content)
     return digest.hexdigest()
 
@@ -138,12 +140,17 @@ def _trim(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def open_reader(  # noqa: PLR0913 - the five that name the samples, and where to cache them
-    source: Source | None, role: Role, workdir: Path, shard: int, *, seed: int, batch_size: int, cache: Path | None
+def open_reader(
+    source: Source | None,
+    role: Role,
+    workdir: Path,
+    shard: int,
+    *,
+    seed: int,
+    batch_size: int,
+    cache: Path | None,
 ) -> ShardReader:
     """A reader for a role that the program must have."""
     if source is None:
-        raise DataError(
-            f"the program defines no {role} data", fix="name a list file for it in define_py_data_sources2"
-        )
+        raise DataError(f"the program defines no {role} data", fix="name a list file for it in define_py_data_sources2")
     return ShardReader(source, workdir, shard, seed=seed, batch_size=batch_size, cache=cache)

@@ -54,7 +54,14 @@ def draw(status: dict[str, Any]) -> RenderableType:
 
 def _trainers(status: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, justify in (("trainer", "left"), ("pass", "right"), ("", "left"), ("cost", "right"), ("error", "right"), ("samples/s", "right")):
+    for name, justify in (
+        ("trainer", "left"),
+        ("pass", "right"),
+        ("", "left"),
+        ("cost", "right"),
+        ("error", "right"),
+        ("samples/s", "right"),
+    ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for t in status["trainers"]:
         if "pass" not in t:

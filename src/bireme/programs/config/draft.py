@@ -50,9 +50,7 @@ class Settings:
             raise Complaint("settings(): learning_method must be an optimizer such as AdamOptimizer()")
         if self.learning_rate_schedule not in get_args(Schedule):
             known = ", ".join(get_args(Schedule))
-            raise Complaint(
-                f"settings(): there is no schedule {self.learning_rate_schedule!r}", fix=f"use {known}"
-            )
+            raise Complaint(f"settings(): there is no schedule {self.learning_rate_schedule!r}", fix=f"use {known}")
 
     @property
     def rule(self) -> Rule:
@@ -118,9 +116,7 @@ class Draft:
         known = self.parameters.get(name)
         if known is not None:
             if known.shape != shape:
-                raise Complaint(
-                    f"parameter {name!r} is shared, but once as {known.shape} and once as {shape}"
-                )
+                raise Complaint(f"parameter {name!r} is shared, but once as {known.shape} and once as {shape}")
             return name
         if attr.sparse_update:
             _log.info("sparse_update is trained dense for now", extra={"parameter": name})
@@ -135,7 +131,7 @@ class Draft:
                 extra={"parameters": list(self.parameters)},
             )
         self.settings = settings
-        settings.l2  # noqa: B018 - refuses here, at the user's line
+        settings.l2
 
     def graph(self) -> Graph:
         """Close the draft; refuses a config that says too little."""
@@ -143,9 +139,7 @@ class Draft:
             raise Complaint("the config never calls outputs()", fix="end it with outputs(cost)")
         needed = data_order(self.layers, self.outputs)
         if self.inputs and set(self.inputs) != set(needed):
-            raise Complaint(
-                f"inputs() names {', '.join(self.inputs)}, but the outputs need {', '.join(needed)}"
-            )
+            raise Complaint(f"inputs() names {', '.join(self.inputs)}, but the outputs need {', '.join(needed)}")
         return Graph(dict(self.layers), self.outputs, self.inputs or needed)
 
     def _new_parameter(self, name: str, shape: tuple[int, ...], attr: ParamAttr) -> Parameter:

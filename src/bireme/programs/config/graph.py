@@ -14,9 +14,7 @@ from typing import Literal
 from bireme.core.errors import ConfigScriptError
 from bireme.programs.columns import InputType
 
-LayerKind = Literal[
-    "data", "fc", "embedding", "pool", "addto", "concat", "maxid", "classification_cost", "mse_cost"
-]
+LayerKind = Literal["data", "fc", "embedding", "pool", "addto", "concat", "maxid", "classification_cost", "mse_cost"]
 COSTS = ("classification_cost", "mse_cost")
 
 
@@ -102,9 +100,7 @@ def check_inputs(graph: Graph, inputs: Sequence[InputType], wanted: Sequence[str
             sequences[layer.name] = _is_sequence(layer, [sequences[name] for name in layer.inputs])
     for name in wanted or graph.outputs:
         if sequences[name]:
-            _refuse(
-                graph.layers[name], f"an output for every step of a sequence ({name!r}) is not supported yet"
-            )
+            _refuse(graph.layers[name], f"an output for every step of a sequence ({name!r}) is not supported yet")
 
 
 def _check_size(layer: Layer, slot: InputType) -> None:

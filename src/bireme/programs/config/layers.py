@@ -25,9 +25,7 @@ class LayerWords:
         self._draft = draft
         self._line = line
 
-    def data_layer(
-        self, name: str, size: int, height: Any = None, width: Any = None, layer_attr: Any = None
-    ) -> Layer:
+    def data_layer(self, name: str, size: int, height: Any = None, width: Any = None, layer_attr: Any = None) -> Layer:
         """An input; `size` is its width, or its number of ids."""
         if not isinstance(name, str):
             raise Complaint(f"data_layer(): name must be text, not {name!r}")
@@ -35,7 +33,7 @@ class LayerWords:
 
     def fc_layer(
         self,
-        input: Any,  # noqa: A002 - the original's word
+        input: Any,
         size: int,
         act: Activation | None = None,
         name: str | None = None,
@@ -58,7 +56,7 @@ class LayerWords:
 
     def embedding_layer(
         self,
-        input: Any,  # noqa: A002
+        input: Any,
         size: int,
         name: str | None = None,
         param_attr: ParamAttr | None = None,
@@ -74,7 +72,7 @@ class LayerWords:
 
     def pooling_layer(
         self,
-        input: Any,  # noqa: A002
+        input: Any,
         pooling_type: Pooling | None = None,
         name: str | None = None,
         bias_attr: Bias = None,
@@ -95,7 +93,7 @@ class LayerWords:
 
     def addto_layer(
         self,
-        input: Any,  # noqa: A002
+        input: Any,
         act: Activation | None = None,
         name: str | None = None,
         bias_attr: Bias = None,
@@ -112,7 +110,7 @@ class LayerWords:
 
     def concat_layer(
         self,
-        input: Any,  # noqa: A002
+        input: Any,
         act: Activation | None = None,
         name: str | None = None,
         layer_attr: Any = None,
@@ -126,14 +124,14 @@ class LayerWords:
         activation = _activation("concat_layer", act, _LINEAR)
         return self._add("concat", name, sum(layer.size for layer in inputs), inputs, activation=activation)
 
-    def maxid_layer(self, input: Any, name: str | None = None, layer_attr: Any = None) -> Layer:  # noqa: A002
+    def maxid_layer(self, input: Any, name: str | None = None, layer_attr: Any = None) -> Layer:
         """The position of the largest value; the first one where several are."""
         inputs = self._layers("maxid_layer", input, count=1)
         return self._add("maxid", self._draft.name("maxid_layer", name), 1, inputs)
 
     def classification_cost(
         self,
-        input: Any,  # noqa: A002
+        input: Any,
         label: Any,
         weight: Any = None,
         name: str | None = None,
@@ -152,14 +150,12 @@ class LayerWords:
         if truth.kind != "data":
             raise Complaint(f"classification_cost(): label {truth.name!r} must be a data_layer")
         if truth.size > guess.size:
-            raise Complaint(
-                f"classification_cost(): {truth.size} labels, but {guess.name!r} has {guess.size} classes"
-            )
+            raise Complaint(f"classification_cost(): {truth.size} labels, but {guess.name!r} has {guess.size} classes")
         return self._add("classification_cost", self._draft.name("cost", name), 1, (guess, truth))
 
     def mse_cost(
         self,
-        input: Any,  # noqa: A002
+        input: Any,
         label: Any,
         weight: Any = None,
         name: str | None = None,
@@ -173,9 +169,7 @@ class LayerWords:
             refuse("mse_cost(coeff=...)")
         guess, truth = self._judged("mse_cost", input, label)
         if guess.size != truth.size:
-            raise Complaint(
-                f"mse_cost(): {guess.name!r} has size {guess.size}, but {truth.name!r} {truth.size}"
-            )
+            raise Complaint(f"mse_cost(): {guess.name!r} has size {guess.size}, but {truth.name!r} {truth.size}")
         return self._add("mse_cost", self._draft.name("mse_cost", name), 1, (guess, truth))
 
     def outputs(self, layers: Any, *more: Any) -> None:
@@ -192,9 +186,7 @@ class LayerWords:
 
     def _add(self, kind: LayerKind, name: str, size: int, inputs: Sequence[Layer], **rest: Any) -> Layer:
         names = tuple(layer.name for layer in inputs)
-        return self._draft.add(
-            Layer(name=name, kind=kind, size=size, inputs=names, where=self._line(), **rest)
-        )
+        return self._draft.add(Layer(name=name, kind=kind, size=size, inputs=names, where=self._line(), **rest))
 
     def _bias(self, helper: str, layer: str, size: int, given: Bias) -> str | None:
         if given is False:

@@ -32,9 +32,7 @@ _LAYER_WORDS = """
     data_layer fc_layer embedding_layer pooling_layer addto_layer concat_layer maxid_layer
     classification_cost mse_cost outputs inputs
 """
-_HELPER_PARTS = (
-    "layers attrs activations poolings optimizers networks evaluators data_sources config_parser_utils"
-)
+_HELPER_PARTS = "layers attrs activations poolings optimizers networks evaluators data_sources config_parser_utils"
 
 
 def load_config(config: Path, workdir: Path, args: Mapping[str, str]) -> Program:
@@ -47,9 +45,7 @@ def load_config(config: Path, workdir: Path, args: Mapping[str, str]) -> Program
         session.scripts.run(config, config.stem)
         graph = session.draft.graph()
         if session.draft.settings is None:
-            raise Complaint(
-                "the config never calls settings()", fix="call settings(batch_size=...) before the layers"
-            )
+            raise Complaint("the config never calls settings()", fix="call settings(batch_size=...) before the layers")
     return ConfigProgram(config.name, graph, session)
 
 
@@ -64,7 +60,7 @@ class _Session:
         self.scripts = Scripts(folders, stand_ins)
         stand_ins.update(self._stand_ins())
 
-    def get_config_arg(self, name: str, type: Callable[[str], Any], default: Any = None) -> Any:  # noqa: A002
+    def get_config_arg(self, name: str, type: Callable[[str], Any], default: Any = None) -> Any:
         """Read one `--config_args` value as a type."""
         if name not in self.draft.args:
             return default
@@ -80,9 +76,7 @@ class _Session:
                 f"config argument {name} must be {getattr(type, '__name__', type)}, not {text!r}"
             ) from error
 
-    def define_py_data_sources2(
-        self, train_list: Any, test_list: Any, module: Any, obj: Any, args: Any = None
-    ) -> None:
+    def define_py_data_sources2(self, train_list: Any, test_list: Any, module: Any, obj: Any, args: Any = None) -> None:
         """Say where samples come from; module, obj and args may be (train, test) pairs."""
         for index, (role, listed) in enumerate((("train", train_list), ("test", test_list))):
             if listed is not None:
@@ -105,8 +99,7 @@ class _Session:
         """The modules of the original, as the user's code sees them."""
         config_words = self._config_words()
         parts = {
-            part: stand_in(f"paddle.trainer_config_helpers.{part}", config_words)
-            for part in _HELPER_PARTS.split()
+            part: stand_in(f"paddle.trainer_config_helpers.{part}", config_words) for part in _HELPER_PARTS.split()
         }
         helpers = stand_in("paddle.trainer_config_helpers", {**config_words, **parts})
         # Only the words, not the sub-modules, may land in a config by `import *`.
@@ -116,17 +109,13 @@ class _Session:
             "config_parser": stand_in("paddle.trainer.config_parser", config_words),
         }
         trainer = stand_in("paddle.trainer", inner)
-        top = stand_in(
-            "paddle", {"trainer": trainer, "trainer_config_helpers": helpers, "__getattr__": _real_paddle}
-        )
+        top = stand_in("paddle", {"trainer": trainer, "trainer_config_helpers": helpers, "__getattr__": _real_paddle})
         modules = [top, trainer, helpers, *inner.values(), *parts.values()]
         return {module.__name__: module for module in modules}
 
     def _config_words(self) -> dict[str, object]:
         layers = LayerWords(self.draft, self.scripts.line)
-        callables: dict[str, Callable[..., object]] = {
-            name: getattr(layers, name) for name in _LAYER_WORDS.split()
-        }
+        callables: dict[str, Callable[..., object]] = {name: getattr(layers, name) for name in _LAYER_WORDS.split()}
         callables |= {
             "regression_cost": layers.mse_cost,
             "get_config_arg": self.get_config_arg,
@@ -157,9 +146,7 @@ class ConfigProgram:
         self.optimizer = session.draft.settings.optimizer()
         self.batch_size = session.draft.settings.batch_size
         self.outputs = graph.predictions
-        self._sources = {
-            role: ProviderSource(plan, graph, session.scripts) for role, plan in session.plans.items()
-        }
+        self._sources = {role: ProviderSource(plan, graph, session.scripts) for role, plan in session.plans.items()}
         self._arrays: tuple[Arrays, Arrays] | None = None
         self._computations: dict[tuple[InputType, ...], Computation] = {}
 
@@ -174,9 +161,7 @@ class ConfigProgram:
         for parameter in self.parameters:
             for arrays in (values, grads):
                 array = arrays[parameter.name]
-                assert array.shape == parameter.shape, (
-                    f"{parameter.name} has shape {array.shape}: this is a bug"
-                )
+                assert array.shape == parameter.shape, f"{parameter.name} has shape {array.shape}: this is a bug"
                 assert array.flags.c_contiguous, f"{parameter.name} is not contiguous: this is a bug"
         require_engine(self.graph)
         self._arrays = (values, grads)

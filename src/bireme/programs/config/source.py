@@ -107,9 +107,7 @@ class ProviderSource:
         samples: Iterator[object] = iter(found)
         return samples
 
-    def pull(
-        self, samples: Iterator[object], inputs: Sequence[InputType], turn: list[tuple[object, ...]]
-    ) -> bool:
+    def pull(self, samples: Iterator[object], inputs: Sequence[InputType], turn: list[tuple[object, ...]]) -> bool:
         """Append up to a turn's samples, each as a tuple; says whether there may be more."""
         with self._scripts.blame(self._plan.name):
             for sample in itertools.islice(samples, _TURN):

@@ -89,9 +89,7 @@ class ParamAttr:
             if self.initial_min >= self.initial_max:
                 raise Complaint("ParamAttr(): initial_min must be below initial_max")
             if self.initial_std is not None or self.initial_mean is not None:
-                raise Complaint(
-                    "ParamAttr(): give initial_max and initial_min, or initial_std and initial_mean"
-                )
+                raise Complaint("ParamAttr(): give initial_max and initial_min, or initial_std and initial_mean")
 
 
 @dataclass(frozen=True)
@@ -217,9 +215,7 @@ _UNSUPPORTED = """
 def words() -> dict[str, object]:
     """Every word that needs no state, by the name that configs use."""
     found: dict[str, object] = {name: unsupported(name) for name in _UNSUPPORTED.split()}
-    found.update(
-        {f"{word}Activation": functools.partial(Activation, name) for word, name in _ACTIVATIONS.items()}
-    )
+    found.update({f"{word}Activation": functools.partial(Activation, name) for word, name in _ACTIVATIONS.items()})
     found.update({f"{word}Pooling": functools.partial(Pooling, name) for word, name in _POOLINGS.items()})
     callables: dict[str, Callable[..., object]] = {
         "MaxPooling": _max_pooling,

@@ -1,0 +1,128 @@
+"""`bireme doctor`: what is missing on this machine, and how to get it. Reads only, changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    state: Literal["ok", "optional", "missing"]
+    found: str
+    fix: str = ""
+
+
+def _system() -> Finding:
+    is_linux = sys.platform == "linux"
+    fix = "" if is_linux else "bireme runs on Linux: shared memory and parent-death signals are Linux's"
+    return Finding("operating system", "ok" if is_linux else "missing", platform.platform(terse=True), fix)
+
+
+def _python() -> Finding:
+    is_new = sys.version_info >= (3, 11)
+    return Finding(
+        "Python",
+        "ok" if is_new else "missing",
+        platform.python_version(),
+        "" if is_new else "install Python 3.11 or newer",
+    )
+
+
+def _cores() -> Finding:
+    return Finding("processors", "ok", f"{len(os.sched_getaffinity(0))} usable")
+
+
+def _memory() -> Finding:
+    page = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    low = page < 1 << 30
+    return Finding(
+        "free memory",
+        "missing" if low else "ok",
+        f"{page / 2**30:.1f} GiB",
+        "the demo wants 1 GiB" if low else "",
+    )
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    low = free < 1 << 30
+    return Finding(
+        "free disk here",
+        "missing" if low else "ok",
+        f"{free / 2**30:.1f} GiB",
+        "the demo wants 1 GiB" if low else "",
+    )
+
+
+def _state() -> Finding:
+    from bireme.spec.load import places
+
+    where = places().state
+    parent = next(p for p in (where, *where.parents) if p.exists())
+    can = os.access(parent, os.W_OK)
+    return Finding(
+        "state directory",
+        "ok" if can else "missing",
+        str(where),
+        "" if can else "set XDG_STATE_HOME to a directory you may write to",
+    )
+
+
+def _packages() -> list[Finding]:
+    from importlib import metadata
+
+    found = []
+    for name in ("numpy", "numba", "msgspec", "safetensors", "ruamel.yaml", "rich"):
+        try:
+            found.append(Finding(name, "ok", metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            found.append(Finding(name, "missing", "not installed", f"pip install {name}"))
+    return found
+
+
+def _paddle() -> Finding:
+    # The distribution's name, not the module's: other packages may install a `paddle` of their own.
+    if importlib.util.find_spec("paddle") is not None:
+        return Finding("PaddlePaddle", "ok", "installed")
+    return Finding(
+        "PaddlePaddle",
+        "optional",
+        "not installed",
+        "only for configs beyond a bag of words: pip install 'bireme[paddle]'",
+    )
+
+
+def findings() -> list[Finding]:
+    """Look at everything."""
+    checks: list[Callable[[], Finding]] = [_system, _python, _cores, _memory, _disk, _state]
+    return [*(check() for check in checks), *_packages(), _paddle()]
+
+
+@click.command(epilog="Example: bireme doctor --json")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def doctor(as_json: bool) -> None:
+    """Say what is missing on this machine, and how to get it. Changes nothing, needs no network."""
+    found = findings()
+    is_fine = all(f.state != "missing" for f in found)
+    if as_json:
+        click.echo(json.dumps({"ok": is_fine, "findings": [asdict(f) for f in found]}))
+    else:
+        for f in found:
+            mark = {"ok": "✓", "optional": "·", "missing": "✗"}[f.state]
+            click.echo(f"{mark} {f.name:<17} {f.found}{f'  ->  {f.fix}' if f.fix else ''}")
+    if not is_fine:
+        raise SystemExit(14)

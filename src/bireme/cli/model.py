@@ -1,0 +1,132 @@
+"""`bireme model`: look into, hash, compare and export saved models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.group()
+def model() -> None:
+    """Look into, hash, compare and export saved models."""
+
+
+@model.command(epilog="Example: bireme model show output/pass-00009")
+@click.argument("directory", metavar="PASS_DIR", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def show(directory: Path, as_json: bool) -> None:
+    """List a model's parameters with their sizes and spread, and what its pass came to."""
+    import msgspec
+    import numpy as np
+
+    from bireme.job.model import config_name, load_values
+
+    values = load_values(directory)
+    rows = [
+        {
+            "name": n,
+            "values": v.size,
+            "mean": float(v.mean()),
+            "std": float(v.std()),
+            "largest": float(np.abs(v).max()),
+        }
+        for n, v in values.items()
+    ]
+    path = directory / "metrics.json"
+    metrics: Any = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+    if as_json:
+        told = {
+            "model": str(directory),
+            "config": config_name(directory),
+            "parameters": rows,
+            "metrics": metrics,
+        }
+        click.echo(json.dumps(told))
+        return
+    click.echo(f"{directory}: {config_name(directory)}, {sum(v.size for v in values.values()):,} values")
+    for row in rows:
+        click.echo(
+            f"  {row['name']:<32} {row['values']:>10,}  mean {row['mean']:+.3e}  std {row['std']:.3e}  "
+            f"largest {row['largest']:.3e}"
+        )
+    if metrics:
+        from bireme.view.plain import pass_line
+
+        click.echo(pass_line(metrics))
+
+
+@model.command("hash", epilog="Example: bireme model hash output/pass-00009")
+@click.argument("directory", metavar="PASS_DIR", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def hash_(directory: Path, as_json: bool) -> None:
+    """Print one sha256 over all values: equal models have equal hashes, wherever they were trained."""
+    from bireme.job.model import model_hash
+
+    digest = model_hash(directory)
+    click.echo(json.dumps({"model": str(directory), "hash": digest}) if as_json else digest)
+
+
+@model.command(epilog="Example: bireme model diff output/pass-00008 output/pass-00009")
+@click.argument("first", metavar="PASS_DIR", type=Path)
+@click.argument("second", metavar="PASS_DIR", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def diff(first: Path, second: Path, as_json: bool) -> None:
+    """Compare two models value by value; exits with 1 when they differ."""
+    from bireme.job.model import load_values
+
+    a, b = load_values(first), load_values(second)
+    rows = [_difference(name, a.get(name), b.get(name)) for name in sorted({*a, *b}, key=str.encode)]
+    is_equal = all(row["different"] == 0 for row in rows)
+    if as_json:
+        click.echo(json.dumps({"equal": is_equal, "parameters": rows}))
+    else:
+        for row in rows:
+            text = "equal, bit for bit" if row["different"] == 0 else row["words"]
+            click.echo(f"{row['name']:<32} {text}")
+    if not is_equal:
+        raise SystemExit(1)
+
+
+def _difference(name: str, a: Any, b: Any) -> dict[str, Any]:
+    import numpy as np
+
+    if a is None or b is None or a.size != b.size:
+        sizes = " and ".join("absent" if v is None else f"{v.size:,} values" for v in (a, b))
+        return {"name": name, "different": -1, "words": f"cannot be compared: {sizes}"}
+    different = int((a.view(np.uint32) != b.view(np.uint32)).sum())
+    largest = float(np.abs(a.astype(np.float64) - b).max()) if a.size else 0.0
+    words = f"{different:,} of {a.size:,} values differ, by at most {largest:.3e}"
+    return {"name": name, "different": different, "largest": largest, "words": words}
+
+
+@model.command(epilog="Example: bireme model export output/pass-00009 model.npz")
+@click.argument("directory", metavar="PASS_DIR", type=Path)
+@click.argument("target", metavar="FILE", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def export(directory: Path, target: Path, as_json: bool) -> None:
+    """Write a model as one file: .safetensors or .npz, with the shapes that the program gave them."""
+    from bireme.core.errors import ModelError, OutputExistsError, UsageError
+    from bireme.core.files import storage_errors
+    from bireme.job.model import parameter_names
+
+    names = parameter_names(directory)
+    if target.exists():
+        raise OutputExistsError(f"{target} exists", fix="choose another name")
+    source = directory / "model.safetensors"
+    if not source.is_file():
+        raise ModelError(f"{directory} has no model.safetensors to take the shapes from")
+    if target.suffix not in (".safetensors", ".npz"):
+        raise UsageError(f"cannot export to {target.name}", fix="end the name in .safetensors or .npz")
+    with storage_errors(str(target)):
+        if target.suffix == ".safetensors":
+            target.write_bytes(source.read_bytes())
+        else:
+            import numpy as np
+            from safetensors.numpy import load_file
+
+            np.savez(target, **load_file(source))  # type: ignore[arg-type]
+    told = {"model": str(directory), "file": str(target), "parameters": names}
+    click.echo(json.dumps(told) if as_json else f"wrote {len(names)} parameters to {target}")

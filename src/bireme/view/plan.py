@@ -1,0 +1,85 @@
+"""A job's plan before anything starts: processes, ports, slices, shards and bytes, as a value and as text."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bireme.job.workdir import lay_workdir
+from bireme.programs.config import load_config
+from bireme.ps.frames import HEAD_NBYTES, RECORD_NBYTES
+from bireme.ps.plan import Layout
+from bireme.ps.tree import cover, share_out
+from bireme.spec.job import Job
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """Everything that follows from a job without running it; loads the config, reads no sample."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(job.config)
+        workdir = lay_workdir(Path(folder), config.parent, Path(job.data) / "0" / "data")
+        program = load_config(config, workdir, job.config_args)
+    layout = Layout(program.parameters)
+    slices = layout.slices(job.pservers * job.ports_num)
+    shares = share_out(job.shards, job.trainers)
+    lanes = job.ports_num + job.ports_num_for_sparse
+    rows = sum(len(cover(share, job.shards)) for share in shares)
+    heads = len(slices) * (2 * HEAD_NBYTES * rows + HEAD_NBYTES * job.trainers + RECORD_NBYTES * job.shards)
+    return {
+        "job": job.name,
+        "program": program.name,
+        "parameters": [{"name": p.name, "shape": list(p.shape), "values": p.size} for p in program.parameters],
+        "batch_size": program.batch_size,
+        "passes": job.passes,
+        "pservers": [
+            {
+                "pserver": i,
+                "node": i,
+                "ports": [job.port + i * lanes + k for k in range(lanes)] if job.port else "free ones",
+                "lanes": [
+                    {
+                        "lane": k,
+                        "bytes": 4 * len(part),
+                        "holds": [
+                            {
+                                "parameter": p.parameter.name,
+                                "from": p.offset,
+                                "to": p.offset + p.end - p.begin,
+                            }
+                            for p in layout.pieces(part)
+                        ],
+                    }
+                    for k, part in enumerate(slices[i * job.ports_num : (i + 1) * job.ports_num])
+                ],
+            }
+            for i in range(job.pservers)
+        ],
+        "trainers": [
+            {"trainer": t, "node": t, "shards": list(share.shards), "rows": len(cover(share, job.shards))}
+            for t, share in enumerate(shares)
+        ],
+        "processes": job.nodes + job.pservers + job.trainers,
+        "bytes_per_round": 4 * layout.size * (rows + job.trainers) + heads,
+        "output": job.output,
+    }
+
+
+def render(plan: dict[str, Any]) -> str:
+    """The plan in words."""
+    values = sum(p["values"] for p in plan["parameters"])
+    lines = [
+        f"{plan['job']}: {plan['program']}, {values:,} values in {len(plan['parameters'])} parameters, "
+        f"{plan['passes']} passes, batch {plan['batch_size']} per shard",
+        f"{plan['processes']} processes, {plan['bytes_per_round']:,} bytes per round, output in {plan['output']}",
+    ]
+    for p in plan["pservers"]:
+        ports = p["ports"] if isinstance(p["ports"], str) else f"{p['ports'][0]}–{p['ports'][-1]}"
+        lines.append(f"pserver {p['pserver']}, ports {ports}")
+        for lane in p["lanes"]:
+            held = ", ".join(f"{h['parameter']}[{h['from']}:{h['to']}]" for h in lane["holds"]) or "nothing"
+            lines.append(f"  lane {lane['lane']}: {held} ({lane['bytes']:,} bytes)")
+    for t in plan["trainers"]:
+        shards = ", ".join(map(str, t["shards"]))
+        lines.append(f"trainer {t['trainer']} reads shard {shards}")
+    return "\n".join(lines)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bireme.core.errors import DataError
+from bireme.programs.columns import Batch, InputType, Packer, pack
+
+WORD = InputType(name="word", dim=10, kind="sparse_binary")
+LABEL = InputType(name="label", dim=2, kind="index")
+PIXELS = InputType(name="pixels", dim=3, kind="dense")
+WEIGHTED = InputType(name="weighted", dim=10, kind="sparse_float")
+TEXT = InputType(name="text", dim=10, kind="index", is_sequence=True)
+
+
+def test_each_kind_packs_into_its_arrays() -> None:
+    rows = [([1, 1], 0, [1, 2, 3], [(4, 0.5)], [9]), ([], 1, np.zeros(3), [], (1, 2))]
+    batch = pack(rows, (WORD, LABEL, PIXELS, WEIGHTED, TEXT))
+    arrays = batch.to_arrays()
+    assert len(batch) == 2
+    assert arrays["word.ids"].tolist() == [1, 1]
+    assert arrays["word.offsets"].tolist() == [0, 2, 2]
+    assert arrays["label.ids"].tolist() == [0, 1]
+    assert arrays["pixels.values"].tolist() == [[1, 2, 3], [0, 0, 0]]
+    assert arrays["weighted.values"].tolist() == [0.5]
+    assert arrays["text.offsets"].tolist() == [0, 1, 3]
+    assert arrays["text.ids"].dtype == np.int32
+
+
+def test_no_samples_pack_to_an_empty_batch() -> None:
+    batch = pack([], (WORD, LABEL, PIXELS, WEIGHTED))
+    assert len(batch) == 0
+    assert len(batch.take(np.zeros(0, dtype=np.int64))) == 0
+    assert batch.to_arrays()["pixels.values"].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("slot", "value", "said"),
+    [
+        (WORD, [1, 10], "expected ids from 0 to 9, got 10"),
+        (WORD, [-1], "expected ids from 0 to 9, got -1"),
+        (WORD, [2**40], "expected ids from 0 to 9, got 1099511627776"),
+        (WORD, [1, 2.5], "expected a list of ids below 10, got 2.5 (float) in it"),
+        (WORD, "12", "expected a list of ids below 10, got '12' (str)"),
+        (LABEL, 2, "expected ids from 0 to 1, got 2"),
+        (LABEL, 1.0, "expected an integer below 2, got 1.0 (float)"),
+        (PIXELS, [1.0, 2.0], "expected 3 numbers, got 2"),
+        (PIXELS, [1.0, 2.0, float("nan")], "expected finite numbers, got"),
+        (PIXELS, [1.0, 2.0, 1e300], "expected finite numbers, got"),
+        (PIXELS, [float("inf"), float("-inf"), 0.0], "expected finite numbers, got"),
+        (PIXELS, ["1", "2", "3"], "expected 3 numbers, got ['1', '2', '3'] (list)"),
+        (WEIGHTED, [(1, 2.0), (1, 2.0, 3.0)], "expected a list of (id below 10, number) pairs"),
+        (WEIGHTED, [1, 2], "expected a list of (id below 10, number) pairs"),
+    ],
+)
+def test_bad_value_is_refused_with_what_was_expected_and_what_came(slot: InputType, value: object, said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        pack([(value,)], (slot,))
+    assert f"sample 1: slot {slot.name!r}: {said}" in str(caught.value)
+
+
+def test_error_counts_samples_from_the_start_of_each_file() -> None:
+    packer = Packer((LABEL,), "a.txt")
+    packer.add((0,))
+    packer.where = "b.txt"
+    packer.add((1,))
+    with pytest.raises(DataError, match=r"b\.txt: sample 2: slot 'label'"):
+        packer.add((5,))
+
+
+def test_wrong_number_of_values_is_refused() -> None:
+    with pytest.raises(DataError, match="expected 2 values, got 1"):
+        pack([([1],)], (WORD, LABEL))
+
+
+def test_sequence_of_vectors_is_refused_before_reading() -> None:
+    with pytest.raises(DataError, match="not supported yet"):
+        Packer((InputType(name="x", dim=3, kind="dense", is_sequence=True),), "")
+
+
+def test_take_refuses_rows_that_are_not_there() -> None:
+    batch = pack([([1], 0)], (WORD, LABEL))
+    for row in (-1, 1):
+        with pytest.raises(IndexError):
+            batch.take(np.array([row]))
+
+
+def test_arrays_of_another_program_are_refused() -> None:
+    arrays = pack([([1], 0)], (WORD, LABEL)).to_arrays()
+    with pytest.raises(DataError, match="lack an array of slot 'weighted'"):
+        Batch.from_arrays((WEIGHTED, LABEL), arrays)
