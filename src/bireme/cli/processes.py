@@ -72,7 +72,7 @@ def node(job: Path, rank: int, run: Path, parent: int | None) -> None:
 )
 @click.option("--comment", default="", help="Ignored; a marker for `ps`.")
 @_family_options
-def pserver(
+def pserver(  # noqa: PLR0913 - the original's flags
     port: int, ports_num: int, ports_num_for_sparse: int, nics: str, num_gradient_servers: int, comment: str,
     job: Path | None, rank: int | None, run: Path | None, parent: int | None,
 ) -> None:  # fmt: skip

@@ -135,7 +135,7 @@ class MissingError(BiremeError):
     exit_code = 14
 
 
-class Cancelled(BiremeError):
+class Cancelled(BiremeError):  # noqa: N818 - a stop on request is not an error to the user
     """Stopped on request."""
 
     exit_code = 130

@@ -17,7 +17,7 @@ from typing import TextIO
 class GlogFormatter(logging.Formatter):
     """One line per record, the original's prefix first."""
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - overrides logging's
         """Render the moment with microseconds, in local time."""
         moment = time.localtime(record.created)
         return f"{time.strftime('%m%d %H:%M:%S', moment)}.{int(record.created % 1 * 1e6):06d}"

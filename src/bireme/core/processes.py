@@ -26,7 +26,7 @@ def die_with(parent: int) -> None:
 def is_alive(pid: int) -> bool:
     """Whether a process with this id runs (a zombie does not)."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:  # noqa: PTH123 - /proc, not a path of ours
             return f.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False

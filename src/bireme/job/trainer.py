@@ -22,12 +22,12 @@ from bireme.job.discover import Discovery, await_pservers
 from bireme.job.model import load_into, pass_name
 from bireme.job.telling import Teller
 from bireme.programs.config import load_config
-from bireme.programs.program import Program
+from bireme.programs.program import Program, Role
 from bireme.ps.client import Exchange, Identity, connect
 from bireme.ps.plan import Layout, aligned_zeros
 from bireme.ps.tree import Span, share_out
 from bireme.train.loop import MAX_EVALS, Loop
-from bireme.train.reader import ShardReader, open_reader
+from bireme.train.reader import ShardReader
 
 log = logging.getLogger(__name__)
 EVALS = ("classification_error_evaluator",)
@@ -74,12 +74,11 @@ class TrainerProcess:
         program = load_config(options.config, options.workdirs(own.lo), options.config_args)
         if not program.parameters:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
-        readers = [self._reader(program, shard) for shard in own.shards]
-        tester = self._tester(program, own)
-        found = sum(reader.open(options.start_pass) for reader in readers)
-        log.info("shards %d to %d: %d samples", own.lo, own.hi - 1, found)
-        if options.shards == own.hi - own.lo and found == 0:
-            raise DataError("there is not one training sample in all shards", fix="look into the shards' train.list")
+        readers = self._readers(program, own)
+        # Shard 0's owner tests for everybody: as in the original, every shard carries the same test files.
+        tester = self._open(program, "test", 0) if own.lo == 0 else None
+        if tester is not None:
+            tester.open(options.start_pass)
         pservers = await_pservers(discovery, options.connect_timeout_s)
         begin = self._join(program, pservers)
         if begin.shares[options.trainer] != own:
@@ -95,24 +94,31 @@ class TrainerProcess:
             return Span(options.trainer, options.trainer + 1)
         return share_out(options.shards, options.trainers)[options.trainer]
 
-    def _reader(self, program: Program, shard: int) -> ShardReader:
+    def _open(self, program: Program, role: Role, shard: int) -> ShardReader | None:
+        """A reader of one shard, or None where the program defines no such data."""
         options = self._options
-        return open_reader(
-            program.source("train"), "train", options.workdirs(shard), shard,
-            seed=options.seed, batch_size=program.batch_size, cache=options.cache,
-        )  # fmt: skip
-
-    def _tester(self, program: Program, own: Span) -> ShardReader | None:
-        source = program.source("test")
-        if source is None or own.lo != 0:
+        source = program.source(role)
+        if source is None:
             return None
-        options = self._options
-        tester = open_reader(
-            source, "test", options.workdirs(0), 0,
-            seed=options.seed, batch_size=program.batch_size, cache=options.cache,
-        )  # fmt: skip
-        tester.open(options.start_pass)
-        return tester
+        return ShardReader(
+            source,
+            options.workdirs(shard),
+            shard,
+            seed=options.seed,
+            batch_size=program.batch_size,
+            cache=options.cache,
+        )
+
+    def _readers(self, program: Program, own: Span) -> list[ShardReader]:
+        """Readers of the shards this trainer owns, their samples packed and ready."""
+        readers = [reader for shard in own.shards if (reader := self._open(program, "train", shard)) is not None]
+        if not readers:
+            raise DataError(f"{program.name} defines no training data", fix="give define_py_data_sources2 a train_list")
+        found = sum(reader.open(self._options.start_pass) for reader in readers)
+        log.info("shards %d to %d: %d samples", own.lo, own.hi - 1, found)
+        if self._options.shards == own.hi - own.lo and found == 0:
+            raise DataError("there is not one training sample in all shards", fix="look into the shards' train.list")
+        return readers
 
     def _facts(self, program: Program, pservers: tuple[m.Address, ...]) -> m.Facts:
         options = self._options

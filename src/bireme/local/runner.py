@@ -162,7 +162,7 @@ class LocalRun:
             return False
         try:
             self._status = ask(address, message)
-        except (BiremeError, socket.timeout):
+        except (BiremeError, socket.timeout):  # noqa: UP041 - what settimeout raises
             return False  # it has just left, or not yet come; the next poll or the exit codes will tell
         return True
 

@@ -13,7 +13,7 @@ import operator
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -166,23 +166,23 @@ class Packer:
         """Check one sample and append it; raises DataError that says what was expected and what came."""
         self._in_file += 1
         if len(sample) != len(self._slots):
-            self._refuse(f"expected {len(self._slots)} values, got {len(sample)}")
+            raise self._refusal(f"expected {len(self._slots)} values, got {len(sample)}")
         for slot, value in zip(self._slots, sample, strict=True):
             try:
                 slot.add(value)
             except _Unfit as unfit:
-                self._refuse(f"slot {slot.type.name!r}: {unfit}")
+                raise self._refusal(f"slot {slot.type.name!r}: {unfit}") from None
         self._size += 1
 
     def finish(self) -> Batch:
         """Return everything added; nothing added gives a batch of size 0."""
         return Batch({slot.type.name: slot.column() for slot in self._slots}, self._size)
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise DataError(f"{self._where or 'data'}: sample {self._in_file}: {what}")
+    def _refusal(self, what: str) -> DataError:
+        return DataError(f"{self._where or 'data'}: sample {self._in_file}: {what}")
 
 
-class _Unfit(Exception):
+class _Unfit(Exception):  # noqa: N818 - never leaves this module
     """A value that does not fit its slot; the text goes into the DataError."""
 
 

@@ -7,6 +7,7 @@ moves one message per lane, and a slice can be received straight into the model'
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import SpecError
 from bireme.spec.model import Parameter
-import itertools
 
 UNIT = 16
 """Floats in 64 bytes: a cache line, and what the widest vector instruction wants."""

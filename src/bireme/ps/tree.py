@@ -9,12 +9,12 @@ sibling through (adding zeros would turn -0.0 into +0.0).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from bireme.core.errors import SpecError
-import itertools
 
 T = TypeVar("T")
 

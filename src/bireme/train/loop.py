@@ -123,7 +123,7 @@ class Loop:
             if not live:
                 continue
             records: list[Record] = []
-            total = fold(span, lambda shard: self._gradient(at, shard, batches, records), _add)
+            total = fold(span, lambda shard: self._gradient(at, shard, batches, records), _add)  # noqa: B023
             self._exchange.push(at.round, span, records, total)
 
     def _gradient(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bireme.core import draws
 from bireme.core.errors import DataError
 from bireme.programs.columns import Batch, pack
-from bireme.programs.program import Role, Source, SourceFacts
+from bireme.programs.program import Source, SourceFacts
 
 log = logging.getLogger(__name__)
 CACHE_LIMIT_NBYTES = 20 << 30
@@ -138,19 +138,3 @@ def _trim(directory: Path) -> None:
         total += nbytes
         if total > CACHE_LIMIT_NBYTES:
             path.unlink(missing_ok=True)
-
-
-def open_reader(
-    source: Source | None,
-    role: Role,
-    workdir: Path,
-    shard: int,
-    *,
-    seed: int,
-    batch_size: int,
-    cache: Path | None,
-) -> ShardReader:
-    """A reader for a role that the program must have."""
-    if source is None:
-        raise DataError(f"the program defines no {role} data", fix="name a list file for it in define_py_data_sources2")
-    return ShardReader(source, workdir, shard, seed=seed, batch_size=batch_size, cache=cache)

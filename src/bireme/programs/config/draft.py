@@ -131,7 +131,7 @@ class Draft:
                 extra={"parameters": list(self.parameters)},
             )
         self.settings = settings
-        settings.l2
+        settings.l2  # noqa: B018 - refuses here, at the user's line
 
     def graph(self) -> Graph:
         """Close the draft; refuses a config that says too little."""

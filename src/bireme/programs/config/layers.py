@@ -33,7 +33,7 @@ class LayerWords:
 
     def fc_layer(
         self,
-        input: Any,
+        input: Any,  # noqa: A002 - the original's word
         size: int,
         act: Activation | None = None,
         name: str | None = None,
@@ -56,7 +56,7 @@ class LayerWords:
 
     def embedding_layer(
         self,
-        input: Any,
+        input: Any,  # noqa: A002 - the original's word
         size: int,
         name: str | None = None,
         param_attr: ParamAttr | None = None,
@@ -72,7 +72,7 @@ class LayerWords:
 
     def pooling_layer(
         self,
-        input: Any,
+        input: Any,  # noqa: A002 - the original's word
         pooling_type: Pooling | None = None,
         name: str | None = None,
         bias_attr: Bias = None,
@@ -93,7 +93,7 @@ class LayerWords:
 
     def addto_layer(
         self,
-        input: Any,
+        input: Any,  # noqa: A002 - the original's word
         act: Activation | None = None,
         name: str | None = None,
         bias_attr: Bias = None,
@@ -110,7 +110,7 @@ class LayerWords:
 
     def concat_layer(
         self,
-        input: Any,
+        input: Any,  # noqa: A002 - the original's word
         act: Activation | None = None,
         name: str | None = None,
         layer_attr: Any = None,
@@ -124,14 +124,14 @@ class LayerWords:
         activation = _activation("concat_layer", act, _LINEAR)
         return self._add("concat", name, sum(layer.size for layer in inputs), inputs, activation=activation)
 
-    def maxid_layer(self, input: Any, name: str | None = None, layer_attr: Any = None) -> Layer:
+    def maxid_layer(self, input: Any, name: str | None = None, layer_attr: Any = None) -> Layer:  # noqa: A002
         """The position of the largest value; the first one where several are."""
         inputs = self._layers("maxid_layer", input, count=1)
         return self._add("maxid", self._draft.name("maxid_layer", name), 1, inputs)
 
     def classification_cost(
         self,
-        input: Any,
+        input: Any,  # noqa: A002 - the original's word
         label: Any,
         weight: Any = None,
         name: str | None = None,
@@ -155,7 +155,7 @@ class LayerWords:
 
     def mse_cost(
         self,
-        input: Any,
+        input: Any,  # noqa: A002 - the original's word
         label: Any,
         weight: Any = None,
         name: str | None = None,

@@ -60,7 +60,7 @@ class _Session:
         self.scripts = Scripts(folders, stand_ins)
         stand_ins.update(self._stand_ins())
 
-    def get_config_arg(self, name: str, type: Callable[[str], Any], default: Any = None) -> Any:
+    def get_config_arg(self, name: str, type: Callable[[str], Any], default: Any = None) -> Any:  # noqa: A002
         """Read one `--config_args` value as a type."""
         if name not in self.draft.args:
             return default

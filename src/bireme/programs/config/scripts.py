@@ -30,7 +30,7 @@ _PYTHON_2 = {
 }
 
 
-class Complaint(Exception):
+class Complaint(Exception):  # noqa: N818 - becomes a ConfigScriptError once the line is known
     """Something that a helper refuses; `Scripts.blame` adds the user's file and line."""
 
     def __init__(self, what: str, *, fix: str = "") -> None:
@@ -138,8 +138,8 @@ class Scripts:
     def _import(
         self,
         name: str,
-        globals: Mapping[str, object] | None = None,
-        locals: Mapping[str, object] | None = None,
+        globals: Mapping[str, object] | None = None,  # noqa: A002 - the signature of __import__
+        locals: Mapping[str, object] | None = None,  # noqa: A002
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from bireme.core.errors import SpecError
+from bireme.ps.plan import Layout, Piece, Slice
+from bireme.spec.model import Parameter
+
+W = Parameter(name="w", shape=(2, 10))
+B = Parameter(name="b", shape=(3,))
+
+
+def test_each_parameter_starts_on_a_64_byte_border() -> None:
+    layout = Layout([W, B])
+    assert layout.offsets == {"w": 0, "b": 32}
+    assert layout.size == 48
+
+
+def test_a_parameter_that_reaches_over_a_cut_is_in_two_pieces() -> None:
+    layout = Layout([W, B])
+    first, second = layout.slices(2)
+    assert (first, second) == (Slice(0, 16), Slice(16, 48))
+    assert layout.pieces(first) == [Piece(W, 0, 16, 0)]
+    assert layout.pieces(second) == [Piece(W, 0, 4, 16), Piece(B, 16, 19, 0)]
+
+
+def test_more_lanes_than_units_leave_some_lanes_empty() -> None:
+    slices = Layout([B]).slices(4)
+    assert [len(s) for s in slices] == [0, 0, 0, 16]
+    assert Layout([B]).pieces(slices[0]) == []
+
+
+def test_two_parameters_of_one_name_are_refused_by_name() -> None:
+    with pytest.raises(SpecError, match="parameter 'w' is defined twice"):
+        Layout([W, B, W])
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (-1, 2)])
+def test_a_shape_without_elements_is_refused_by_name(shape: tuple[int, ...]) -> None:
+    with pytest.raises(SpecError, match="parameter 'x' has shape .*: every side must be at least 1"):
+        Layout([Parameter(name="x", shape=shape)])
+
+
+def test_a_program_without_parameters_has_an_empty_plan() -> None:
+    layout = Layout([])
+    assert layout.size == 0
+    assert [len(s) for s in layout.slices(3)] == [0, 0, 0]
