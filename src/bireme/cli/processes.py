@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,12 @@ def _settle(parent: int | None, faults: str = "") -> None:
     if parent is not None:
         die_with(parent)
     log.start()
+    logging.getLogger("bireme").info("commandline: %s", " ".join(sys.argv))
     points.arm(faults)
 
 
 def _guarded(run: Path | None, process: str, work: Callable[[], object]) -> None:
     """Do the work; a failure is logged, and reported to the family where there is one."""
-    import logging
-
     from bireme.job.entry import report_failure
 
     try:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 import click
 
 from bireme.core.errors import Cancelled
+from bireme.job.preflight import check_program
 from bireme.local.runner import LocalRun
 from bireme.spec.job import Job
 
@@ -65,6 +66,7 @@ class Interrupts:
 
 def follow(job: Job, job_file: str, view: View) -> dict[str, Any]:
     """Run a job to its end and return the coordinator's last status."""
+    check_program(job)
     with Interrupts() as interrupts, LocalRun(job, job_file) as run, view:
         asked = 0
         while (status := run.poll()) is not None:

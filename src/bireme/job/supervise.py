@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bireme.spec.load import child_environment
+
 Verdict = Literal["go-on", "all-done", "end-others"]
 GRACE_S = 5.0
 
@@ -61,7 +63,12 @@ class Family:
         child.log.parent.mkdir(parents=True, exist_ok=True)
         with child.log.open("ab") as out:
             process = subprocess.Popen(
-                child.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                child.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env=child_environment(),
             )
         self._running[child.name] = process
         return process.pid

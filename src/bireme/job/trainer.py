@@ -26,11 +26,10 @@ from bireme.programs.program import Program, Role
 from bireme.ps.client import Exchange, Identity, connect
 from bireme.ps.plan import Layout, aligned_zeros
 from bireme.ps.tree import Span, share_out
-from bireme.train.loop import MAX_EVALS, Loop
+from bireme.train.loop import Loop
 from bireme.train.reader import ShardReader
 
 log = logging.getLogger(__name__)
-EVALS = ("classification_error_evaluator",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ class TrainerProcess:
             parameters=program.parameters,
             optimizer=program.optimizer,
             batch_size=program.batch_size,
-            evals=EVALS[:MAX_EVALS],
+            evals=program.evaluators,
             shards=options.shards,
             trainers=options.trainers,
             passes=options.passes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from bireme.core.errors import DataError, SpecError
 from bireme.job.entry import read_job
 from bireme.job.model import load_into
-from bireme.job.workdir import lay_workdir
+from bireme.job.workdir import borrowed_workdir
 from bireme.programs.config import load_config
 from bireme.programs.program import Program
 from bireme.ps.plan import Layout, aligned_zeros
@@ -38,14 +37,12 @@ def program_with(
     job: Job, model: Path, args: Mapping[str, str], *, instead: Path | None = None
 ) -> Iterator[tuple[Program, Path]]:
     """Load a job's program with a model's values; `instead` replaces what data/pred.list names."""
-    with tempfile.TemporaryDirectory(prefix="bireme-") as folder:
-        config = Path(job.config)
-        workdir = lay_workdir(Path(folder), config.parent, Path(job.data) / "0" / "data")
+    with borrowed_workdir(job) as workdir:
         if instead is not None:
             listed = workdir / "data" / "pred.list"
             listed.unlink(missing_ok=True)
             listed.write_text(f"{instead.resolve()}\n", encoding="utf-8")
-        program = load_config(config, workdir, {**job.config_args, **args})
+        program = load_config(Path(job.config), workdir, {**job.config_args, **args})
         layout = Layout(program.parameters)
         values = aligned_zeros(layout.size)
         load_into(model, program.parameters, layout.views(values))

@@ -6,9 +6,13 @@ trainer that owns several shards has one such directory for each.
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bireme.core.errors import DataError
+from bireme.spec.job import Job
 
 
 def lay_workdir(root: Path, program: Path, data: Path) -> Path:
@@ -26,6 +30,13 @@ def lay_workdir(root: Path, program: Path, data: Path) -> Path:
     for entry in [*(own.iterdir() if own.is_dir() else ()), *data.iterdir()]:
         _link(inner / entry.name, entry)
     return root
+
+
+@contextmanager
+def borrowed_workdir(job: Job, shard: int = 0) -> Iterator[Path]:
+    """A working directory for one shard that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="bireme-") as folder:
+        yield lay_workdir(Path(folder), Path(job.config).parent, Path(job.data) / str(shard) / "data")
 
 
 def _link(link: Path, target: Path) -> None:

@@ -53,17 +53,19 @@ def check_output(job: Job) -> Job:
     output = Path(job.output)
     if output.exists() and not output.is_dir():
         raise OutputExistsError(f"{output} exists and is not a directory", fix="choose another `output`")
+    busy = [r for r in registry.all_runs() if r.state == "running" and r.output == job.output]
+    if busy:
+        raise OutputExistsError(
+            f"{output} belongs to {busy[0].name}, which runs now (process {busy[0].pid})",
+            fix="give another directory with `--output DIR`, or stop that job with `bireme cancel`",
+        )
     passes = sorted(p.name for p in output.glob("pass-*")) if output.is_dir() else []
     if job.start_pass == 0:
-        if passes or (output / "job.json").exists():
-            next_pass = int(passes[-1][5:10]) + 1 if passes else 0
-            go_on = (
-                f", or go on after {passes[-1]} with `--start-pass {next_pass}`"
-                if passes and next_pass < job.passes
-                else ""
-            )
+        if passes:
+            next_pass = int(passes[-1][5:10]) + 1
+            go_on = f", or go on with `--start-pass {next_pass}`" if next_pass < job.passes else ""
             raise OutputExistsError(
-                f"{output} already holds a run{f' up to {passes[-1]}' if passes else ''}",
+                f"{output} already holds a run up to {passes[-1]}",
                 why="a new run would mix its logs and models with the old ones",
                 fix=f"give another directory with `--output DIR`{go_on}",
             )

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import DataError
 from bireme.programs.columns import Batch
-from bireme.programs.program import Arrays, Sums
+from bireme.programs.program import ERROR_EVALUATOR, Arrays, Sums
 
-ERROR_NAME = "classification_error_evaluator"
 _Floats = NDArray[np.float32]
 _Doubles = NDArray[np.float64]
 _Ids = NDArray[np.int32]
@@ -55,13 +54,13 @@ class BagOfWords:
         for grad in self._idle:
             grad.fill(0.0)
         cost, wrong = _step((self._weight, self._bias), words, labels, (self._weight_grad, self._bias_grad))
-        return Sums(samples=len(batch), cost=cost, evals={ERROR_NAME: float(wrong)})
+        return Sums(samples=len(batch), cost=cost, evals={ERROR_EVALUATOR: float(wrong)})
 
     def evaluate(self, batch: Batch) -> Sums:
         """Forward only."""
         words, labels = self._arrays(batch)
         cost, wrong = _evaluate((self._weight, self._bias), words, labels)
-        return Sums(samples=len(batch), cost=cost, evals={ERROR_NAME: float(wrong)})
+        return Sums(samples=len(batch), cost=cost, evals={ERROR_EVALUATOR: float(wrong)})
 
     def predict(self, batch: Batch) -> Mapping[str, _Floats]:
         """Forward only: class probabilities, or the most probable class."""

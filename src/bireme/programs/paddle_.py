@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from bireme.core.errors import MissingError
 from bireme.programs.columns import Batch, Column
 from bireme.programs.config.graph import Graph, Layer
-from bireme.programs.program import Arrays, Sums
+from bireme.programs.program import ERROR_EVALUATOR, Arrays, Sums
 from bireme.spec.model import Parameter
 
 Tensor = Any  # PaddlePaddle has no usable type information.
-ERROR_NAME = "classification_error_evaluator"
 
 
 @functools.cache
@@ -108,7 +107,7 @@ class PaddleGraph:
             if layer.kind == "classification_cost":
                 guess = values[layer.inputs[0]].data.numpy().argmax(axis=1)
                 wrong = np.count_nonzero(guess != batch.columns[layer.inputs[1]].ids)
-                evals[ERROR_NAME] = evals.get(ERROR_NAME, 0.0) + float(wrong)
+                evals[ERROR_EVALUATOR] = evals.get(ERROR_EVALUATOR, 0.0) + float(wrong)
         total = sum(values[layer.name].data.sum() for layer in costs)
         return Sums(samples=len(batch), cost=cost, evals=evals), total
 

@@ -18,13 +18,18 @@ from numpy.typing import NDArray
 from bireme.programs.columns import Batch, InputType
 from bireme.spec.model import Optimizer, Parameter
 
+ERROR_EVALUATOR = "classification_error_evaluator"
+"""The original's name for the share of wrong answers."""
 Arrays = Mapping[str, NDArray[np.float32]]
 Role = Literal["train", "test", "predict"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a batch adds to the running totals: sums over samples, never means."""
+    """What a batch adds to the running totals: sums over samples, never means.
+
+    `evals` has an entry for each of the program's `evaluators`, in that order.
+    """
 
     samples: int
     cost: float
@@ -63,6 +68,8 @@ class Program(Protocol):
     parameters: tuple[Parameter, ...]
     optimizer: Optimizer
     batch_size: int
+    evaluators: tuple[str, ...]
+    """Names of what is measured besides the cost."""
     outputs: tuple[str, ...]
     """Names of what `predict` returns, in order."""
 

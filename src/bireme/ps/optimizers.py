@@ -9,7 +9,7 @@ folding of Adagrad's sums all follow from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,19 +162,24 @@ def _kernel(method: Method) -> Callable[..., None]:
     return kernel
 
 
-def _check_segments(segments: Sequence[Segment]) -> None:
-    position = 0
-    for segment in segments:
-        if not position <= segment.begin < segment.end:
-            raise AssertionError(f"segment {segment} overlaps or is empty; this is a bug")
-        position = segment.end
-        parameter = segment.parameter
+def check_rules(parameters: Iterable[Parameter]) -> None:
+    """Refuse rules that no kernel can follow."""
+    for parameter in parameters:
         if parameter.l1 > 0 and parameter.momentum != 0:
             raise SpecError(
                 f"parameter {parameter.name} has L1 {parameter.l1:g} and momentum {parameter.momentum:g}",
                 why="the velocity would carry weights past the zero that L1 holds them at",
                 fix="set its momentum to 0 or its l1_rate to 0",
             )
+
+
+def _check_segments(segments: Sequence[Segment]) -> None:
+    position = 0
+    for segment in segments:
+        if not position <= segment.begin < segment.end:
+            raise AssertionError(f"segment {segment} overlaps or is empty; this is a bug")
+        position = segment.end
+    check_rules(segment.parameter for segment in segments)
 
 
 def _gaps(segments: Sequence[Segment]) -> list[tuple[int, int]]:

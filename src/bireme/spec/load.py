@@ -19,6 +19,7 @@ import msgspec
 from bireme.core.errors import SpecError
 from bireme.spec.job import Job, JobFile
 
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 OVERRIDES = ("trainers", "pservers", "ports_num", "passes", "seed", "output")
 """What a flag `--name` or a variable `BIREME_NAME` may replace."""
 
@@ -155,6 +156,13 @@ def places(environment: Mapping[str, str] | None = None) -> Places:
     cache = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
     state = Path(env.get("XDG_STATE_HOME") or home / ".local" / "state")
     return Places(cache / "bireme", state / "bireme")
+
+
+def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a job's processes inherit: all we have, and what keeps bits from depending on it."""
+    env = dict(os.environ if environment is None else environment)
+    # Sets of strings iterate by hash; libraries with a thread per core add in an order of their own.
+    return env | {"PYTHONHASHSEED": "0"} | dict.fromkeys(_THREAD_COUNTS, "1")
 
 
 def command_name(environment: Mapping[str, str] | None = None) -> str:

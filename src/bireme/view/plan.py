@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from bireme.job.workdir import lay_workdir
-from bireme.programs.config import load_config
+from bireme.job.preflight import check_program
 from bireme.ps.frames import HEAD_NBYTES, RECORD_NBYTES
 from bireme.ps.plan import Layout
 from bireme.ps.tree import cover, share_out
@@ -16,10 +13,7 @@ from bireme.spec.job import Job
 
 def describe(job: Job) -> dict[str, Any]:
     """Everything that follows from a job without running it; loads the config, reads no sample."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(job.config)
-        workdir = lay_workdir(Path(folder), config.parent, Path(job.data) / "0" / "data")
-        program = load_config(config, workdir, job.config_args)
+    program = check_program(job)
     layout = Layout(program.parameters)
     slices = layout.slices(job.pservers * job.ports_num)
     shares = share_out(job.shards, job.trainers)

@@ -210,16 +210,12 @@ def test_shard_without_training_data_is_an_error(job: Path) -> None:
 def test_empty_shard_is_a_warning_but_all_empty_is_an_error(job: Path) -> None:
     (job / "shards.json").unlink()
     (job / "1/data/train.txt").write_text("")
-    assert _told(check_job(job)) == [
-        "warning 1:None the shard has no training lines, so its trainer has nothing to do"
-    ]
+    assert _told(check_job(job)) == ["warning 1:None the shard has no training lines, so its trainer has nothing to do"]
     (job / "0/data/train.txt").write_text("")
     assert _told(check_job(job)) == ["error :None no shard has a training line"]
 
 
-def test_line_longer_than_the_limit_is_told_without_holding_it(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_longer_than_the_limit_is_told_without_holding_it(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bireme.data.scan.LONGEST_LINE", 64)
     report = _in_both(job, "train.txt", b"0\ta\n1\t" + b"x" * 200 + b"\n0\tb\n")
     assert {p.line for p in report.problems if p.severity == "error"} == {2}

@@ -162,9 +162,7 @@ def test_job_inside_its_own_source_is_refused(source: Path) -> None:
     assert "is inside" in _refusal(UsageError, source, source / "job")
 
 
-def test_too_small_a_disk_is_refused_before_writing(
-    source: Path, job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_small_a_disk_is_refused_before_writing(source: Path, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     message = _refusal(StorageError, source, job)
     assert "2 shards need 80 bytes" in message

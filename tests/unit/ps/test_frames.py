@@ -21,9 +21,7 @@ def raw_head(*, version: int = 1, kind: int = 1, flags: int = 0, nbytes: int = 0
 
 def test_a_head_has_the_documented_bytes() -> None:
     head = Head(Kind.PUSH, Flag.NOW, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99)
-    body = struct.pack(
-        "<4sBBHQQQQIIIII", b"BRME", 1, 1, 2, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99
-    )
+    body = struct.pack("<4sBBHQQQQIIIII", b"BRME", 1, 1, 2, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99)
     assert head.pack() == body + struct.pack("<I", zlib.crc32(body))
 
 

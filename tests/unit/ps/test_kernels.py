@@ -61,9 +61,7 @@ def start_values(size: int = SIZE) -> Floats:
     return np.asarray(values, np.float32)
 
 
-def run(
-    slice_: SliceOptimizer, w: Floats, rounds: Sequence[int], *, rates: Sequence[float] | None = None
-) -> Floats:
+def run(slice_: SliceOptimizer, w: Floats, rounds: Sequence[int], *, rates: Sequence[float] | None = None) -> Floats:
     """Apply the rounds whose gradients these seeds name, in two buffers, and return the last."""
     now, after = w.copy(), np.zeros_like(w)
     for k, seed in enumerate(rounds):
@@ -161,9 +159,7 @@ def test_saving_and_restoring_between_rounds_changes_no_bit(method: Method, rule
         (4, 2, []),
     ],
 )
-def test_rows_are_summed_in_the_order_of_the_steps(
-    rows: int, root: int, steps: list[tuple[int, int]]
-) -> None:
+def test_rows_are_summed_in_the_order_of_the_steps(rows: int, root: int, steps: list[tuple[int, int]]) -> None:
     inbox = random_rows(3, rows)
     before, expected = inbox.copy(), inbox.copy()
     for a, b in steps:

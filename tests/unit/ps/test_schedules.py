@@ -90,9 +90,7 @@ def test_bad_rates_are_refused_with_the_reason_and_an_example(args: str, why: st
         ("linear", float("nan"), 0.0),
     ],
 )
-def test_schedule_without_a_value_for_some_round_is_refused_at_once(
-    schedule: Schedule, a: float, b: float
-) -> None:
+def test_schedule_without_a_value_for_some_round_is_refused_at_once(schedule: Schedule, a: float, b: float) -> None:
     with pytest.raises(SpecError, match=f"learning_rate_schedule {schedule} cannot use"):
         check_schedule(Optimizer(schedule=schedule, decay_a=a, decay_b=b))
 

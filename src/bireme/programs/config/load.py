@@ -26,7 +26,7 @@ from bireme.programs.config.scripts import Complaint, Scripts, stand_in
 from bireme.programs.config.source import ProviderSource, SourcePlan
 from bireme.programs.config.visit import Dice, visiting
 from bireme.programs.config.words import checked, words
-from bireme.programs.program import Arrays, Program, Role, Sums
+from bireme.programs.program import ERROR_EVALUATOR, Arrays, Program, Role, Sums
 
 _LAYER_WORDS = """
     data_layer fc_layer embedding_layer pooling_layer addto_layer concat_layer maxid_layer
@@ -145,6 +145,8 @@ class ConfigProgram:
         self.parameters = tuple(session.draft.parameters.values())
         self.optimizer = session.draft.settings.optimizer()
         self.batch_size = session.draft.settings.batch_size
+        judged = any(cost.kind == "classification_cost" for cost in graph.costs)
+        self.evaluators: tuple[str, ...] = (ERROR_EVALUATOR,) if judged else ()
         self.outputs = graph.predictions
         self._sources = {role: ProviderSource(plan, graph, session.scripts) for role, plan in session.plans.items()}
         self._arrays: tuple[Arrays, Arrays] | None = None

@@ -1,0 +1,218 @@
+"""Jobs from start to end and through every way of stopping: nobody is left behind, finished work stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bireme.core.processes import is_alive
+from tests.e2e.conftest import Cli, processes_mentioning
+
+LONG = ("--passes", 400)
+
+
+def wait_until(claim: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {what}"
+        time.sleep(0.05)
+
+
+def nobody_left(job: Path) -> bool:
+    return not processes_mentioning(str(job.parent))
+
+
+def pid_in(log: Path, process: str) -> int:
+    found = re.search(rf"started {process} as process (\d+)", log.read_text())
+    assert found, log.read_text()
+    return int(found[1])
+
+
+@pytest.fixture
+def running(cli: Cli, job: Path) -> subprocess.Popen[str]:
+    """A long job that has finished its first pass."""
+    process = cli.start("train", job, *LONG)
+    wait_until((job.parent / "output" / "pass-00000").is_dir, "the first pass is saved")
+    return process
+
+
+def test_the_output_tree_is_that_of_the_original(cli: Cli, job: Path) -> None:
+    done = cli.run("train", job)
+    assert done.code == 0, done.err
+    output = job.parent / "output"
+    assert {p.name for p in output.iterdir()} == {
+        "node_0", "node_1", "node_2", "pass-00000", "pass-00001",
+        "job.json", "status.json", "metrics.jsonl", "ledger.jsonl",
+    }  # fmt: skip
+    assert {p.name for p in (output / "node_1").iterdir()} == {"train.log", "server.log", "node.log"}
+    model = output / "pass-00001"
+    assert {p.name for p in model.iterdir()} == {
+        "___fc_layer_0__.w0", "___fc_layer_0__.wbias", "path.txt", "trainer_config.lr.py",
+        "model.safetensors", "metrics.json", "done",
+    }  # fmt: skip
+    assert (model / "path.txt").read_text() == "trainer_config.lr.py"
+    assert (model / "___fc_layer_0__.wbias").read_bytes()[:16] == struct.pack("<iIQ", 0, 4, 2)
+    log = (output / "node_0" / "train.log").read_text()
+    assert re.search(r"^I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ \w+\.py:\d+\] +Pass=1 Batch=2 samples=201 AvgCost=[\d.e-]+ Eval: "
+                     r"classification_error_evaluator=[\d.e-]+$", log, re.MULTILINE)  # fmt: skip
+    assert re.search(r"\]  Test samples=120 cost=[\d.]+ Eval: classification_error_evaluator=", log)
+    events = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert [e["pass_id"] for e in events if e["event"] == "pass"] == [0, 1]
+    shown = cli.run("model", "hash", model)
+    assert re.fullmatch(r"[0-9a-f]{64}\n", shown.out)
+    assert nobody_left(job)
+
+
+def test_a_short_log_period_gives_the_originals_batch_lines(cli: Cli, job: Path) -> None:
+    job.write_text(job.read_text() + "log_period: 1\n")
+    assert cli.run("train", job, "--passes", 1).code == 0
+    log = (job.parent / "output" / "node_0" / "train.log").read_text()
+    assert re.search(
+        r"\]  Batch=1 samples=128 AvgCost=\S+ CurrentCost=\S+ Eval: \S+=\S+  CurrentEval: \S+=\S+$", log, re.MULTILINE
+    )
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(cli: Cli, job: Path, running: subprocess.Popen[str]) -> None:
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == 130, err
+    assert nobody_left(job)
+    told = re.search(r"--start-pass (\d+)`", err)
+    assert told, err
+    start = int(told[1])
+    assert (job.parent / "output" / f"pass-{start - 1:05d}" / "done").is_file()
+    went_on = cli.run("train", job, "--passes", start + 1, "--start-pass", start)
+    assert went_on.code == 0, went_on.err
+    assert (job.parent / "output" / f"pass-{start:05d}" / "done").is_file()
+
+
+def test_ctrl_c_twice_stops_at_once(job: Path, running: subprocess.Popen[str]) -> None:
+    running.send_signal(signal.SIGINT)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert nobody_left(job)
+
+
+@pytest.mark.parametrize("process", ["pserver 1", "trainer 0"])
+def test_a_killed_process_ends_the_job_with_its_name(job: Path, running: subprocess.Popen[str], process: str) -> None:
+    rank = process.split()[1]
+    os.kill(pid_in(job.parent / "output" / f"node_{rank}" / "node.log", process), signal.SIGKILL)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == 13, err
+    assert f"{process} was killed by SIGKILL" in err
+    assert nobody_left(job)
+    assert (job.parent / "output" / "pass-00000" / "done").is_file()
+
+
+def test_no_process_outlives_a_killed_runner(job: Path, running: subprocess.Popen[str]) -> None:
+    running.kill()
+    running.communicate(timeout=30)
+    wait_until(lambda: nobody_left(job), "everybody is gone", 10)
+
+
+def test_a_job_is_seen_and_stopped_from_another_terminal(cli: Cli, job: Path, running: subprocess.Popen[str]) -> None:
+    listed = cli.run("list", "--json").json["jobs"]
+    assert [(j["name"], j["state"]) for j in listed] == [("small", "running")]
+    status = cli.run("status", "small", "--json").json["status"]
+    assert status["phase"] == "training"
+    assert all(is_alive(t["pid"]) for t in status["trainers"])
+    assert "trainer 2 (pid" in cli.run("status").out
+    assert "node_1/server.log: I" in cli.run("logs", "--node", 1, "--role", "pserver").out
+    busy = cli.run("train", job, *LONG)
+    assert busy.code == 7 and "which runs now" in busy.err
+    assert cli.run("cancel", "small").out == "small: cancelled\n"
+    running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert nobody_left(job)
+    assert cli.run("list", "--json").json["jobs"][0]["state"] == "cancelled"
+    assert cli.run("cancel").code == 2
+
+
+def test_two_jobs_at_once_do_not_disturb_each_other(cli: Cli, job: Path) -> None:
+    runs = [cli.start("train", job, "--output", job.parent / name, "--json") for name in ("one", "two")]
+    told = [json.loads(run.communicate(timeout=120)[0]) for run in runs]
+    assert told[0]["hash"] == told[1]["hash"]
+
+
+def test_the_dry_run_prints_the_plan_and_starts_nothing(cli: Cli, job: Path) -> None:
+    done = cli.run("train", job, "--trainers", 2, "--ports-num", 2, "--dry-run", "--json")
+    plan = done.json
+    assert [t["shards"] for t in plan["trainers"]] == [[0, 1], [2]]
+    held = [h for p in plan["pservers"] for lane in p["lanes"] for h in lane["holds"]]
+    assert sum(h["to"] - h["from"] for h in held) == sum(p["values"] for p in plan["parameters"]) == 1501 * 2 + 2
+    assert plan["bytes_per_round"] > 4 * (1501 * 2 + 2) * 4
+    assert "trainer 0 reads shard 0, 1" in cli.run("train", job, "--trainers", 2, "--dry-run").out
+    assert not (job.parent / "output").exists()
+
+
+def test_a_model_predicts_tests_shows_and_exports(cli: Cli, job: Path) -> None:
+    assert cli.run("train", job).code == 0
+    model = job.parent / "output" / "pass-00001"
+    lines = cli.run("predict", model).out.splitlines()
+    assert len(lines) == 8
+    assert all(re.fullmatch(r"[01];[\d.e-]+ [\d.e-]+", line) for line in lines), lines
+    (job.parent / "mine.txt").write_text("a truly wonderful camera\n")
+    assert len(cli.run("predict", model, job.parent / "mine.txt", "--json").json["predictions"]) == 1
+    measured = cli.run("test", model, "--json").json
+    metrics = json.loads((model / "metrics.json").read_text())
+    assert (measured["samples"], measured["cost"]) == (120, metrics["test_cost"])
+    assert "___fc_layer_0__.w0" in cli.run("model", "show", model).out
+    same = cli.run("model", "diff", model, model)
+    other = cli.run("model", "diff", job.parent / "output" / "pass-00000", model)
+    assert (same.code, other.code) == (0, 1)
+    assert "values differ" in other.out
+    assert cli.run("model", "export", model, job.parent / "model.npz").code == 0
+    assert (job.parent / "model.npz").stat().st_size > 4 * 3002
+
+
+def free_block(count: int) -> int:
+    """A port after which `count - 1` more are free."""
+    for port in range(21000, 60000, 16):
+        probes = [socket.socket() for _ in range(count)]
+        try:
+            for i, probe in enumerate(probes):
+                probe.bind(("127.0.0.1", port + i))
+            return port
+        except OSError:
+            continue
+        finally:
+            for probe in probes:
+                probe.close()
+    raise AssertionError("no free ports")
+
+
+def test_a_cluster_started_by_hand_trains_the_same_model(cli: Cli, job: Path, tmp_path: Path) -> None:
+    told = cli.run("train", job, "--output", tmp_path / "runner", "--json").json
+    ports = free_block(4)
+    pservers = [
+        cli.start("pserver", f"--port={ports + 2 * i}", "--ports_num=2", "--num_gradient_servers=3", "--nics=lo")
+        for i in range(2)
+    ]
+    trainers = []
+    for i in range(3):
+        here = tmp_path / f"machine-{i}"
+        here.mkdir()
+        for name in ("trainer_config.lr.py", "dataprovider_bow.py"):
+            (here / name).symlink_to(job.parent / "quick_start" / name)
+        (here / "data").symlink_to(job.parent / str(i) / "data")
+        flags = [
+            "--config=trainer_config.lr.py", f"--pservers=127.0.0.1:{ports},127.0.0.1:{ports + 2}", "--ports_num=2",
+            f"--trainer_id={i}", "--num_passes=2", f"--save_dir={tmp_path / 'byhand'}", "--trainer_count=3",
+            "--use_gpu=0", "--local=0", "--dot_period=10", "--saving_period=1",
+        ]  # fmt: skip
+        trainers.append(cli.start("trainer", *flags, cwd=here))
+    for process in [*trainers, *pservers]:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    assert cli.run("model", "hash", tmp_path / "byhand" / "pass-00001").out.strip() == told["hash"]

@@ -1,0 +1,89 @@
+"""The determinism promise: one hash, whatever the layout, the load and the timing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli
+
+
+def train(cli: Cli, job: Path, name: str, *flags: object, **env: str) -> str:
+    done = cli.run("train", job, "--output", job.parent / name, "--json", *flags, **env)
+    assert done.code == 0, done.err + done.out
+    return str(done.json["hash"])
+
+
+LAYOUTS = [(1, 1, 1), (2, 3, 2), (3, 2, 4)]
+ALL_LAYOUTS = list(itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 4)))
+
+
+def train_layouts(cli: Cli, job: Path, layouts: list[tuple[int, int, int]]) -> dict[tuple[int, int, int], str]:
+    return {
+        (t, p, n): train(cli, job, f"out-{t}-{p}-{n}", "--trainers", t, "--pservers", p, "--ports-num", n)
+        for t, p, n in layouts
+    }
+
+
+def test_every_layout_gives_the_same_model(cli: Cli, job: Path) -> None:
+    hashes = train_layouts(cli, job, LAYOUTS)
+    assert len(set(hashes.values())) == 1, hashes
+
+
+def test_the_same_job_twice_gives_the_same_model_and_another_seed_another(cli: Cli, job: Path) -> None:
+    first = train(cli, job, "first", "--passes", 1)
+    assert train(cli, job, "second", "--passes", 1) == first
+    assert train(cli, job, "other", "--passes", 1, "--seed", 2) != first
+
+
+def burn() -> None:
+    while True:
+        pass
+
+
+def test_delays_in_every_connection_and_a_busy_machine_change_nothing(cli: Cli, job: Path) -> None:
+    quiet = train(cli, job, "quiet", "--passes", 1)
+    burners = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(2)]
+    for b in burners:
+        b.start()
+    try:
+        disturbed = train(cli, job, "disturbed", "--passes", 1, BIREME_FAULTS="delay:seed=7,max_ms=8")
+    finally:
+        for b in burners:
+            b.kill()
+            b.join()
+    assert disturbed == quiet
+
+
+def test_an_empty_and_a_short_shard_give_the_same_model_in_every_layout(cli: Cli, job: Path) -> None:
+    shards = job.parent
+    (shards / "1" / "data" / "train.txt").write_bytes(b"")
+    short = (shards / "2" / "data" / "train.txt").read_bytes().splitlines(keepends=True)[:5]
+    (shards / "2" / "data" / "train.txt").write_bytes(b"".join(short))
+    hashes = train_layouts(cli, job, [(1, 1, 1), (3, 2, 2)])
+    assert len(set(hashes.values())) == 1, hashes
+    rows = [json.loads(line) for line in (shards / "out-3-2-2" / "ledger.jsonl").read_text().splitlines()]
+    assert [(r["pass"], r["shard"], r["read"], r["trained"], r["applied"]) for r in rows] == [
+        (0, 0, 201, 201, 201), (0, 1, 0, 0, 0), (0, 2, 5, 5, 5),
+        (1, 0, 201, 201, 201), (1, 1, 0, 0, 0), (1, 2, 5, 5, 5),
+    ]  # fmt: skip
+
+
+def test_a_network_computed_by_paddlepaddle_gives_the_same_model_in_two_layouts(cli: Cli, job: Path) -> None:
+    job.write_text(job.read_text().replace("trainer_config.lr.py", "trainer_config.emb.py"))
+    first = train(cli, job, "one", "--passes", 1, "--trainers", 1, "--pservers", 1)
+    assert train(cli, job, "three", "--passes", 1, "--ports-num", 2) == first
+
+
+@pytest.mark.slow
+def test_all_27_layouts_of_the_demo_give_the_same_model_twice(cli: Cli, tmp_path: Path) -> None:
+    assert cli.run("demo", "--prepare", tmp_path / "demo").code == 0
+    job = tmp_path / "demo" / "job.yaml"
+    hashes = train_layouts(cli, job, ALL_LAYOUTS)
+    again = train(cli, job, "again")
+    delayed = train(cli, job, "delayed", BIREME_FAULTS="delay:seed=3,max_ms=5")
+    assert len({*hashes.values(), again, delayed}) == 1, hashes

@@ -1,0 +1,232 @@
+"""What job.yaml may say, which word wins, and what every mistake is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bireme.core.errors import SpecError
+from bireme.spec.job import Job
+from bireme.spec.load import command_name, load_job, places
+
+GOOD = "name: demo\nprogram:\n  config: quick/config.py\n"
+Make = Callable[[str], Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Write a job.yaml beside a config and three shards."""
+
+    def write(text: str) -> Path:
+        (tmp_path / "quick").mkdir()
+        (tmp_path / "quick/config.py").write_text("")
+        for shard in range(3):
+            (tmp_path / str(shard) / "data").mkdir(parents=True)
+        (tmp_path / "job.yaml").write_text(text)
+        return tmp_path / "job.yaml"
+
+    return write
+
+
+def load(path: Path, environment: dict[str, str] | None = None, **flags: object) -> Job:
+    return load_job(path, flags, environment or {})
+
+
+# What is in the file, and what the message must say (all parts of it).
+MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "unknown key": (GOOD + "trainrs: 3\n", (":4: `trainrs` is not a known key; did you mean `trainers`?",)),
+    "unknown key far from any": (GOOD + "zebra: 3\n", (":4: `zebra` is not a known key; known keys: name, program",)),
+    "unknown inner key": (
+        GOOD + "lanes:\n  port: 7164\n  port_num: 2\n",
+        (":6: `lanes.port_num` is not a known key; did you mean `ports_num`?",),
+    ),
+    "key that is a number": (GOOD + "3: x\n", (":4: `3` is not a known key",)),
+    "two mistakes at once": (GOOD + "pases: 3\nseed: x\n", (":4: `pases`", ":5: `seed`: expected `int`, got 'x'")),
+    "missing name": ("program: {config: quick/config.py}\n", (":1: `name` is missing", "lower-case letters")),
+    "missing program": ("name: demo\n", (":1: `program` is missing",)),
+    "missing config": ("name: demo\nprogram:\n  args: {}\n", (":2: `program.config` is missing", "trainer_config")),
+    "empty file": ("", (":1: `name` is missing", ":1: `program` is missing")),
+    "only a comment": ("# nothing\n", (":1: `name` is missing",)),
+    "list at top": ("- name: demo\n", (":1: the file must hold keys and values, not a list",)),
+    "text at top": ("hello\n", (":1: the file must hold keys and values, not 'hello'",)),
+    "duplicate key": ("name: a\nname: b\n", (":2: not valid YAML: found duplicate key",)),
+    "bad YAML": ("name: [\n", ("not valid YAML", "check the indentation and quotes")),
+    "tab": ("name: demo\nprogram:\n\tconfig: x\n", (":3: not valid YAML", "'\\t'")),
+    "second document": (GOOD + "---\nname: other\n", ("not valid YAML", "another document")),
+    "control character": ("name: \x07\n", ("not valid YAML",)),
+    "bad name": (GOOD.replace("demo", "My_Job"), (":1: `name`", "lower-case letters, digits and dashes", "'My_Job'")),
+    "number for a name": (GOOD.replace("demo", "12"), (":1: `name`: expected `str`, got 12",)),
+    "text for a count": (GOOD + "trainers: many\n", (":4: `trainers`: expected `int | null`, got 'many'",)),
+    "yes for a count": (GOOD + "passes: true\n", (":4: `passes`: expected `int`, got True",)),
+    "half a pass": (GOOD + "passes: 2.5\n", (":4: `passes`: expected `int`, got 2.5",)),
+    "no pass": (GOOD + "passes: 0\n", (":4: `passes`: expected `int` >= 1, got 0",)),
+    "too many lanes": (GOOD + "lanes: {ports_num: 65}\n", (":4: `lanes.ports_num`: expected `int` <= 64, got 65",)),
+    "port out of range": (GOOD + "lanes: {port: 70000}\n", (":4: `lanes.port`", "<= 65535", "got 70000")),
+    "negative seed": (GOOD + "seed: -1\n", (":4: `seed`: expected `int` >= 0, got -1",)),
+    "a date for a number": (GOOD + "seed: 2001-01-01\n", (":4: `seed`: expected `int`",)),
+    "a date that is none": (GOOD + "seed: 2001-99-99\n", ("job.yaml:",)),
+    "a tagged number that is none": (GOOD + "seed: !!int abc\n", ("job.yaml:",)),
+    "a python object": (GOOD + "passes: !!python/object:os.system x\n", (":4: `passes`: expected `int`",)),
+    "no time": (GOOD + "connect_timeout_s: .nan\n", (":4: `connect_timeout_s`: expected `float`", "nan")),
+    "unknown mode": (GOOD + "mode: snyc\n", (":4: `mode`", "did you mean `sync`?")),
+    "text for a section": ("name: demo\nprogram: quick/config.py\n", (":2: `program` must hold keys and values",)),
+    "empty section": (GOOD + "data:\n", (":4: `data` must hold keys and values, not nothing",)),
+    "list for an argument": (
+        "name: demo\nprogram:\n  config: quick/config.py\n  args: {a: [1]}\n",
+        (":4: `program.args`: expected",),
+    ),
+    "nodes and trainers": (GOOD + "nodes: 2\ntrainers: 2\n", ("`nodes` and `pservers`/`trainers` are both given",)),
+    "nodes and pservers": (GOOD + "nodes: 2\npservers: 2\n", ("fix: keep `nodes`, or count",)),
+    "more trainers than shards": (
+        GOOD + "trainers: 4\n",
+        ("4 trainers but only 3 data shards", "why: trainers from rank 3 up", "--shards 4"),
+    ),
+    "more nodes than shards": (GOOD + "nodes: 4\n", ("4 trainers but only 3 data shards",)),
+    "config that is not there": (GOOD.replace("config.py", "no.py"), ("program.config: there is no file", "no.py")),
+    "data that is not there": (GOOD + "data: {path: nowhere}\n", ("data.path: there is no directory", "nowhere")),
+    "directory without shards": (GOOD + "data: {path: quick}\n", ("quick holds no shard (a directory `0/data`)",)),
+    "other number of shards": (GOOD + "data: {shards: 5}\n", ("data.shards is 5, but", "holds 3", "--shards 5")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_told_with_its_place_and_what_was_expected(
+    make: Make, text: str, wanted: tuple[str, ...]
+) -> None:
+    path = make(text)
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    for part in wanted:
+        assert part in str(caught.value)
+
+
+def test_a_plain_file_gives_one_trainer_and_one_pserver_per_shard(make: Make) -> None:
+    path = make(GOOD)
+    job = load(path)
+    assert (job.shards, job.trainers, job.pservers, job.ports_num) == (3, 3, 3, 1)
+    assert (job.passes, job.seed, job.port, job.nodes) == (10, 1, None, 3)
+    assert job.config == str(path.parent / "quick/config.py")
+    assert job.data == str(path.parent)
+    assert job.output == str(path.parent / "output")
+
+
+# Valid YAML that says what `GOOD` plus one line in its plainest spelling says.
+SPELLINGS: dict[str, tuple[str, str, object]] = {
+    "hexadecimal": (GOOD + "passes: 0x10\n", "passes", 16),
+    "underscores": (GOOD + "seed: 1_000\n", "seed", 1000),
+    "a whole number of seconds": (GOOD + "connect_timeout_s: 5\n", "connect_timeout_s", 5.0),
+    "a fraction of a second": (GOOD + "connect_timeout_s: 0.5\n", "connect_timeout_s", 0.5),
+    "an exponent": (GOOD + "connect_timeout_s: 1e1\n", "connect_timeout_s", 10.0),
+    "quotes": (GOOD + "output: 'out'\n", "output", "out"),
+    "a literal block": (GOOD + "output: |-\n  out\n", "output", "out"),
+    "an anchor": (GOOD + "output: &o out\n", "output", "out"),
+    "an anchored number": (GOOD + "passes: &p 3\nseed: *p\n", "seed", 3),
+    "a merge key": (GOOD + "lanes:\n  <<: {ports_num: 2}\n", "ports_num", 2),
+    "a fraction as an argument": (GOOD + "  args: {rate: 0.5}\n", "config_args", {"rate": "0.5"}),
+    "yes, a count and text as arguments": (
+        GOOD + "  args: {a: true, b: 2, c: '01'}\n",
+        "config_args",
+        {"a": "1", "b": "2", "c": "01"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "key", "wanted"), SPELLINGS.values(), ids=SPELLINGS.keys())
+def test_every_way_to_write_a_value_in_yaml_is_understood(make: Make, text: str, key: str, wanted: object) -> None:
+    job = load(make(text))
+    found = Path(job.output).name if key == "output" else getattr(job, key)
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(make: Make) -> None:
+    path = make(GOOD + "passes: 3\n")
+    assert load(path).passes == 3
+    assert load(path, {"BIREME_PASSES": "4"}).passes == 4
+    assert load(path, {"BIREME_PASSES": "4"}, passes=5).passes == 5
+    assert load(path, {"BIREME_PASSES": ""}, passes=None).passes == 3
+
+
+def test_every_override_reaches_the_job(make: Make, tmp_path: Path) -> None:
+    values = {"TRAINERS": "1", "PSERVERS": "2", "PORTS_NUM": "4", "PASSES": "6", "SEED": "7", "OUTPUT": "/out"}
+    job = load(make(GOOD), {f"BIREME_{name}": value for name, value in values.items()})
+    assert (job.trainers, job.pservers, job.ports_num, job.passes, job.seed, job.output) == (1, 2, 4, 6, 7, "/out")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("TRAINERS", "many", "--trainers (or BIREME_TRAINERS): expected `int | null`, got `str`"),
+        ("PASSES", "0", "--passes (or BIREME_PASSES): expected `int` >= 1"),
+        ("PORTS_NUM", "99", "--ports-num (or BIREME_PORTS_NUM): expected `int` <= 64"),
+        ("SEED", "1.5", "--seed (or BIREME_SEED): expected `int`"),
+    ],
+)
+def test_a_bad_override_is_told_by_flag_and_variable(make: Make, name: str, value: str, told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(make(GOOD), {f"BIREME_{name}": value})
+    assert told in str(caught.value)
+
+
+def test_fewer_trainers_by_flag_leave_the_pservers_as_they_were(make: Make) -> None:
+    path = make(GOOD + "nodes: 3\n")
+    assert (load(path).trainers, load(path).pservers) == (3, 3)
+    fewer = load(path, trainers=1)
+    assert (fewer.trainers, fewer.pservers, fewer.nodes) == (1, 3, 3)
+
+
+def test_fewer_trainers_by_flag_leave_the_default_pservers_as_they_were(make: Make) -> None:
+    fewer = load(make(GOOD), trainers=1)
+    assert (fewer.trainers, fewer.pservers) == (1, 3)
+
+
+def test_a_gap_in_the_shards_is_named(make: Make) -> None:
+    path = make(GOOD)
+    (path.parent / "1/data").rmdir()
+    with pytest.raises(SpecError, match=f"shard 1 is missing: there is no {path.parent}/1/data"):
+        load(path)
+
+
+def test_a_directory_with_leading_zeros_is_not_a_shard(make: Make) -> None:
+    path = make(GOOD)
+    (path.parent / "03/data").mkdir(parents=True)
+    assert load(path).shards == 3
+
+
+def test_a_directory_may_be_named_for_the_job_in_it(make: Make) -> None:
+    path = make(GOOD)
+    assert load(path.parent) == load(path)
+
+
+@pytest.mark.parametrize("name", ["nothing.yaml", "0"])
+def test_a_job_that_is_not_there_is_told_with_how_to_make_one(make: Make, name: str) -> None:
+    with pytest.raises(SpecError, match="there is no file") as caught:
+        load(make(GOOD).parent / name)
+    assert "bireme demo --prepare" in caught.value.fix
+
+
+def test_a_file_that_is_not_utf_8_is_refused(make: Make) -> None:
+    path = make(GOOD)
+    path.write_bytes(b"name: \xff\xfe\n")
+    with pytest.raises(SpecError, match=f"cannot read {path}"):
+        load(path)
+
+
+def test_faults_come_from_the_environment_alone(make: Make) -> None:
+    path = make(GOOD)
+    assert load(path).faults == ""
+    assert load(path, {"BIREME_FAULTS": "delay:seed=1"}).faults == "delay:seed=1"
+
+
+def test_places_follow_the_xdg_rules() -> None:
+    found = places({"HOME": "/home/me"})
+    assert (found.cache, found.state) == (Path("/home/me/.cache/bireme"), Path("/home/me/.local/state/bireme"))
+    found = places({"HOME": "/home/me", "XDG_CACHE_HOME": "/c", "XDG_STATE_HOME": "/s"})
+    assert (found.cache, found.state) == (Path("/c/bireme"), Path("/s/bireme"))
+
+
+def test_commands_are_suggested_as_the_user_types_them() -> None:
+    assert command_name({}) == "bireme"
+    assert command_name({"BIREME_COMMAND": "./dev bireme"}) == "./dev bireme"

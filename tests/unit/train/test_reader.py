@@ -1,0 +1,182 @@
+"""(seed, shard, pass, batch) names the samples, however and by whomever they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bireme.core.errors import DataError
+from bireme.programs.columns import Batch, InputType
+from bireme.programs.program import SourceFacts
+from bireme.train import reader as reader_module
+from bireme.train.reader import ShardReader, content_key
+
+INPUTS = (
+    InputType(name="word", dim=1000, kind="sparse_binary"),
+    InputType(name="label", dim=1000, kind="index"),
+)
+
+
+class Numbers:
+    """A source that reads numbers from data.txt, one sample a line; counts how often it is walked."""
+
+    def __init__(self, *, should_shuffle: bool = True, is_cacheable: bool = True) -> None:
+        self.should_shuffle = should_shuffle
+        self.is_cacheable = is_cacheable
+        self.fingerprint = "numbers"
+        self.walks = 0
+
+    def facts(self, workdir: Path) -> SourceFacts:
+        return SourceFacts(("data.txt",), self.should_shuffle, self.is_cacheable, self.fingerprint, INPUTS)
+
+    def samples(self, workdir: Path, seed: int) -> Iterator[tuple[object, ...]]:
+        self.walks += 1
+        shift = 0 if self.is_cacheable else seed % 7
+        for line in (workdir / "data.txt").read_text().split():
+            number = int(line) + shift
+            yield list(range(number % 4)), number
+
+
+def write_numbers(workdir: Path, count: int) -> Path:
+    (workdir / "data.txt").write_text("\n".join(map(str, range(count))))
+    return workdir
+
+
+def open_shard(workdir: Path, source: Numbers, *, shard: int = 0, seed: int = 1, cache: Path | None = None) -> ShardReader:
+    return ShardReader(source, workdir, shard, seed=seed, batch_size=10, cache=cache)
+
+
+def labels(batch: Batch) -> list[int]:
+    ids = batch.columns["label"].ids
+    assert ids is not None
+    return ids.tolist()  # type: ignore[no-any-return]
+
+
+def walk(reader: ShardReader, pass_id: int) -> list[list[int]]:
+    return [labels(reader.batch(pass_id, i)) for i in range(reader.batches(pass_id))]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    count=st.integers(0, 45),
+    places=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=8),
+    is_cacheable=st.booleans(),
+)
+def test_seeking_any_batch_gives_the_samples_of_reading_in_order(
+    tmp_path: Path, count: int, places: list[tuple[int, int]], is_cacheable: bool
+) -> None:
+    write_numbers(tmp_path, count)
+    in_order = open_shard(tmp_path, Numbers(is_cacheable=is_cacheable))
+    passes = [walk(in_order, pass_id) for pass_id in range(4)]
+    seeking = open_shard(tmp_path, Numbers(is_cacheable=is_cacheable))
+    for pass_id, index in places:
+        if index < len(passes[pass_id]):
+            assert labels(seeking.batch(pass_id, index)) == passes[pass_id][index]
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(0, []), (1, [1]), (10, [10]), (25, [10, 10, 5])])
+def test_the_last_batch_may_be_short_and_an_empty_shard_has_none(tmp_path: Path, count: int, sizes: list[int]) -> None:
+    reader = open_shard(write_numbers(tmp_path, count), Numbers())
+    assert reader.open(0) == count
+    assert [len(batch) for batch in walk(reader, 0)] == sizes
+    assert sorted(n for batch in walk(reader, 0) for n in batch) == list(range(count))
+
+
+def test_ragged_samples_stay_with_their_labels(tmp_path: Path) -> None:
+    batch = open_shard(write_numbers(tmp_path, 25), Numbers()).batch(0, 1)
+    offsets = batch.columns["word"].offsets
+    assert offsets is not None
+    assert np.diff(offsets).tolist() == [n % 4 for n in labels(batch)]
+
+
+def test_shuffles_differ_by_pass_shard_and_seed_and_nothing_else(tmp_path: Path) -> None:
+    write_numbers(tmp_path, 30)
+    first = walk(open_shard(tmp_path, Numbers()), 0)
+    assert walk(open_shard(tmp_path, Numbers()), 0) == first
+    assert walk(open_shard(tmp_path, Numbers()), 1) != first
+    assert walk(open_shard(tmp_path, Numbers(), shard=1), 0) != first
+    assert walk(open_shard(tmp_path, Numbers(), seed=2), 0) != first
+
+
+def test_without_shuffling_samples_come_as_they_are_written(tmp_path: Path) -> None:
+    reader = open_shard(write_numbers(tmp_path, 25), Numbers(should_shuffle=False))
+    assert [n for batch in walk(reader, 3) for n in batch] == list(range(25))
+
+
+def test_a_cacheable_source_is_walked_once(tmp_path: Path) -> None:
+    source = Numbers()
+    reader = open_shard(write_numbers(tmp_path, 25), source)
+    walk(reader, 0)
+    walk(reader, 1)
+    assert source.walks == 1
+
+
+def test_a_source_without_the_promise_is_walked_for_every_pass(tmp_path: Path) -> None:
+    source = Numbers(is_cacheable=False)
+    reader = open_shard(write_numbers(tmp_path, 25), source)
+    passes = [sorted(n for batch in walk(reader, p) for n in batch) for p in range(4)]
+    assert source.walks == 4
+    assert any(numbers != passes[0] for numbers in passes)
+
+
+def test_packed_samples_are_found_in_the_cache(tmp_path: Path) -> None:
+    write_numbers(tmp_path, 25)
+    first, second = Numbers(), Numbers()
+    wanted = walk(open_shard(tmp_path, first, cache=tmp_path / "cache"), 0)
+    assert walk(open_shard(tmp_path, second, cache=tmp_path / "cache"), 0) == wanted
+    assert (first.walks, second.walks) == (1, 0)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -1])
+def test_a_torn_cache_file_is_made_again(tmp_path: Path, keep: int) -> None:
+    write_numbers(tmp_path, 25)
+    wanted = walk(open_shard(tmp_path, Numbers(), cache=tmp_path / "cache"), 0)
+    (kept,) = (tmp_path / "cache").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:keep])
+    source = Numbers()
+    assert walk(open_shard(tmp_path, source, cache=tmp_path / "cache"), 0) == wanted
+    assert source.walks == 1
+    assert kept.read_bytes() == whole
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_numbers(tmp_path, 25)
+    (tmp_path / "cache").write_text("a file where a directory should be")
+    assert len(walk(open_shard(tmp_path, Numbers(), cache=tmp_path / "cache"), 0)) == 3
+    assert "packed samples are not kept" in caplog.text
+
+
+def test_changed_data_has_another_key(tmp_path: Path) -> None:
+    source = Numbers()
+    facts = source.facts(write_numbers(tmp_path, 25))
+    before = content_key(facts, tmp_path, 1)
+    assert content_key(facts, tmp_path, 1) == before
+    assert content_key(facts, tmp_path, 2) != before
+    write_numbers(tmp_path, 26)
+    assert content_key(facts, tmp_path, 1) != before
+    source.fingerprint = "other numbers"
+    write_numbers(tmp_path, 25)
+    assert content_key(source.facts(tmp_path), tmp_path, 1) != before
+
+
+def test_what_was_used_longest_ago_leaves_a_full_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    walk(open_shard(write_numbers(tmp_path, 25), Numbers(), cache=cache), 0)
+    (old,) = cache.iterdir()
+    monkeypatch.setattr(reader_module, "CACHE_LIMIT_NBYTES", old.stat().st_size - 1)
+    walk(open_shard(write_numbers(tmp_path, 26), Numbers(), cache=cache), 0)
+    assert not old.exists()
+
+
+def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
+    reader = open_shard(tmp_path, Numbers(), cache=tmp_path / "cache")
+    with pytest.raises(DataError, match=f"cannot read {tmp_path / 'data.txt'}") as caught:
+        reader.open(0)
+    assert "'data.txt'" in caught.value.fix
