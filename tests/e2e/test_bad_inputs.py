@@ -24,34 +24,31 @@ CONFIG = "quick_start/trainer_config.lr.py"
 PROVIDER = "quick_start/dataprovider_bow.py"
 SAMPLE = '"word": [find(word, UNKNOWN) for word in text.split()], "label": int(label)'
 
-# (file, what is in it, what it becomes, exit code, what the message must say)
+MANUAL = "learning_method=MomentumOptimizer(0.9), learning_rate_schedule='manual', learning_rate_args='x'"
+
+# What is in the config, what it becomes, the exit code, and what the message must say.
 CONFIG_MISTAKES = {
-    "a syntax error": (CONFIG, "words = data_layer(", "words = = data_layer(", 4, r"trainer_config.lr.py:\d+: .*invalid syntax"),
-    "an unknown name": (CONFIG, "SoftmaxActivation()", "SoftmaxAktivation()", 4, r"trainer_config.lr.py:28: NameError.*SoftmaxAktivation"),
-    "a wrong keyword": (CONFIG, "size=2, act", "sise=2, act", 4, r"trainer_config.lr.py:28: .*sise.*(size|did you mean)"),
-    "a layer that is not built": (CONFIG, "sentiment = fc_layer(", "sentiment = lstmemory(", 4, r"lstmemory is not supported"),
-    "async updates": (CONFIG, "batch_size=1 if", "is_async=True, batch_size=1 if", 4, r"is_async.*not supported"),
-    "no settings": (CONFIG, "settings(\n", "dict(\n", 4, r"never calls settings\(\)"),
-    "a file that is not there": (CONFIG, "data/dict.txt", "data/words.txt", 4, r"trainer_config.lr.py:8: FileNotFoundError"),
-    "a list that is not there": (CONFIG, "data/train.list", "data/training.list", 5, r"data/training.list"),
-    "no provider of that name": (CONFIG, "read_labelled", "read_labeled", 4, r"read_labeled"),
-    "no provider module": (CONFIG, "dataprovider_bow", "dataprovider_bag", 4, r"dataprovider_bag"),
-    "L1 with momentum": (
-        CONFIG, "AdamOptimizer()", "MomentumOptimizer(0.9)", 3, r"has L1 0\.1 and momentum 0\.9",
-    ),
-    "a bad schedule": (
-        CONFIG, "learning_method=AdamOptimizer()",
-        "learning_method=MomentumOptimizer(0.9), learning_rate_schedule='manual', learning_rate_args='x'", 3, r"learning_rate_args \"x\" cannot be read",
-    ),
-}  # fmt: skip
+    "a syntax error": ("words = data", "words = = data", 4, r"trainer_config.lr.py:\d+: .*invalid syntax"),
+    "an unknown name": ("SoftmaxActivation", "SoftmaxAktivation", 4, r"lr.py:28: NameError.*SoftmaxAktivation"),
+    "a wrong keyword": ("size=2, act", "sise=2, act", 4, r"lr.py:28: .*sise.*(size|did you mean)"),
+    "a layer that is not built": ("sentiment = fc_layer(", "sentiment = lstmemory(", 4, r"lstmemory is not supported"),
+    "async updates": ("batch_size=1 if", "is_async=True, batch_size=1 if", 4, r"is_async.*not supported"),
+    "no settings": ("settings(\n", "dict(\n", 4, r"never calls settings\(\)"),
+    "a file that is not there": ("data/dict.txt", "data/words.txt", 4, r"lr.py:8: FileNotFoundError"),
+    "a list that is not there": ("data/train.list", "data/training.list", 5, r"data/training.list"),
+    "no provider of that name": ("read_labelled", "read_labeled", 4, r"read_labeled"),
+    "no provider module": ("dataprovider_bow", "dataprovider_bag", 4, r"dataprovider_bag"),
+    "L1 with momentum": ("AdamOptimizer()", "MomentumOptimizer(0.9)", 3, r"has L1 0\.1 and momentum 0\.9"),
+    "a bad schedule": ("learning_method=AdamOptimizer()", MANUAL, 3, r"learning_rate_args \"x\" cannot be read"),
+}
 
 
 @pytest.mark.parametrize("mistake", CONFIG_MISTAKES)
 def test_a_mistake_in_the_config_is_told_before_anything_starts(cli: Cli, job: Path, mistake: str) -> None:
-    file, old, new, code, message = CONFIG_MISTAKES[mistake]
-    edit(job.parent / file, old, new)
+    old, new, code, message = CONFIG_MISTAKES[mistake]
+    edit(job.parent / CONFIG, old, new)
     if mistake == "L1 with momentum":
-        edit(job.parent / file, "size=2, act", "param_attr=ParamAttr(l1_rate=0.1), size=2, act")
+        edit(job.parent / CONFIG, "size=2, act", "param_attr=ParamAttr(l1_rate=0.1), size=2, act")
     done = cli.run("train", job, *ONE)
     assert (done.code, done.out) == (code, ""), done.err
     assert re.search(message, done.err, re.DOTALL), done.err
@@ -59,27 +56,27 @@ def test_a_mistake_in_the_config_is_told_before_anything_starts(cli: Cli, job: P
     assert not (job.parent / "output").exists()
 
 
+IDS = "[find(word, UNKNOWN) for word in text.split()]"
+RAISING = "raise ValueError('bad line')\n            label, text ="
+FLOATS = 'sparse_vector(len(dictionary)), "label"'
+
 PROVIDER_MISTAKES = {
-    "a provider that raises": (PROVIDER, "label, text =", "raise ValueError('bad line')\n            label, text =", 4,
-                               r"trainer 0: .*dataprovider_bow.py:22: ValueError: bad line"),
-    "a sample of the wrong shape": (PROVIDER, "yield {" + SAMPLE + "}", "yield 1, 2, 3", 4, r"3 .*(values|slots|items).*2"),
-    "a word that is no id": (PROVIDER, "[find(word, UNKNOWN) for word in text.split()]", "text.split()", 5,
-                             r"train.txt.*sample 1.*word"),
-    "an id out of range": (PROVIDER, "[find(word, UNKNOWN) for word in text.split()]", "[1501]", 5,
-                           r"train.txt.*sample 1.*word.*1501"),
-    "a label out of range": (PROVIDER, "int(label)", "int(label) + 1", 5, r"label.*2"),
-    "numbers that overflow": (PROVIDER, "sparse_binary_vector(len(dictionary)), \"label\"",
-                              "sparse_vector(len(dictionary)), \"label\"", 11,
+    "a provider that raises": ("label, text =", RAISING, 4, r"trainer 0: .*bow.py:22: ValueError: bad line"),
+    "a sample of the wrong shape": ("yield {" + SAMPLE + "}", "yield 1, 2, 3", 4, r"3 .*(values|slots|items).*2"),
+    "a word that is no id": (IDS, "text.split()", 5, r"train.txt.*sample 1.*word"),
+    "an id out of range": (IDS, "[1501]", 5, r"train.txt.*sample 1.*word.*1501"),
+    "a label out of range": ("int(label)", "int(label) + 1", 5, r"label.*2"),
+    "numbers that overflow": (FLOATS.replace("sparse_", "sparse_binary_"), FLOATS, 11,
                               r"trainer 0: a NaN or infinity in .*round 0 .*shard 0"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", PROVIDER_MISTAKES)
 def test_a_mistake_in_the_provider_is_told_with_the_users_line_or_sample(cli: Cli, job: Path, mistake: str) -> None:
-    file, old, new, code, message = PROVIDER_MISTAKES[mistake]
-    edit(job.parent / file, old, new)
+    old, new, code, message = PROVIDER_MISTAKES[mistake]
+    edit(job.parent / PROVIDER, old, new)
     if mistake == "numbers that overflow":
-        edit(job.parent / file, "[find(word, UNKNOWN) for word in text.split()]", "[(1, 3e38), (2, -3e38), (3, 3e38)]")
+        edit(job.parent / PROVIDER, IDS, "[(1, 3e38), (2, -3e38), (3, 3e38)]")
     done = cli.run("train", job, *ONE)
     assert done.code == code, done.err
     assert re.search(message, done.err, re.DOTALL), done.err
@@ -108,6 +105,15 @@ def test_a_finished_output_is_not_written_over_and_a_failed_one_may_be_used_agai
     assert done.code == 7
     assert "already holds a run up to pass-00000" in done.err
     assert "--output DIR" in done.err
+
+
+def test_a_full_disk_is_named_with_the_file_that_could_not_be_written(cli: Cli, job: Path) -> None:
+    output = job.parent / "output"
+    output.mkdir()
+    (output / "ledger.jsonl").symlink_to("/dev/full")
+    done = cli.run("train", job, *ONE)
+    assert done.code == 8, done.err
+    assert f"pserver 0: the disk is full: cannot write {output / 'ledger.jsonl'}" in done.err
 
 
 def test_all_shards_empty_is_refused(cli: Cli, job: Path) -> None:

@@ -63,8 +63,9 @@ def test_the_output_tree_is_that_of_the_original(cli: Cli, job: Path) -> None:
     assert (model / "path.txt").read_text() == "trainer_config.lr.py"
     assert (model / "___fc_layer_0__.wbias").read_bytes()[:16] == struct.pack("<iIQ", 0, 4, 2)
     log = (output / "node_0" / "train.log").read_text()
-    assert re.search(r"^I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ \w+\.py:\d+\] +Pass=1 Batch=2 samples=201 AvgCost=[\d.e-]+ Eval: "
-                     r"classification_error_evaluator=[\d.e-]+$", log, re.MULTILINE)  # fmt: skip
+    prefix = r"^I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ \w+\.py:\d+\] +"
+    line = r"Pass=1 Batch=2 samples=201 AvgCost=[\d.e-]+ Eval: classification_error_evaluator=[\d.e-]+$"
+    assert re.search(prefix + line, log, re.MULTILINE)
     assert re.search(r"\]  Test samples=120 cost=[\d.]+ Eval: classification_error_evaluator=", log)
     events = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert [e["pass_id"] for e in events if e["event"] == "pass"] == [0, 1]

@@ -83,6 +83,8 @@ def check(job: Path, as_json: bool) -> None:
     else:
         for line in _describe_check(report):
             click.echo(line)
+    if report.errors and as_json:
+        raise SystemExit(DataError.exit_code)
     if report.errors:
         raise DataError(
             f"{_count(report.errors, 'error')} in the shards of {job}",

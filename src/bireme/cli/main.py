@@ -107,6 +107,4 @@ def tell_error(error: BiremeError, *, as_json: bool) -> None:
         told = {"error": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
         click.echo(json.dumps(told))
         return
-    lines = error.lines()
-    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-    click.echo("\n".join(lines), err=True)
+    click.echo(f"error: {error}", err=True)

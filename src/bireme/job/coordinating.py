@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from bireme.core.errors import BiremeError, NetworkError, StorageError
-from bireme.core.files import write_atomic
+from bireme.core.files import storage_errors, write_atomic
 from bireme.job import messages as m
 from bireme.job.coordinator import Coordinator, Effect, Leave, RefuseJoin, Send, SetUpPservers, Write
 from bireme.ps import wire
@@ -39,6 +39,8 @@ class Coordinating:
         self._lock = threading.RLock()
         self._members: dict[int, socket.socket] = {}
         self._pservers: list[socket.socket] = []
+        self.failure: BiremeError | None = None
+        """What went wrong here, as opposed to in a member, who tells by itself."""
 
     def handle(self, sock: socket.socket, message: m.Message) -> None:
         """Act on a message from a trainer or a visitor."""
@@ -109,8 +111,7 @@ class Coordinating:
             for sock in self._pservers:
                 m.expect(sock)
         except BiremeError as e:
-            with self._lock:
-                self._do(self._machine.failed(e.what))
+            self._fail(e)
             return
         with self._lock:
             self._do(self._machine.pservers_ready(time.monotonic()))
@@ -121,10 +122,15 @@ class Coordinating:
             return
         path = Path(facts.output) / effect.file
         try:
-            with path.open("ab") as f:
+            with storage_errors(str(path)), path.open("ab") as f:
                 f.write(msgspec.json.encode(effect.line) + b"\n")
-        except OSError as e:
-            self._do(self._machine.failed(f"cannot write {path}: {e.strerror}"))
+        except StorageError as e:
+            self._fail(e)
+
+    def _fail(self, error: BiremeError) -> None:
+        with self._lock:
+            self.failure = self.failure or error
+            self._do(self._machine.failed(error.what))
 
     def _leave(self, effect: Leave) -> None:
         log.info("leaving: %s", effect.reason)

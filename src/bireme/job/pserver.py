@@ -100,6 +100,8 @@ class PserverProcess:
         # Members who were just told to stop get a moment to read it before their lanes go away.
         self._server.stop()
         log.info("pserver leaves: %s", self._reason)
+        if self._coordinating is not None and self._coordinating.failure is not None:
+            raise self._coordinating.failure
         return self._reason
 
     def _leave(self, reason: str) -> None:

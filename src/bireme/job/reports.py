@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from bireme.core import errors
-from bireme.core.errors import BiremeError, NetworkError, ProcessError
+from bireme.core.errors import BiremeError, ProcessError
 from bireme.core.files import write_atomic
 
 
@@ -59,9 +59,10 @@ def read_reports(directory: Path) -> list[Report]:
     return sorted(found, key=lambda r: r.time)
 
 
+# Losing a peer, or being sent away by one, is a consequence of something that happened before.
+_CONSEQUENCES = {"ProcessError": 1, "RefusedError": 2, "NetworkError": 3}
+
+
 def first_cause(reports: Iterable[Report]) -> Report | None:
-    """The report that explains the others: losing a peer is a consequence, not a cause."""
-    ordered = list(reports)
-    causes = [r for r in ordered if r.kind not in (NetworkError.__name__, "RefusedError", "ProcessError")]
-    causes = causes or [r for r in ordered if r.kind != NetworkError.__name__] or ordered
-    return causes[0] if causes else None
+    """The report that explains the others: the oldest of those that are least of a consequence."""
+    return min(reports, key=lambda r: (_CONSEQUENCES.get(r.kind, 0), r.time), default=None)

@@ -38,12 +38,12 @@ def pass_line(closed: dict[str, Any]) -> str:
     rate = closed["samples"] / closed["seconds"] if closed["seconds"] else 0.0
     text = f"pass {closed['pass_id']:>3}  cost {number(closed['cost'])}"
     if closed["evals"]:
-        text += f"  error {percent(error_of(closed['evals']))}"
+        text += f"  error {percent(error_of(closed['evals'])):>7}"
     if closed["test_cost"] is not None:
         text += f"  test cost {number(closed['test_cost'])}"
         if closed["test_evals"]:
-            text += f"  test error {percent(error_of(closed['test_evals']))}"
-    return f"{text}  {rate:,.0f} samples/s"
+            text += f"  test error {percent(error_of(closed['test_evals'])):>7}"
+    return f"{text}  {rate:>9,.0f} samples/s"
 
 
 class PlainView:

@@ -27,7 +27,12 @@ def test_one_failure_ends_the_others(codes: dict[str, int | None], verdict: str)
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(0, "exited with code 0"), (3, "exited with code 3"), (-9, "was killed by SIGKILL"), (-99, "was killed by signal 99")],
+    [
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
+        (-9, "was killed by SIGKILL"),
+        (-99, "was killed by signal 99"),
+    ],
 )
 def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words

@@ -92,9 +92,7 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("text", "wanted"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_told_with_its_place_and_what_was_expected(
-    make: Make, text: str, wanted: tuple[str, ...]
-) -> None:
+def test_a_mistake_is_told_with_its_place_and_what_was_expected(make: Make, text: str, wanted: tuple[str, ...]) -> None:
     path = make(text)
     with pytest.raises(SpecError) as caught:
         load(path)

@@ -47,7 +47,9 @@ def write_numbers(workdir: Path, count: int) -> Path:
     return workdir
 
 
-def open_shard(workdir: Path, source: Numbers, *, shard: int = 0, seed: int = 1, cache: Path | None = None) -> ShardReader:
+def open_shard(
+    workdir: Path, source: Numbers, *, shard: int = 0, seed: int = 1, cache: Path | None = None
+) -> ShardReader:
     return ShardReader(source, workdir, shard, seed=seed, batch_size=10, cache=cache)
 
 

@@ -1,0 +1,24 @@
+"""Who imports what when a process starts: the reason why help is fast and pservers are light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"numpy", "numba", "rich", "paddle", "torch", "msgspec", "safetensors", "ruamel"}
+CASES = {
+    "from bireme.cli.main import main; main(['--help'])": HEAVY,
+    "import bireme.cli.processes, bireme.job.entry": {"numpy", "numba", "rich", "paddle", "torch"},
+    "import bireme.job.pserver": {"paddle", "torch", "rich", "ruamel"},
+    "from bireme.ps.optimizers import SliceOptimizer; import numba": {"paddle", "torch"},
+}
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_a_process_does_not_import_what_it_does_not_need(code: str) -> None:
+    ask = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('MODULES', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.rpartition("MODULES")[2].split()}
+    assert not loaded & CASES[code]
