@@ -66,8 +66,8 @@ def status_of(port: int) -> dict[str, Any]:
 @contextmanager
 def running(command: list[str], cwd: Path, environment: dict[str, str]) -> Iterator[None]:
     """A process that is ended, whatever happens."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, cwd=cwd, env=environment, **quiet)
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=nowhere, stderr=nowhere)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
@@ -33,14 +34,14 @@ def test_a_part_of_a_stream_equals_the_same_part_of_the_whole(key: int, begin: i
     edges = [0, *sorted(cuts), 60]
     for draw in (draw_uniform, draw_normal):
         whole = draw(key, begin, 60)
-        parts = [draw(key, begin + a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        parts = [draw(key, begin + a, b - a) for a, b in pairwise(edges)]
         assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
 @given(key=_KEYS, begin=_BEGINS)
 def test_uniform_draws_are_strictly_between_zero_and_one(key: int, begin: int) -> None:
     found = draw_uniform(key, begin, 200)
-    assert 0.0 < found.min()
+    assert found.min() > 0.0
     assert found.max() < 1.0
 
 

@@ -66,8 +66,8 @@ class Play:
 
     def head(self, span: Span) -> Head:
         has_samples = any(r.samples for r in self.records(span))
-        at = {"round": self.rounds.round, "lo": span.lo, "hi": span.hi, "nbytes": NBYTES * has_samples}
-        return Head(Kind.PUSH, job=JOB, view=VIEW, records=len(self.live(span)), **at)
+        head = Head(Kind.PUSH, job=JOB, view=VIEW, round=self.rounds.round, lo=span.lo, hi=span.hi)
+        return head._replace(nbytes=NBYTES * has_samples, records=len(self.live(span)))
 
     def subtree_sum(self, span: Span) -> Gradient | None:
         if span.hi - span.lo == 1:

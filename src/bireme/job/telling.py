@@ -14,7 +14,7 @@ import queue
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -42,18 +42,23 @@ def difference(now: Running, before: Running) -> Running:
     return Running(now.samples - before.samples, now.cost - before.cost, evals)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """What saving a model needs: the parameters' layout, the output directory and the config to copy."""
+
+    layout: Layout
+    output: Path | None
+    config: Path
+
+
 class Teller:
     """The loop's listener in a trainer process."""
 
-    def __init__(
-        self, control: socket.socket, trainer: int, log_period: int, output: Path | None, config: Path
-    ) -> None:
+    def __init__(self, control: socket.socket, trainer: int, log_period: int, place: ModelPlace) -> None:
         self._control = control
         self._trainer = trainer
         self._log_period = log_period
-        self._output = output
-        self._config = config
-        self.layout = Layout(())
+        self._place = place
         self.closed: queue.Queue[m.PassClosed | None] = queue.Queue()
         """What the coordinator says about passes, put here by the thread that listens to it."""
         self._logged = Running()
@@ -125,8 +130,9 @@ class Teller:
             raise NetworkError("the coordinator went away at the end of a pass")
         metrics: Mapping[str, object] = msgspec.to_builtins(closed)
         path = ""
-        if self._output is not None:
-            target = self._output / pass_name(pass_id)
+        place = self._place
+        if place.output is not None:
+            target = place.output / pass_name(pass_id)
             log.info("Saving parameters to %s", target)
-            path = str(save_model(target, self.layout.views(values), self._config, metrics))
+            path = str(save_model(target, place.layout.views(values), place.config, metrics))
         m.send(self._control, m.Saved(trainer=self._trainer, pass_id=pass_id, path=path))

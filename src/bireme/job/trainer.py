@@ -19,12 +19,11 @@ import msgspec
 from bireme.core.errors import BiremeError, Cancelled, DataError, NetworkError, ProcessError, SpecError
 from bireme.job import messages as m
 from bireme.job.discover import Discovery, await_pservers
-from bireme.job.model import load_into, pass_name
-from bireme.job.telling import Teller
+from bireme.job.model import load_into
+from bireme.job.telling import ModelPlace, Teller
 from bireme.programs.config import load_config
 from bireme.programs.program import Program, Role
 from bireme.ps.client import Exchange, Identity, connect
-from bireme.ps.plan import Layout, aligned_zeros
 from bireme.ps.tree import Span, share_out
 from bireme.train.loop import Loop
 from bireme.train.reader import ShardReader
@@ -73,17 +72,16 @@ class TrainerProcess:
         program = load_config(options.config, options.workdirs(own.lo), options.config_args)
         if not program.parameters:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
-        readers = self._readers(program, own)
         # Shard 0's owner tests for everybody: as in the original, every shard carries the same test files.
         tester = self._open(program, "test", 0) if own.lo == 0 else None
-        if tester is not None:
-            tester.open(options.start_pass)
+        loop = Loop(program, self._readers(program, own), tester)
+        loop.rehearse(options.start_pass)
         pservers = await_pservers(discovery, options.connect_timeout_s)
         begin = self._join(program, pservers)
         if begin.shares[options.trainer] != own:
             raise AssertionError(f"told to own {begin.shares[options.trainer]}, prepared {own}: this is a bug")
         try:
-            self._train(program, readers, tester, pservers, begin)
+            self._train(loop, pservers, begin)
         except BiremeError as e:
             self._explain(e)
 
@@ -159,10 +157,7 @@ class TrainerProcess:
             raise AssertionError(f"expected Begin, got {type(reply).__name__}: this is a bug")
         return reply
 
-    def _train(
-        self, program: Program, readers: list[ShardReader], tester: ShardReader | None,
-        pservers: tuple[m.Address, ...], begin: m.Begin,
-    ) -> None:  # fmt: skip
+    def _train(self, loop: Loop, pservers: tuple[m.Address, ...], begin: m.Begin) -> None:
         options = self._options
         assert self._control is not None
         sockets = [
@@ -170,16 +165,15 @@ class TrainerProcess:
             for rank, a in enumerate(pservers)
             for lane, port in enumerate(a.ports[: options.ports_num])
         ]
-        me = Identity(begin.job, begin.view, 1)
-        slices = Layout(program.parameters).slices(len(sockets))
-        self._exchange = Exchange(sockets, slices, me)
-        teller = Teller(self._control, options.trainer, options.log_period, options.output, options.config)
+        slices = loop.layout.slices(len(sockets))
+        self._exchange = Exchange(sockets, slices, Identity(begin.job, begin.view, 1))
+        model = ModelPlace(loop.layout, options.output, options.config)
+        teller = Teller(self._control, options.trainer, options.log_period, model)
         threading.Thread(target=self._listen, args=(teller,), name="control", daemon=True).start()
         if options.init_model is not None and options.trainer == 0:
-            self._exchange.set(_load_flat(options.init_model, program))
-        loop = Loop(program, readers, self._exchange, begin.shares[-1].hi)
-        teller.layout = loop.layout
-        loop.run(options.passes, tester, teller)
+            load_into(options.init_model, loop.layout.parameters, loop.layout.views(loop.values))
+            self._exchange.set(loop.values)
+        loop.run(self._exchange, begin.shares[-1].hi, options.passes, teller)
         self._stopped.wait(options.connect_timeout_s)
         if self._stop is None:
             raise NetworkError("the coordinator did not end the job after the last pass")
@@ -227,15 +221,3 @@ def _samples_before(model: Path) -> int:
         return 0
     samples = told.get("samples_so_far", 0)
     return samples if isinstance(samples, int) else 0
-
-
-def _load_flat(model: Path, program: Program):  # type: ignore[no-untyped-def]
-    layout = Layout(program.parameters)
-    flat = aligned_zeros(layout.size)
-    load_into(model, program.parameters, layout.views(flat))
-    return flat
-
-
-def model_to_start_from(output: Path, start_pass: int) -> Path:
-    """The model of the pass before `start_pass`."""
-    return output / pass_name(start_pass - 1)

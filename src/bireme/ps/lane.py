@@ -19,7 +19,7 @@ from bireme.core import draws
 from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
 from bireme.ps import wire
 from bireme.ps.frames import Head, Kind, unpack_records
-from bireme.ps.optimizers import Segment, SliceOptimizer
+from bireme.ps.optimizers import Segment, SliceOptimizer, warm
 from bireme.ps.plan import Layout, Piece, Slice, aligned_zeros
 from bireme.ps.rounds import Closing, LaneRounds, Late, Ready, Refuse, Repeat, Take, Totals
 from bireme.ps.schedules import learning_rate
@@ -80,6 +80,7 @@ class Lane:
         self.rounds.start_at(setup.start_pass, setup.start_samples)
         self._rule = setup.optimizer
         self._optimizer = SliceOptimizer(setup.optimizer, [Segment(p.parameter, p.begin, p.end) for p in pieces])
+        warm(setup.optimizer)
         self._inbox = np.zeros((len(spans), len(self.part)), dtype=np.float32)
         # w[r] and w[r - 1]: a trainer that died between two lanes' closing is replaced by one that needs the older.
         self._buffers = [aligned_zeros(len(self.part)), aligned_zeros(len(self.part))]

@@ -77,12 +77,11 @@ class Listener(Protocol):
 class Loop:
     """One trainer at work on its share of the shards."""
 
-    def __init__(self, program: Program, readers: Sequence[ShardReader], exchange: Exchange, shards: int) -> None:
+    def __init__(self, program: Program, readers: Sequence[ShardReader], tester: ShardReader | None) -> None:
         self._program = program
         self._readers = {reader.shard: reader for reader in readers}
-        self._exchange = exchange
-        share = Span(readers[0].shard, readers[-1].shard + 1)
-        self._spans = cover(share, shards)
+        self._tester = tester
+        self._share = Span(readers[0].shard, readers[-1].shard + 1)
         self.layout = Layout(program.parameters)
         self.values = aligned_zeros(self.layout.size)
         self._grads = aligned_zeros(self.layout.size)
@@ -91,15 +90,26 @@ class Loop:
         self._totals = Running()
         self._is_checked = False
 
-    def run(self, passes: int, tester: ShardReader | None, listener: Listener) -> None:
+    def rehearse(self, pass_id: int) -> None:
+        """Compute one batch and throw it away: kernels are compiled before anybody waits for them."""
+        for reader in self._readers.values():
+            if reader.batches(pass_id):
+                self._program.step(reader.batch(pass_id, 0))
+                break
+        if self._tester is not None:
+            self._tester.open(pass_id)
+
+    def run(self, exchange: Exchange, shards: int, passes: int, listener: Listener) -> None:
         """Train for that many passes from wherever the lanes are."""
-        at = self._exchange.pull_now(self.values)
+        self._exchange = exchange
+        self._spans = cover(self._share, shards)
+        at = exchange.pull_now(self.values)
         last = at.pass_id + passes
         while at.pass_id < last:
-            at, result = self._run_pass(at, listener, tester)
+            at, result = self._run_pass(at, listener)
             listener.pass_done(result, self.values)
 
-    def _run_pass(self, at: Position, listener: Listener, tester: ShardReader | None) -> tuple[Position, PassResult]:
+    def _run_pass(self, at: Position, listener: Listener) -> tuple[Position, PassResult]:
         pass_id = at.pass_id
         batches = {shard: reader.batches(pass_id) for shard, reader in self._readers.items()}
         # An empty shard takes part in the first round to say that it is empty.
@@ -114,7 +124,7 @@ class Loop:
                 at = self._exchange.pull_pass(pass_id + 1, self.values)
             else:
                 at = self._exchange.pull_round(at.round + 1, self.values)
-        test = self._test(tester, pass_id) if tester is not None else None
+        test = self._test(self._tester, pass_id) if self._tester is not None else None
         return at, PassResult(pass_id, at.round, rounds, self._ledger, self._totals, test)
 
     def _push_round(self, at: Position, batches: Mapping[int, int]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,7 @@ def disarmed() -> Iterator[None]:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr(faults.time, "sleep", found.append)
+    monkeypatch.setattr(time, "sleep", found.append)
     return found
 
 
@@ -62,8 +63,17 @@ def test_an_empty_plan_disarms(waits: list[float]) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    ["kill", "delay:foo=1", "delay:seed", "delay:seed=x", "delay:seed=1=2"]
-    + ["delay:seed=nan", "delay:seed=inf", "delay:max_ms=-5", "delay:max_ms=nan"],
+    [
+        "kill",
+        "delay:foo=1",
+        "delay:seed",
+        "delay:seed=x",
+        "delay:seed=1=2",
+        "delay:seed=nan",
+        "delay:seed=inf",
+        "delay:max_ms=-5",
+        "delay:max_ms=nan",
+    ],
 )
 def test_a_plan_that_makes_no_sense_is_refused_with_an_example(plan: str) -> None:
     with pytest.raises(UsageError, match="unknown fault plan") as caught:

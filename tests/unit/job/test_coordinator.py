@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -49,6 +51,10 @@ def pass_done(rank: int, pass_id: int = 0, test: m.Sum | None = None) -> m.PassD
     shards = {0: (0, 1), 1: (2,)}[rank]
     counts = {s: 10 + s for s in shards}
     return m.PassDone(trainer=rank, pass_id=pass_id, round=5, read=counts, trained=counts, test=test)
+
+
+def progress(rank: int) -> m.Progress:
+    return m.Progress(trainer=rank, pass_id=0, batch=3, batches=9, samples=20, cost=10.0, evals=(5.0,), rate=7.0)
 
 
 def totals() -> dict[int, Totals]:
@@ -186,7 +192,10 @@ def test_frames_of_two_incarnations_cannot_mix() -> None:
 @pytest.mark.parametrize("order", ["lane first", "lane last", "lane between"])
 def test_a_pass_closes_when_the_lane_and_all_trainers_have_reported(order: str) -> None:
     machine = training()
-    steps = [lambda: machine.pass_done(pass_done(0), 5.0), lambda: machine.pass_done(pass_done(1), 5.0)]
+    steps: list[Callable[[], list[Effect]]] = [
+        lambda: machine.pass_done(pass_done(0), 5.0),
+        lambda: machine.pass_done(pass_done(1), 5.0),
+    ]
     at = {"lane first": 0, "lane between": 1, "lane last": 2}[order]
     steps.insert(at, lambda: machine.lane_passed(0, 33, totals(), 5.0))
     effects = [step() for step in steps]
@@ -246,8 +255,8 @@ def test_a_resumed_job_ends_after_its_own_passes() -> None:
 
 
 @pytest.mark.parametrize("make", [gathered, training])
-def test_a_lost_trainer_fails_the_job(make: object) -> None:
-    machine: Coordinator = make()  # type: ignore[operator]
+def test_a_lost_trainer_fails_the_job(make: Callable[[], Coordinator]) -> None:
+    machine = make()
     effects = machine.lost(11)
     assert effects[-1] == Leave("trainer 1 went away", is_failure=True)
     assert {to for to, _ in sent(effects)} == {10, 11}
@@ -269,8 +278,8 @@ def test_a_failure_stops_everybody_with_its_reason_once() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Coordinator(2), gathered, training])
-def test_a_cancelled_job_is_no_failure(make: object) -> None:
-    machine: Coordinator = make()  # type: ignore[operator]
+def test_a_cancelled_job_is_no_failure(make: Callable[[], Coordinator]) -> None:
+    machine = make()
     effects = machine.cancelled()
     assert effects[-1] == Leave("stopped on request", is_failure=False)
     assert machine.phase == "cancelled"
@@ -279,8 +288,7 @@ def test_a_cancelled_job_is_no_failure(make: object) -> None:
 
 def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
     machine = training()
-    at = {"pass_id": 0, "batch": 3, "batches": 9, "samples": 20, "cost": 10.0, "evals": (5.0,), "rate": 7.0}
-    (effect,) = machine.progressed(m.Progress(trainer=1, **at), 5.0)
+    (effect,) = machine.progressed(progress(1), 5.0)
     assert isinstance(effect, Write)
     assert (effect.line["cost"], effect.line["t"], effect.line["trainer"]) == (0.5, 3.0, 1)
     status = machine.status(6.0)
@@ -291,6 +299,5 @@ def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
 
 
 def test_progress_of_a_stranger_is_ignored() -> None:
-    at = {"pass_id": 0, "batch": 3, "batches": 9, "samples": 20, "cost": 10.0, "evals": (), "rate": 7.0}
-    assert training().progressed(m.Progress(trainer=9, **at), 5.0) == []
+    assert training().progressed(progress(9), 5.0) == []
     assert training().pass_done(m.PassDone(trainer=9, pass_id=0, round=1, read={}, trained={}), 5.0) == []

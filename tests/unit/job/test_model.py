@@ -16,8 +16,17 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import ModelError, StorageError
 from bireme.job import model
-from bireme.job.model import hash_values, load_into, load_values, model_hash, parameter_names, pass_name
-from bireme.job.model import read_parameter, save_model, write_parameter
+from bireme.job.model import (
+    hash_values,
+    load_into,
+    load_values,
+    model_hash,
+    parameter_names,
+    pass_name,
+    read_parameter,
+    save_model,
+    write_parameter,
+)
 from bireme.spec.model import Parameter
 
 Values = dict[str, NDArray[np.float32]]

@@ -50,8 +50,8 @@ class Peer:
 
     def push(self, shard: int, values: Floats, round_: int = 0, *, is_last: bool = False) -> None:
         records = pack_records([Record(shard, is_last, 5, 1.0)])
-        at = {"round": round_, "lo": shard, "hi": shard + 1, "nbytes": values.nbytes, "records": 1}
-        wire.send(self.here, Head(Kind.PUSH, job=7, view=3, **at), records, values)
+        head = Head(Kind.PUSH, job=7, view=3, round=round_, lo=shard, hi=shard + 1, nbytes=values.nbytes, records=1)
+        wire.send(self.here, head, records, values)
         self._handle()
 
     def pull(self, round_: int = 0, flags: Flag = Flag.NONE) -> tuple[Head, Floats]:
@@ -65,8 +65,8 @@ class Peer:
         wire.receive_into(self.here, values)
         return head, values
 
-    def set(self, values: Floats, **changes: int) -> None:
-        head = Head(Kind.SET, job=7, view=3, nbytes=values.nbytes)._replace(**changes)
+    def set(self, values: Floats, *, job: int = 7, view: int = 3, nbytes: int = 4 * SIZE) -> None:
+        head = Head(Kind.SET, job=job, view=view, nbytes=nbytes)
         wire.send(self.here, head, values)
         self._handle()
 
@@ -271,12 +271,12 @@ def test_of_two_sets_at_once_exactly_one_is_taken(stack: ExitStack, monkeypatch:
     def hold(point: str) -> None:
         if point == "wire.receive" and threading.current_thread() is thread:
             is_checked.set()
-            may_go_on.wait()
+            may_go_on.wait(5)
 
     monkeypatch.setattr(faults, "_armed", hold)
     thread = threading.Thread(target=offer, args=(slow, 9.0))
     thread.start()
-    is_checked.wait()
+    assert is_checked.wait(5)
     offer(quick, 2.0)
     may_go_on.set()
     thread.join()

@@ -37,7 +37,7 @@ def test_two_parameters_of_one_name_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (-1, 2)])
 def test_a_shape_without_elements_is_refused_by_name(shape: tuple[int, ...]) -> None:
-    with pytest.raises(SpecError, match="parameter 'x' has shape .*: every side must be at least 1"):
+    with pytest.raises(SpecError, match=r"parameter 'x' has shape .*: every side must be at least 1"):
         Layout([Parameter(name="x", shape=shape)])
 
 

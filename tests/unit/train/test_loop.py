@@ -44,10 +44,11 @@ class SumProgram:
     """The gradient of `w` is the sum of the samples, that of `b` their number."""
 
     name = "sum.py"
-    parameters = (Parameter(name="w", shape=(4,)), Parameter(name="b", shape=(1,)))
+    parameters: tuple[Parameter, ...] = (Parameter(name="w", shape=(4,)), Parameter(name="b", shape=(1,)))
     optimizer = Optimizer(learning_rate=0.5, schedule="constant")
     batch_size = 10
-    outputs = ()
+    evaluators: tuple[str, ...] = ("error",)
+    outputs: tuple[str, ...] = ()
 
     def __init__(self, spoil: Callable[[SumProgram], None] | None = None) -> None:
         self.steps = 0
