@@ -191,9 +191,11 @@ def run(batches: Sequence[int], trainers: int, choices: Sequence[int], passes: i
             play.disturb(choice % 12 - 6, span)
         if play.rounds.pass_id == passes:
             return play
-    while play.rounds.pass_id < passes:
-        for span in play.spans:
+    most = 2 * passes * max(*batches, 1)  # each round takes an offer and a landing
+    for span in play.spans * most:
+        if play.rounds.pass_id < passes:
             play.advance(span)
+    assert play.rounds.pass_id == passes, "the job does not end"
     return play
 
 

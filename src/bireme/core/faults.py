@@ -7,6 +7,7 @@ same seed gives each process the same sequence of delays.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -34,7 +35,8 @@ def arm(plan: str) -> None:
         options = {k: float(v) for k, v in (part.split("=") for part in rest.split(",") if part)}
     except ValueError:
         options = {"?": 0.0}
-    if kind != "delay" or not set(options) <= {"seed", "max_ms"}:
+    is_sane = all(math.isfinite(v) and v >= 0 for v in options.values())
+    if kind != "delay" or not is_sane or not set(options) <= {"seed", "max_ms"}:
         raise UsageError(f"unknown fault plan {plan!r}", fix="write for example `delay:seed=7,max_ms=5`")
     _armed = _delays(int(options.get("seed", 0)), options.get("max_ms", 5.0) / 1000)
 

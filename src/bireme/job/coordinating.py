@@ -145,7 +145,7 @@ class Coordinating:
                 log.error("the last status is lost: %s", e)
         for sock in self._pservers:
             try:
-                m.send(sock, m.Stop(reason=effect.reason, is_failure=effect.is_failure))
+                m.send(sock, m.Stop(reason=effect.reason, how=effect.how))
             except NetworkError:
                 continue  # it is gone already
         self._on_leave(effect.reason)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -21,10 +21,10 @@ from bireme.ps.lane import Setup
 from bireme.ps.rounds import Totals
 from bireme.ps.tree import share_out
 
-Phase = Literal["gathering", "setting-up", "training", "finished", "failed", "cancelled"]
+Phase = Literal["gathering", "setting-up", "training"] | m.Ending
 _TRAINER_0_KNOWS = ("output", "start_samples")
 """Facts that only trainer 0's word matters for: it alone reads and writes models."""
-ENDED: tuple[Phase, ...] = ("finished", "failed", "cancelled")
+ENDED: tuple[m.Ending, ...] = get_args(m.Ending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Leave:
     """Effect: everything is over; leave a last status behind, and pservers may go."""
 
     reason: str
-    is_failure: bool
+    how: m.Ending
 
 
 Effect = Send | RefuseJoin | SetUpPservers | Write | Leave
@@ -126,6 +126,8 @@ class Coordinator:
             facts.trainers == 0
         ):  # started by hand: as with the original, only pservers are told how many trainers there are
             facts = msgspec.structs.replace(facts, trainers=self.trainers, shards=self.trainers)
+        if facts.shards < facts.trainers:
+            return [RefuseJoin(connection, f"{facts.trainers} trainers but only {facts.shards} data shards")]
         difference = self._difference(facts)
         if difference:
             return [
@@ -275,13 +277,13 @@ class Coordinator:
             return []
         return self._end("failed", f"trainer {gone[0]} went away")
 
-    def _end(self, phase: Phase, reason: str) -> list[Effect]:
+    def _end(self, how: m.Ending, reason: str) -> list[Effect]:
         if self.phase in ENDED:
             return []
-        self.phase, self.reason = phase, reason
-        stop = m.Stop(reason=reason, is_failure=phase == "failed")
+        self.phase, self.reason = how, reason
+        stop = m.Stop(reason=reason, how=how)
         sends: list[Effect] = [Send(member.connection, stop) for member in self._members.values()]
-        return [*sends, Leave(reason, phase == "failed")]
+        return [*sends, Leave(reason, how)]
 
     def status(self, now_s: float) -> dict[str, object]:
         """The job right now, for people and programs."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from bireme.core.errors import NetworkError
+from bireme.core.errors import NetworkError, UsageError
 from bireme.core.files import write_atomic
 from bireme.job.messages import Address
 
@@ -57,11 +57,17 @@ class HostList:
 
     def __init__(self, hosts: str, port: int, ports_num: int) -> None:
         self._addresses = [self._parse(host.strip(), port, ports_num) for host in hosts.split(",") if host.strip()]
+        if not self._addresses:
+            raise UsageError(
+                "--pservers names no host", fix="give the pservers' hosts, e.g. --pservers=10.0.0.1,10.0.0.2"
+            )
 
     @staticmethod
     def _parse(host: str, port: int, ports_num: int) -> Address:
         name, colon, own = host.partition(":")
-        first = int(own) if colon and own.isdecimal() else port
+        if colon and not (own.isdecimal() and 0 < int(own) < 65536):
+            raise UsageError(f"--pservers: {host!r} has no valid port after the colon", fix="write HOST or HOST:PORT")
+        first = int(own) if colon else port
         return Address(host=name, ports=tuple(range(first, first + ports_num)))
 
     def announce(self, pserver: int, address: Address) -> None:

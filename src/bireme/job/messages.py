@@ -7,6 +7,7 @@ where the coordinator lives; the coordinator talks to every pserver.
 from __future__ import annotations
 
 import socket
+from typing import Literal
 
 import msgspec
 
@@ -16,6 +17,9 @@ from bireme.ps.frames import Head, Kind
 from bireme.ps.lane import Setup
 from bireme.ps.tree import Span
 from bireme.spec.model import Optimizer, Parameter
+
+Ending = Literal["finished", "failed", "cancelled"]
+"""The ways in which a job ends."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -133,10 +137,10 @@ class Failed(_Message, frozen=True):
 
 
 class Stop(_Message, frozen=True):
-    """Coordinator: leave now; `is_failure` says whether that is bad news."""
+    """Coordinator: leave now; `how` says whether that is good news."""
 
     reason: str
-    is_failure: bool = False
+    how: Ending
 
 
 class SetUp(_Message, frozen=True):

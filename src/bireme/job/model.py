@@ -66,7 +66,7 @@ def save_model(
     target: Path, values: Values, config: Path, metrics: Mapping[str, object], *, incarnation: int = 1
 ) -> Path:
     """Write a model directory; if it exists with the same values, it is left as it is."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     if (target / "done").exists():
         if model_hash(target) == hash_values(values):
@@ -79,8 +79,8 @@ def save_model(
             half.mkdir(parents=True)
             for name, array in values.items():
                 write_parameter(half / name, array)
-            save_file({name: np.ascontiguousarray(v) for name, v in values.items()}, half / "model.safetensors")
-            (half / "model.safetensors").chmod(0o644)  # its writer makes it private
+            tensors = {name: np.ascontiguousarray(v) for name, v in values.items()}
+            (half / "model.safetensors").write_bytes(save(tensors))
             (half / config.name).write_bytes(config.read_bytes())
             (half / "path.txt").write_text(config.name, encoding="utf-8")
             (half / "metrics.json").write_bytes(msgspec.json.format(msgspec.json.encode(metrics), indent=2) + b"\n")

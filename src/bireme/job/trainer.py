@@ -192,7 +192,7 @@ class TrainerProcess:
             log.debug("control connection ended: %s", e.what)
         self._stopped.set()
         teller.closed.put(None)
-        if self._stop is None or self._stop.reason != "all passes done":
+        if self._stop is None or self._stop.how != "finished":
             assert self._exchange is not None
             self._exchange.close()
 
@@ -200,7 +200,7 @@ class TrainerProcess:
         """Say why the loop ended: on request, because of somebody else, or through a fault of our own."""
         if isinstance(error, NetworkError):
             self._stopped.wait(2.0)  # the coordinator's word, if there is one, is on its way
-        if self._stop is not None and self._stop.is_failure:
+        if self._stop is not None and self._stop.how == "failed":
             raise ProcessError(f"stopped because the job failed: {self._stop.reason}") from error
         if self._stop is not None:
             raise Cancelled(self._stop.reason) from error

@@ -50,7 +50,7 @@ class Kind(enum.IntEnum):
     """A control message, JSON."""
 
 
-class Flag(enum.IntFlag):
+class Flag(enum.IntFlag, boundary=enum.STRICT):
     """Bits of a head."""
 
     NONE = 0

@@ -87,6 +87,7 @@ class Lane:
         for piece in pieces:
             self._buffers[0][piece.begin : piece.end] = initial_values(piece, setup.seed)
         self._is_set = not setup.is_set_by_trainer
+        self._is_being_set = False
         self._turn = threading.Condition()
         self._failure: BiremeError | None = None
 
@@ -180,10 +181,18 @@ class Lane:
 
     def set(self, sock: socket.socket, head: Head) -> None:
         """Take the first values from a trainer that loaded a saved model."""
-        refusal = self.rounds.check(head)
-        if refusal or head.nbytes != 4 * len(self.part) or self._is_set:
-            raise FrameError(refusal.reason if refusal else "the lane has its values, or the slice has another size")
-        wire.receive_into(sock, self._buffer(0))
         with self._turn:
+            refusal = self.rounds.check(head)
+            if refusal or head.nbytes != 4 * len(self.part):
+                reason = refusal.reason if refusal else f"{head.nbytes} bytes for a slice of {4 * len(self.part)}"
+                raise FrameError(reason)
+            if self._is_set or self._is_being_set:
+                raise FrameError("the lane has its values already")
+            self._is_being_set = True
+        try:
+            wire.receive_into(sock, self._buffer(0))
             self._is_set = True
-            self._turn.notify_all()
+        finally:
+            with self._turn:
+                self._is_being_set = False
+                self._turn.notify_all()

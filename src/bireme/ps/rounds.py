@@ -141,6 +141,8 @@ class LaneRounds:
         span = Span(head.lo, head.hi)
         if span not in self._index:
             return Refuse(f"shards {head.lo}…{head.hi - 1} are no contribution of this view")
+        if head.nbytes not in (0, self.slice_nbytes):
+            return Refuse(f"a payload of {head.nbytes} bytes for a slice of {self.slice_nbytes}")
         if head.round < self.round:
             return (
                 Late()
@@ -165,8 +167,6 @@ class LaneRounds:
         if [r.shard for r in records] != live:
             return f"records of shards {[r.shard for r in records]}, but {live} are live in this pass"
         samples = sum(r.samples for r in records)
-        if head.nbytes not in (0, self.slice_nbytes):
-            return f"a payload of {head.nbytes} bytes for a slice of {self.slice_nbytes}"
         if self.slice_nbytes and (samples > 0) != (head.nbytes > 0):
             return f"{samples} samples with a payload of {head.nbytes} bytes"
         if samples == 0 and not all(r.is_last for r in records):
@@ -231,7 +231,9 @@ class LaneRounds:
         elif head.flags & Flag.AT_PASS:
             if head.round > self.pass_id:
                 return Wait()
-            wanted = self.pass_start if head.round == self.pass_id else -1
+            if head.round < self.pass_id:
+                return Refuse(f"pass {head.round} is over: the lane is in pass {self.pass_id}")
+            wanted = self.pass_start
         if wanted > self.round:
             return Wait()
         if wanted == self.round:

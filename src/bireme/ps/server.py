@@ -13,6 +13,7 @@ import errno
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError
@@ -22,7 +23,10 @@ from bireme.ps.lane import Lane, OnPass, Setup
 from bireme.ps.rounds import Totals
 
 log = logging.getLogger(__name__)
+DRAIN_S = 5.0
 OnControl = Callable[[socket.socket, Head], None]
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR)
+"""What accept() may say without being broken."""
 OnClosed = Callable[[socket.socket], None]
 
 
@@ -88,6 +92,10 @@ class PServer:
             Lane(setup, i, on_pass if i == 0 and setup.pserver == 0 else ignore) for i in range(self._dense_lanes)
         ]
 
+    @property
+    def _largest_payload(self) -> int:
+        return max((4 * len(lane.part) for lane in self.lanes), default=0) + (1 << 20)
+
     def stop(self, failure: BiremeError | None = None) -> None:
         """Close everything; threads that wait on a lane are woken and leave."""
         with self._lock:
@@ -102,8 +110,12 @@ class PServer:
         while True:
             try:
                 sock, peer = listening.accept()
-            except OSError:
-                return  # closed by stop()
+            except OSError as e:
+                if self._is_stopping or e.errno not in _PASSING:
+                    return  # closed by stop()
+                log.warning("cannot accept a connection right now: %s", e.strerror)
+                time.sleep(0.1)
+                continue
             log.debug("worker started, peer = %s", peer[0])
             wire.tune(sock)
             with self._lock:
@@ -122,6 +134,7 @@ class PServer:
         except BiremeError as e:
             log.warning("refused a frame from %s: %s", wire.peer_name(sock), e.what)
             wire.refuse(sock, e.what, why=e.why, fix=e.fix)
+            wire.drain(sock, seconds=DRAIN_S, nbytes=self._largest_payload)
         finally:
             with self._lock:
                 self._connections.discard(sock)

@@ -7,7 +7,9 @@ middle of a frame is given `STALL_S`, so junk or a half-open connection cannot h
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -115,10 +117,30 @@ def refuse(sock: socket.socket, reason: str, *, why: str = "", fix: str = "") ->
         return
 
 
+def drain(sock: socket.socket, *, seconds: float, nbytes: int) -> None:
+    """Read and forget what a refused peer still sends, so that it gets to reading why.
+
+    Closing with bytes unread would reset the connection and take the refusal with it.
+    """
+    scratch = bytearray(1 << 16)
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
+        while nbytes > 0 and (left := deadline - time.monotonic()) > 0:
+            sock.settimeout(left)
+            got = sock.recv_into(scratch)
+            if got == 0:
+                return
+            nbytes -= got
+
+
 def raise_refusal(sock: socket.socket, head: Head) -> None:
     """Turn a received REFUSE frame into an error; other kinds pass."""
     if head.kind is Kind.REFUSE:
-        said = msgspec.json.decode(receive_bytes(sock, head.nbytes), type=Refusal)
+        try:
+            said = msgspec.json.decode(receive_bytes(sock, head.nbytes), type=Refusal)
+        except msgspec.MsgspecError as e:
+            raise FrameError(f"{peer_name(sock)} refused, for a reason that cannot be read") from e
         raise RefusedError(f"{peer_name(sock)} refused: {said.reason}", why=said.why, fix=said.fix)
 
 

@@ -39,6 +39,8 @@ def read_yaml(text: str, name: str) -> Any:
 
     try:
         return YAML(typ="rt", pure=True).load(StringIO(text))
+    except ValueError as e:
+        raise SpecError(f"{name}: not valid YAML: a value that is not what it looks like: {e}") from e
     except YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         line = mark.line + 1 if mark else 1
@@ -47,6 +49,18 @@ def read_yaml(text: str, name: str) -> Any:
             f"{name}:{line}: not valid YAML: {problem}",
             fix="check the indentation and quotes around that line",
         ) from e
+
+
+def plain(value: Any) -> Any:
+    """What a YAML reader keeps of styles and anchors, taken off: dicts, lists, strings and numbers remain."""
+    if isinstance(value, Mapping):
+        return {plain(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
 
 
 def find_mistakes(struct: type[msgspec.Struct], value: Any, path: str = "", line: int = 1) -> list[Mistake]:
@@ -71,6 +85,7 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
     inner = get_args(hint)[0] if get_origin(hint) is not None and hasattr(hint, "__metadata__") else hint
     if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
         return find_mistakes(inner, value, path, line)
+    value = plain(value)
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError as e:
@@ -118,7 +133,8 @@ def _lines_of(value: Any, default: int) -> dict[Any, int]:
     marks = getattr(value, "lc", None)
     if marks is None:
         return dict.fromkeys(value, default)
-    return {key: marks.key(key)[0] + 1 for key in value}
+    # A key that came by a merge (`<<: *other`) stands elsewhere: it gets the mapping's own line.
+    return {key: marks.key(key)[0] + 1 if key in (marks.data or {}) else default for key in value}
 
 
 def load_job_file(path: Path) -> JobFile:
@@ -138,7 +154,7 @@ def load_job_file(path: Path) -> JobFile:
     if mistakes:
         told = "\n".join(f"{path}:{m.line}: {m.text}" for m in sorted(mistakes, key=lambda m: m.line))
         raise SpecError(told, fix="docs/reference/job.md lists every key")
-    return msgspec.convert(data, JobFile)
+    return msgspec.convert(plain(data), JobFile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +280,15 @@ def _check_trainers(trainers: int, shards: int) -> None:
         )
 
 
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and name == str(int(name))
+
+
 def count_shards(data: Path) -> int:
     """How many shards a data directory holds: `0/data`, `1/data`, … without a gap."""
     if not data.is_dir():
         raise SpecError(f"data.path: there is no directory {data}", fix="paths in job.yaml are relative to job.yaml")
-    found = sorted(int(d.name) for d in data.iterdir() if d.name.isdecimal() and (d / "data").is_dir())
+    found = sorted(int(d.name) for d in data.iterdir() if _is_number(d.name) and (d / "data").is_dir())
     if not found:
         raise SpecError(
             f"{data} holds no shard (a directory `0/data`)",

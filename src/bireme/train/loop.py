@@ -116,14 +116,14 @@ class Loop:
         rounds = max(max(batches.values()), 1)
         self._ledger = {s: Counts(read=reader.open(pass_id)) for s, reader in self._readers.items()}
         self._totals = Running()
-        while at.pass_id == pass_id and at.batch < rounds:
+        while at.batch < rounds:
             self._push_round(at, batches)
-            is_last = at.batch + 1 == rounds
             listener.round_done(pass_id, at.batch, rounds, self._totals)
-            if is_last:
-                at = self._exchange.pull_pass(pass_id + 1, self.values)
-            else:
-                at = self._exchange.pull_round(at.round + 1, self.values)
+            if at.batch + 1 == rounds:
+                break
+            at = self._exchange.pull_round(at.round + 1, self.values)
+        # Whoever is done waits here for those with longer shards.
+        at = self._exchange.pull_pass(pass_id + 1, self.values)
         test = self._test(self._tester, pass_id) if self._tester is not None else None
         return at, PassResult(pass_id, at.round, rounds, self._ledger, self._totals, test)
 

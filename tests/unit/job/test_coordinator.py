@@ -240,9 +240,9 @@ def test_the_saved_model_of_the_last_pass_ends_the_job() -> None:
     assert machine.model_saved(m.Saved(trainer=0, pass_id=0, path="p")) == []
     close_pass(machine, 1)
     effects = machine.model_saved(m.Saved(trainer=0, pass_id=1, path="p"))
-    stop = m.Stop(reason="all passes done", is_failure=False)
+    stop = m.Stop(reason="all passes done", how="finished")
     assert sorted(sent(effects)) == [(10, stop), (11, stop)]
-    assert effects[-1] == Leave("all passes done", is_failure=False)
+    assert effects[-1] == Leave("all passes done", "finished")
     assert (machine.phase, machine.saved) == ("finished", 1)
 
 
@@ -258,7 +258,7 @@ def test_a_resumed_job_ends_after_its_own_passes() -> None:
 def test_a_lost_trainer_fails_the_job(make: Callable[[], Coordinator]) -> None:
     machine = make()
     effects = machine.lost(11)
-    assert effects[-1] == Leave("trainer 1 went away", is_failure=True)
+    assert effects[-1] == Leave("trainer 1 went away", how="failed")
     assert {to for to, _ in sent(effects)} == {10, 11}
     assert machine.phase == "failed"
     assert machine.lost(10) == []
@@ -271,8 +271,8 @@ def test_a_lost_visitor_matters_to_nobody() -> None:
 def test_a_failure_stops_everybody_with_its_reason_once() -> None:
     machine = training()
     effects = machine.failed("trainer 1: a NaN")
-    assert effects[-1] == Leave("trainer 1: a NaN", is_failure=True)
-    assert all(message == m.Stop(reason="trainer 1: a NaN", is_failure=True) for _, message in sent(effects))
+    assert effects[-1] == Leave("trainer 1: a NaN", how="failed")
+    assert all(message == m.Stop(reason="trainer 1: a NaN", how="failed") for _, message in sent(effects))
     assert machine.failed("again") == []
     assert machine.status(9.0)["reason"] == "trainer 1: a NaN"
 
@@ -281,7 +281,7 @@ def test_a_failure_stops_everybody_with_its_reason_once() -> None:
 def test_a_cancelled_job_is_no_failure(make: Callable[[], Coordinator]) -> None:
     machine = make()
     effects = machine.cancelled()
-    assert effects[-1] == Leave("stopped on request", is_failure=False)
+    assert effects[-1] == Leave("stopped on request", "cancelled")
     assert machine.phase == "cancelled"
     assert machine.cancelled() == []
 

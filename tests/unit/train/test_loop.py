@@ -147,10 +147,14 @@ def readers_of(counts: list[int]) -> list[ShardReader]:
     return [ShardReader(r, Path(), r.shard, seed=1, batch_size=10, cache=None) for r in rows]
 
 
+def run(loop: Loop, exchange: MemoryExchange, passes: int, notes: Notes) -> None:
+    loop.run(cast(Exchange, exchange), exchange.rounds.shards, passes, notes)
+
+
 def train(counts: list[int], passes: int = 2, program: SumProgram | None = None) -> tuple[MemoryExchange, Notes]:
     exchange, notes = MemoryExchange(len(counts)), Notes()
-    loop = Loop(program or SumProgram(), readers_of(counts), cast(Exchange, exchange), len(counts))
-    loop.run(passes, None, notes)
+    loop = Loop(program or SumProgram(), readers_of(counts), None)
+    run(loop, exchange, passes, notes)
     return exchange, notes
 
 
@@ -215,6 +219,18 @@ def test_the_first_batch_alone_is_computed_twice() -> None:
     assert program.steps == 2 * 3 + 1
 
 
+@pytest.mark.parametrize("counts", [[25, 10], [0, 10], [0, 0]])
+def test_a_rehearsal_leaves_no_trace(counts: list[int]) -> None:
+    wanted, _ = train(counts)
+    exchange, notes, program = MemoryExchange(len(counts)), Notes(), SumProgram()
+    loop = Loop(program, readers_of(counts), None)
+    loop.rehearse(0)
+    assert program.steps == (1 if any(counts) else 0)
+    run(loop, exchange, 2, notes)
+    assert exchange.values.tobytes() == wanted.values.tobytes()
+    assert exchange.pushes == wanted.pushes
+
+
 @pytest.mark.parametrize(("name", "bad"), [("w", np.nan), ("w", -np.inf), ("b", np.inf)])
 def test_a_nan_in_a_gradient_is_told_by_parameter_and_round_and_not_pushed(name: str, bad: float) -> None:
     def spoil(program: SumProgram) -> None:
@@ -222,9 +238,9 @@ def test_a_nan_in_a_gradient_is_told_by_parameter_and_round_and_not_pushed(name:
             program.grads[name][-1] = bad
 
     exchange = MemoryExchange(1)
-    loop = Loop(SumProgram(spoil), readers_of([35]), cast(Exchange, exchange), 1)
+    loop = Loop(SumProgram(spoil), readers_of([35]), None)
     with pytest.raises(NumericError) as caught:
-        loop.run(1, None, Notes())
+        run(loop, exchange, 1, Notes())
     where = f"a NaN or infinity in the gradient of parameter {name}, round 2 (pass 0, batch 2), shard 0"
     assert caught.value.what == where
     assert "gradient_clipping_threshold" in caught.value.fix
@@ -274,8 +290,8 @@ def test_a_zero_that_changes_its_sign_is_another_answer() -> None:
 
 def test_test_samples_are_evaluated_at_the_end_of_each_pass() -> None:
     exchange, notes = MemoryExchange(1), Notes()
-    loop = Loop(SumProgram(), readers_of([10]), cast(Exchange, exchange), 1)
-    loop.run(2, readers_of([25])[0], notes)
+    loop = Loop(SumProgram(), readers_of([10]), readers_of([25])[0])
+    run(loop, exchange, 2, notes)
     tests = [result.test for result in notes.results]
     assert [(t.samples, t.cost, t.evals) for t in tests if t] == [(25, 75.0, {"error": 1.5})] * 2
 
@@ -295,6 +311,6 @@ def test_a_trainer_that_comes_when_its_own_shards_have_ended_waits_for_the_next_
         return MemoryExchange.pull_pass(exchange, pass_id, into)
 
     exchange.pull_pass = pull_pass  # type: ignore[method-assign]
-    loop = Loop(SumProgram(), readers_of([5]), cast(Exchange, exchange), 2)
-    loop.run(1, None, notes)
+    loop = Loop(SumProgram(), readers_of([5]), None)
+    run(loop, exchange, 1, notes)
     assert [result.pass_id for result in notes.results] == [0]
