@@ -122,9 +122,7 @@ class Coordinator:
                 )
             ]
         facts = join.facts
-        if (
-            facts.trainers == 0
-        ):  # started by hand: as with the original, only pservers are told how many trainers there are
+        if facts.trainers == 0:  # started by hand: as in the original, only pservers know how many trainers there are
             facts = msgspec.structs.replace(facts, trainers=self.trainers, shards=self.trainers)
         if facts.shards < facts.trainers:
             return [RefuseJoin(connection, f"{facts.trainers} trainers but only {facts.shards} data shards")]

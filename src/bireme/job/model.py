@@ -31,9 +31,13 @@ _OTHER_FILES = frozenset({"done", "path.txt", "model.safetensors", "metrics.json
 
 def write_parameter(path: Path, values: NDArray[np.float32]) -> None:
     """Write one parameter in the original's format."""
+    _write(path, _HEADER.pack(0, 4, values.size), np.ascontiguousarray(values, dtype="<f4").data)
+
+
+def _write(path: Path, *parts: bytes | memoryview) -> None:
     with path.open("wb") as f:
-        f.write(_HEADER.pack(0, 4, values.size))
-        f.write(np.ascontiguousarray(values, dtype="<f4").data)
+        for part in parts:
+            f.write(part)
         f.flush()
         os.fsync(f.fileno())
 
@@ -80,11 +84,11 @@ def save_model(
             for name, array in values.items():
                 write_parameter(half / name, array)
             tensors = {name: np.ascontiguousarray(v) for name, v in values.items()}
-            (half / "model.safetensors").write_bytes(save(tensors))
-            (half / config.name).write_bytes(config.read_bytes())
-            (half / "path.txt").write_text(config.name, encoding="utf-8")
-            (half / "metrics.json").write_bytes(msgspec.json.format(msgspec.json.encode(metrics), indent=2) + b"\n")
-            (half / "done").write_text(f"bireme {__version__}, float32\n", encoding="utf-8")
+            _write(half / "model.safetensors", save(tensors))
+            _write(half / config.name, config.read_bytes())
+            _write(half / "path.txt", config.name.encode())
+            _write(half / "metrics.json", msgspec.json.format(msgspec.json.encode(metrics), indent=2), b"\n")
+            _write(half / "done", f"bireme {__version__}, float32\n".encode())
             sync_directory(half)
             half.replace(target)
             sync_directory(target.parent)

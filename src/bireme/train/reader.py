@@ -105,14 +105,8 @@ def content_key(facts: SourceFacts, workdir: Path, seed: int) -> str:
 
 def cached(directory: Path, key: str, facts: SourceFacts, make: Callable[[], Batch]) -> Batch:
     """Load packed samples by name, or make and keep them; a cache that cannot be used is never an error."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file, save_file
-
-    path = directory / f"{key}.safetensors"
-    try:
-        found = Batch.from_arrays(facts.inputs, load_file(path))
-    except (OSError, SafetensorError, DataError):
-        found = None
+    path = directory / f"{key}.packed"
+    found = _load_packed(path, facts)
     if found is not None:
         with contextlib.suppress(OSError):
             path.touch()
@@ -121,18 +115,42 @@ def cached(directory: Path, key: str, facts: SourceFacts, make: Callable[[], Bat
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _trim(directory)
-        with tempfile.TemporaryDirectory(dir=directory) as aside:
-            half = Path(aside) / "packed"
-            save_file({k: np.ascontiguousarray(v) for k, v in batch.to_arrays().items()}, half)
-            half.replace(path)
-    except (OSError, SafetensorError) as e:
+        _save_packed(path, batch)
+    except OSError as e:
         log.warning("packed samples are not kept: %s", e)
     return batch
 
 
+def _save_packed(path: Path, batch: Batch) -> None:
+    from safetensors.numpy import save
+
+    content = save({k: np.ascontiguousarray(v) for k, v in batch.to_arrays().items()})
+    with tempfile.TemporaryDirectory(dir=path.parent) as aside:
+        half = Path(aside) / "packed"
+        with half.open("wb") as f:
+            f.write(hashlib.blake2b(content, digest_size=32).digest())
+            f.write(content)
+        half.replace(path)
+
+
+def _load_packed(path: Path, facts: SourceFacts) -> Batch | None:
+    """Packed samples, if they are there and whole: other samples would train another model."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        content = memoryview(path.read_bytes())
+        if hashlib.blake2b(content[32:], digest_size=32).digest() != content[:32]:
+            log.warning("%s is damaged and will be made again", path)
+            return None
+        return Batch.from_arrays(facts.inputs, load(bytes(content[32:])))
+    except (OSError, SafetensorError, DataError):
+        return None
+
+
 def _trim(directory: Path) -> None:
     """Keep the cache below its limit by dropping what was used longest ago."""
-    files = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in directory.glob("*.safetensors")), reverse=True)
+    files = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in directory.glob("*.packed")), reverse=True)
     total = 0
     for _, nbytes, path in files:
         total += nbytes
