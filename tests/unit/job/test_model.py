@@ -134,7 +134,10 @@ def test_the_hash_follows_its_rule(tmp_path: Path, config: Path) -> None:
     assert hash_values({**VALUES, "Z": -VALUES["Z"]}) != plain_hash(VALUES)
 
 
-@pytest.mark.parametrize("failing", range(1, 6))
+FILES_BESIDES = ("model.safetensors", "config.py", "path.txt", "metrics.json", "done")
+
+
+@pytest.mark.parametrize("failing", range(1, len(VALUES) + len(FILES_BESIDES) + 3))
 def test_a_failure_while_writing_leaves_no_pass_directory(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
@@ -150,7 +153,7 @@ def test_a_failure_while_writing_leaves_no_pass_directory(
 
     monkeypatch.setattr(os, "fsync", fsync)
     target = tmp_path / "out" / "pass-00000"
-    if failing > len(VALUES) + 1:  # the rename is done: what fails is only making it durable
+    if failing > len(VALUES) + len(FILES_BESIDES) + 1:  # the rename is done: what fails is only making it durable
         with pytest.raises(StorageError):
             save_model(target, VALUES, config, {})
         assert model_hash(target) == plain_hash(VALUES)
