@@ -1,7 +1,7 @@
 """How fast the demo's job trains on this machine: `./dev bench demo [--reps N] [--passes P] [--json]`.
 
 The data is prepared once; then the job runs `reps` times as people run it, with `bireme train` and
-real processes. The first pass loads the kernels, so rates are told with it and without it.
+real processes. A first pass may hold work that is done once, so rates are told with it and without it.
 Runs must end with one hash: a figure for a wrong result would be worth nothing.
 """
 

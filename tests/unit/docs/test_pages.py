@@ -1,0 +1,90 @@
+"""The words around the product keep up with the product."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bireme.cli.main import COMMANDS
+from bireme.core import errors
+from bireme.core.errors import BiremeError
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+ERRORS = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, BiremeError)]
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+
+
+def code_of(text: str) -> str:
+    return "\n".join(re.findall(r"```.*?```|`[^`]*`", text, flags=re.DOTALL))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, made as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def section_of(name: str) -> str:
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {name}$(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    return found.group(1) if found else ""
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    stale = [path.name for path in load_generator().stale_pages()]
+    assert stale == [], "run `./dev docs`"
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda c: c.__name__)
+def test_every_error_has_a_section_with_its_exit_code(error: type[BiremeError]) -> None:
+    assert f"Exit code {error.exit_code}." in section_of(error.__name__)
+
+
+def test_no_section_is_about_an_error_that_is_gone() -> None:
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^## (\w+)$", text, flags=re.MULTILINE)) == {c.__name__ for c in ERRORS}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8")))
+    for link in links:
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{page.name} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors_of(target), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pages_name_only_commands_that_exist(page: Path) -> None:
+    code = code_of(page.read_text(encoding="utf-8"))
+    # A command stands at the start of a line or of a span, or after a prompt, a pipe or `./dev`.
+    named = set(re.findall(r"(?:^|[`$|&] ?|\./dev )bireme ([a-z]+)\b", code, flags=re.MULTILINE))
+    assert named <= set(COMMANDS), page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pages_name_only_options_of_dev_that_exist(page: Path) -> None:
+    known = set(re.findall(r"^    ([a-z]+)[^()\n]*\)", (ROOT / "dev").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    named = set(re.findall(r"\./dev ([a-z]+)", page.read_text(encoding="utf-8")))
+    assert named <= known, page.name
