@@ -97,6 +97,40 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(cli: Cli, job: Path, running
     assert (job.parent / "output" / f"pass-{start:05d}" / "done").is_file()
 
 
+def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Path) -> None:
+    slow = job.parent / "quick_start" / "dataprovider_bow.py"
+    slow.write_text(
+        slow.read_text().replace("label, text =", "__import__('time').sleep(0.5)\n            label, text =")
+    )
+    process = cli.start("train", job)
+    log = job.parent / "output" / "node_2" / "server.log"
+    wait_until(lambda: log.is_file() and "Starting parameterServer" in log.read_text(), "pserver 2 listens")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "no pass was finished" in err
+    assert nobody_left(job)
+
+
+def test_a_node_that_is_told_to_leave_does_not_make_the_job_look_finished(job: Path, cli: Cli) -> None:
+    process = cli.start("train", job, *LONG, "--trainers", 1, "--pservers", 1)
+    wait_until((job.parent / "output" / "pass-00000").is_dir, "the first pass is saved")
+    (node,) = [p for p in Path("/proc").iterdir() if p.name.isdecimal() and is_node_of(p, job)]
+    os.kill(int(node.name), signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 13, (out, err)
+    assert "finished" not in out
+    assert nobody_left(job)
+
+
+def is_node_of(entry: Path, job: Path) -> bool:
+    try:
+        line = (entry / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it has just ended
+    return b"node" in line and any(str(job.parent).encode() in part for part in line)
+
+
 def test_ctrl_c_twice_stops_at_once(job: Path, running: subprocess.Popen[str]) -> None:
     running.send_signal(signal.SIGINT)
     running.send_signal(signal.SIGINT)
@@ -131,7 +165,7 @@ def test_a_job_is_seen_and_stopped_from_another_terminal(cli: Cli, job: Path, ru
     assert "trainer 2 (pid" in cli.run("status").out
     assert "node_1/server.log: I" in cli.run("logs", "--node", 1, "--role", "pserver").out
     busy = cli.run("train", job, *LONG)
-    assert busy.code == 7 and "which runs now" in busy.err
+    assert busy.code == 7 and "belongs to a job that runs now" in busy.err
     assert cli.run("cancel", "small").out == "small: cancelled\n"
     running.communicate(timeout=30)
     assert running.returncode == 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import re
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,21 @@ def train_layouts(cli: Cli, job: Path, layouts: list[tuple[int, int, int]]) -> d
     }
 
 
-def test_every_layout_gives_the_same_model(cli: Cli, job: Path) -> None:
+def test_every_layout_and_every_carrier_gives_the_same_model(cli: Cli, job: Path) -> None:
     hashes = train_layouts(cli, job, LAYOUTS)
-    assert len(set(hashes.values())) == 1, hashes
+    by_socket = [train(cli, job, f"by-{c}", "--trainers", 2, BIREME_CARRIER=c) for c in ("unix", "tcp")]
+    assert len({*hashes.values(), *by_socket}) == 1, (hashes, by_socket)
+    used = {
+        c: carriers(job.parent / name) for c, name in (("shm", "out-2-3-2"), ("unix", "by-unix"), ("tcp", "by-tcp"))
+    }
+    assert used == {"shm": {"shm"}, "unix": {"unix"}, "tcp": {"tcp"}}
+
+
+def carriers(output: Path) -> set[str]:
+    """How trainer 0 reached the lanes, by its own word."""
+    found = re.search(r"carriers: (.*)$", (output / "node_0" / "train.log").read_text(), re.MULTILINE)
+    assert found
+    return set(found[1].split(", "))
 
 
 def test_the_same_job_twice_gives_the_same_model_and_another_seed_another(cli: Cli, job: Path) -> None:

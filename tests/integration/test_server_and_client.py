@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError, NetworkError, PortInUseError, RefusedError
 from bireme.ps import wire
-from bireme.ps.client import Exchange, Identity, Position, connect
+from bireme.ps.client import Exchange, Identity, Link, Position, connect
 from bireme.ps.frames import Head, Kind, Record, pack_records
 from bireme.ps.lane import Setup
+from bireme.ps.memory import TrainerMemory
 from bireme.ps.plan import Layout
 from bireme.ps.rounds import Totals
 from bireme.ps.server import PServer, listen
@@ -27,7 +28,8 @@ from bireme.ps.tree import Span, share_out
 from bireme.spec.model import Optimizer, Parameter
 
 Floats = NDArray[np.float32]
-PARAMETERS = (Parameter(name="w", shape=(8, 9)), Parameter(name="b", shape=(5,)))
+# Seven pages; whatever the number of lanes, the cuts go through "w".
+PARAMETERS = (Parameter(name="w", shape=(70, 90)), Parameter(name="b", shape=(5,)))
 ME = Identity(job=7, view=3, incarnation=1)
 WAIT_S = 10.0
 
@@ -40,6 +42,7 @@ class Cluster:
         self.closed: queue.Queue[int] = queue.Queue()
         self.passes: list[tuple[int, int, dict[int, Totals]]] = []
         self.layout = Layout(PARAMETERS)
+        self.shards = 3
         self._opened: list[socket.socket] = []
 
     def start(self, pservers: int = 1, lanes: int = 2, *, extra_ports: int = 0) -> None:
@@ -57,7 +60,7 @@ class Cluster:
         raise FrameError("no control here")
 
     def set_up(self, *, parameters: tuple[Parameter, ...] = PARAMETERS, shards: int = 3, **changes: object) -> None:
-        self.layout = Layout(parameters)
+        self.layout, self.shards = Layout(parameters), shards
         for rank, server in enumerate(self.servers):
             plain: dict[str, object] = {
                 "job": 7, "view": 3, "pserver": rank, "pservers": len(self.servers), "parameters": parameters,
@@ -74,7 +77,13 @@ class Cluster:
 
     def exchange(self, me: Identity = ME) -> Exchange:
         ports = [port for server in self.servers for port in server.ports[: server._dense_lanes]]
-        return Exchange([self.connect(port) for port in ports], self.layout.slices(len(ports)), me)
+        parts = self.layout.slices(len(ports))
+        return self.over([Link(self.connect(port), part) for port, part in zip(ports, parts, strict=True)], me)
+
+    def over(self, links: list[Link], me: Identity = ME) -> Exchange:
+        """An exchange that can send for any shard."""
+        memory = TrainerMemory(self.layout, [Span(s, s + 1) for s in range(self.shards)], is_shared=False)
+        return Exchange(links, memory, me)
 
     def zeros(self) -> Floats:
         return np.zeros(self.layout.size, dtype=np.float32)
@@ -87,7 +96,9 @@ class Cluster:
 
 
 def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """Descriptors of this process; lanes' own segments live as long as their lanes (see test_memory)."""
+    links = [link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("bireme-parameters" not in name for name in links)
 
 
 @pytest.fixture
@@ -139,8 +150,9 @@ def trained(cluster: Cluster, values: Floats) -> Floats:
     return np.concatenate([view.ravel() for view in cluster.layout.views(values).values()])
 
 
-def push(exchange: Exchange, cluster: Cluster, shard: int, round_: int = 0) -> None:
-    exchange.push(round_, Span(shard, shard + 1), records(shard), gradient(cluster, shard, round_))
+def push(exchange: Exchange, cluster: Cluster, shard: int, round_: int = 0, *, is_last: bool = False) -> None:
+    exchange.memory.row(Span(shard, shard + 1))[:] = gradient(cluster, shard, round_)
+    exchange.push(round_, Span(shard, shard + 1), records(shard, is_last=is_last))
 
 
 @pytest.mark.parametrize(("pservers", "lanes"), [(1, 2), (2, 1), (2, 2), (1, 9)])
@@ -152,15 +164,16 @@ def test_three_trainers_over_all_lanes_equal_a_plain_sum(cluster: Cluster, pserv
 
     def train(shard: int) -> None:
         exchange = cluster.exchange()
-        assert exchange.pull_now(starts[shard]) == Position(0, 0, 0)
+        assert exchange.pull_now() == Position(0, 0, 0)
+        starts[shard][:] = exchange.memory.values(0)
         for round_ in range(rounds):
             is_last = round_ + 1 == rounds
-            values = gradient(cluster, shard, round_)
-            exchange.push(round_, Span(shard, shard + 1), records(shard, is_last=is_last), values)
+            push(exchange, cluster, shard, round_, is_last=is_last)
             if not is_last:
-                at = exchange.pull_round(round_ + 1, ends[shard])
+                at = exchange.pull_round(round_ + 1)
                 assert at == Position(round_ + 1, 0, round_ + 1)
-        assert exchange.pull_pass(1, ends[shard]) == Position(rounds, 1, 0)
+        assert exchange.pull_pass(1) == Position(rounds, 1, 0)
+        ends[shard][:] = exchange.memory.values(rounds)
 
     run_all(*(partial(train, shard) for shard in range(3)))
     wanted = starts[0] - 0.5 * sum(gradient(cluster, s, r) for s in range(3) for r in range(rounds))
@@ -174,16 +187,17 @@ def test_a_repeat_with_other_bytes_is_refused_by_the_name_of_the_parameter(clust
     cluster.set_up()
     first, second = cluster.exchange(), cluster.exchange()
     push(first, cluster, 0)
-    first.pull_round(0, cluster.zeros())  # the push before it has landed on every lane
-    other = gradient(cluster, 0, 0)
-    other[cluster.layout.offsets["b"]] += 1.0
-    second.push(0, Span(0, 1), records(0), other)
+    first.pull_round(0)  # the push before it has landed on every lane
+    row = second.memory.row(Span(0, 1))
+    row[:] = gradient(cluster, 0, 0)
+    row[cluster.layout.offsets["b"]] += 1.0
+    second.push(0, Span(0, 1), records(0))
     with pytest.raises(RefusedError, match="two different gradients for round 0, first in b") as caught:
-        second.pull_round(0, cluster.zeros())
+        second.pull_round(0)
     assert "randomness" in caught.value.fix
     push(first, cluster, 1)
     push(first, cluster, 2)
-    assert first.pull_round(1, cluster.zeros()).round == 1
+    assert first.pull_round(1).round == 1
 
 
 def is_hung_up(sock: socket.socket) -> bool:
@@ -221,7 +235,7 @@ def test_junk_is_refused_and_everybody_else_served(cluster: Cluster, junk: bytes
     assert is_hung_up(sock)
     for shard in range(3):
         push(friend, cluster, shard)
-    assert friend.pull_round(1, cluster.zeros()).round == 1
+    assert friend.pull_round(1).round == 1
 
 
 @pytest.mark.parametrize("length", [1, 63])
@@ -232,7 +246,7 @@ def test_half_a_head_and_a_hang_up_leave_the_server_serving(cluster: Cluster, le
     sock.sendall(Head(Kind.PULL, job=7, view=3).pack()[:length])
     sock.close()
     cluster.closed.get(timeout=WAIT_S)
-    assert cluster.exchange().pull_now(cluster.zeros()) == Position(0, 0, 0)
+    assert cluster.exchange().pull_now() == Position(0, 0, 0)
 
 
 def test_a_trainer_that_dies_in_mid_payload_is_replaced_by_one_that_repeats(cluster: Cluster) -> None:
@@ -247,9 +261,10 @@ def test_a_trainer_that_dies_in_mid_payload_is_replaced_by_one_that_repeats(clus
     dying.close()
     cluster.closed.get(timeout=WAIT_S)
     push(cluster.exchange(), cluster, 0)
-    start, end = cluster.zeros(), cluster.zeros()
-    others.pull_round(1, end)
-    others.pull_round(0, start)
+    others.pull_round(1)
+    end = others.memory.values(1).copy()
+    others.pull_round(0)
+    start = others.memory.values(0)
     wanted = start - 0.5 * sum(gradient(cluster, s, 0) for s in range(3))
     assert (trained(cluster, end) == trained(cluster, wanted)).all()
 
@@ -261,9 +276,9 @@ def test_a_pull_of_a_gone_round_is_refused_with_where_the_lane_is(cluster: Clust
     for round_ in range(2):
         for shard in range(3):
             push(exchange, cluster, shard, round_)
-        exchange.pull_round(round_ + 1, cluster.zeros())
+        exchange.pull_round(round_ + 1)
     with pytest.raises(RefusedError, match="round 0 is gone: the lane is at round 2"):
-        exchange.pull_round(0, cluster.zeros())
+        exchange.pull_round(0)
 
 
 def test_lanes_that_are_a_round_apart_are_brought_to_the_older_one(cluster: Cluster) -> None:
@@ -272,26 +287,28 @@ def test_lanes_that_are_a_round_apart_are_brought_to_the_older_one(cluster: Clus
     others = cluster.exchange()
     push(others, cluster, 1)
     push(others, cluster, 2)
-    half = Exchange([cluster.connect()], cluster.layout.slices(2)[:1], ME)
-    half.push(0, Span(0, 1), records(0), gradient(cluster, 0, 0))
-    half.pull_round(1, cluster.zeros())
-    assert cluster.exchange().pull_now(cluster.zeros()) == Position(0, 0, 0)
+    half = cluster.over([Link(cluster.connect(), cluster.layout.slices(2)[0])])
+    push(half, cluster, 0)
+    half.pull_round(1)
+    assert cluster.exchange().pull_now() == Position(0, 0, 0)
 
 
 def test_values_set_by_one_trainer_reach_all_who_wait_for_them(cluster: Cluster) -> None:
     cluster.start(2, 2)
     cluster.set_up(is_set_by_trainer=True, start_pass=2, start_samples=50)
     saved = gradient(cluster, 9, 9)
-    found = [cluster.zeros() for _ in range(2)]
+    found: list[bytes] = []
     places: list[Position] = []
     exchange = cluster.exchange()
 
-    def wait(values: Floats) -> None:
-        places.append(cluster.exchange().pull_now(values))
+    def wait() -> None:
+        waiting = cluster.exchange()
+        places.append(waiting.pull_now())
+        found.append(waiting.memory.values(0).tobytes())
 
-    run_all(*(partial(wait, values) for values in found), lambda: exchange.set(saved))
+    run_all(wait, wait, lambda: exchange.set(saved))
     assert places == [Position(0, 2, 0)] * 2
-    assert {values.tobytes() for values in found} == {saved.tobytes()}
+    assert found == [saved.tobytes()] * 2
 
 
 def test_a_refused_push_of_any_size_brings_its_reason_back(cluster: Cluster) -> None:
@@ -300,8 +317,8 @@ def test_a_refused_push_of_any_size_brings_its_reason_back(cluster: Cluster) -> 
     cluster.set_up(parameters=big)
     stale = cluster.exchange(Identity(job=7, view=2, incarnation=1))
     with pytest.raises(RefusedError, match="view 2 is not the current view 3"):
-        stale.push(0, Span(0, 1), records(0), cluster.zeros())
-        stale.pull_round(1, cluster.zeros())
+        stale.push(0, Span(0, 1), records(0))
+        stale.pull_round(1)
 
 
 def test_a_port_in_use_is_told_with_what_to_do() -> None:
@@ -328,7 +345,7 @@ def test_a_pserver_that_nobody_started_is_told_by_name_and_place() -> None:
 def test_a_pserver_without_a_job_and_a_sparse_lane_say_so(cluster: Cluster) -> None:
     cluster.start(lanes=1, extra_ports=1)
     with pytest.raises(RefusedError, match="this pserver has no job yet"):
-        cluster.exchange().pull_now(cluster.zeros())
+        cluster.exchange().pull_now()
     cluster.set_up()
     sock = cluster.connect(cluster.servers[0].ports[1])
     wire.send(sock, Head(Kind.PULL, job=7, view=3))
@@ -349,11 +366,11 @@ def test_a_pserver_that_stops_lets_its_trainers_go(cluster: Cluster) -> None:
     cluster.start()
     cluster.set_up()
     exchange = cluster.exchange()
-    exchange.pull_now(cluster.zeros())
+    exchange.pull_now()
 
     def wait_for_a_round_that_never_comes() -> None:
         with pytest.raises(NetworkError):
-            exchange.pull_round(1, cluster.zeros())
+            exchange.pull_round(1)
 
     run_all(wait_for_a_round_that_never_comes, cluster.servers[0].stop)
 

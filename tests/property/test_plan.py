@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bireme.ps.plan import UNIT, Layout, aligned_zeros
+from bireme.ps.plan import BORDER, UNIT, Layout, aligned_zeros
 from bireme.spec.model import Parameter
 
 _SHAPES = st.lists(st.lists(st.integers(1, 40), max_size=3).map(tuple), max_size=8)
@@ -31,14 +31,25 @@ def test_every_element_of_every_parameter_is_on_exactly_one_lane(shapes: list[tu
 
 
 @given(shapes=_SHAPES, lanes=_LANES)
-def test_slices_are_contiguous_and_equal_within_one_unit(shapes: list[tuple[int, ...]], lanes: int) -> None:
+def test_slices_are_contiguous_cut_on_page_borders_and_equal_within_one_page(
+    shapes: list[tuple[int, ...]], lanes: int
+) -> None:
     layout = layout_of(shapes)
     slices = layout.slices(lanes)
     assert len(slices) == lanes
     assert [s.begin for s in slices] == [0, *(s.end for s in slices[:-1])]
     assert slices[-1].end == layout.size
-    assert all(s.begin % UNIT == 0 for s in slices)
-    assert max(map(len, slices)) - min(map(len, slices)) <= UNIT
+    assert all(s.begin % BORDER == s.end % BORDER == 0 for s in slices)
+    assert max(map(len, slices)) - min(map(len, slices)) <= BORDER
+
+
+@given(shapes=_SHAPES)
+def test_parameters_are_packed_to_64_bytes_and_less_than_a_page_is_left_over(shapes: list[tuple[int, ...]]) -> None:
+    layout = layout_of(shapes)
+    ends = [layout.offsets[p.name] + -(-p.size // UNIT) * UNIT for p in layout.parameters]
+    assert list(layout.offsets.values()) == [0, *ends][: len(ends)]
+    assert layout.size % BORDER == 0
+    assert 0 <= layout.size - max(ends, default=0) < BORDER
 
 
 @given(shapes=_SHAPES)

@@ -118,11 +118,11 @@ class Play:
         self.before = {s: (self.head(s), self.records(s)) for s in self.landed}
         assert closing.round == self.rounds.round
         assert closing.pass_id == pass_id
-        assert closing.ends_pass == (batch + 1 == max(*self.batches, 1))
+        ends_pass = batch + 1 == max(*self.batches, 1)
         done = self.rounds.close()
-        assert (done is not None) == closing.ends_pass
+        assert (done is not None) == ends_pass
         assert self.rounds.samples == closing.samples
-        assert self.rounds.pass_id == pass_id + closing.ends_pass
+        assert self.rounds.pass_id == pass_id + ends_pass
         if done is not None:
             self.totals.append(done)
         self.landed.clear()

@@ -38,8 +38,8 @@ def list_(as_json: bool) -> None:
     if not runs:
         click.echo("no job has run here yet; try `bireme demo`")
     for r in runs:
-        done = len(r.status.get("passes_done", []))
-        progress = f"{done}/{r.status['passes']} passes" if r.status.get("passes") else ""
+        now = _status_of(r)
+        progress = f"{len(now['passes_done'])}/{now['passes']} passes" if now.get("passes") else ""
         click.echo(f"{r.name:<24} {r.state:<10} {_ago(r.started):>12} ago  {progress:<14} {r.output}")
 
 
@@ -62,7 +62,7 @@ def _status_of(record: registry.Record) -> dict[str, Any]:
         return {"phase": "starting"}
     try:
         return ask(address, m.GetStatus())
-    except (BiremeError, TimeoutError):
+    except BiremeError:
         return record.status or {"phase": "starting"}
 
 
@@ -148,7 +148,7 @@ def cancel(job: str | None, now: bool, as_json: bool) -> None:
         raise UsageError(f"{record.name} does not run: it is {record.state}")
     os.kill(record.pid, signal.SIGTERM)
     if now:
-        os.kill(record.pid, signal.SIGTERM)
+        os.kill(record.pid, signal.SIGINT)  # another one: two pending signals of one kind would count once
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline and registry.find_run(record.id).state == "running":
         time.sleep(0.05)

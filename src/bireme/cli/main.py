@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from bireme import __version__
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, StorageError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("bireme.cli.demo", "Train the quick-start job on this machine, from nothing to a model."),
@@ -74,10 +74,8 @@ class Front(click.Group):
 )
 @click.version_option(__version__, prog_name="bireme")
 @click.option("--debug", is_flag=True, help="Show Python tracebacks of errors.")
-@click.pass_context
-def bireme(ctx: click.Context, debug: bool) -> None:
+def bireme(debug: bool) -> None:
     """Train with parameter servers: the same job, the same bits, wherever it runs."""
-    ctx.obj = {"debug": debug}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -99,6 +97,11 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(141) from None
+    except OSError as e:
+        if "--debug" in given:
+            raise
+        tell_error(StorageError(f"{e.filename or 'the system'}: {e.strerror or e}"), as_json="--json" in given)
+        raise SystemExit(StorageError.exit_code) from None
 
 
 def tell_error(error: BiremeError, *, as_json: bool) -> None:

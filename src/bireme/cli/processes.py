@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -168,8 +169,12 @@ def trainer(job: Path | None, rank: int | None, run: Path | None, parent: int | 
     from bireme.job.entry import read_job
     from bireme.job.trainer import TrainerProcess
     from bireme.job.trainers import options_of_flags, options_of_job
+    from bireme.spec.load import child_environment, is_pinned
 
     if job is None:
+        if not is_pinned():
+            # Started by a person: once more, with the environment that equal bits need.
+            os.execve(sys.executable, [sys.executable, "-m", "bireme", *sys.argv[1:]], child_environment())
         _settle(parent)
         by_hand = options_of_flags(flags, Path.cwd())
         hosts = HostList(flags["pservers"], flags["port"], flags["ports_num"])

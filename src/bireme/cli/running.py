@@ -14,6 +14,7 @@ from bireme.core.errors import Cancelled
 from bireme.job.preflight import check_program
 from bireme.local.runner import LocalRun
 from bireme.spec.job import Job
+from bireme.spec.load import command_name
 
 POLL_S = 0.1
 
@@ -87,13 +88,11 @@ def explain_stop(job: Job, job_file: str, error: Cancelled) -> Cancelled:
     """Tell how to go on after a stop."""
     passes = sorted(p.name for p in Path(job.output).glob("pass-*") if (p / "done").is_file())
     if not passes:
-        return Cancelled(
-            f"{error.what}; no pass was finished",
-            fix="start again with another `--output`, or remove " + job.output,
-        )
+        return Cancelled(f"{error.what}; no pass was finished, so the job starts from the beginning next time")
     next_pass = int(passes[-1][5:]) + 1
     return Cancelled(
         f"{error.what}; {passes[-1]} is the last finished pass",
         why="a model holds the weights; the optimizer's own state is not saved yet and starts afresh",
-        fix=f"go on with `bireme train {job_file} --output {job.output} --start-pass {next_pass}`",
+        fix=f"go on with `{command_name()} train {job_file} --output {job.output} --passes {job.passes} "
+        f"--start-pass {next_pass}`",
     )

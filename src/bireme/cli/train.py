@@ -39,7 +39,8 @@ def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **overr
     job = load_job(job_file, overrides)
     job = msgspec.structs.replace(job, start_pass=start_pass)
     if dry_run:
-        from bireme.view.plan import describe, render
+        from bireme.job.planning import describe
+        from bireme.view.plan import render
 
         plan = describe(job)
         click.echo(json.dumps(plan) if as_json else render(plan))

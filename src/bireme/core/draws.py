@@ -34,7 +34,7 @@ def draw_bits(key: int, begin: int, count: int) -> NDArray[np.uint64]:
 
 
 def draw_uniform(key: int, begin: int, count: int) -> NDArray[np.float64]:
-    """Uniform on the open interval (0, 1): multiples of 2^-53 shifted by half a step."""
+    """Uniform on the open interval (0, 1): multiples of 2^-52, shifted by half a step."""
     return ((draw_bits(key, begin, count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 

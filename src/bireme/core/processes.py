@@ -23,6 +23,17 @@ def die_with(parent: int) -> None:
         raise Cancelled("the process that started this one is gone")
 
 
+def birth_of(pid: int) -> str:
+    """What tells a process from a later one with the same id: the boot and the moment it started; '' if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:  # noqa: PTH123 - /proc
+            ticks = f.read().rpartition(")")[2].split()[19]
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:  # noqa: PTH123 - /proc
+            return f"{f.read().strip()}/{ticks}"
+    except OSError:
+        return ""
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process with this id runs (a zombie does not)."""
     try:

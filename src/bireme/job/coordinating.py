@@ -7,6 +7,7 @@ one order.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from bireme.core.errors import BiremeError, NetworkError, StorageError
+from bireme.core.errors import BiremeError, DataError, NetworkError, StorageError
 from bireme.core.files import storage_errors, write_atomic
 from bireme.job import messages as m
 from bireme.job.coordinator import Coordinator, Effect, Leave, RefuseJoin, Send, SetUpPservers, Write
@@ -38,7 +39,8 @@ class Coordinating:
         self._on_leave = on_leave
         self._lock = threading.RLock()
         self._members: dict[int, socket.socket] = {}
-        self._pservers: list[socket.socket] = []
+        self._pservers: dict[int, socket.socket] = {}
+        self._has_warned = False
         self.failure: BiremeError | None = None
         """What went wrong here, as opposed to in a member, who tells by itself."""
 
@@ -51,13 +53,13 @@ class Coordinating:
                     self._members[id(sock)] = sock
                     self._do(self._machine.joined(id(sock), message, now))
                 case m.Progress():
-                    self._do(self._machine.progressed(message, now))
+                    self._do(self._machine.progressed(id(sock), message, now))
                 case m.PassDone():
-                    self._do(self._machine.pass_done(message, now))
+                    self._do(self._machine.pass_done(id(sock), message, now))
                 case m.Saved():
-                    self._do(self._machine.model_saved(message))
+                    self._do(self._machine.model_saved(id(sock), message))
                 case m.Failed():
-                    self._do(self._machine.failed(f"trainer {message.trainer}: {message.what}"))
+                    self._do(self._machine.trainer_failed(id(sock), message))
                 case m.Cancel():
                     self._do(self._machine.cancelled())
                     m.send(sock, m.Status(status=self._machine.status(now)))
@@ -84,7 +86,10 @@ class Coordinating:
                     self._send(effect)
                 case RefuseJoin():
                     log.warning("refused to let a trainer join: %s", effect.reason)
-                    wire.refuse(self._members.pop(effect.to), effect.reason, fix=effect.fix)
+                    refused = self._members.pop(effect.to)
+                    wire.refuse(refused, effect.reason, fix=effect.fix)
+                    with contextlib.suppress(OSError):
+                        refused.shutdown(socket.SHUT_WR)
                 case SetUpPservers():
                     threading.Thread(target=self._set_up, args=(effect,), name="set-up", daemon=True).start()
                 case Write():
@@ -106,10 +111,12 @@ class Coordinating:
             for rank, (address, setup) in enumerate(zip(effect.addresses, effect.setups, strict=True)):
                 what = f"pserver {rank}"
                 sock = connect(address.host, address.ports[0], timeout_s=SET_UP_TIMEOUT_S, what=what)
-                self._pservers.append(sock)
+                self._pservers[rank] = sock
                 m.send(sock, m.SetUp(setup=setup))
-            for sock in self._pservers:
+            for sock in self._pservers.values():
+                sock.settimeout(SET_UP_TIMEOUT_S)
                 m.expect(sock)
+                sock.settimeout(None)
         except BiremeError as e:
             self._fail(e)
             return
@@ -121,6 +128,12 @@ class Coordinating:
         if facts is None or not facts.output:
             return
         path = Path(facts.output) / effect.file
+        if not path.parent.is_dir():
+            # Started by hand without a shared volume: the models are on trainer 0's machine, the books nowhere.
+            if not self._has_warned:
+                log.warning("%s is not on this machine: metrics and ledger are not written", path.parent)
+            self._has_warned = True
+            return
         try:
             with storage_errors(str(path)), path.open("ab") as f:
                 f.write(msgspec.json.encode(effect.line) + b"\n")
@@ -135,7 +148,9 @@ class Coordinating:
     def _leave(self, effect: Leave) -> None:
         log.info("leaving: %s", effect.reason)
         facts = self._machine.facts
-        if facts is not None and facts.output:
+        if effect.is_own:
+            self.failure = self.failure or DataError(effect.reason, fix="look into the shards' train.list")
+        if facts is not None and Path(facts.output).is_dir():
             try:
                 write_atomic(
                     Path(facts.output) / STATUS_FILE,
@@ -143,9 +158,17 @@ class Coordinating:
                 )
             except StorageError as e:
                 log.error("the last status is lost: %s", e)
-        for sock in self._pservers:
-            try:
-                m.send(sock, m.Stop(reason=effect.reason, how=effect.how))
-            except NetworkError:
-                continue  # it is gone already
+        # Pserver 0 is this process, which leaves last: `_on_leave` tells it.
+        for rank, address in enumerate(facts.pservers if facts is not None else ()):
+            if rank > 0:
+                self._tell_to_stop(rank, address, m.Stop(reason=effect.reason, how=effect.how))
         self._on_leave(effect.reason)
+
+    def _tell_to_stop(self, rank: int, address: m.Address, stop: m.Stop) -> None:
+        try:
+            sock = self._pservers.get(rank)
+            if sock is None:  # the job ends before this pserver was given its part
+                sock = connect(address.host, address.ports[0], timeout_s=1.0, what=f"pserver {rank}")
+            m.send(sock, stop)
+        except NetworkError as e:
+            log.warning("pserver %d cannot be told to stop: %s", rank, e.what)

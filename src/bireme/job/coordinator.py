@@ -66,6 +66,8 @@ class Leave:
 
     reason: str
     how: m.Ending
+    is_own: bool = False
+    """The coordinator itself found the fault, so nobody else will tell."""
 
 
 Effect = Send | RefuseJoin | SetUpPservers | Write | Leave
@@ -93,6 +95,7 @@ class Coordinator:
         self.saved = -1
         self._members: dict[int, _Member] = {}
         self._totals: dict[int, tuple[int, dict[int, Totals]]] = {}
+        self._unsaved: tuple[int, list[Effect]] = (-1, [])
         self._begun_s = 0.0
         self._pass_begun_s = 0.0
 
@@ -190,9 +193,14 @@ class Coordinator:
         begin = m.Begin(job=self.job_id, view=self.view, shares=share_out(self.facts.shards, self.facts.trainers))
         return [Send(member.connection, begin) for member in self._members.values()]
 
-    def progressed(self, message: m.Progress, now_s: float) -> list[Effect]:
+    def _member(self, connection: int, trainer: int) -> _Member | None:
+        """The member that speaks on this connection, if it is the one it says it is."""
+        member = self._members.get(trainer)
+        return member if member is not None and member.connection == connection else None
+
+    def progressed(self, connection: int, message: m.Progress, now_s: float) -> list[Effect]:
         """A trainer tells how far it is."""
-        member = self._members.get(message.trainer)
+        member = self._member(connection, message.trainer)
         if member is None:
             return []
         member.progress = message
@@ -209,9 +217,9 @@ class Coordinator:
         self._totals[pass_id] = (samples_so_far, totals)
         return self._close_pass(pass_id, now_s)
 
-    def pass_done(self, message: m.PassDone, now_s: float) -> list[Effect]:
+    def pass_done(self, connection: int, message: m.PassDone, now_s: float) -> list[Effect]:
         """A trainer has ended a pass."""
-        member = self._members.get(message.trainer)
+        member = self._member(connection, message.trainer)
         if member is None:
             return []
         member.passes_done[message.pass_id] = message
@@ -225,6 +233,8 @@ class Coordinator:
         done = [report for report in reports if report is not None]
         test = next((report.test for report in done if report.test is not None), None)
         samples = sum(t.samples for t in totals.values())
+        if samples == 0:
+            return self._end("failed", "there is not one training sample in all shards", is_own=True)
         closed = m.PassClosed(
             pass_id=pass_id,
             round=done[0].round,
@@ -237,26 +247,33 @@ class Coordinator:
                 for i, name in enumerate(self.facts.evals)
             },
             test_samples=test.samples if test else 0,
-            test_cost=test.cost / max(test.samples, 1) if test else None,
+            test_cost=test.cost / max(test.samples, 1) if test and test.cost is not None else None,
             test_evals={k: v / max(test.samples, 1) for k, v in test.evals.items()} if test else {},
         )
         self._pass_begun_s = now_s
         self.closed.append(closed)
-        effects: list[Effect] = [Write("ledger.jsonl", row) for row in _ledger_rows(pass_id, totals, done)]
         line = {"event": "pass", "t": round(now_s - self._begun_s, 3), **msgspec.to_builtins(closed)}
-        effects.append(Write("metrics.jsonl", line))
-        effects.append(Send(self._members[0].connection, closed))
-        return effects
+        self._unsaved = (pass_id, [*(Write("ledger.jsonl", row) for row in _ledger_rows(pass_id, totals, done))])
+        return [Write("metrics.jsonl", line), Send(self._members[0].connection, closed)]
 
-    def model_saved(self, message: m.Saved) -> list[Effect]:
-        """The model of a pass is on disk; after the last one the job is over."""
-        self.saved = message.pass_id
-        if self.facts is None or message.pass_id + 1 < self.facts.start_pass + self.facts.passes:
+    def model_saved(self, connection: int, message: m.Saved) -> list[Effect]:
+        """The model of a pass is on disk, so the pass counts; after the last one the job is over."""
+        pass_id, rows = self._unsaved
+        if self._member(connection, 0) is None or message.pass_id != pass_id or self.facts is None:
             return []
-        return self._end("finished", "all passes done")
+        self.saved = pass_id
+        self._unsaved = (-1, [])
+        is_last = pass_id + 1 == self.facts.start_pass + self.facts.passes
+        return [*rows, *(self._end("finished", "all passes done") if is_last else [])]
+
+    def trainer_failed(self, connection: int, message: m.Failed) -> list[Effect]:
+        """A trainer cannot go on, so nobody can."""
+        if self._member(connection, message.trainer) is None:
+            return []
+        return self._end("failed", f"trainer {message.trainer}: {message.what}")
 
     def failed(self, reason: str) -> list[Effect]:
-        """Somebody cannot go on, so nobody can."""
+        """The coordinator's own shell cannot go on."""
         return self._end("failed", reason)
 
     def cancelled(self) -> list[Effect]:
@@ -275,13 +292,13 @@ class Coordinator:
             return []
         return self._end("failed", f"trainer {gone[0]} went away")
 
-    def _end(self, how: m.Ending, reason: str) -> list[Effect]:
+    def _end(self, how: m.Ending, reason: str, *, is_own: bool = False) -> list[Effect]:
         if self.phase in ENDED:
             return []
         self.phase, self.reason = how, reason
         stop = m.Stop(reason=reason, how=how)
         sends: list[Effect] = [Send(member.connection, stop) for member in self._members.values()]
-        return [*sends, Leave(reason, how)]
+        return [*sends, Leave(reason, how, is_own)]
 
     def status(self, now_s: float) -> dict[str, object]:
         """The job right now, for people and programs."""

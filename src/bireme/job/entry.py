@@ -66,7 +66,9 @@ def run_node(job_path: Path, rank: int, run: Path) -> None:
         codes = family.codes()
         if decide(codes) == "end-others":
             _raise_for(codes, run, logs)
-        family.end(GRACE_S)
+        if decide(codes) == "go-on":
+            family.end(GRACE_S)
+            raise SystemExit(128 + signal.SIGTERM)
 
 
 def _raise_for(codes: dict[str, int | None], run: Path, logs: dict[str, Path]) -> None:
@@ -76,7 +78,9 @@ def _raise_for(codes: dict[str, int | None], run: Path, logs: dict[str, Path]) -
     if cause is not None:
         raise cause.error()
     error = ProcessError(f"{name} {describe_exit(code or 0)}", fix=f"its last words are in {logs[name]}")
-    write_report(run / "reports" / f"{name.replace(' ', '-')}.json", name, error)
+    if code == ProcessError.exit_code:
+        raise error  # it left because of somebody else, who tells
+    report_failure(run, f"node {name.split()[1]}", error)
     raise error
 
 

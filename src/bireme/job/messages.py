@@ -38,6 +38,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: str
     program: str
+    fingerprint: str
+    """Hash of what is computed and by which bireme: trainers that compute differently must not train together."""
     parameters: tuple[Parameter, ...]
     optimizer: Optimizer
     batch_size: int
@@ -89,7 +91,8 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Totals over a set of samples."""
 
     samples: int
-    cost: float
+    cost: float | None
+    """None where it is not finite: JSON has no such number."""
     evals: dict[str, float]
 
 
@@ -197,7 +200,7 @@ def receive(sock: socket.socket, head: Head) -> Message:
     """Read the message that follows a CONTROL head."""
     try:
         message: Message = _decoder.decode(wire.receive_bytes(sock, head.nbytes))
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise FrameError(f"a control message that makes no sense: {e}", fix="run the same bireme on every node") from e
     return message
 

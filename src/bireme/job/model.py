@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from bireme import __version__
 from bireme.core.errors import ModelError
 from bireme.core.files import storage_errors, sync_directory
+from bireme.ps.plan import RESERVED_NAMES
 from bireme.spec.model import Parameter
 
 Values = Mapping[str, NDArray[np.float32]]
 _HEADER = struct.Struct("<iIQ")
-_OTHER_FILES = frozenset({"done", "path.txt", "model.safetensors", "metrics.json"})
 
 
 def write_parameter(path: Path, values: NDArray[np.float32]) -> None:
@@ -111,7 +111,7 @@ def parameter_names(directory: Path) -> list[str]:
         )
         raise ModelError(f"{directory} is not a finished model: it has no file `done`", fix=hint)
     config = config_name(directory)
-    names = [p.name for p in directory.iterdir() if p.is_file() and p.name not in _OTHER_FILES and p.name != config]
+    names = [p.name for p in directory.iterdir() if p.is_file() and p.name not in RESERVED_NAMES and p.name != config]
     return sorted((n for n in names if not n.startswith(".")), key=str.encode)
 
 

@@ -79,7 +79,7 @@ class PserverProcess:
         self._over = threading.Event()
         self._reason = ""
         self._coordinating: Coordinating | None = None
-        self._master: socket.socket | None = None
+        self._coordinator_link: socket.socket | None = None
         self._lock = threading.Lock()
 
     def run(self, discovery: Discovery | None = None) -> str:
@@ -97,7 +97,6 @@ class PserverProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._leave("asked to stop by a signal"))
         self._over.wait()
-        # Members who were just told to stop get a moment to read it before their lanes go away.
         self._server.stop()
         log.info("pserver leaves: %s", self._reason)
         if self._coordinating is not None and self._coordinating.failure is not None:
@@ -112,12 +111,15 @@ class PserverProcess:
         message = m.receive(sock, head)
         match message:
             case m.SetUp():
-                self._server.set_up(message.setup, self._lane_passed)
-                self._master = sock
+                with self._lock:
+                    self._server.set_up(message.setup, self._lane_passed)
+                    self._coordinator_link = sock
                 for lane in self._server.lanes:
                     log.info("lane %d keeps %d values", lane.index, len(lane.part))
                 m.send(sock, m.Ready(pserver=message.setup.pserver))
             case m.Stop():
+                if self._coordinator_link not in (None, sock):
+                    raise FrameError("only the coordinator may tell a pserver to stop")
                 self._leave(message.reason)
             case m.Begin() | m.Ready() | m.PassClosed() | m.Status():
                 raise FrameError(f"a pserver does not take {type(message).__name__}")
@@ -132,7 +134,7 @@ class PserverProcess:
             return self._coordinating
 
     def _closed(self, sock: socket.socket) -> None:
-        if sock is self._master:
+        if sock is self._coordinator_link:
             self._leave("the coordinator went away")
         elif self._coordinating is not None:
             self._coordinating.lost(sock)

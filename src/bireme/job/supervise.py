@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bireme.core.files import storage_errors
 from bireme.spec.load import child_environment
 
 Verdict = Literal["go-on", "all-done", "end-others"]
@@ -60,8 +61,10 @@ class Family:
 
     def start(self, child: Child) -> int:
         """Start a child in a session of its own, so that a terminal's Ctrl-C does not reach it; returns its pid."""
-        child.log.parent.mkdir(parents=True, exist_ok=True)
-        with child.log.open("ab") as out:
+        with storage_errors(str(child.log)):
+            child.log.parent.mkdir(parents=True, exist_ok=True)
+            out = child.log.open("ab")
+        with out:
             process = subprocess.Popen(
                 child.command,
                 stdin=subprocess.DEVNULL,

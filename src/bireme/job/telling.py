@@ -10,6 +10,7 @@ The lines keep the original's shape:
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import socket
 import time
@@ -49,6 +50,11 @@ class ModelPlace:
     layout: Layout
     output: Path | None
     config: Path
+
+
+def _finite(totals: Running) -> m.Sum:
+    cost = totals.cost if math.isfinite(totals.cost) else None
+    return m.Sum(samples=totals.samples, cost=cost, evals=totals.evals)
 
 
 class Teller:
@@ -121,7 +127,7 @@ class Teller:
             round=result.round,
             read={shard: counts.read for shard, counts in result.ledger.items()},
             trained={shard: counts.trained for shard, counts in result.ledger.items()},
-            test=m.Sum(samples=test.samples, cost=test.cost, evals=test.evals) if test else None,
+            test=_finite(test) if test else None,
         )
 
     def _save(self, pass_id: int, values: NDArray[np.float32]) -> None:

@@ -23,8 +23,11 @@ from bireme.job.model import load_into
 from bireme.job.telling import ModelPlace, Teller
 from bireme.programs.config import load_config
 from bireme.programs.program import Program, Role
-from bireme.ps.client import Exchange, Identity, connect
-from bireme.ps.tree import Span, share_out
+from bireme.ps.client import Exchange, Identity, Link, connect, connect_near
+from bireme.ps.memory import TrainerMemory
+from bireme.ps.plan import aligned_zeros
+from bireme.ps.tree import Span, cover, share_out
+from bireme.spec.job import CarrierChoice
 from bireme.train.loop import Loop
 from bireme.train.reader import ShardReader
 
@@ -53,6 +56,7 @@ class TrainerOptions:
     connect_timeout_s: float = 60.0
     start_pass: int = 0
     init_model: Path | None = None
+    carrier: CarrierChoice = "auto"
 
 
 class TrainerProcess:
@@ -113,8 +117,6 @@ class TrainerProcess:
             raise DataError(f"{program.name} defines no training data", fix="give define_py_data_sources2 a train_list")
         found = sum(reader.open(self._options.start_pass) for reader in readers)
         log.info("shards %d to %d: %d samples", own.lo, own.hi - 1, found)
-        if self._options.shards == own.hi - own.lo and found == 0:
-            raise DataError("there is not one training sample in all shards", fix="look into the shards' train.list")
         return readers
 
     def _facts(self, program: Program, pservers: tuple[m.Address, ...]) -> m.Facts:
@@ -122,6 +124,7 @@ class TrainerProcess:
         return m.Facts(
             name=options.name,
             program=program.name,
+            fingerprint=program.fingerprint,
             parameters=program.parameters,
             optimizer=program.optimizer,
             batch_size=program.batch_size,
@@ -152,7 +155,8 @@ class TrainerProcess:
         )
         reply = m.expect(self._control)
         if isinstance(reply, m.Stop):
-            raise Cancelled(f"the job ended before it began: {reply.reason}")
+            kind = ProcessError if reply.how == "failed" else Cancelled
+            raise kind(f"the job ended before it began: {reply.reason}")
         if not isinstance(reply, m.Begin):
             raise AssertionError(f"expected Begin, got {type(reply).__name__}: this is a bug")
         return reply
@@ -160,23 +164,33 @@ class TrainerProcess:
     def _train(self, loop: Loop, pservers: tuple[m.Address, ...], begin: m.Begin) -> None:
         options = self._options
         assert self._control is not None
-        sockets = [
-            connect(a.host, port, timeout_s=options.connect_timeout_s, what=f"pserver {rank}, lane {lane}")
-            for rank, a in enumerate(pservers)
-            for lane, port in enumerate(a.ports[: options.ports_num])
-        ]
-        slices = loop.layout.slices(len(sockets))
-        self._exchange = Exchange(sockets, slices, Identity(begin.job, begin.view, 1))
+        self._exchange = self._open_exchange(loop, pservers, begin)
+        log.info("carriers: %s", ", ".join(self._exchange.carriers))
         model = ModelPlace(loop.layout, options.output, options.config)
         teller = Teller(self._control, options.trainer, options.log_period, model)
         threading.Thread(target=self._listen, args=(teller,), name="control", daemon=True).start()
         if options.init_model is not None and options.trainer == 0:
-            load_into(options.init_model, loop.layout.parameters, loop.layout.views(loop.values))
-            self._exchange.set(loop.values)
-        loop.run(self._exchange, begin.shares[-1].hi, options.passes, teller)
-        self._stopped.wait(options.connect_timeout_s)
+            values = aligned_zeros(loop.layout.size)
+            load_into(options.init_model, loop.layout.parameters, loop.layout.views(values))
+            self._exchange.set(values)
+        loop.run(self._exchange, options.passes, teller)
+        self._stopped.wait()  # trainer 0 may test and save for as long as it likes
         if self._stop is None:
-            raise NetworkError("the coordinator did not end the job after the last pass")
+            raise NetworkError("the coordinator went away before it had ended the job")
+
+    def _open_exchange(self, loop: Loop, pservers: tuple[m.Address, ...], begin: m.Begin) -> Exchange:
+        options = self._options
+        sockets = []
+        for rank, address in enumerate(pservers):
+            for lane, port in enumerate(address.ports[: options.ports_num]):
+                near = connect_near(address.host, port) if options.carrier != "tcp" else None
+                what = f"pserver {rank}, lane {lane}"
+                sockets.append(near or connect(address.host, port, timeout_s=options.connect_timeout_s, what=what))
+        links = [Link(sock, part) for sock, part in zip(sockets, loop.layout.slices(len(sockets)), strict=True)]
+        is_shared = options.carrier == "auto" and any(link.carrier == "unix" for link in links)
+        spans = cover(loop.share, begin.shares[-1].hi)
+        memory = TrainerMemory(loop.layout, spans, is_shared=is_shared)
+        return Exchange(links, memory, Identity(begin.job, begin.view, 1))
 
     def _listen(self, teller: Teller) -> None:
         assert self._control is not None
@@ -190,11 +204,11 @@ class TrainerProcess:
                     teller.closed.put(message)
         except BiremeError as e:
             log.debug("control connection ended: %s", e.what)
-        self._stopped.set()
-        teller.closed.put(None)
-        if self._stop is None or self._stop.how != "finished":
-            assert self._exchange is not None
-            self._exchange.close()
+        finally:
+            self._stopped.set()
+            teller.closed.put(None)
+            if (self._stop is None or self._stop.how != "finished") and self._exchange is not None:
+                self._exchange.close()
 
     def _explain(self, error: BiremeError) -> None:
         """Say why the loop ended: on request, because of somebody else, or through a fault of our own."""

@@ -41,6 +41,7 @@ def options_of_job(job: Job, rank: int, run: Path) -> TrainerOptions:
         connect_timeout_s=job.connect_timeout_s,
         start_pass=job.start_pass,
         init_model=Path(job.init_model) if job.init_model else None,
+        carrier=job.carrier,
     )
 
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from bireme.core.errors import UsageError
-from bireme.core.files import write_atomic
-from bireme.core.processes import is_alive
+from bireme.core.files import storage_errors, write_atomic
+from bireme.core.processes import birth_of, is_alive
 from bireme.spec.load import places
 
 KEEP = 50
@@ -29,6 +29,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     pid: int
+    birth: str
+    """Tells this process from a later one with the same id."""
     started: float
     job_file: str
     output: str
@@ -47,7 +49,8 @@ def runs_directory() -> Path:
 def new_run(name: str, job_file: str, output: str) -> tuple[Record, Path]:
     """Make a run's directory and its record."""
     root = runs_directory()
-    root.mkdir(parents=True, exist_ok=True)
+    with storage_errors(str(root)):
+        root.mkdir(parents=True, exist_ok=True)
     started = time.time()
     for number in range(1, 1000):
         run = root / f"{name}-{time.strftime('%m%d-%H%M%S', time.localtime(started))}-{number}"
@@ -58,7 +61,15 @@ def new_run(name: str, job_file: str, output: str) -> tuple[Record, Path]:
             continue
     for part in ("meet", "reports", "work"):
         (run / part).mkdir()
-    record = Record(id=run.name, name=name, pid=os.getpid(), started=started, job_file=job_file, output=output)
+    record = Record(
+        id=run.name,
+        name=name,
+        pid=os.getpid(),
+        birth=birth_of(os.getpid()),
+        started=started,
+        job_file=job_file,
+        output=output,
+    )
     save(record)
     _forget_old(root)
     return record, run
@@ -83,7 +94,7 @@ def all_runs() -> list[Record]:
             record = msgspec.json.decode(path.read_bytes(), type=Record)
         except (OSError, msgspec.MsgspecError):
             continue  # being written, or from another version
-        if record.state == "running" and not is_alive(record.pid):
+        if record.state == "running" and not (is_alive(record.pid) and birth_of(record.pid) == record.birth):
             record = msgspec.structs.replace(record, state="died", reason="its process is gone")
         found.append(record)
     return sorted(found, key=lambda r: r.started, reverse=True)

@@ -7,8 +7,10 @@ dies first.
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
-import socket
+import re
 import sys
 import time
 from pathlib import Path
@@ -29,11 +31,13 @@ from bireme.ps.client import connect
 from bireme.spec.job import Job
 
 ASK_TIMEOUT_S = 2.0
+CANCEL_GRACE_S = 5.0
+LOCK_FILE = ".lock"
 
 
 def ask(address: m.Address, message: m.Message) -> dict[str, Any]:
     """Send the coordinator one message and return the status it answers with."""
-    sock = connect(address.host, address.ports[0], timeout_s=ASK_TIMEOUT_S, what="the coordinator")
+    sock = connect(address.host, address.ports[0], timeout_s=0.0, what="the coordinator")
     with sock:
         sock.settimeout(ASK_TIMEOUT_S)
         m.send(sock, message)
@@ -48,18 +52,28 @@ def coordinator_of(run: Path) -> m.Address | None:
     return SharedDirectory(run / "meet", 1).find()[0]
 
 
+def lock_output(output: Path) -> int:
+    """Claim a directory for one run; the kernel gives it back when this process ends, however that is."""
+    with storage_errors(str(output)):
+        fd = os.open(output / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise OutputExistsError(
+            f"{output} belongs to a job that runs now (process {holder})",
+            fix="give another directory with `--output DIR`, or stop that job with `bireme cancel`",
+        ) from e
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
+
+
 def check_output(job: Job) -> Job:
     """Refuse to mix two runs in one directory; going on from a finished pass is the exception."""
     output = Path(job.output)
-    if output.exists() and not output.is_dir():
-        raise OutputExistsError(f"{output} exists and is not a directory", fix="choose another `output`")
-    busy = [r for r in registry.all_runs() if r.state == "running" and r.output == job.output]
-    if busy:
-        raise OutputExistsError(
-            f"{output} belongs to {busy[0].name}, which runs now (process {busy[0].pid})",
-            fix="give another directory with `--output DIR`, or stop that job with `bireme cancel`",
-        )
-    passes = sorted(p.name for p in output.glob("pass-*")) if output.is_dir() else []
+    passes = sorted(p.name for p in output.iterdir() if re.fullmatch(r"pass-\d{5}", p.name))
     if job.start_pass == 0:
         if passes:
             next_pass = int(passes[-1][5:10]) + 1
@@ -97,26 +111,37 @@ class LocalRun:
     """One job running here; a context manager that leaves no process behind."""
 
     def __init__(self, job: Job, job_file: str) -> None:
-        self.job = check_output(job)
-        output = Path(job.output)
-        with storage_errors(str(output)):
-            output.mkdir(parents=True, exist_ok=True)
+        self.job = job
+        self._job_file = job_file
         self._family = Family()
-        self._record, self._run = registry.new_run(job.name, job_file, job.output)
         self._status: dict[str, Any] = {}
         self._is_cancelled = False
+        self._patience_ends = math.inf
+
+    def __enter__(self) -> LocalRun:
+        output = Path(self.job.output)
+        with storage_errors(str(output)):
+            output.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_output(output)
+        self.job = check_output(self.job)
+        self._record, self._run = registry.new_run(self.job.name, self._job_file, self.job.output)
         (output / STATUS_FILE).unlink(missing_ok=True)
         path = output / "job.json"
         write_atomic(path, msgspec.json.format(msgspec.json.encode(self.job), indent=2) + b"\n")
-        for rank in range(job.nodes):
+        try:
+            self._start_nodes(path)
+        except BaseException as e:
+            self.__exit__(type(e), e, None)
+            raise
+        return self
+
+    def _start_nodes(self, path: Path) -> None:
+        for rank in range(self.job.nodes):
             command = [
                 sys.executable, "-m", "bireme", "node", f"--job={path}", f"--rank={rank}",
                 f"--run={self._run}", f"--parent={os.getpid()}",
             ]  # fmt: skip
-            self._family.start(Child(f"node {rank}", command, output / f"node_{rank}" / "node.log"))
-
-    def __enter__(self) -> LocalRun:
-        return self
+            self._family.start(Child(f"node {rank}", command, path.parent / f"node_{rank}" / "node.log"))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._family.end(5.0 if error is None else 2.0)
@@ -128,18 +153,24 @@ class LocalRun:
             msgspec.structs.replace(self._record, state=state, reason=reason, ended=time.time(), status=self._status)
         )
         registry.clear(self._run)
+        (Path(self.job.output) / LOCK_FILE).unlink(missing_ok=True)
+        os.close(self._lock)
 
     def poll(self) -> dict[str, Any] | None:
-        """Ask for the status; None when the job is over. Raises what went wrong, or Cancelled."""
+        """Ask for the status; None when the job is finished. Raises what went wrong, or Cancelled."""
         verdict = decide(self._family.codes())
         if verdict == "go-on":
+            if time.monotonic() > self._patience_ends:
+                self._family.end(1.0)
             self._ask(m.GetStatus())
             return self._status
         self._read_last_word()
-        if verdict == "end-others":
-            self._raise()
-        if self._is_cancelled:
+        phase = self._status.get("phase")
+        if phase == "finished" and verdict == "all-done":
+            return None
+        if phase != "finished" and (self._is_cancelled or phase == "cancelled"):
             raise Cancelled("stopped on request")
+        self._raise()
         return None
 
     @property
@@ -148,10 +179,10 @@ class LocalRun:
         return self._status
 
     def cancel(self) -> None:
-        """Ask the job to stop cleanly; where nobody can be asked yet, end the processes."""
+        """Ask the job to stop cleanly; whoever does not within a few seconds is ended."""
         self._is_cancelled = True
-        if not self._ask(m.Cancel()):
-            self._family.end(1.0)
+        patience_s = CANCEL_GRACE_S if self._ask(m.Cancel()) else 0.0
+        self._patience_ends = time.monotonic() + patience_s
 
     def kill(self) -> None:
         """End everything at once."""
@@ -164,7 +195,7 @@ class LocalRun:
             return False
         try:
             self._status = ask(address, message)
-        except (BiremeError, socket.timeout):  # noqa: UP041 - what settimeout raises
+        except BiremeError:
             return False  # it has just left, or not yet come; the next poll or the exit codes will tell
         return True
 
@@ -176,14 +207,13 @@ class LocalRun:
         self._status = said
 
     def _raise(self) -> None:
-        if self._is_cancelled:
-            raise Cancelled("stopped on request")
         # A moment for the others to leave their word: the first to exit need not be the cause.
         time.sleep(0.3)
         cause = first_cause(read_reports(self._run / "reports"))
         if cause is not None:
             raise cause.error()
-        name, code = next((n, c) for n, c in self._family.codes().items() if c not in (None, 0))
+        ended = [f"{name} {describe_exit(code)}" for name, code in self._family.codes().items() if code]
         raise ProcessError(
-            f"{name} {describe_exit(code or 0)}", fix=f"look into {self.job.output}/{name.replace(' ', '_')}"
+            ended[0] if ended else "all processes left before the job was finished",
+            fix=f"their last words are in {self.job.output}/node_*/",
         )

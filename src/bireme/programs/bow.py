@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import DataError
 from bireme.programs.columns import Batch
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Sums
+from bireme.ps.kernels import jit
 
 _Floats = NDArray[np.float32]
 _Doubles = NDArray[np.float64]
@@ -90,7 +90,7 @@ def _check_range(slot: str, ids: _Ids, limit: int) -> None:
         raise DataError(f"slot {slot!r} holds an id that is not in 0..{limit - 1}")
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _fill_logits(model: _Model, bags: _Bags, sample: int, logits: _Doubles) -> None:
     weight, bias = model
     ids, offsets, values = bags
@@ -102,7 +102,7 @@ def _fill_logits(model: _Model, bags: _Bags, sample: int, logits: _Doubles) -> N
             logits[k] += weight[ids[at], k] * value
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _to_chances(logits: _Doubles) -> float:
     """Turn logits into probabilities in place; returns the log of the sum of their exponentials."""
     top = logits.max()
@@ -116,7 +116,7 @@ def _to_chances(logits: _Doubles) -> float:
     return float(top + np.log(total))
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _step(model: _Model, bags: _Bags, labels: _Ids, grads: _Model) -> tuple[float, int]:
     weight_grad, bias_grad = grads
     ids, offsets, values = bags
@@ -140,7 +140,7 @@ def _step(model: _Model, bags: _Bags, labels: _Ids, grads: _Model) -> tuple[floa
     return cost, wrong
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _evaluate(model: _Model, bags: _Bags, labels: _Ids) -> tuple[float, int]:
     work = np.empty(model[0].shape[1], dtype=np.float64)
     cost, wrong = 0.0, 0
@@ -152,7 +152,7 @@ def _evaluate(model: _Model, bags: _Bags, labels: _Ids) -> tuple[float, int]:
     return cost, wrong
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _predict(model: _Model, bags: _Bags, chances: _Floats) -> None:
     work = np.empty(chances.shape[1], dtype=np.float64)
     for sample in range(chances.shape[0]):

@@ -2,7 +2,7 @@
 
 A *program* knows its parameters, computes gradients and yields samples; it knows nothing of
 trainers, lanes or rounds. The loop hands it memory (`bind`) and batches (`step`), so the arrays
-that the network is computed from are the very arrays that pservers' replies are received into.
+that the network is computed from are the very arrays that pservers write fresh parameters into.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SourceFacts:
     is_cacheable: bool
     """The provider promises that every pass yields the same samples."""
     fingerprint: str
-    """Hash of everything but the data files that decides what is yielded: scripts, arguments, types."""
+    """Hash of all but data files that decides what is yielded: scripts, arguments, types; '' if that cannot be told."""
     inputs: tuple[InputType, ...]
 
 
@@ -60,11 +60,26 @@ class Source(Protocol):
         """Yield samples in the order of `facts().inputs`; `seed` feeds the provider's own randomness."""
 
 
+class Computation(Protocol):
+    """A program over given memory: parameters are read from `values`, gradients written to `grads`."""
+
+    def step(self, batch: Batch) -> Sums:
+        """Forward and backward: overwrite every array of `grads` with the gradient summed over the batch."""
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Forward only."""
+
+    def predict(self, batch: Batch) -> Arrays:
+        """Forward only, one array per output, one row per sample."""
+
+
 class Program(Protocol):
     """What the user wants trained."""
 
     name: str
     """Base name of the user's file, e.g. trainer_config.lr.py."""
+    fingerprint: str
+    """Hash of what is computed: equal programs give equal gradients."""
     parameters: tuple[Parameter, ...]
     optimizer: Optimizer
     batch_size: int
@@ -76,14 +91,5 @@ class Program(Protocol):
     def source(self, role: Role) -> Source | None:
         """Return the samples for this role, or None where the user defined none."""
 
-    def bind(self, values: Arrays, grads: Arrays) -> None:
-        """Use these arrays from now on: parameters are read from `values`, gradients written to `grads`."""
-
-    def step(self, batch: Batch) -> Sums:
-        """Forward and backward: overwrite every array of `grads` with the gradient summed over the batch."""
-
-    def evaluate(self, batch: Batch) -> Sums:
-        """Forward only."""
-
-    def predict(self, batch: Batch) -> Mapping[str, NDArray[np.float32]]:
-        """Forward only, one array per output, one row per sample."""
+    def bind(self, values: Arrays, grads: Arrays) -> Computation:
+        """Make the program computable from these arrays; may be called for several sets of them."""

@@ -41,13 +41,15 @@ class Kind(enum.IntEnum):
     PULL = 2
     """Trainer to lane: send me the slice of a round, or of the start of a pass."""
     SLICE = 3
-    """Lane to trainer: parameters after `round` rounds."""
+    """Lane to trainer: parameters after `round` rounds, which is batch `lo` of pass `extra`."""
     SET = 4
     """Trainer to lane: start from these values."""
     REFUSE = 5
     """Anyone: no, and the payload says why."""
     CONTROL = 6
     """A control message, JSON."""
+    ATTACH = 7
+    """Trainer to lane and back, first on a Unix socket: segments to share, as descriptors beside the frame."""
 
 
 class Flag(enum.IntFlag, boundary=enum.STRICT):
@@ -58,6 +60,8 @@ class Flag(enum.IntFlag, boundary=enum.STRICT):
     """PULL: `round` is a pass number; answer when that pass begins."""
     NOW = 2
     """PULL: answer with whatever round is current."""
+    IN_PLACE = 4
+    """PUSH, SLICE: the payload does not follow, it lies in shared memory."""
 
 
 class Head(NamedTuple):
@@ -111,7 +115,7 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
         head = Head(Kind(kind), Flag(flags), *rest)
     except ValueError as e:
         raise FrameError(f"unknown frame kind {kind} or flags {flags:#x}") from e
-    limit = MAX_CONTROL_NBYTES if head.kind in (Kind.CONTROL, Kind.REFUSE) else MAX_ARRAY_NBYTES
+    limit = MAX_CONTROL_NBYTES if head.kind in (Kind.CONTROL, Kind.REFUSE, Kind.ATTACH) else MAX_ARRAY_NBYTES
     if head.nbytes > limit or head.records > MAX_RECORDS:
         raise FrameError(f"a {head.kind.name} frame of {head.nbytes} bytes and {head.records} records is too long")
     return head

@@ -52,7 +52,7 @@ class Inbox(NamedTuple):
     root: int
 
 
-def _jit(function: _F) -> _F:
+def jit(function: _F) -> _F:
     """Compile on first call and keep the result on disk; where no disk can be written, keep it in memory."""
     # error_model: IEEE division, which can be vectorised, instead of a Python exception per element.
     try:
@@ -62,14 +62,14 @@ def _jit(function: _F) -> _F:
     return compiled
 
 
-@_jit
+@jit
 def _work_space(rows: int) -> Floats:
     work = np.empty((SUMS + rows, CHUNK), np.float32)
     work[RATE, :] = ONE  # methods without an adaptive rate leave it so
     return work
 
 
-@_jit
+@jit
 def _gather(inbox: Inbox, chunk: Ints, clip: np.float32, work: Floats, is_summed: NDArray[np.bool_]) -> Floats:
     """Return the clipped sum of the chunk's rows; the caller must not write to it."""
     begin, end = chunk[0], chunk[1]
@@ -96,7 +96,7 @@ def _gather(inbox: Inbox, chunk: Ints, clip: np.float32, work: Floats, is_summed
     return g
 
 
-@_jit
+@jit
 def _move(w: Floats, w_next: Floats, state: Floats, chunk: Ints, rule: Floats, work: Floats) -> None:
     """Take the step that the work space holds, with momentum or L1 where the rule has one."""
     begin, end = chunk[0], chunk[1]
@@ -114,7 +114,7 @@ def _move(w: Floats, w_next: Floats, state: Floats, chunk: Ints, rule: Floats, w
         _soften(after, work[RATE, : end - begin], rule[THRESHOLD], rule[SHRINK])
 
 
-@_jit
+@jit
 def _soften(after: Floats, rate: Floats, threshold: np.float32, shrink: np.float32) -> None:
     """Pull towards zero by at most `threshold * rate`, then divide by `shrink`."""
     for i in range(after.size):
@@ -129,7 +129,7 @@ def _soften(after: Floats, rate: Floats, threshold: np.float32, shrink: np.float
         after[i] = value / shrink
 
 
-@_jit
+@jit
 def momentum(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
     """Plain SGD, or with momentum: state is [velocity] or nothing."""
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
@@ -144,7 +144,7 @@ def momentum(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Int
         _move(w, w_next, state, chunk, rule, work)
 
 
-@_jit
+@jit
 def adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
     """Rate from the sum of squares: state is [old sum, recent sum, velocity if any]."""
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
@@ -162,7 +162,7 @@ def adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints
         _move(w, w_next, state, chunk, rule, work)
 
 
-@_jit
+@jit
 def adadelta(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
     """Rate from two means: state is [mean square, mean square step, velocity if any]."""
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
@@ -182,7 +182,7 @@ def adadelta(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Int
         _move(w, w_next, state, chunk, rule, work)
 
 
-@_jit
+@jit
 def rmsprop(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
     """Rate from the variance: state is [mean square, mean, velocity if any]."""
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
@@ -205,7 +205,7 @@ def rmsprop(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints
         _move(w, w_next, state, chunk, rule, work)
 
 
-@_jit
+@jit
 def decayed_adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
     """Rate from the mean square: state is [mean square, velocity if any]."""
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
@@ -222,7 +222,7 @@ def decayed_adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chun
         _move(w, w_next, state, chunk, rule, work)
 
 
-@_jit
+@jit
 def adam(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
     """State is [mean, mean square]; the rule's learning rate holds the bias correction."""
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
@@ -242,7 +242,7 @@ def adam(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, r
         _move(w, w_next, state, chunk, rule, work)
 
 
-@_jit
+@jit
 def adamax(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
     """State is [mean, largest]; the rule's learning rate holds the bias correction."""
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)

@@ -18,14 +18,18 @@ from numpy.typing import NDArray
 from bireme.core import draws
 from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
 from bireme.ps import wire
-from bireme.ps.frames import Head, Kind, unpack_records
+from bireme.ps.frames import Flag, Head, Kind, unpack_records
+from bireme.ps.memory import LaneMemory, Rows
 from bireme.ps.optimizers import Segment, SliceOptimizer, warm
-from bireme.ps.plan import Layout, Piece, Slice, aligned_zeros
-from bireme.ps.rounds import Closing, LaneRounds, Late, Ready, Refuse, Repeat, Take, Totals
+from bireme.ps.plan import Layout, Piece, Slice
+from bireme.ps.rounds import Closing, LaneRounds, Ready, Refuse, Repeat, Take, Totals
 from bireme.ps.schedules import learning_rate
+from bireme.ps.segments import check_segment
 from bireme.ps.tree import Span, spans_of
 from bireme.spec.model import Optimizer, Parameter
 
+LOOK_S = 1.0
+"""How often a thread that waits for a round looks whether its trainer is still there."""
 OnPass = Callable[[int, int, dict[int, Totals]], None]
 
 
@@ -81,18 +85,17 @@ class Lane:
         self._rule = setup.optimizer
         self._optimizer = SliceOptimizer(setup.optimizer, [Segment(p.parameter, p.begin, p.end) for p in pieces])
         warm(setup.optimizer)
-        self._inbox = np.zeros((len(spans), len(self.part)), dtype=np.float32)
-        # w[r] and w[r - 1]: a trainer that died between two lanes' closing is replaced by one that needs the older.
-        self._buffers = [aligned_zeros(len(self.part)), aligned_zeros(len(self.part))]
+        self._memory = LaneMemory(self.part, len(spans))
+        self._attached: dict[int, list[int]] = {}
         for piece in pieces:
-            self._buffers[0][piece.begin : piece.end] = initial_values(piece, setup.seed)
+            self._memory.buffers[0][piece.begin : piece.end] = initial_values(piece, setup.seed)
         self._is_set = not setup.is_set_by_trainer
         self._is_being_set = False
         self._turn = threading.Condition()
         self._failure: BiremeError | None = None
 
     def _buffer(self, round_: int) -> NDArray[np.float32]:
-        return self._buffers[round_ % 2]
+        return self._memory.buffers[round_ % 2]
 
     def stop(self, failure: BiremeError | None = None) -> None:
         """Wake everybody who waits and let them go."""
@@ -100,26 +103,65 @@ class Lane:
             self._failure = self._failure or failure or NetworkError("the pserver is stopping")
             self._turn.notify_all()
 
+    def attach(self, sock: socket.socket, head: Head, fds: list[int]) -> None:
+        """Answer a trainer of this machine: take its gradient rows as they lie, and give it our buffers."""
+        try:
+            offered = msgspec.json.decode(wire.receive_bytes(sock, head.nbytes), type=Rows)
+        except msgspec.MsgspecError as e:
+            raise FrameError(f"an ATTACH that makes no sense: {e}") from e
+        shared = bool(fds) and self._memory.fd >= 0
+        with self._turn:
+            refusal = self.rounds.check(head)
+            rows = [self.rounds.row_of(span) for span in offered.spans]
+            is_fit = offered.row_nbytes == 4 * self._layout.size and None not in rows
+            if refusal or not is_fit or self._shared_rows() & set(rows):
+                raise FrameError(refusal.reason if refusal else f"the rows {offered.spans} are not free in this view")
+            shared = shared and not any(self.rounds.has_landed(span) for span in offered.spans)
+            if shared:
+                check_segment(fds[0], offered.row_nbytes * len(rows))
+                own = [row for row in rows if row is not None]
+                self._attached[id(sock)] = own
+                for number, row in enumerate(own):
+                    self._memory.adopt(row, fds[0], number * offered.row_nbytes + 4 * self.part.begin)
+        wire.send_with(sock, [self._memory.fd] if shared else [], Head(Kind.ATTACH), b"")
+
+    def _shared_rows(self) -> set[int | None]:
+        return {row for held in self._attached.values() for row in held}
+
+    def detach(self, sock: socket.socket) -> None:
+        """A connection has closed: its memory is no longer ours to read."""
+        with self._turn:
+            for row in self._attached.pop(id(sock), ()):
+                self._memory.reclaim(row)
+
     def push(self, sock: socket.socket, head: Head) -> None:
         """Receive a contribution; the last one of a round also closes it."""
         records = unpack_records(wire.receive_bytes(sock, head.records_nbytes), head.records)
         span = Span(head.lo, head.hi)
         with self._turn:
+            in_place = bool(head.flags & Flag.IN_PLACE)
+            holders = self._attached.get(id(sock), ()) if in_place else self._shared_rows()
+            if in_place != (self.rounds.row_of(span) in holders):
+                raise FrameError(
+                    f"shards {span.lo}…{span.hi - 1} are not shared by this connection, but by another or none"
+                )
             verdict = self.rounds.offer(head, records)
         if isinstance(verdict, Refuse):
             raise FrameError(verdict.reason)
-        if isinstance(verdict, Late):
-            wire.receive_into(sock, bytearray(head.nbytes))
+        if isinstance(verdict, Take):
+            self._take(sock, head, span, verdict)
+        elif in_place:
+            return  # it is the very row that was there before
         elif isinstance(verdict, Repeat):
             self._compare(sock, head, verdict.row)
         else:
-            self._take(sock, head, span, verdict)
+            wire.receive_into(sock, bytearray(head.nbytes))
 
     def _take(self, sock: socket.socket, head: Head, span: Span, verdict: Take) -> None:
         try:
-            if head.nbytes:
-                wire.receive_into(sock, self._inbox[verdict.row])
-        except NetworkError:
+            if head.nbytes and not head.flags & Flag.IN_PLACE:
+                wire.receive_into(sock, self._memory.inbox[verdict.row])
+        except BaseException:
             with self._turn:
                 self.rounds.dropped(span)
             raise
@@ -131,8 +173,11 @@ class Lane:
     def _compare(self, sock: socket.socket, head: Head, row: int) -> None:
         again = np.empty(head.nbytes // 4, dtype=np.float32)
         wire.receive_into(sock, again)
-        kept = self._inbox[row][: len(again)]
-        different = np.flatnonzero(again.view(np.uint32) != kept.view(np.uint32))
+        with self._turn:
+            if self.rounds.round != head.round:
+                return  # it closed meanwhile, with the first one
+            kept = self._memory.inbox[row][: len(again)]
+            different = np.flatnonzero(again.view(np.uint32) != kept.view(np.uint32))
         if len(different):
             name = self._layout.name_at(self.part.begin + int(different[0]))
             raise DeterminismError(
@@ -149,7 +194,7 @@ class Lane:
         else:
             rate = learning_rate(self._rule, closing.samples, closing.pass_id)
             steps = np.array(closing.steps, dtype=np.int32).reshape(-1, 2)
-            self._optimizer.apply(self._inbox, closing.root, steps, before, after, rate)
+            self._optimizer.apply(self._memory.inbox, closing.root, steps, before, after, rate)
         done = self.rounds.close()
         if done is not None:
             self._on_pass(closing.pass_id, closing.samples, done)
@@ -166,10 +211,13 @@ class Lane:
                     raise FrameError(verdict.reason)
                 if isinstance(verdict, Ready):
                     break
-                self._turn.wait()
+                if not self._turn.wait(LOOK_S) and wire.is_gone(sock):
+                    raise NetworkError("the trainer went away while it waited")
+            in_place = id(sock) in self._attached
         part = self._buffer(verdict.round)
         reply = Head(
             Kind.SLICE,
+            Flag.IN_PLACE if in_place else Flag.NONE,
             job=head.job,
             view=head.view,
             round=verdict.round,
@@ -177,7 +225,7 @@ class Lane:
             lo=verdict.batch,
             extra=verdict.pass_id,
         )
-        wire.send(sock, reply, part)
+        wire.send(sock, reply, *([] if in_place else [part]))
 
     def set(self, sock: socket.socket, head: Head) -> None:
         """Take the first values from a trainer that loaded a saved model."""

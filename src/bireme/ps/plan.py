@@ -1,13 +1,14 @@
 """Which part of which parameter lives on which lane: a pure function that every process computes alike.
 
 Dense parameters are laid end to end in one flat vector, each starting on a 64-byte border, and
-the vector is cut into one contiguous slice per lane, equal within one such unit. So a round
+the vector is cut on page borders into one contiguous slice per lane, equal within a page. So a round
 moves one message per lane, and a slice can be received straight into the model's memory.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,14 @@ from bireme.core.errors import SpecError
 from bireme.spec.model import Parameter
 
 UNIT = 16
-"""Floats in 64 bytes: a cache line, and what the widest vector instruction wants."""
+"""Floats in 64 bytes: a cache line, and what the widest vector instruction wants. Parameters start on such borders."""
+BORDER = 1024
+"""Floats in 4096 bytes: slices are cut on page borders, so that memory can be shared slice by slice."""
+
+
+RESERVED_NAMES = frozenset({"done", "path.txt", "model.safetensors", "metrics.json"})
+"""What else lies in a model's directory."""
+_FILE_NAME = re.compile(r"[^./\0][^/\0]{0,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +62,22 @@ class Layout:
         self.offsets: dict[str, int] = {}
         end = 0
         for p in parameters:
+            if not _FILE_NAME.fullmatch(p.name) or p.name in RESERVED_NAMES:
+                raise SpecError(
+                    f"a parameter cannot be called {p.name!r}",
+                    why="it is also the name of its file in a saved model",
+                    fix="name the layer or the parameter with letters, digits, dots, dashes and underscores",
+                )
             if min(p.shape, default=1) < 1:
                 raise SpecError(f"parameter {p.name!r} has shape {list(p.shape)}: every side must be at least 1")
             self.offsets[p.name] = end
             end += -(-p.size // UNIT) * UNIT
-        self.size = end
+        self.size = -(-end // BORDER) * BORDER
 
     def slices(self, lanes: int) -> list[Slice]:
-        """Cut the flat vector for that many lanes; with fewer units than lanes some slices are empty."""
-        units = self.size // UNIT
-        cuts = [units * i // lanes * UNIT for i in range(lanes + 1)]
+        """Cut the flat vector for that many lanes; with fewer pages than lanes some slices are empty."""
+        pages = self.size // BORDER
+        cuts = [pages * i // lanes * BORDER for i in range(lanes + 1)]
         return [Slice(a, b) for a, b in itertools.pairwise(cuts)]
 
     def pieces(self, part: Slice) -> list[Piece]:

@@ -1,6 +1,6 @@
 """One lane's bookkeeping of rounds and passes, without I/O: frames' heads in, verdicts out.
 
-The shell (server.py) holds the arrays and sockets; this machine alone decides what may land
+The shell (lane.py) holds the arrays and sockets; this machine alone decides what may land
 where, when a round closes, in which order its rows are added, and which buffer answers a pull.
 
     offer(head, records)  ->  Take(row) | Repeat(row) | Late | Refuse(reason)
@@ -73,7 +73,6 @@ class Closing:
     steps: tuple[tuple[int, int], ...]
     samples: int
     """Samples in all rounds so far, this one included: what schedules count."""
-    ends_pass: bool
 
 
 @dataclass(slots=True)
@@ -124,6 +123,14 @@ class LaneRounds:
     def start_at(self, pass_id: int, samples: int) -> None:
         """Count on from an earlier run's pass and samples, before the first round."""
         self.pass_id, self.samples = pass_id, samples
+
+    def row_of(self, span: Span) -> int | None:
+        """The inbox row of a contribution; None for one that this view does not have."""
+        return self._index.get(span)
+
+    def has_landed(self, span: Span) -> bool:
+        """Whether the open round already has this contribution."""
+        return span in self._rows and self._rows[span].is_in
 
     def check(self, head: Head) -> Refuse | None:
         """Refuse what belongs to another job or another view."""
@@ -181,11 +188,9 @@ class LaneRounds:
             if (row is None or not row.is_in) and any(s not in self.ended for s in other.shards):
                 return None
         given = [span for span in self.spans if span in self._rows and self._rows[span].samples]
-        ending = {r.shard for row in self._rows.values() for r in row.records if r.is_last}
         samples = self.samples + sum(row.samples for row in self._rows.values())
-        ends_pass = len(self.ended | ending) == self.shards
         if not given:
-            return Closing(self.round, self.pass_id, None, (), samples, ends_pass)
+            return Closing(self.round, self.pass_id, None, (), samples)
         root, steps = reduction(tuple(given), self.shards)
         row_of = [self._index[span] for span in given]
         return Closing(
@@ -194,7 +199,6 @@ class LaneRounds:
             row_of[root],
             tuple((row_of[a], row_of[b]) for a, b in steps),
             samples,
-            ends_pass,
         )
 
     def dropped(self, span: Span) -> None:
@@ -225,19 +229,30 @@ class LaneRounds:
         refusal = self.check(head)
         if refusal:
             return refusal
-        wanted = head.round
         if head.flags & Flag.NOW:
-            wanted = self.round
-        elif head.flags & Flag.AT_PASS:
-            if head.round > self.pass_id:
-                return Wait()
-            if head.round < self.pass_id:
-                return Refuse(f"pass {head.round} is over: the lane is in pass {self.pass_id}")
-            wanted = self.pass_start
-        if wanted > self.round:
+            return self._look_round(self.round)
+        if head.flags & Flag.AT_PASS:
+            return self._look_pass(head.round)
+        return self._look_round(head.round)
+
+    def _look_pass(self, wanted: int) -> Ready | Wait | Refuse:
+        if wanted == self.pass_id + 1:
             return Wait()
+        if wanted != self.pass_id:
+            return Refuse(f"pass {wanted} is {_away(wanted, self.pass_id)}: the lane is in pass {self.pass_id}")
+        return self._look_round(self.pass_start)
+
+    def _look_round(self, wanted: int) -> Ready | Wait | Refuse:
         if wanted == self.round:
             return Ready(wanted, self.pass_id, self.round - self.pass_start)
-        if wanted == self.round - 1 and wanted >= 0:
+        if wanted == self.round - 1:
             return Ready(wanted, *self._before)
-        return Refuse(f"round {wanted} is gone: the lane is at round {self.round} and keeps one before it")
+        if wanted == self.round + 1:
+            return Wait()
+        return Refuse(
+            f"round {wanted} is {_away(wanted, self.round)}: the lane is at round {self.round} and keeps one before it"
+        )
+
+
+def _away(wanted: int, now: int) -> str:
+    return "far ahead" if wanted > now else "gone"

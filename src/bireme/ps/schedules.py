@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from bireme.core.errors import SpecError
+from bireme.core.errors import NumericError, SpecError
 from bireme.spec.model import Optimizer
 
 UNSCHEDULED = frozenset({"adagrad", "adam", "adamax"})
@@ -23,6 +23,16 @@ def learning_rate(opt: Optimizer, samples: int, pass_id: int) -> float:
     check_schedule(opt)
     if opt.method in UNSCHEDULED:
         return opt.learning_rate
+    try:
+        return _scheduled(opt, samples, pass_id)
+    except OverflowError as e:
+        raise NumericError(
+            f"the learning rate schedule {opt.schedule} grows beyond all numbers after {samples} samples",
+            fix="choose decays that lower the rate: see docs/reference/optimizers.md",
+        ) from e
+
+
+def _scheduled(opt: Optimizer, samples: int, pass_id: int) -> float:
     rate, a, b = opt.learning_rate, opt.decay_a, opt.decay_b
     match opt.schedule:
         case "constant":

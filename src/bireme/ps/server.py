@@ -11,22 +11,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError
+from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError
 from bireme.ps import wire
 from bireme.ps.frames import Head, Kind
 from bireme.ps.lane import Lane, OnPass, Setup
 from bireme.ps.rounds import Totals
+from bireme.ps.segments import close_quietly
 
 log = logging.getLogger(__name__)
 DRAIN_S = 5.0
 OnControl = Callable[[socket.socket, Head], None]
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR)
-"""What accept() may say without being broken."""
 OnClosed = Callable[[socket.socket], None]
 
 
@@ -37,6 +37,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         sock.bind((host, port))
         sock.listen(128)
+    except OverflowError as e:
+        sock.close()
+        raise NetworkError(f"port {port} does not exist: ports end at 65535") from e
     except OSError as e:
         sock.close()
         if e.errno == errno.EADDRINUSE:
@@ -60,6 +63,7 @@ class PServer:
         self._on_control = on_control
         self._on_closed = on_closed
         self.lanes: list[Lane] = []
+        self._near: list[socket.socket] = []
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._is_stopping = False
@@ -71,7 +75,10 @@ class PServer:
 
     def start(self) -> None:
         """Accept connections on every port from now on."""
-        for index, sock in enumerate(self._sockets):
+        lanes = self._sockets[: self._dense_lanes]
+        near = [(i, sock) for i, sock in enumerate(map(_listen_near, lanes)) if sock is not None]
+        self._near = [sock for _, sock in near]
+        for index, sock in [*enumerate(self._sockets), *near]:
             name = f"accept-{index}"
             threading.Thread(target=self._accept, args=(sock, index), name=name, daemon=True).start()
 
@@ -103,7 +110,7 @@ class PServer:
             connections = list(self._connections)
         for lane in self.lanes:
             lane.stop(failure)
-        for sock in [*self._sockets, *connections]:
+        for sock in [*self._sockets, *self._near, *connections]:
             _shut(sock)
 
     def _accept(self, listening: socket.socket, index: int) -> None:
@@ -111,13 +118,14 @@ class PServer:
             try:
                 sock, peer = listening.accept()
             except OSError as e:
-                if self._is_stopping or e.errno not in _PASSING:
-                    return  # closed by stop()
+                if self._is_stopping or listening.fileno() < 0:
+                    return
                 log.warning("cannot accept a connection right now: %s", e.strerror)
                 time.sleep(0.1)
                 continue
-            log.debug("worker started, peer = %s", peer[0])
-            wire.tune(sock)
+            log.debug("worker started, peer = %s", peer[0] if peer else "on this machine")
+            if sock.family == socket.AF_INET:
+                wire.tune(sock)
             with self._lock:
                 if self._is_stopping:
                     sock.close()
@@ -127,6 +135,8 @@ class PServer:
 
     def _serve(self, sock: socket.socket, index: int) -> None:
         try:
+            if sock.family == socket.AF_UNIX:
+                self._attach(sock, index)
             while (head := wire.receive_head(sock)) is not None:
                 self._dispatch(sock, head, index)
         except NetworkError as e:
@@ -135,11 +145,30 @@ class PServer:
             log.warning("refused a frame from %s: %s", wire.peer_name(sock), e.what)
             wire.refuse(sock, e.what, why=e.why, fix=e.fix)
             wire.drain(sock, seconds=DRAIN_S, nbytes=self._largest_payload)
+        except Exception as e:
+            log.exception("a bug in the lane: the job cannot go on")
+            wire.refuse(sock, f"{type(e).__name__} in the pserver: {e}", why="this is a bug", fix="see its server.log")
+            self.stop(ProcessError(f"{type(e).__name__} in the pserver: {e}"))
         finally:
             with self._lock:
                 self._connections.discard(sock)
             self._on_closed(sock)
+            if index < len(self.lanes):
+                self.lanes[index].detach(sock)
             _shut(sock)
+
+    def _attach(self, sock: socket.socket, index: int) -> None:
+        """A connection from this machine begins with an ATTACH, whether or not memory is shared."""
+        if wire.peer_user(sock) not in (os.geteuid(), 0):
+            raise FrameError("another user's process")
+        head, fds = wire.receive_with(sock)
+        try:
+            if head.kind is not Kind.ATTACH or index >= len(self.lanes):
+                raise FrameError("a connection to a lane of this machine begins with ATTACH, once the lane has a job")
+            self.lanes[index].attach(sock, head, fds)
+        finally:
+            for fd in fds:
+                close_quietly(fd)
 
     def _dispatch(self, sock: socket.socket, head: Head, index: int) -> None:
         if head.kind is Kind.CONTROL:
@@ -158,6 +187,19 @@ class PServer:
             lane.set(sock, head)
         else:
             raise FrameError(f"a lane takes PUSH, PULL and SET, not {head.kind.name}")
+
+
+def _listen_near(tcp: socket.socket) -> socket.socket | None:
+    """Listen for this machine's own processes beside a TCP port; None where the name is taken."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(wire.near_name(*tcp.getsockname()))
+        sock.listen(128)
+    except OSError as e:
+        log.warning("no Unix socket beside the port, so all goes by TCP: %s", e.strerror)
+        sock.close()
+        return None
+    return sock
 
 
 def _shut(sock: socket.socket) -> None:

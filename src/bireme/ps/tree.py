@@ -9,14 +9,16 @@ sibling through (adding zeros would turn -0.0 into +0.0).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from bireme.core.errors import SpecError
 
 T = TypeVar("T")
+LARGE = 20_000
+"""Above this many steps, finding the shares with fewest rows would take longer than it saves."""
 
 
 class Span(NamedTuple):
@@ -64,23 +66,30 @@ def share_out(shards: int, trainers: int) -> tuple[Span, ...]:
             fix=f"split the data again with `bireme data split --shards {trainers}`, or set `trainers: {shards}`",
         )
     small, extra = divmod(shards, trainers)
-    # best[(k, e)]: rows and cuts when k trainers are served and e of them got one shard more.
-    best: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {(0, 0): (0, (0,))}
+    if trainers * (extra + 1) > LARGE:
+        cuts = [shards * t // trainers for t in range(trainers + 1)]
+        return tuple(Span(lo, hi) for lo, hi in pairwise(cuts))
+    # rows[k, e]: the fewest rows when k trainers are served and e of them got one shard more; so the
+    # next shard is k * small + e, and what the last trainer got can be read off backwards.
+    rows = {(0, 0): 0}
+    got: dict[tuple[int, int], int] = {}
     for k in range(trainers):
         for e in range(min(k, extra) + 1):
-            if (k, e) not in best:
-                continue
-            rows, cuts = best[k, e]
             for more in (1, 0):
-                if not (e + more <= extra and extra - e - more <= trainers - k - 1):
+                if (k, e) not in rows or e + more > extra or extra - e - more > trainers - k - 1:
                     continue
-                hi = cuts[-1] + small + more
-                option = (rows + len(cover(Span(cuts[-1], hi), shards)), (*cuts, hi))
+                lo = k * small + e
+                count = rows[k, e] + len(cover(Span(lo, lo + small + more), shards))
                 key = (k + 1, e + more)
-                if key not in best or option[0] < best[key][0]:
-                    best[key] = option
-    cuts = best[trainers, extra][1]
-    return tuple(Span(lo, hi) for lo, hi in itertools.pairwise(cuts))
+                if count < rows.get(key, count + 1):
+                    rows[key], got[key] = count, more
+    spans, e = [], extra
+    for k in range(trainers, 0, -1):
+        more = got[k, e]
+        hi = k * small + e
+        spans.append(Span(hi - small - more, hi))
+        e -= more
+    return tuple(reversed(spans))
 
 
 def fold(span: Span, leaf: Callable[[int], T | None], add: Callable[[T, T], T]) -> T | None:

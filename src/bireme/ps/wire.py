@@ -8,7 +8,9 @@ middle of a frame is given `STALL_S`, so junk or a half-open connection cannot h
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 import time
 from collections.abc import Sequence
 
@@ -21,6 +23,7 @@ from bireme.core.errors import FrameError, NetworkError, RefusedError
 from bireme.ps.frames import HEAD_NBYTES, Head, Kind, unpack_head
 
 STALL_S = 60.0
+MAX_FDS = 4
 Buffer = bytes | bytearray | memoryview | NDArray[np.float32]
 
 
@@ -32,11 +35,73 @@ class Refusal(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
+def near_name(address: str, port: int) -> str:
+    """The name under which a lane that listens on this address and port is reached from its own machine.
+
+    It is in Linux's abstract namespace: no file that could be left behind, and not visible from
+    another network namespace, which is just how far memory can be shared.
+    """
+    return f"\0bireme-lane-{address}-{port}"
+
+
+def peer_user(sock: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket."""
+    _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(user)
+
+
+def send_with(sock: socket.socket, fds: list[int], head: Head, body: bytes) -> None:
+    """Send a frame on a Unix socket with descriptors beside it."""
+    faults.at("wire.send")
+    try:
+        sent = socket.send_fds(sock, [head.pack()], fds)
+    except OSError as e:
+        raise NetworkError(f"the connection to {peer_name(sock)} broke while sending: {e.strerror or e}") from e
+    if sent != HEAD_NBYTES:
+        raise NetworkError(f"the connection to {peer_name(sock)} took only {sent} bytes of a frame")
+    send_all(sock, [body])
+
+
+def receive_with(sock: socket.socket) -> tuple[Head, list[int]]:
+    """Receive a head on a Unix socket and the descriptors beside it; the caller closes these."""
+    try:
+        sock.settimeout(STALL_S)
+        data, fds, _, _ = socket.recv_fds(sock, HEAD_NBYTES, MAX_FDS)
+    except OSError as e:
+        raise NetworkError(f"the connection to {peer_name(sock)} broke: {e.strerror or e}") from e
+    finally:
+        if sock.fileno() >= 0:
+            sock.settimeout(None)
+    if not data:
+        raise NetworkError(f"{peer_name(sock)} closed the connection")
+    try:
+        return unpack_head(data), fds
+    except FrameError:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
 def tune(sock: socket.socket) -> socket.socket:
     """Settings that every connection of ours wants."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A machine that loses power says nothing: ask after half a minute of silence, give up after a minute more.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 90_000)
     return sock
+
+
+def is_gone(sock: socket.socket) -> bool:
+    """Whether the peer has closed; looks without taking anything from the stream."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def send(sock: socket.socket, head: Head, *parts: Buffer) -> None:
@@ -80,7 +145,7 @@ def receive_into(sock: socket.socket, target: bytearray | memoryview | NDArray[n
         return
     view = _bytes_of(target)
     before = sock.gettimeout()
-    sock.settimeout(STALL_S)
+    sock.settimeout(min(before, STALL_S) if before is not None else STALL_S)
     try:
         while view:
             got = sock.recv_into(view)

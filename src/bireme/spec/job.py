@@ -100,6 +100,10 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 60.0
 
 
+CarrierChoice = Literal["auto", "unix", "tcp"]
+"""How lanes on the trainer's own machine are reached; benches and tests force what `auto` would not take."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job as its processes see it."""
 
@@ -121,6 +125,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     start_pass: int = 0
     init_model: str = ""
     """Directory of a saved model to start from; '' starts from the generator."""
+    carrier: CarrierChoice = "auto"
     faults: str = ""
     """What a drill wants disturbed; '' for nothing."""
 

@@ -17,9 +17,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from bireme.core.errors import SpecError
-from bireme.spec.job import Job, JobFile
+from bireme.spec.job import CarrierChoice, Job, JobFile, LanePorts
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+# Sets of strings iterate by hash, files are decoded by locale, libraries with a thread per core add in their own order.
+_PINNED = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", **dict.fromkeys(_THREAD_COUNTS, "1")}
 OVERRIDES = ("trainers", "pservers", "ports_num", "passes", "seed", "output")
 """What a flag `--name` or a variable `BIREME_NAME` may replace."""
 
@@ -89,7 +91,7 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError as e:
-        problem = str(e).split(" - at `")[0].split(", got `")[0]
+        problem = str(e).split(" - at `")[0].split(", got `")[0].replace(" | null`", "`")
         if "regex" in problem:
             problem = _expected(hint).lstrip(": ")
         if "enum value" in problem:
@@ -177,8 +179,13 @@ def places(environment: Mapping[str, str] | None = None) -> Places:
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a job's processes inherit: all we have, and what keeps bits from depending on it."""
     env = dict(os.environ if environment is None else environment)
-    # Sets of strings iterate by hash; libraries with a thread per core add in an order of their own.
-    return env | {"PYTHONHASHSEED": "0"} | dict.fromkeys(_THREAD_COUNTS, "1")
+    return env | _PINNED
+
+
+def is_pinned(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether this process has the environment that a job's processes need."""
+    env = os.environ if environment is None else environment
+    return all(env.get(name) == value for name, value in _PINNED.items())
 
 
 def command_name(environment: Mapping[str, str] | None = None) -> str:
@@ -201,7 +208,16 @@ def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str
     overrides = {**overrides_from(environment), **{k: v for k, v in flags.items() if v is not None}}
     if "output" in overrides:
         overrides["output"] = str(overrides["output"])
-    return resolve(_override(file, overrides), path.resolve().parent, environment.get("BIREME_FAULTS", ""), overrides)
+    job = resolve(_override(file, overrides), path.resolve().parent, overrides)
+    return msgspec.structs.replace(job, faults=environment.get("BIREME_FAULTS", ""), carrier=_carrier(environment))
+
+
+def _carrier(environment: Mapping[str, str]) -> CarrierChoice:
+    try:
+        choice: CarrierChoice = msgspec.convert(environment.get("BIREME_CARRIER") or "auto", CarrierChoice)
+    except msgspec.ValidationError as e:
+        raise SpecError("BIREME_CARRIER must be auto, unix or tcp") from e
+    return choice
 
 
 def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
@@ -217,14 +233,14 @@ def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
     try:
         return msgspec.convert(plain, JobFile, strict=False)
     except msgspec.ValidationError as e:
-        problem, _, where = str(e).partition(" - at `$.")
+        problem, _, where = str(e).replace(" | null`", "`").partition(" - at `$.")
         name = where.rstrip("`").removeprefix("lanes.")
         raise SpecError(
             f"--{name.replace('_', '-')} (or BIREME_{name.upper()}): {problem[0].lower()}{problem[1:]}"
         ) from e
 
 
-def resolve(file: JobFile, base: Path, faults: str, overrides: Mapping[str, Any]) -> Job:
+def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
     """Settle paths and counts; refuse what cannot run."""
     if file.nodes is not None and (file.pservers is not None or file.trainers is not None):
         raise SpecError(
@@ -244,16 +260,18 @@ def resolve(file: JobFile, base: Path, faults: str, overrides: Mapping[str, Any]
         )
     trainers = file.trainers or file.nodes or shards
     output = Path(overrides["output"]).absolute() if overrides.get("output") else base / file.output
-    _check_trainers(trainers, shards)
+    _check_trainers(trainers, shards, "nodes" if file.nodes else "trainers")
     lanes = file.lanes
+    # A flag that changes the trainers leaves the pservers as they would have been without it.
+    pservers = file.pservers or file.nodes or (shards if "trainers" in overrides else trainers)
+    _check_ports(lanes, pservers)
     return Job(
         name=file.name,
         config=str(config),
         config_args={k: _as_arg(v) for k, v in file.program.args.items()},
         data=str(data.resolve()),
         shards=shards,
-        # A flag that changes the trainers leaves the pservers as they would have been without it.
-        pservers=file.pservers or file.nodes or (shards if "trainers" in overrides else trainers),
+        pservers=pservers,
         trainers=trainers,
         port=lanes.port,
         ports_num=lanes.ports_num,
@@ -263,20 +281,29 @@ def resolve(file: JobFile, base: Path, faults: str, overrides: Mapping[str, Any]
         output=str(output),
         log_period=file.log_period,
         connect_timeout_s=file.connect_timeout_s,
-        faults=faults,
     )
+
+
+def _check_ports(lanes: LanePorts, pservers: int) -> None:
+    last = (lanes.port or 0) + pservers * (lanes.ports_num + lanes.ports_num_for_sparse) - 1
+    if last > 65535:
+        raise SpecError(
+            f"lanes.port: {pservers} pservers need ports up to {last}",
+            why="ports end at 65535",
+            fix="choose a smaller `port`",
+        )
 
 
 def _as_arg(value: str | int | float | bool) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _check_trainers(trainers: int, shards: int) -> None:
+def _check_trainers(trainers: int, shards: int, key: str) -> None:
     if trainers > shards:
         raise SpecError(
             f"{trainers} trainers but only {shards} data shards",
             why=f"trainers from rank {shards} up would have nothing to read",
-            fix=f"split the data again with `bireme data split --shards {trainers}`, or set `trainers: {shards}`",
+            fix=f"split the data again with `bireme data split --shards {trainers}`, or set `{key}: {shards}`",
         )
 
 

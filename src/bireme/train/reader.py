@@ -9,6 +9,7 @@ had at once, by any trainer, with the same samples in it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import tempfile
@@ -77,7 +78,7 @@ class ShardReader:
 
     def _load(self, pass_id: int | None) -> Batch:
         seed = draws.stream_key(self._seed, "provider", self.shard, pass_id or 0) % 2**32
-        if self._cache is None:
+        if self._cache is None or not self._facts.fingerprint:
             return self._pack(seed)
         key = content_key(self._facts, self._workdir, seed)
         return cached(self._cache, key, self._facts, lambda: self._pack(seed))
@@ -90,17 +91,27 @@ def content_key(facts: SourceFacts, workdir: Path, seed: int) -> str:
     """Name what a provider would yield by hashing all that decides it, the data files included."""
     digest = hashlib.sha256(f"1\0{facts.fingerprint}\0{seed}".encode())
     digest.update(msgspec.json.encode(facts.inputs))
-    for name in facts.files:
-        path = workdir / name
-        try:
-            with path.open("rb") as f:
-                content = hashlib.file_digest(f, "sha256").digest()
-        except OSError as e:
-            raise DataError(
-                f"cannot read {path.resolve()}: {e.strerror}", fix=f"it is named in the list file as {name!r}"
-            ) from e
-        digest.update(name.encode() + b"\0" + content)
+    # A provider may read any file beside those that are listed, such as a dictionary.
+    beside = (str(p.relative_to(workdir)) for p in (workdir / "data").rglob("*") if p.is_file())
+    for name in sorted({*facts.files, *beside}):
+        digest.update(name.encode() + b"\0" + _hash_of(workdir / name, name))
     return digest.hexdigest()
+
+
+def _hash_of(path: Path, name: str) -> bytes:
+    try:
+        about = path.stat()
+        return _hash_file(path.resolve(), about.st_size, about.st_mtime_ns)
+    except OSError as e:
+        fix = f"it is named in the list file as {name!r}"
+        raise DataError(f"cannot read {path.resolve()}: {e.strerror}", fix=fix) from e
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash_file(path: Path, size: int, changed_ns: int) -> bytes:
+    """The hash of a file's content; size and time only tell whether it must be read again."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").digest()
 
 
 def cached(directory: Path, key: str, facts: SourceFacts, make: Callable[[], Batch]) -> Batch:

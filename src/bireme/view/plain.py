@@ -30,7 +30,9 @@ def percent(value: float | None) -> str:
 
 def number(value: float | None) -> str:
     """A cost for people."""
-    return "–" if value is None else f"{value:.4f}"
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
 def pass_line(closed: dict[str, Any]) -> str:
@@ -44,6 +46,13 @@ def pass_line(closed: dict[str, Any]) -> str:
         if closed["test_evals"]:
             text += f"  test error {percent(error_of(closed['test_evals'])):>7}"
     return f"{text}  {rate:>9,.0f} samples/s"
+
+
+_NEWS = {
+    "gathering": "waiting for trainers",
+    "setting-up": "handing out parameters",
+    "training": "training",
+}
 
 
 class PlainView:
@@ -61,14 +70,13 @@ class PlainView:
 
     def update(self, status: dict[str, Any]) -> None:
         """Print what is new in a status."""
-        phase = status.get("phase", "")
-        if phase and phase != self._phase:
-            self._phase = phase
-            words = {"gathering": "waiting for trainers", "setting-up": "handing out parameters"}
-            click.echo(words.get(phase, phase))
         for closed in status.get("passes_done", [])[self._passes :]:
             click.echo(pass_line(closed))
             self._passes += 1
+        phase = status.get("phase", "")
+        if phase in _NEWS and phase != self._phase:
+            click.echo(_NEWS[phase])
+        self._phase = phase
 
 
 class SilentView:

@@ -16,6 +16,7 @@ from bireme.spec.model import Optimizer, Parameter
 FACTS = m.Facts(
     name="demo",
     program="config.py",
+    fingerprint="f",
     parameters=(Parameter(name="w", shape=(4,)),),
     optimizer=Optimizer(),
     batch_size=10,
@@ -63,8 +64,8 @@ def totals() -> dict[int, Totals]:
 
 def close_pass(machine: Coordinator, pass_id: int) -> list[Effect]:
     machine.lane_passed(pass_id, 33 * (pass_id + 1), totals(), 4.0)
-    machine.pass_done(pass_done(1, pass_id), 5.0)
-    return machine.pass_done(pass_done(0, pass_id), 6.0)
+    machine.pass_done(11, pass_done(1, pass_id), 5.0)
+    return machine.pass_done(10, pass_done(0, pass_id), 6.0)
 
 
 def refusal(effects: list[Effect]) -> RefuseJoin:
@@ -193,8 +194,8 @@ def test_frames_of_two_incarnations_cannot_mix() -> None:
 def test_a_pass_closes_when_the_lane_and_all_trainers_have_reported(order: str) -> None:
     machine = training()
     steps: list[Callable[[], list[Effect]]] = [
-        lambda: machine.pass_done(pass_done(0), 5.0),
-        lambda: machine.pass_done(pass_done(1), 5.0),
+        lambda: machine.pass_done(10, pass_done(0), 5.0),
+        lambda: machine.pass_done(11, pass_done(1), 5.0),
     ]
     at = {"lane first": 0, "lane between": 1, "lane last": 2}[order]
     steps.insert(at, lambda: machine.lane_passed(0, 33, totals(), 5.0))
@@ -209,8 +210,11 @@ def test_a_pass_closes_when_the_lane_and_all_trainers_have_reported(order: str) 
     assert closed.seconds == 2.0
 
 
-def test_a_closed_pass_writes_one_ledger_row_per_shard_and_one_metric() -> None:
-    effects = close_pass(training(), 0)
+def test_a_pass_is_in_the_ledger_once_its_model_is_saved_with_one_row_per_shard() -> None:
+    machine = training()
+    effects = close_pass(machine, 0)
+    assert not [e for e in effects if isinstance(e, Write) and e.file == "ledger.jsonl"]
+    effects += machine.model_saved(10, m.Saved(trainer=0, pass_id=0, path="p"))
     rows = [e.line for e in effects if isinstance(e, Write) and e.file == "ledger.jsonl"]
     assert rows == [{"pass": 0, "shard": s, "read": 10 + s, "trained": 10 + s, "applied": 10 + s} for s in range(3)]
     (metric,) = [e.line for e in effects if isinstance(e, Write) and e.file == "metrics.jsonl"]
@@ -220,8 +224,8 @@ def test_a_closed_pass_writes_one_ledger_row_per_shard_and_one_metric() -> None:
 def test_the_test_result_of_whoever_tested_is_in_the_closed_pass() -> None:
     machine = training()
     machine.lane_passed(0, 33, totals(), 4.0)
-    machine.pass_done(pass_done(1), 4.0)
-    effects = machine.pass_done(pass_done(0, test=m.Sum(samples=4, cost=8.0, evals={"error": 1.0})), 4.0)
+    machine.pass_done(11, pass_done(1), 4.0)
+    effects = machine.pass_done(10, pass_done(0, test=m.Sum(samples=4, cost=8.0, evals={"error": 1.0})), 4.0)
     ((_, closed),) = sent(effects)
     assert isinstance(closed, m.PassClosed)
     assert (closed.test_samples, closed.test_cost, closed.test_evals) == (4, 2.0, {"error": 0.25})
@@ -230,16 +234,16 @@ def test_the_test_result_of_whoever_tested_is_in_the_closed_pass() -> None:
 def test_a_repeated_report_closes_nothing_twice() -> None:
     machine = training()
     close_pass(machine, 0)
-    assert machine.pass_done(pass_done(0), 7.0) == []
+    assert machine.pass_done(10, pass_done(0), 7.0) == []
     assert len(machine.closed) == 1
 
 
 def test_the_saved_model_of_the_last_pass_ends_the_job() -> None:
     machine = training()
     close_pass(machine, 0)
-    assert machine.model_saved(m.Saved(trainer=0, pass_id=0, path="p")) == []
+    assert not sent(machine.model_saved(10, m.Saved(trainer=0, pass_id=0, path="p")))
     close_pass(machine, 1)
-    effects = machine.model_saved(m.Saved(trainer=0, pass_id=1, path="p"))
+    effects = machine.model_saved(10, m.Saved(trainer=0, pass_id=1, path="p"))
     stop = m.Stop(reason="all passes done", how="finished")
     assert sorted(sent(effects)) == [(10, stop), (11, stop)]
     assert effects[-1] == Leave("all passes done", "finished")
@@ -250,8 +254,11 @@ def test_a_resumed_job_ends_after_its_own_passes() -> None:
     machine = Coordinator(1)
     machine.joined(10, join(0, trainers=1, start_pass=4, passes=2), 1.0)
     machine.pservers_ready(1.0)
-    assert machine.model_saved(m.Saved(trainer=0, pass_id=4, path="p")) == []
-    assert machine.model_saved(m.Saved(trainer=0, pass_id=5, path="p")) != []
+    for pass_id, is_over in ((4, False), (5, True)):
+        machine.lane_passed(pass_id, 33, totals(), 4.0)
+        machine.pass_done(10, pass_done(0, pass_id), 5.0)
+        machine.model_saved(10, m.Saved(trainer=0, pass_id=pass_id, path="p"))
+        assert (machine.phase == "finished") == is_over
 
 
 @pytest.mark.parametrize("make", [gathered, training])
@@ -288,7 +295,7 @@ def test_a_cancelled_job_is_no_failure(make: Callable[[], Coordinator]) -> None:
 
 def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
     machine = training()
-    (effect,) = machine.progressed(progress(1), 5.0)
+    (effect,) = machine.progressed(11, progress(1), 5.0)
     assert isinstance(effect, Write)
     assert (effect.line["cost"], effect.line["t"], effect.line["trainer"]) == (0.5, 3.0, 1)
     status = machine.status(6.0)
@@ -298,6 +305,28 @@ def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
     assert trainers[1]["evals"] == [0.25]
 
 
-def test_progress_of_a_stranger_is_ignored() -> None:
-    assert training().progressed(progress(9), 5.0) == []
-    assert training().pass_done(m.PassDone(trainer=9, pass_id=0, round=1, read={}, trained={}), 5.0) == []
+@pytest.mark.parametrize(("connection", "rank"), [(99, 1), (10, 1), (10, 9)])
+def test_what_is_said_on_another_connection_than_the_members_own_is_ignored(connection: int, rank: int) -> None:
+    machine = training()
+    before = machine.status(5.0)
+    assert machine.progressed(connection, progress(rank), 5.0) == []
+    done = m.PassDone(trainer=rank, pass_id=0, round=1, read={}, trained={})
+    assert machine.pass_done(connection, done, 5.0) == []
+    assert machine.trainer_failed(connection, m.Failed(trainer=rank, what="a lie")) == []
+    assert machine.status(5.0) == before
+
+
+def test_only_trainer_0_can_say_that_a_closed_pass_is_saved() -> None:
+    machine = training()
+    assert machine.model_saved(10, m.Saved(trainer=0, pass_id=1, path="p")) == []
+    close_pass(machine, 0)
+    assert machine.model_saved(11, m.Saved(trainer=1, pass_id=0, path="p")) == []
+    assert machine.saved == -1
+
+
+def test_a_pass_without_a_sample_fails_the_job_by_the_coordinators_own_word() -> None:
+    machine = training()
+    machine.pass_done(11, pass_done(1), 5.0)
+    machine.pass_done(10, pass_done(0), 5.0)
+    effects = machine.lane_passed(0, 0, {s: Totals() for s in range(3)}, 5.0)
+    assert effects[-1] == Leave("there is not one training sample in all shards", "failed", is_own=True)

@@ -11,6 +11,7 @@ import pytest
 
 from bireme.programs.config import load_config
 from bireme.programs.config.load import ConfigProgram
+from bireme.programs.program import Computation
 
 CONFIG = """
 from paddle.trainer_config_helpers import *
@@ -91,7 +92,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-Model = tuple[dict[str, "np.ndarray"], dict[str, "np.ndarray"]]
+Model = tuple[Computation, dict[str, "np.ndarray"], dict[str, "np.ndarray"]]
 
 
 @pytest.fixture
@@ -102,7 +103,6 @@ def start() -> Callable[[ConfigProgram], Model]:
         rng = np.random.default_rng(7)
         values = {p.name: rng.normal(0, 0.5, p.shape).astype(np.float32) for p in program.parameters}
         grads = {name: np.full_like(value, np.nan) for name, value in values.items()}
-        program.bind(values, grads)
-        return values, grads
+        return program.bind(values, grads), values, grads
 
     return start

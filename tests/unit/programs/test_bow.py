@@ -31,60 +31,60 @@ def by_hand(batch: Batch, weight: Any, bias: Any) -> tuple[float, Any, Any]:
 @pytest.mark.parametrize("kind", ["sparse_binary", "sparse_float"])
 def test_step_is_the_summed_cost_and_its_gradient(home: Any, start: Any, kind: str) -> None:
     program = home.load()
-    values, grads = start(program)
+    bound, values, grads = start(program)
     samples = SAMPLES
     if kind == "sparse_float":
         samples = [([(id_, 0.5 + id_) for id_ in ids], label) for ids, label in SAMPLES]  # type: ignore[attr-defined]
     batch = pack(samples, (WORD if kind == "sparse_binary" else WEIGHTED, LABEL))
-    sums = program.step(batch)
+    sums = bound.step(batch)
     cost, weight_grad, bias_grad = by_hand(batch, values[WEIGHT], values[BIAS])
     assert sums.samples == 4
     assert sums.cost == pytest.approx(cost)
     np.testing.assert_allclose(grads[WEIGHT], weight_grad, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(grads[BIAS], bias_grad, rtol=1e-5, atol=1e-6)
-    assert program.evaluate(batch) == sums
+    assert bound.evaluate(batch) == sums
 
 
 def test_own_kernel_is_chosen_for_a_bag_of_words(home: Any, start: Any) -> None:
     program = home.load()
-    start(program)
-    program.step(pack(SAMPLES, (WORD, LABEL)))
-    (computation,) = program._computations.values()
+    bound, *_ = start(program)
+    bound.step(pack(SAMPLES, (WORD, LABEL)))
+    (computation,) = bound._computations.values()
     assert isinstance(computation, BagOfWords)
 
 
 def test_errors_are_counted(home: Any, start: Any) -> None:
     program = home.load()
-    values, _ = start(program)
+    bound, values, _ = start(program)
     values[WEIGHT][:] = 0
     values[BIAS][:] = [0, 1]
-    assert program.evaluate(pack(SAMPLES, (WORD, LABEL))).evals == {"classification_error_evaluator": 2.0}
+    assert bound.evaluate(pack(SAMPLES, (WORD, LABEL))).evals == {"classification_error_evaluator": 2.0}
 
 
 def test_huge_logits_overflow_nowhere(home: Any, start: Any) -> None:
     program = home.load()
-    values, grads = start(program)
+    bound, values, grads = start(program)
     values[WEIGHT][:] = [[3e38, -3e38]] * 10
-    sums = program.step(pack(SAMPLES, (WORD, LABEL)))
+    sums = bound.step(pack(SAMPLES, (WORD, LABEL)))
     assert np.isfinite(sums.cost)
     assert all(np.isfinite(grad).all() for grad in grads.values())
 
 
 def test_same_batch_gives_the_same_bits_after_other_batches(home: Any, start: Any) -> None:
     program = home.load()
-    _, grads = start(program)
+    bound, _, grads = start(program)
     batch, other = pack(SAMPLES, (WORD, LABEL)), pack(SAMPLES[1:2], (WORD, LABEL))
-    first = program.step(batch), grads[WEIGHT].tobytes(), grads[BIAS].tobytes()
-    program.step(other)
-    assert (program.step(batch), grads[WEIGHT].tobytes(), grads[BIAS].tobytes()) == first
+    first = bound.step(batch), grads[WEIGHT].tobytes(), grads[BIAS].tobytes()
+    bound.step(other)
+    assert (bound.step(batch), grads[WEIGHT].tobytes(), grads[BIAS].tobytes()) == first
 
 
 def test_layer_without_bias_has_one_parameter(home: Any, start: Any) -> None:
     text = (home.folder / "config.py").read_text().replace("size=2, act", "size=2, bias_attr=False, act")
     program = home.load(text)
-    values, grads = start(program)
+    bound, values, grads = start(program)
     batch = pack(SAMPLES, (WORD, LABEL))
-    sums = program.step(batch)
+    sums = bound.step(batch)
     cost, weight_grad, _ = by_hand(batch, values[WEIGHT], 0.0)
     assert list(grads) == [WEIGHT]
     assert sums.cost == pytest.approx(cost)
@@ -93,8 +93,8 @@ def test_layer_without_bias_has_one_parameter(home: Any, start: Any) -> None:
 
 def test_predict_gives_classes_and_probabilities(home: Any, start: Any) -> None:
     program = home.load(args={"is_predict": "1"})
-    values, _ = start(program)
-    found = program.predict(pack([([1],), ([8],)], (WORD,)))
+    bound, values, _ = start(program)
+    found = bound.predict(pack([([1],), ([8],)], (WORD,)))
     logits = values[WEIGHT][[1, 8]] + values[BIAS]
     assert list(found) == list(program.outputs)
     assert found["__maxid_layer_0__"].tolist() == [[float(k)] for k in logits.argmax(axis=1)]
@@ -103,41 +103,41 @@ def test_predict_gives_classes_and_probabilities(home: Any, start: Any) -> None:
 
 def test_predict_without_labels_works_on_the_training_config(home: Any, start: Any) -> None:
     program = home.load()
-    start(program)
-    assert program.predict(pack([([1],)], (WORD,)))["__fc_layer_0__"].shape == (1, 2)
+    bound, *_ = start(program)
+    assert bound.predict(pack([([1],)], (WORD,)))["__fc_layer_0__"].shape == (1, 2)
 
 
 def test_config_without_a_cost_cannot_train(home: Any, start: Any) -> None:
     program = home.load(args={"is_predict": "1"})
-    start(program)
+    bound, *_ = start(program)
     with pytest.raises(ConfigScriptError, match="can only predict"):
-        program.step(pack([([1],)], (WORD,)))
+        bound.step(pack([([1],)], (WORD,)))
 
 
 def test_ids_beyond_the_weights_are_refused_before_they_touch_memory(home: Any, start: Any) -> None:
     program = home.load()
-    start(program)
+    bound, *_ = start(program)
     batch = pack(SAMPLES, (WORD, LABEL))
     batch.to_arrays()["word.ids"][0] = 10
     with pytest.raises(DataError, match=r"'word' holds an id that is not in 0\.\.9"):
-        program.step(batch)
+        bound.step(batch)
 
 
 def test_empty_batch_has_no_cost_and_zero_gradients(home: Any, start: Any) -> None:
     program = home.load()
-    _, grads = start(program)
-    assert program.step(pack([], (WORD, LABEL))).cost == 0.0
+    bound, _, grads = start(program)
+    assert bound.step(pack([], (WORD, LABEL))).cost == 0.0
     assert not any(grad.any() for grad in grads.values())
 
 
 def test_plain_descent_lowers_the_cost(home: Any, start: Any) -> None:
     program = home.load()
-    values, grads = start(program)
+    bound, values, grads = start(program)
     source = program.source("train")
     shard = pack(source.samples(home.workdir, 0), source.facts(home.workdir).inputs)
-    before = program.evaluate(shard).cost
+    before = bound.evaluate(shard).cost
     for _ in range(20):
-        program.step(shard.take(np.arange(len(shard))))
+        bound.step(shard.take(np.arange(len(shard))))
         for name, value in values.items():
             value -= 0.1 * grads[name]
-    assert program.evaluate(shard).cost < before / 2
+    assert bound.evaluate(shard).cost < before / 2

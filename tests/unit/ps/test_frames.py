@@ -25,6 +25,12 @@ def test_a_head_has_the_documented_bytes() -> None:
     assert head.pack() == body + struct.pack("<I", zlib.crc32(body))
 
 
+@pytest.mark.parametrize(("kind", "number"), [(Kind.SLICE, 3), (Kind.CONTROL, 6), (Kind.ATTACH, 7)])
+def test_a_kind_keeps_its_number_on_the_wire(kind: Kind, number: int) -> None:
+    assert Head(kind, Flag.IN_PLACE).pack()[5:8] == bytes([number, 4, 0])
+    assert unpack_head(raw_head(kind=number, flags=4)) == Head(kind, Flag.IN_PLACE)
+
+
 def test_a_record_has_48_documented_bytes() -> None:
     packed = pack_records([Record(7, True, 20, 1.5, (1.0, 2.0, 3.0))])
     assert packed == struct.pack("<IIQdddd", 7, 1, 20, 1.5, 1.0, 2.0, 3.0)
@@ -37,13 +43,13 @@ def test_another_version_is_named_with_what_to_do() -> None:
     assert caught.value.fix == "run the same bireme on every node"
 
 
-@pytest.mark.parametrize("kind", [0, 7, 255])
+@pytest.mark.parametrize("kind", [0, 8, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(FrameError, match=f"unknown frame kind {kind}"):
         unpack_head(raw_head(kind=kind))
 
 
-@pytest.mark.parametrize("flags", [4, 0x8000, 0xFFFF])
+@pytest.mark.parametrize("flags", [8, 0x8000, 0xFFFF])
 def test_unknown_flags_are_refused(flags: int) -> None:
     with pytest.raises(FrameError, match="unknown frame kind 1 or flags"):
         unpack_head(raw_head(flags=flags))
@@ -60,6 +66,7 @@ def test_a_foreign_protocol_is_told_which_port_it_found() -> None:
     [
         (Kind.CONTROL, frames.MAX_CONTROL_NBYTES + 1, 0),
         (Kind.REFUSE, frames.MAX_CONTROL_NBYTES + 1, 0),
+        (Kind.ATTACH, frames.MAX_CONTROL_NBYTES + 1, 0),
         (Kind.PUSH, frames.MAX_ARRAY_NBYTES + 1, 0),
         (Kind.SLICE, 2**64 - 1, 0),
         (Kind.PUSH, 0, frames.MAX_RECORDS + 1),

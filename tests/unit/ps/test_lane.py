@@ -26,7 +26,8 @@ PARAMETERS = (
     Parameter(name="u", shape=(40,), init=Init(kind="uniform", spread=0.1)),
     Parameter(name="b", shape=(3,), init=Init(mean=0.25)),
 )
-SIZE = 48 + 48 + 16
+SIZE = 1024
+"""One page: 48 + 48 + 16 floats, and padding."""
 
 
 def setup(**changes: object) -> Setup:
@@ -122,12 +123,18 @@ def test_a_round_subtracts_the_rate_times_the_sum(stage: Stage) -> None:
 
 
 def test_first_values_are_the_same_bits_on_every_layout(stack: ExitStack) -> None:
-    _, whole = Stage(setup(), stack).peer().pull()
+    wide = (
+        *PARAMETERS,
+        Parameter(name="wide", shape=(9, 700), init=Init(spread=1.0)),
+        Parameter(name="v", shape=(1500,), init=Init(kind="uniform", spread=0.5)),
+    )
+    _, whole = Stage(setup(parameters=wide), stack).peer().pull()
+    assert len(whole) == 8 * 1024
     for pservers, dense_lanes in [(2, 1), (1, 3), (3, 2), (7, 2)]:
         parts = []
         for rank in range(pservers):
-            made = setup(pserver=rank, pservers=pservers, dense_lanes=dense_lanes)
-            parts += [Lane(made, i, lambda *told: None)._buffers[0] for i in range(dense_lanes)]
+            made = setup(parameters=wide, pserver=rank, pservers=pservers, dense_lanes=dense_lanes)
+            parts += [Lane(made, i, lambda *told: None)._memory.buffers[0] for i in range(dense_lanes)]
         assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 

@@ -3,30 +3,36 @@ from __future__ import annotations
 import pytest
 
 from bireme.core.errors import SpecError
-from bireme.ps.plan import Layout, Piece, Slice
+from bireme.ps.plan import BORDER, Layout, Piece, Slice
 from bireme.spec.model import Parameter
 
 W = Parameter(name="w", shape=(2, 10))
 B = Parameter(name="b", shape=(3,))
+LONG = Parameter(name="long", shape=(3, 700))
 
 
 def test_each_parameter_starts_on_a_64_byte_border() -> None:
     layout = Layout([W, B])
     assert layout.offsets == {"w": 0, "b": 32}
-    assert layout.size == 48
+    assert layout.size == BORDER == 1024
+
+
+@pytest.mark.parametrize(("floats", "size"), [(1, 1024), (1024, 1024), (1025, 2048), (4096, 4096)])
+def test_the_flat_vector_ends_on_the_next_page_border(floats: int, size: int) -> None:
+    assert Layout([Parameter(name="x", shape=(floats,))]).size == size
 
 
 def test_a_parameter_that_reaches_over_a_cut_is_in_two_pieces() -> None:
-    layout = Layout([W, B])
+    layout = Layout([LONG, B])
     first, second = layout.slices(2)
-    assert (first, second) == (Slice(0, 16), Slice(16, 48))
-    assert layout.pieces(first) == [Piece(W, 0, 16, 0)]
-    assert layout.pieces(second) == [Piece(W, 0, 4, 16), Piece(B, 16, 19, 0)]
+    assert (first, second) == (Slice(0, 1024), Slice(1024, 3072))
+    assert layout.pieces(first) == [Piece(LONG, 0, 1024, 0)]
+    assert layout.pieces(second) == [Piece(LONG, 0, 1076, 1024), Piece(B, 1088, 1091, 0)]
 
 
-def test_more_lanes_than_units_leave_some_lanes_empty() -> None:
+def test_more_lanes_than_pages_leave_some_lanes_empty() -> None:
     slices = Layout([B]).slices(4)
-    assert [len(s) for s in slices] == [0, 0, 0, 16]
+    assert [len(s) for s in slices] == [0, 0, 0, 1024]
     assert Layout([B]).pieces(slices[0]) == []
 
 
@@ -45,3 +51,9 @@ def test_a_program_without_parameters_has_an_empty_plan() -> None:
     layout = Layout([])
     assert layout.size == 0
     assert [len(s) for s in layout.slices(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "done", ".hidden", "", "model.safetensors", "x" * 300, "nul\0"])
+def test_a_name_that_cannot_be_a_file_in_a_model_is_refused(name: str) -> None:
+    with pytest.raises(SpecError, match="a parameter cannot be called"):
+        Layout([Parameter(name=name, shape=(2,))])

@@ -1,17 +1,26 @@
 from __future__ import annotations
 
+import gc
+import os
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bireme.core.errors import FrameError, NetworkError, RefusedError
 from bireme.ps import wire
+from bireme.ps.client import connect_near
 from bireme.ps.frames import HEAD_NBYTES, Head, Kind
 
 Pair = tuple[socket.socket, socket.socket]
+
+
+def open_files() -> int:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.fixture
@@ -115,3 +124,98 @@ def test_a_peer_that_closes_instead_of_answering_is_told(pair: Pair) -> None:
     pair[0].close()
     with pytest.raises(NetworkError, match="closed the connection"):
         wire.expect(pair[1], Kind.SLICE)
+
+
+def test_a_descriptor_beside_a_frame_arrives_as_one_that_opens_the_same_file(pair: Pair) -> None:
+    fd = os.memfd_create("wire")
+    wire.send_with(pair[0], [fd], Head(Kind.ATTACH, nbytes=4), b"body")
+    head, given = wire.receive_with(pair[1])
+    try:
+        assert head == Head(Kind.ATTACH, nbytes=4)
+        assert wire.receive_bytes(pair[1], 4) == b"body"
+        assert [os.fstat(got).st_ino for got in given] == [os.fstat(fd).st_ino]
+        assert given[0] != fd
+    finally:
+        for got in (fd, *given):
+            os.close(got)
+
+
+def test_a_frame_without_descriptors_arrives_without_any(pair: Pair) -> None:
+    wire.send_with(pair[0], [], Head(Kind.ATTACH), b"")
+    assert wire.receive_with(pair[1]) == (Head(Kind.ATTACH), [])
+
+
+def test_a_peer_that_closes_instead_of_attaching_is_told(pair: Pair) -> None:
+    pair[0].close()
+    with pytest.raises(NetworkError, match="closed the connection"):
+        wire.receive_with(pair[1])
+    with pytest.raises(NetworkError, match="broke while sending"):
+        wire.send_with(pair[1], [], Head(Kind.ATTACH), b"")
+
+
+def test_a_peer_that_never_attaches_holds_nobody_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "STALL_S", 0.01)
+    with pytest.raises(NetworkError):
+        wire.receive_with(pair[1])
+    assert pair[1].gettimeout() is None
+
+
+@pytest.mark.parametrize(
+    "junk", [b"GET / HTTP/1.1\r\n" * 4, Head(Kind.ATTACH).pack()[:63]], ids=["http", "half a head"]
+)
+def test_descriptors_beside_junk_are_closed(pair: Pair, junk: bytes) -> None:
+    before = open_files()
+    fd = os.memfd_create("wire")
+    socket.send_fds(pair[0], [junk], [fd, fd])
+    os.close(fd)
+    with pytest.raises(FrameError):
+        wire.receive_with(pair[1])
+    assert open_files() == before
+
+
+def test_the_user_at_the_other_end_of_a_unix_socket_is_known(pair: Pair) -> None:
+    assert wire.peer_user(pair[0]) == os.geteuid()
+
+
+def test_a_lane_is_found_under_a_name_without_a_file() -> None:
+    assert wire.near_name("10.0.0.1", 7164) == "\0bireme-lane-10.0.0.1-7164"
+
+
+@pytest.fixture
+def listening() -> Iterator[tuple[socket.socket, int]]:
+    """A Unix socket beside a port that is surely free of others while we hold it."""
+    with socket.socket() as tcp, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as near:
+        tcp.bind(("127.0.0.1", 0))
+        port = tcp.getsockname()[1]
+        near.bind(wire.near_name("127.0.0.1", port))
+        near.listen()
+        near.setblocking(False)
+        yield near, port
+
+
+def test_a_lane_of_this_machine_and_user_is_found_near(listening: tuple[socket.socket, int]) -> None:
+    found = connect_near("127.0.0.1", listening[1])
+    assert found is not None
+    found.close()
+
+
+def test_nobody_is_near_at_a_foreign_address_and_nothing_is_sent(listening: tuple[socket.socket, int]) -> None:
+    before = open_files()
+    assert connect_near("192.0.2.1", listening[1]) is None
+    with pytest.raises(BlockingIOError):
+        listening[0].accept()
+    assert open_files() == before
+
+
+def test_nobody_is_near_where_nobody_listens(listening: tuple[socket.socket, int]) -> None:
+    listening[0].close()
+    before = open_files()
+    assert connect_near("127.0.0.1", listening[1]) is None
+    assert open_files() == before
+
+
+def test_a_lane_of_another_user_is_not_trusted(
+    listening: tuple[socket.socket, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "peer_user", lambda sock: os.geteuid() + 1)
+    assert connect_near("127.0.0.1", listening[1]) is None

@@ -58,7 +58,7 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "control character": ("name: \x07\n", ("not valid YAML",)),
     "bad name": (GOOD.replace("demo", "My_Job"), (":1: `name`", "lower-case letters, digits and dashes", "'My_Job'")),
     "number for a name": (GOOD.replace("demo", "12"), (":1: `name`: expected `str`, got 12",)),
-    "text for a count": (GOOD + "trainers: many\n", (":4: `trainers`: expected `int | null`, got 'many'",)),
+    "text for a count": (GOOD + "trainers: many\n", (":4: `trainers`: expected `int`, got 'many'",)),
     "yes for a count": (GOOD + "passes: true\n", (":4: `passes`: expected `int`, got True",)),
     "half a pass": (GOOD + "passes: 2.5\n", (":4: `passes`: expected `int`, got 2.5",)),
     "no pass": (GOOD + "passes: 0\n", (":4: `passes`: expected `int` >= 1, got 0",)),
@@ -156,7 +156,7 @@ def test_every_override_reaches_the_job(make: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("TRAINERS", "many", "--trainers (or BIREME_TRAINERS): expected `int | null`, got `str`"),
+        ("TRAINERS", "many", "--trainers (or BIREME_TRAINERS): expected `int`, got `str`"),
         ("PASSES", "0", "--passes (or BIREME_PASSES): expected `int` >= 1"),
         ("PORTS_NUM", "99", "--ports-num (or BIREME_PORTS_NUM): expected `int` <= 64"),
         ("SEED", "1.5", "--seed (or BIREME_SEED): expected `int`"),

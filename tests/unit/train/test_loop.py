@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -12,12 +13,13 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import DeterminismError, NumericError
 from bireme.programs.columns import Batch, InputType
-from bireme.programs.program import Arrays, Role, Source, SourceFacts, Sums
+from bireme.programs.program import Arrays, Computation, Role, Source, SourceFacts, Sums
 from bireme.ps.client import Exchange, Position
 from bireme.ps.frames import Flag, Head, Kind, Record
+from bireme.ps.memory import TrainerMemory
 from bireme.ps.plan import Layout
 from bireme.ps.rounds import LaneRounds, Ready, Take, Totals
-from bireme.ps.tree import Span, share_out, spans_of
+from bireme.ps.tree import Span, cover, share_out, spans_of
 from bireme.spec.model import Optimizer, Parameter
 from bireme.train.loop import Loop, PassResult, Running
 from bireme.train.reader import ShardReader
@@ -44,6 +46,7 @@ class SumProgram:
     """The gradient of `w` is the sum of the samples, that of `b` their number."""
 
     name = "sum.py"
+    fingerprint = "sum"
     parameters: tuple[Parameter, ...] = (Parameter(name="w", shape=(4,)), Parameter(name="b", shape=(1,)))
     optimizer = Optimizer(learning_rate=0.5, schedule="constant")
     batch_size = 10
@@ -53,26 +56,40 @@ class SumProgram:
     def __init__(self, spoil: Callable[[SumProgram], None] | None = None) -> None:
         self.steps = 0
         self.cost = 2.0
+        self.seen: list[float] = []
+        """The bias that each step was computed from."""
         self.grads: Arrays = {}
-        self._spoil = spoil
+        """What the last step wrote to."""
+        self.spoil = spoil
 
     def source(self, role: Role) -> Source | None:
         return None
 
-    def bind(self, values: Arrays, grads: Arrays) -> None:
-        self.values, self.grads = values, grads
+    def bind(self, values: Arrays, grads: Arrays) -> Computation:
+        return SumComputation(self, values, grads)
+
+
+class SumComputation:
+    """The program over one set of arrays; what it does is noted at the program."""
+
+    def __init__(self, program: SumProgram, values: Arrays, grads: Arrays) -> None:
+        self._program, self._values, self._grads = program, values, grads
 
     def step(self, batch: Batch) -> Sums:
-        self.steps += 1
+        program = self._program
+        program.steps += 1
+        program.seen.append(float(self._values["b"][0]))
         values = batch.columns["x"].values
         assert values is not None
-        self.grads["w"][...] = values.sum(axis=0)
-        self.grads["b"][...] = len(batch)
-        if self._spoil is not None:
-            self._spoil(self)
-        return Sums(len(batch), self.cost * len(batch), {"error": 1.0})
+        self._grads["w"][...] = values.sum(axis=0)
+        self._grads["b"][...] = len(batch)
+        program.grads = self._grads
+        if program.spoil is not None:
+            program.spoil(program)
+        return Sums(len(batch), program.cost * len(batch), {"error": 1.0})
 
     def evaluate(self, batch: Batch) -> Sums:
+        self._program.seen.append(float(self._values["b"][0]))
         return Sums(len(batch), 3.0 * len(batch), {"error": 0.5})
 
     def predict(self, batch: Batch) -> Mapping[str, Floats]:
@@ -80,18 +97,27 @@ class SumProgram:
 
 
 class MemoryExchange:
-    """One lane in memory: the real round machine, and plain SGD in numpy."""
+    """One lane in memory: the real round machine, plain SGD in numpy, and the memory of the first trainer."""
 
-    def __init__(self, shards: int, trainers: int = 1) -> None:
-        spans = spans_of(share_out(shards, trainers), shards)
-        size = Layout(SumProgram.parameters).size
+    def __init__(
+        self, shards: int, trainers: int = 1, *, shares: tuple[Span, ...] = (), is_shared: bool = False
+    ) -> None:
+        shares = shares or share_out(shards, trainers)
+        spans = spans_of(shares, shards)
+        layout = Layout(SumProgram.parameters)
+        size = layout.size
+        self.memory = TrainerMemory(layout, cover(shares[0], shards), is_shared=is_shared)
+        self.memory.close()  # nobody is handed the descriptor here; what is mapped stays
         self.rounds = LaneRounds(shards, spans, 4 * size, job=1, view=1)
         self.inbox = np.zeros((len(spans), size), dtype=np.float32)
         self.values = np.zeros(size, dtype=np.float32)
         self.pushes: list[tuple[int, Span, list[Record], bool]] = []
         self.totals: list[dict[int, Totals]] = []
 
-    def push(self, round_: int, span: Span, records: list[Record], grads: Floats | None) -> None:
+    def push(self, round_: int, span: Span, records: list[Record], *, is_empty: bool = False) -> None:
+        self.give(round_, span, records, None if is_empty else self.memory.row(span))
+
+    def give(self, round_: int, span: Span, records: list[Record], grads: Floats | None) -> None:
         self.pushes.append((round_, span, records, grads is not None))
         nbytes = 0 if grads is None else grads.nbytes
         head = Head(Kind.PUSH, job=1, view=1, round=round_, lo=span.lo, hi=span.hi, nbytes=nbytes)
@@ -110,20 +136,20 @@ class MemoryExchange:
         if done is not None:
             self.totals.append(done)
 
-    def _answer(self, head: Head, into: Floats) -> Position:
+    def _answer(self, head: Head) -> Position:
         verdict = self.rounds.look(head._replace(job=1, view=1))
         assert isinstance(verdict, Ready), f"the loop would wait for ever: {verdict}"
-        into[:] = self.values
+        self.memory.values(verdict.round)[:] = self.values
         return Position(verdict.round, verdict.pass_id, verdict.batch)
 
-    def pull_now(self, into: Floats) -> Position:
-        return self._answer(Head(Kind.PULL, Flag.NOW), into)
+    def pull_now(self) -> Position:
+        return self._answer(Head(Kind.PULL, Flag.NOW))
 
-    def pull_round(self, round_: int, into: Floats) -> Position:
-        return self._answer(Head(Kind.PULL, round=round_), into)
+    def pull_round(self, round_: int) -> Position:
+        return self._answer(Head(Kind.PULL, round=round_))
 
-    def pull_pass(self, pass_id: int, into: Floats) -> Position:
-        return self._answer(Head(Kind.PULL, Flag.AT_PASS, round=pass_id), into)
+    def pull_pass(self, pass_id: int) -> Position:
+        return self._answer(Head(Kind.PULL, Flag.AT_PASS, round=pass_id))
 
 
 class Notes:
@@ -132,6 +158,7 @@ class Notes:
     def __init__(self, limit: int = 100) -> None:
         self.rounds: list[tuple[int, int, int]] = []
         self.results: list[PassResult] = []
+        self.values: list[bytes] = []
         self._limit = limit
 
     def round_done(self, pass_id: int, batch: int, batches: int, totals: Running) -> None:
@@ -139,6 +166,7 @@ class Notes:
 
     def pass_done(self, result: PassResult, values: Floats) -> None:
         self.results.append(result)
+        self.values.append(values.tobytes())
         assert len(self.results) <= self._limit, "the loop does not end"
 
 
@@ -148,7 +176,7 @@ def readers_of(counts: list[int]) -> list[ShardReader]:
 
 
 def run(loop: Loop, exchange: MemoryExchange, passes: int, notes: Notes) -> None:
-    loop.run(cast(Exchange, exchange), exchange.rounds.shards, passes, notes)
+    loop.run(cast(Exchange, exchange), passes, notes)
 
 
 def train(counts: list[int], passes: int = 2, program: SumProgram | None = None) -> tuple[MemoryExchange, Notes]:
@@ -301,16 +329,56 @@ def test_a_trainer_that_comes_when_its_own_shards_have_ended_waits_for_the_next_
     rounds = exchange.rounds
     zeros = np.zeros_like(exchange.values)
     # Another trainer has shard 1, with three batches; of shard 0 the only batch is in already.
-    exchange.push(0, Span(0, 1), [Record(0, True, 5)], zeros)
-    exchange.push(0, Span(1, 2), [Record(1, False, 10)], zeros)
-    exchange.push(1, Span(1, 2), [Record(1, False, 10)], zeros)
+    exchange.give(0, Span(0, 1), [Record(0, True, 5)], zeros)
+    exchange.give(0, Span(1, 2), [Record(1, False, 10)], zeros)
+    exchange.give(1, Span(1, 2), [Record(1, False, 10)], zeros)
     notes = Notes(limit=3)
 
-    def pull_pass(pass_id: int, into: Floats) -> Position:
-        exchange.push(rounds.round, Span(1, 2), [Record(1, True, 10)], zeros)
-        return MemoryExchange.pull_pass(exchange, pass_id, into)
+    def pull_pass(pass_id: int) -> Position:
+        exchange.give(rounds.round, Span(1, 2), [Record(1, True, 10)], zeros)
+        return MemoryExchange.pull_pass(exchange, pass_id)
 
     exchange.pull_pass = pull_pass  # type: ignore[method-assign]
     loop = Loop(SumProgram(), readers_of([5]), None)
     run(loop, exchange, 1, notes)
     assert [result.pass_id for result in notes.results] == [0]
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one set", "two sets"])
+def test_every_step_and_test_is_computed_from_the_parameters_of_its_own_round(is_shared: bool) -> None:
+    exchange, notes, program = MemoryExchange(1, is_shared=is_shared), Notes(), SumProgram()
+    loop = Loop(program, readers_of([20]), readers_of([10])[0])
+    run(loop, exchange, 2, notes)
+    assert exchange.memory.set_of(1) == int(is_shared)
+    # Ten samples a round at a rate of 0.5; the first batch is computed twice, and each pass ends with a test.
+    assert program.seen == [0.0, 0.0, -5.0, -10.0, -10.0, -15.0, -20.0]
+    assert notes.values[-1] == exchange.values.tobytes()
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one set", "two sets"])
+def test_a_share_of_several_subtrees_gives_the_bits_of_one(is_shared: bool) -> None:
+    counts = [25, 10, 31, 7]
+    wanted, _ = train(counts)
+    exchange = MemoryExchange(4, shares=(Span(0, 3), Span(3, 4)), is_shared=is_shared)
+    assert exchange.memory.spans == (Span(0, 2), Span(2, 3))
+    readers, program = readers_of(counts), SumProgram()
+    loop, zeros, grads = Loop(program, readers[:3], None), np.zeros_like(wanted.values), np.zeros_like(wanted.values)
+    other = program.bind(loop.layout.views(zeros), loop.layout.views(grads))
+
+    def pull(ask: Callable[[int], Position], at: int) -> Position:
+        """The other trainer has one batch a pass, in its first round."""
+        rounds = exchange.rounds
+        if 3 not in rounds.ended and rounds.round == rounds.pass_start:
+            sums = other.step(readers[3].batch(rounds.pass_id, 0))
+            exchange.give(rounds.round, Span(3, 4), [Record(3, True, sums.samples)], grads)
+        return ask(at)
+
+    ask_round, ask_pass = exchange.pull_round, exchange.pull_pass
+    exchange.pull_round = partial(pull, ask_round)  # type: ignore[method-assign]
+    exchange.pull_pass = partial(pull, ask_pass)  # type: ignore[method-assign]
+    run(loop, exchange, 2, Notes())
+    assert exchange.values.tobytes() == wanted.values.tobytes()
+
+
+def test_a_loop_says_which_shards_it_owns() -> None:
+    assert Loop(SumProgram(), readers_of([1, 2, 3])[1:], None).share == Span(1, 3)

@@ -182,3 +182,34 @@ def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"cannot read {tmp_path / 'data.txt'}") as caught:
         reader.open(0)
     assert "'data.txt'" in caught.value.fix
+
+
+def test_a_file_that_is_read_beside_the_listed_ones_makes_another_key(tmp_path: Path) -> None:
+    write_numbers(tmp_path, 5)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dict.txt").write_text("a\nb\n")
+    facts = Numbers().facts(tmp_path)
+    before = content_key(facts, tmp_path, 1)
+    (tmp_path / "data" / "dict.txt").write_text("b\na\n")
+    assert content_key(facts, tmp_path, 1) != before
+
+
+def test_a_source_that_cannot_tell_what_it_depends_on_is_never_kept(tmp_path: Path) -> None:
+    write_numbers(tmp_path, 5)
+    source = Numbers()
+    source.fingerprint = ""
+    open_shard(tmp_path, source, cache=tmp_path / "cache").open(0)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("position", [0, 40, -1])
+def test_a_flipped_bit_in_the_cache_is_noticed(tmp_path: Path, position: int) -> None:
+    write_numbers(tmp_path, 25)
+    right = labels(open_shard(tmp_path, Numbers(), cache=tmp_path / "cache").batch(0, 0))
+    (kept,) = (tmp_path / "cache").glob("*.packed")
+    content = bytearray(kept.read_bytes())
+    content[position] ^= 1
+    kept.write_bytes(content)
+    source = Numbers()
+    assert labels(open_shard(tmp_path, source, cache=tmp_path / "cache").batch(0, 0)) == right
+    assert source.walks == 1

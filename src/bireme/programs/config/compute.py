@@ -6,29 +6,14 @@ the same one: another engine would mean other bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import importlib.util
+from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bireme.programs.columns import Batch, InputType
+from bireme.core.errors import MissingError
+from bireme.programs.columns import InputType
 from bireme.programs.config.graph import Graph, Layer, check_inputs
-from bireme.programs.program import Arrays, Sums
+from bireme.programs.program import Arrays, Computation
 from bireme.spec.model import Parameter
-
-
-class Computation(Protocol):
-    """A graph ready to be computed from arrays that it was given."""
-
-    def step(self, batch: Batch) -> Sums:
-        """Forward and backward."""
-
-    def evaluate(self, batch: Batch) -> Sums:
-        """Forward only."""
-
-    def predict(self, batch: Batch) -> Mapping[str, NDArray[np.float32]]:
-        """Forward only, one array per output."""
 
 
 def compile_graph(
@@ -53,10 +38,18 @@ def compile_graph(
 
 def require_engine(graph: Graph) -> None:
     """Fail now rather than at the first batch when PaddlePaddle will be needed and is not installed."""
-    if bag_of_words(graph) is None:
-        from bireme.programs.paddle_ import import_paddle
+    if bag_of_words(graph) is None and not _is_installed("paddle"):
+        raise MissingError(
+            "this config needs PaddlePaddle to be computed, and it is not installed", fix="pip install 'bireme[paddle]'"
+        )
 
-        import_paddle()
+
+def _is_installed(module: str) -> bool:
+    """Whether a module could be imported, without paying for it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # imported by somebody who took it out again
+        return False
 
 
 def bag_of_words(graph: Graph) -> Layer | None:

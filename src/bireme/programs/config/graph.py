@@ -7,10 +7,12 @@ Layers refer to each other by name and know the names of their parameters. What 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from bireme import __version__
 from bireme.core.errors import ConfigScriptError
 from bireme.programs.columns import InputType
 
@@ -53,6 +55,12 @@ class Graph:
     def costs(self) -> tuple[Layer, ...]:
         """The outputs that training lowers; none means that the graph is for predicting."""
         return tuple(self.layers[name] for name in self.outputs if self.layers[name].is_cost)
+
+    def fingerprint(self, args: Mapping[str, str]) -> str:
+        """Hash what is computed, and by which version of us; where in the user's file it stands does not matter."""
+        layers = [replace(layer, where="") for layer in self.layers.values()]
+        told = f"{__version__}\0{layers!r}\0{self.outputs!r}\0{sorted(args.items())!r}"
+        return hashlib.sha256(told.encode()).hexdigest()
 
     @property
     def predictions(self) -> tuple[str, ...]:

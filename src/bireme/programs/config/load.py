@@ -12,12 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bireme.core.errors import ConfigScriptError
 from bireme.programs.columns import Batch, InputType
-from bireme.programs.config.compute import Computation, compile_graph, require_engine
+from bireme.programs.config.compute import compile_graph, require_engine
 from bireme.programs.config.draft import Draft, Settings
 from bireme.programs.config.graph import Graph
 from bireme.programs.config.layers import LayerWords
@@ -26,7 +23,7 @@ from bireme.programs.config.scripts import Complaint, Scripts, stand_in
 from bireme.programs.config.source import ProviderSource, SourcePlan
 from bireme.programs.config.visit import Dice, visiting
 from bireme.programs.config.words import checked, words
-from bireme.programs.program import ERROR_EVALUATOR, Arrays, Program, Role, Sums
+from bireme.programs.program import ERROR_EVALUATOR, Arrays, Computation, Program, Role, Sums
 
 _LAYER_WORDS = """
     data_layer fc_layer embedding_layer pooling_layer addto_layer concat_layer maxid_layer
@@ -46,7 +43,9 @@ def load_config(config: Path, workdir: Path, args: Mapping[str, str]) -> Program
         graph = session.draft.graph()
         if session.draft.settings is None:
             raise Complaint("the config never calls settings()", fix="call settings(batch_size=...) before the layers")
-    return ConfigProgram(config.name, graph, session)
+        program = ConfigProgram(config.name, graph, session)
+    require_engine(graph)
+    return program
 
 
 class _Session:
@@ -142,6 +141,7 @@ class ConfigProgram:
         assert session.draft.settings is not None, "load_config checked this: this is a bug"
         self.name = name
         self.graph = graph
+        self.fingerprint = graph.fingerprint(session.draft.args)
         self.parameters = tuple(session.draft.parameters.values())
         self.optimizer = session.draft.settings.optimizer()
         self.batch_size = session.draft.settings.batch_size
@@ -149,8 +149,6 @@ class ConfigProgram:
         self.evaluators: tuple[str, ...] = (ERROR_EVALUATOR,) if judged else ()
         self.outputs = graph.predictions
         self._sources = {role: ProviderSource(plan, graph, session.scripts) for role, plan in session.plans.items()}
-        self._arrays: tuple[Arrays, Arrays] | None = None
-        self._computations: dict[tuple[InputType, ...], Computation] = {}
 
     def source(self, role: Role) -> ProviderSource | None:
         """Return the samples for this role; a config without a cost predicts on its test source."""
@@ -158,16 +156,23 @@ class ConfigProgram:
             return None if self.graph.costs else self._sources.get("test")
         return self._sources.get(role)
 
-    def bind(self, values: Arrays, grads: Arrays) -> None:
-        """Use these arrays from now on; raises MissingError when what computes the graph is not installed."""
+    def bind(self, values: Arrays, grads: Arrays) -> Computation:
+        """Compute from these arrays."""
         for parameter in self.parameters:
             for arrays in (values, grads):
                 array = arrays[parameter.name]
                 assert array.shape == parameter.shape, f"{parameter.name} has shape {array.shape}: this is a bug"
                 assert array.flags.c_contiguous, f"{parameter.name} is not contiguous: this is a bug"
-        require_engine(self.graph)
-        self._arrays = (values, grads)
-        self._computations.clear()
+        return _Bound(self, (values, grads))
+
+
+class _Bound:
+    """A config over given arrays: compiled when the first batch shows what the data looks like."""
+
+    def __init__(self, program: ConfigProgram, arrays: tuple[Arrays, Arrays]) -> None:
+        self._program = program
+        self._arrays = arrays
+        self._computations: dict[tuple[InputType, ...], Computation] = {}
 
     def step(self, batch: Batch) -> Sums:
         """Forward and backward: overwrite every gradient with the sum over the batch."""
@@ -179,22 +184,22 @@ class ConfigProgram:
         self._need_cost()
         return self._computation(batch).evaluate(batch)
 
-    def predict(self, batch: Batch) -> Mapping[str, NDArray[np.float32]]:
+    def predict(self, batch: Batch) -> Arrays:
         """Forward only, one array per output, one row per sample."""
         return self._computation(batch).predict(batch)
 
     def _need_cost(self) -> None:
-        if not self.graph.costs:
+        if not self._program.graph.costs:
             raise ConfigScriptError(
-                f"{self.name} has no cost among its outputs, so it can only predict",
+                f"{self._program.name} has no cost among its outputs, so it can only predict",
                 fix="load it without is_predict=1, or give outputs() a cost",
             )
 
     def _computation(self, batch: Batch) -> Computation:
-        assert self._arrays is not None, "bind() comes before computing: this is a bug"
         inputs = batch.inputs
         if inputs not in self._computations:
-            self._computations[inputs] = compile_graph(self.graph, self.parameters, inputs, self._arrays)
+            graph, parameters = self._program.graph, self._program.parameters
+            self._computations[inputs] = compile_graph(graph, parameters, inputs, self._arrays)
         return self._computations[inputs]
 
 

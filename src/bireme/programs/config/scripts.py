@@ -50,8 +50,8 @@ class Scripts:
 
     def sources(self) -> list[Path]:
         """Every script that the user's code may import, in a fixed order."""
-        found = {path for folder in self._folders for path in folder.glob("*.py")}
-        return sorted(found, key=lambda path: (path.name, str(path)))
+        found = {str(p.relative_to(f)): p for f in reversed(self._folders) for p in f.rglob("*.py")}
+        return [path for _, path in sorted(found.items())]
 
     def run(self, path: Path, name: str) -> ModuleType:
         """Execute a file as a module of that name; its errors come out as they are."""

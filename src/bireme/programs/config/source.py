@@ -61,8 +61,8 @@ class ProviderSource:
         return SourceFacts(
             files=files,
             should_shuffle=is_train if provider.should_shuffle is None else provider.should_shuffle,
-            is_cacheable=provider.is_cached and is_plain,
-            fingerprint=self._fingerprint(args, inputs),
+            is_cacheable=provider.is_cached,
+            fingerprint=self._fingerprint(args, inputs) if is_plain else "",
             inputs=inputs,
         )
 
@@ -79,7 +79,7 @@ class ProviderSource:
             text = (workdir / listed).read_text(encoding="utf-8")
         except OSError as error:
             raise DataError(
-                f"cannot read {self._plan.role} list {listed} in {workdir}: {error.strerror}",
+                f"cannot read {self._plan.role} list {listed}: {error.strerror}",
                 fix="write one data file a line into it, each relative to that directory",
             ) from error
         return tuple(line.strip() for line in text.splitlines() if line.strip())
@@ -181,7 +181,7 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
         cause = error.__cause__
         if not isinstance(cause, FileNotFoundError) or str(cause.filename) != file:
             return error
-        missing = DataError(f"data file {file} does not exist in {self._workdir}", fix="check the list file")
+        missing = DataError(f"data file {file} does not exist", fix="check the list file that names it")
         missing.__cause__ = cause
         return missing
 
