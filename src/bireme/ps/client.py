@@ -74,7 +74,7 @@ def connect_near(host: str, port: int) -> socket.socket | None:
         try:
             sock.connect(wire.near_name(listening, port))
             if wire.peer_user(sock) == os.geteuid():
-                return sock
+                return wire.tune(sock)
         except OSError:
             pass  # nobody listens under that name
         sock.close()
@@ -98,6 +98,8 @@ class Link:
     def __init__(self, sock: socket.socket, part: Slice) -> None:
         self.sock = sock
         self.part = part
+        self.unsent = b""
+        """Pushes without a payload: they leave together with the pull that follows, and wake the lane once."""
         self.carrier: Carrier = "unix" if sock.family == socket.AF_UNIX else "tcp"
 
     def attach(self, memory: TrainerMemory, me: Identity) -> None:
@@ -145,14 +147,14 @@ class Exchange:
         return Head(kind, flags, job=me.job, view=me.view, incarnation=me.incarnation, **fields)
 
     def push(self, round_: int, span: Span, records: list[Record], *, is_empty: bool = False) -> None:
-        """Send what the span's row holds to every lane; nothing when none of its shards had a sample."""
+        """Send what the span's row holds to every lane, at the latest with the next pull; no row if `is_empty`."""
         packed = pack_records(records)
         row = self.memory.row(span)
         head = self._head(Kind.PUSH, round=round_, lo=span.lo, hi=span.hi, records=len(records))
         for link in self._links:
             nbytes = 0 if is_empty else 4 * len(link.part)
             if link.carrier == "shm":
-                wire.send(link.sock, head._replace(flags=Flag.IN_PLACE, nbytes=nbytes), packed)
+                link.unsent += head._replace(flags=Flag.IN_PLACE, nbytes=nbytes).pack() + packed
             else:
                 payload = row[link.part.begin : link.part.begin + nbytes // 4]
                 wire.send(link.sock, head._replace(nbytes=nbytes), packed, payload)
@@ -179,7 +181,8 @@ class Exchange:
     def _pull(self, head: Head, *, may_differ: bool = False) -> Position:
         packed = head.pack()
         for link in self._links:
-            wire.send_all(link.sock, [packed])
+            wire.send_all(link.sock, [link.unsent, packed])
+            link.unsent = b""
         found = {self._receive(link) for link in self._links}
         if len(found) > 1 and not may_differ:
             raise AssertionError(f"lanes answered from different rounds {sorted(found)}: this is a bug")

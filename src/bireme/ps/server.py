@@ -124,8 +124,7 @@ class PServer:
                 time.sleep(0.1)
                 continue
             log.debug("worker started, peer = %s", peer[0] if peer else "on this machine")
-            if sock.family == socket.AF_INET:
-                wire.tune(sock)
+            wire.tune(sock)
             with self._lock:
                 if self._is_stopping:
                     sock.close()

@@ -65,13 +65,11 @@ def send_with(sock: socket.socket, fds: list[int], head: Head, body: bytes) -> N
 def receive_with(sock: socket.socket) -> tuple[Head, list[int]]:
     """Receive a head on a Unix socket and the descriptors beside it; the caller closes these."""
     try:
-        sock.settimeout(STALL_S)
         data, fds, _, _ = socket.recv_fds(sock, HEAD_NBYTES, MAX_FDS)
+    except BlockingIOError as e:
+        raise NetworkError(f"{peer_name(sock)} said nothing for {STALL_S:.0f} s") from e
     except OSError as e:
         raise NetworkError(f"the connection to {peer_name(sock)} broke: {e.strerror or e}") from e
-    finally:
-        if sock.fileno() >= 0:
-            sock.settimeout(None)
     if not data:
         raise NetworkError(f"{peer_name(sock)} closed the connection")
     try:
@@ -84,6 +82,11 @@ def receive_with(sock: socket.socket) -> tuple[Head, list[int]]:
 
 def tune(sock: socket.socket) -> socket.socket:
     """Settings that every connection of ours wants."""
+    # The kernel's own limit on one receive: a Python timeout would cost four system calls for each.
+    seconds, rest = divmod(STALL_S, 1.0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
+    if sock.family == socket.AF_UNIX:
+        return sock
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A machine that loses power says nothing: ask after half a minute of silence, give up after a minute more.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -127,10 +130,14 @@ def send_all(sock: socket.socket, parts: Sequence[Buffer]) -> None:
 def receive_head(sock: socket.socket) -> Head | None:
     """Wait for the next frame's head, as long as it takes; None when the peer has closed."""
     buffer = bytearray(HEAD_NBYTES)
-    try:
-        got = sock.recv_into(buffer)
-    except OSError as e:
-        raise NetworkError(f"the connection to {peer_name(sock)} broke: {e.strerror or e}") from e
+    got = -1
+    while got < 0:
+        try:
+            got = sock.recv_into(buffer)
+        except BlockingIOError:
+            continue  # between frames a peer may be silent for as long as it likes
+        except OSError as e:
+            raise NetworkError(f"the connection to {peer_name(sock)} broke: {e.strerror or e}") from e
     if got == 0:
         return None
     if got < HEAD_NBYTES:
@@ -144,21 +151,16 @@ def receive_into(sock: socket.socket, target: bytearray | memoryview | NDArray[n
     if not len(target):
         return
     view = _bytes_of(target)
-    before = sock.gettimeout()
-    sock.settimeout(min(before, STALL_S) if before is not None else STALL_S)
     try:
         while view:
-            got = sock.recv_into(view)
+            got = sock.recv_into(view, 0, socket.MSG_WAITALL)
             if got == 0:
                 raise NetworkError(f"{peer_name(sock)} closed the connection in the middle of a frame")
             view = view[got:]
-    except TimeoutError as e:
+    except (BlockingIOError, TimeoutError) as e:
         raise NetworkError(f"{peer_name(sock)} stopped in the middle of a frame for {STALL_S:.0f} s") from e
     except OSError as e:
         raise NetworkError(f"the connection to {peer_name(sock)} broke: {e.strerror or e}") from e
-    finally:
-        if sock.fileno() >= 0:
-            sock.settimeout(before)
 
 
 def _bytes_of(buffer: Buffer) -> memoryview:

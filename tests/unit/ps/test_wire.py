@@ -77,6 +77,7 @@ def test_a_peer_that_stops_in_the_middle_of_a_head_holds_nobody_for_long(
     pair: Pair, sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "STALL_S", 0.01)
+    wire.tune(pair[1])
     pair[0].sendall(Head(Kind.PULL).pack()[:sent])
     with pytest.raises(NetworkError, match="stopped in the middle of a frame"):
         wire.receive_head(pair[1])
@@ -155,6 +156,7 @@ def test_a_peer_that_closes_instead_of_attaching_is_told(pair: Pair) -> None:
 
 def test_a_peer_that_never_attaches_holds_nobody_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "STALL_S", 0.01)
+    wire.tune(pair[1])
     with pytest.raises(NetworkError):
         wire.receive_with(pair[1])
     assert pair[1].gettimeout() is None
