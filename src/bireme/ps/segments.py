@@ -64,7 +64,8 @@ class Region:
         self.nbytes = max(-(-nbytes // PAGE) * PAGE, PAGE)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self.address = _map(None, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        weakref.finalize(self, _libc.munmap, self.address, self.nbytes)
+        # Not at exit: threads that still run then would find their memory gone. The kernel unmaps for us.
+        weakref.finalize(self, _libc.munmap, self.address, self.nbytes).atexit = False
 
     def map(self, offset: int, nbytes: int, fd: int, fd_offset: int, *, is_writable: bool) -> None:
         """Put a piece of a segment at `offset`; both ends must lie on page borders."""

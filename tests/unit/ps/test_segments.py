@@ -6,6 +6,8 @@ import errno
 import fcntl
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -208,3 +210,20 @@ def test_closing_a_descriptor_twice_is_no_error() -> None:
     close_quietly(fd)
     close_quietly(fd)
     close_quietly(-1)
+
+
+def test_threads_that_still_read_when_the_process_ends_do_not_crash_it() -> None:
+    code = """
+import threading
+from bireme.ps.segments import Region, make_segment
+region = Region(1 << 22)
+region.map(0, 1 << 22, make_segment("x", 1 << 22), 0, is_writable=True)
+array = region.floats(1 << 20)
+def read():
+    while True:
+        array.sum()
+for _ in range(4):
+    threading.Thread(target=read, daemon=True).start()
+"""
+    for _ in range(5):
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
