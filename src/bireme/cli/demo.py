@@ -15,7 +15,7 @@ from bireme.core.errors import Cancelled, UsageError
 from bireme.spec.load import command_name, load_job
 
 
-@click.command(epilog="Example: bireme demo --prepare first-job, then change it and `bireme train first-job/job.yaml`")
+@click.command(epilog="\b\nExample: bireme demo --prepare first-job && bireme train first-job/job.yaml")
 @click.option(
     "--prepare",
     "prepare_dir",

@@ -98,7 +98,7 @@ def _paddle() -> Finding:
         "PaddlePaddle",
         "optional",
         "not installed",
-        "only for configs beyond a bag of words: pip install 'bireme[paddle]'",
+        "only for configs beyond a bag of words: pip install paddlepaddle==3.3.1",
     )
 
 
@@ -108,7 +108,7 @@ def findings() -> list[Finding]:
     return [*(check() for check in checks), *_packages(), _paddle()]
 
 
-@click.command(epilog="Example: bireme doctor --json")
+@click.command(epilog="\b\nExample: bireme doctor --json")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def doctor(as_json: bool) -> None:
     """Say what is missing on this machine, and how to get it. Changes nothing, needs no network."""

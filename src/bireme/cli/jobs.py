@@ -27,7 +27,7 @@ def _ago(moment: float) -> str:
     return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
-@click.command("list", epilog="Example: bireme list --json")
+@click.command("list", epilog="\b\nExample: bireme list --json")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def list_(as_json: bool) -> None:
     """List the jobs that run or ran on this machine, newest first."""
@@ -66,7 +66,7 @@ def _status_of(record: registry.Record) -> dict[str, Any]:
         return record.status or {"phase": "starting"}
 
 
-@click.command(epilog="Example: bireme status quick-start")
+@click.command(epilog="\b\nExample: bireme status quick-start")
 @click.argument("job", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def status(job: str | None, as_json: bool) -> None:
@@ -94,7 +94,7 @@ def status(job: str | None, as_json: bool) -> None:
                 )
 
 
-@click.command(epilog="Example: bireme logs quick-start --node 1 --role trainer -f")
+@click.command(epilog="\b\nExample: bireme logs quick-start --node 1 --role trainer -f")
 @click.argument("job", required=False)
 @click.option("--node", type=int, help="Only this node.")
 @click.option("--role", type=click.Choice(["trainer", "pserver"]), help="Only this kind of process.")
@@ -137,7 +137,7 @@ def _lines(files: list[Path], last: int, is_following: bool) -> Iterator[tuple[P
                 yield path, line
 
 
-@click.command(epilog="Example: bireme cancel quick-start")
+@click.command(epilog="\b\nExample: bireme cancel quick-start")
 @click.argument("job", required=False)
 @click.option("--now", is_flag=True, help="Do not wait for a clean stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from bireme import __version__
-from bireme.core.errors import BiremeError, StorageError
+from bireme.core.errors import BiremeError, StorageError, UsageError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("bireme.cli.demo", "Train the quick-start job on this machine, from nothing to a model."),
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
         code: Any = bireme.main(given, prog_name="bireme", standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except click.ClickException as e:
-        e.show()
+        tell_error(UsageError(e.format_message(), fix=_usage_of(e)), as_json="--json" in given)
         raise SystemExit(e.exit_code) from None
     except click.Abort:
         raise SystemExit(130) from None
@@ -102,6 +102,11 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         tell_error(StorageError(f"{e.filename or 'the system'}: {e.strerror or e}"), as_json="--json" in given)
         raise SystemExit(StorageError.exit_code) from None
+
+
+def _usage_of(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"`{context.command_path} --help` shows how it is used" if context else "`bireme --help` lists the commands"
 
 
 def tell_error(error: BiremeError, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ def model() -> None:
     """Look into, hash, compare and export saved models."""
 
 
-@model.command(epilog="Example: bireme model show output/pass-00009")
+@model.command(epilog="\b\nExample: bireme model show output/pass-00009")
 @click.argument("directory", metavar="PASS_DIR", type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def show(directory: Path, as_json: bool) -> None:
@@ -58,7 +58,7 @@ def show(directory: Path, as_json: bool) -> None:
         click.echo(pass_line(metrics))
 
 
-@model.command("hash", epilog="Example: bireme model hash output/pass-00009")
+@model.command("hash", epilog="\b\nExample: bireme model hash output/pass-00009")
 @click.argument("directory", metavar="PASS_DIR", type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def hash_(directory: Path, as_json: bool) -> None:
@@ -69,7 +69,7 @@ def hash_(directory: Path, as_json: bool) -> None:
     click.echo(json.dumps({"model": str(directory), "hash": digest}) if as_json else digest)
 
 
-@model.command(epilog="Example: bireme model diff output/pass-00008 output/pass-00009")
+@model.command(epilog="\b\nExample: bireme model diff output/pass-00008 output/pass-00009")
 @click.argument("first", metavar="PASS_DIR", type=Path)
 @click.argument("second", metavar="PASS_DIR", type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
@@ -102,7 +102,7 @@ def _difference(name: str, a: Any, b: Any) -> dict[str, Any]:
     return {"name": name, "different": different, "largest": largest, "words": words}
 
 
-@model.command(epilog="Example: bireme model export output/pass-00009 model.npz")
+@model.command(epilog="\b\nExample: bireme model export output/pass-00009 model.npz")
 @click.argument("directory", metavar="PASS_DIR", type=Path)
 @click.argument("target", metavar="FILE", type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")

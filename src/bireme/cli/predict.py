@@ -23,7 +23,7 @@ def _job(model: Path, job_file: Path | None) -> Job:
     return load_job(job_file, {}) if job_file else job_of(model)
 
 
-@click.command(epilog="Example: echo 'a truly wonderful camera' | bireme predict output/pass-00009 -")
+@click.command(epilog="\b\nExample: echo 'a truly wonderful camera' | bireme predict output/pass-00009 -")
 @click.argument("model", metavar="PASS_DIR", type=Path)
 @click.argument("samples", metavar="[FILE]", required=False)
 @click.option("--job", "job_file", type=Path, help="The job, where the model lies apart from its output directory.")
@@ -61,7 +61,7 @@ def _cell(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@click.command(epilog="Example: bireme test output/pass-00009")
+@click.command(epilog="\b\nExample: bireme test output/pass-00009")
 @click.argument("model", metavar="PASS_DIR", type=Path)
 @click.option("--job", "job_file", type=Path, help="The job, where the model lies apart from its output directory.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")

@@ -60,7 +60,7 @@ def node(job: Path, rank: int, run: Path, parent: int | None) -> None:
     _guarded(None, f"node {rank}", lambda: run_node(job, rank, run))
 
 
-@click.command(epilog="Example: bireme pserver --port=7164 --ports_num=2 --num_gradient_servers=3")
+@click.command(epilog="\b\nExample: bireme pserver --port=7164 --ports_num=2 --num_gradient_servers=3")
 @click.option("--port", type=click.IntRange(1, 65535), default=20134, show_default=True, help="First listening port.")
 @click.option("--ports_num", type=click.IntRange(1, 64), default=1, show_default=True, help="Dense lanes.")
 @click.option("--ports_num_for_sparse", type=click.IntRange(0, 64), default=0, show_default=True, help="Sparse lanes.")
@@ -106,7 +106,7 @@ def pserver(  # noqa: PLR0913 - the original's flags
 
 
 @click.command(
-    epilog="Example: bireme trainer --config=trainer_config.lr.py --pservers=10.0.0.1,10.0.0.2 --port=7164 "
+    epilog="\b\nExample: bireme trainer --config=trainer_config.lr.py --pservers=10.0.0.1,10.0.0.2 --port=7164 "
     "--ports_num=2 --trainer_id=0 --num_passes=10 --save_dir=./output"
 )
 @click.option("--config", type=Path, help="The trainer_config file; it runs in the current directory, with ./data.")

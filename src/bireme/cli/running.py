@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -65,13 +66,26 @@ class Interrupts:
         self.count += 1
 
 
+def show(view: View, status: dict[str, Any]) -> View:
+    """Show a status; when nobody reads any more (`| head`), go on in silence."""
+    try:
+        view.update(status)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        from bireme.view.plain import SilentView
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SilentView()
+    return view
+
+
 def follow(job: Job, job_file: str, view: View) -> dict[str, Any]:
     """Run a job to its end and return the coordinator's last status."""
     check_program(job)
     with Interrupts() as interrupts, LocalRun(job, job_file) as run, view:
         asked = 0
         while (status := run.poll()) is not None:
-            view.update(status)
+            view = show(view, status)
             if interrupts.count > asked:
                 asked = interrupts.count
                 if asked == 1:
@@ -80,7 +94,7 @@ def follow(job: Job, job_file: str, view: View) -> dict[str, Any]:
                 else:
                     run.kill()
             time.sleep(POLL_S)
-        view.update(run.status)
+        show(view, run.status)
         return run.status
 
 

@@ -14,7 +14,7 @@ from bireme.core.errors import Cancelled
 from bireme.spec.load import load_job
 
 
-@click.command(epilog="Example: bireme demo --prepare first-job && bireme train first-job/job.yaml --trainers 2")
+@click.command(epilog="\b\nExample: bireme demo --prepare first-job && bireme train first-job/job.yaml --trainers 2")
 @click.argument("job_file", metavar="JOB.yaml", type=Path)
 @click.option("--trainers", type=int, help="Trainers instead of what the file says.")
 @click.option("--pservers", type=int, help="Pservers instead of what the file says.")

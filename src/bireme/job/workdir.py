@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bireme.core.errors import DataError
+from bireme.core.errors import DataError, SpecError
 from bireme.spec.job import Job
 
 
@@ -19,6 +19,11 @@ def lay_workdir(root: Path, program: Path, data: Path) -> Path:
     """Make `root` look like the program's directory with the shard's files in `data/`."""
     if not data.is_dir():
         raise DataError(f"there is no data directory {data}", fix="split the data with `bireme data split`")
+    if not program.is_dir():
+        raise SpecError(
+            f"the program's directory {program} is not there any more",
+            fix="put it back, or name a job that says where it is now with --job JOB.yaml",
+        )
     root.mkdir(parents=True, exist_ok=True)
     for entry in program.iterdir():
         if entry.name not in ("data", "__pycache__"):

@@ -101,9 +101,9 @@ def all_runs() -> list[Record]:
 
 
 def find_run(name: str | None) -> Record:
-    """The newest run with this name or id; without a name, the newest of all."""
+    """The newest run with this name, id or output directory; without a name, the newest of all."""
     runs = all_runs()
-    matching = [r for r in runs if name is None or name in (r.name, r.id)]
+    matching = [r for r in runs if name is None or name in (r.name, r.id) or str(Path(name).absolute()) == r.output]
     running = [r for r in matching if r.state == "running"]
     if matching:
         return (running or matching)[0]

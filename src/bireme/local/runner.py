@@ -166,7 +166,7 @@ class LocalRun:
             return self._status
         self._read_last_word()
         phase = self._status.get("phase")
-        if phase == "finished" and verdict == "all-done":
+        if phase == "finished" and not self._has_cause():
             return None
         if phase != "finished" and (self._is_cancelled or phase == "cancelled"):
             raise Cancelled("stopped on request")
@@ -205,6 +205,11 @@ class LocalRun:
         except (OSError, msgspec.MsgspecError):
             return  # it was killed before it could say anything
         self._status = said
+
+    def _has_cause(self) -> bool:
+        """Whether somebody reports a fault of its own; dying on the way out harms nothing that is saved."""
+        cause = first_cause(read_reports(self._run / "reports"))
+        return cause is not None and cause.kind != ProcessError.__name__
 
     def _raise(self) -> None:
         # A moment for the others to leave their word: the first to exit need not be the cause.

@@ -36,7 +36,7 @@ def import_paddle() -> Any:
         except ImportError as error:
             raise MissingError(
                 "this config needs PaddlePaddle to be computed, and it is not installed",
-                fix="pip install 'bireme[paddle]'",
+                fix="pip install paddlepaddle==3.3.1",
             ) from error
     paddle.set_device("cpu")
     paddle.framework.core.set_num_threads(1)

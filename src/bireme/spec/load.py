@@ -235,6 +235,7 @@ def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
     except msgspec.ValidationError as e:
         problem, _, where = str(e).replace(" | null`", "`").partition(" - at `$.")
         name = where.rstrip("`").removeprefix("lanes.")
+        problem = f"{problem.split(', got `')[0]}, got {overrides.get(name)!r}"
         raise SpecError(
             f"--{name.replace('_', '-')} (or BIREME_{name.upper()}): {problem[0].lower()}{problem[1:]}"
         ) from e

@@ -80,11 +80,19 @@ class ShardReader:
         seed = draws.stream_key(self._seed, "provider", self.shard, pass_id or 0) % 2**32
         if self._cache is None or not self._facts.fingerprint:
             return self._pack(seed)
+        missing = [name for name in self._facts.files if not (self._workdir / name).is_file()]
+        if missing:
+            fix = "it is named in the shard's list file: mend the list, or split the data again"
+            raise DataError(f"shard {self.shard}: there is no file {missing[0]}", fix=fix)
         key = content_key(self._facts, self._workdir, seed)
         return cached(self._cache, key, self._facts, lambda: self._pack(seed))
 
     def _pack(self, seed: int) -> Batch:
-        return pack(self._source.samples(self._workdir, seed), self._facts.inputs)
+        try:
+            return pack(self._source.samples(self._workdir, seed), self._facts.inputs)
+        except DataError as e:
+            fix = e.fix or "`bireme data check` on the job's directory finds such lines"
+            raise DataError(f"shard {self.shard}: {e.what}", why=e.why, fix=fix) from e
 
 
 def content_key(facts: SourceFacts, workdir: Path, seed: int) -> str:

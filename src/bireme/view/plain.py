@@ -70,13 +70,13 @@ class PlainView:
 
     def update(self, status: dict[str, Any]) -> None:
         """Print what is new in a status."""
-        for closed in status.get("passes_done", [])[self._passes :]:
-            click.echo(pass_line(closed))
-            self._passes += 1
         phase = status.get("phase", "")
         if phase in _NEWS and phase != self._phase:
             click.echo(_NEWS[phase])
         self._phase = phase
+        for closed in status.get("passes_done", [])[self._passes :]:
+            click.echo(pass_line(closed))
+            self._passes += 1
 
 
 class SilentView:

@@ -24,6 +24,8 @@ class LiveView:
 
     def __init__(self) -> None:
         self._console = Console()
+        if self._console.no_color:  # NO_COLOR: no dim or bold either
+            self._console = Console(color_system=None)
         self._live = Live(console=self._console, refresh_per_second=8, transient=True)
         self._passes = 0
 

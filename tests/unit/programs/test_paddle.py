@@ -180,7 +180,8 @@ def test_missing_paddle_is_said_when_the_config_is_loaded(home: Any, monkeypatch
     monkeypatch.setitem(sys.modules, "paddle", None)
     with pytest.raises(MissingError) as caught:
         home.load(HEAD + EMB.format(pooling="AvgPooling()"))
-    assert "pip install 'bireme[paddle]'" in caught.value.fix
+    assert "-m pip install paddlepaddle==" in caught.value.fix
+    assert "config.py:4: this network needs PaddlePaddle" in caught.value.what
 
 
 def test_importing_paddle_is_quiet() -> None:

@@ -156,7 +156,7 @@ def test_every_override_reaches_the_job(make: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("TRAINERS", "many", "--trainers (or BIREME_TRAINERS): expected `int`, got `str`"),
+        ("TRAINERS", "many", "--trainers (or BIREME_TRAINERS): expected `int`, got 'many'"),
         ("PASSES", "0", "--passes (or BIREME_PASSES): expected `int` >= 1"),
         ("PORTS_NUM", "99", "--ports-num (or BIREME_PORTS_NUM): expected `int` <= 64"),
         ("SEED", "1.5", "--seed (or BIREME_SEED): expected `int`"),

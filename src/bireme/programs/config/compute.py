@@ -7,6 +7,7 @@ the same one: another engine would mean other bits.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Sequence
 
 from bireme.core.errors import MissingError
@@ -39,8 +40,12 @@ def compile_graph(
 def require_engine(graph: Graph) -> None:
     """Fail now rather than at the first batch when PaddlePaddle will be needed and is not installed."""
     if bag_of_words(graph) is None and not _is_installed("paddle"):
+        layers = [layer for layer in graph.layers.values() if layer.kind != "data"]
+        where = layers[0].where if layers else "the config"
         raise MissingError(
-            "this config needs PaddlePaddle to be computed, and it is not installed", fix="pip install 'bireme[paddle]'"
+            f"{where}: this network needs PaddlePaddle to be computed, and it is not installed",
+            why="without it, only a softmax layer directly on a bag of words can be trained",
+            fix=f"{sys.executable} -m pip install paddlepaddle==3.3.1",
         )
 
 

@@ -83,11 +83,13 @@ class _Session:
                 self.plans[role] = self._plan(role, listed, *chosen)
 
     def _plan(self, role: str, listed: Any, module: Any, obj: Any, args: Any) -> SourcePlan:
-        found = getattr(self.scripts.load(module), obj, None)
+        scope = vars(self.scripts.load(module))
+        found = scope.get(obj)
         if not isinstance(found, Provider):
+            there = ", ".join(name for name, value in scope.items() if isinstance(value, Provider))
             raise Complaint(
                 f"{module}.{obj} is not a data provider" if found is not None else f"{module} has no {obj!r}",
-                fix="put @provider(...) above the function that yields the samples",
+                fix=f"put @provider(...) above the function that yields samples{there and f'; these have it: {there}'}",
             )
         if args is not None and not isinstance(args, Mapping):
             raise Complaint(f"define_py_data_sources2(): args must be a dict, not {args!r}")

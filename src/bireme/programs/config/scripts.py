@@ -9,6 +9,7 @@ provider works the same way later, and a real `paddle` in this process is left a
 from __future__ import annotations
 
 import builtins
+import difflib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,8 +74,7 @@ class Scripts:
     def load(self, name: str) -> ModuleType:
         """Import a user's module by name, e.g. the one that a config names as its data provider."""
         if (module := self._user_module(name)) is None:
-            folders = " or ".join(str(folder) for folder in self._folders)
-            raise Complaint(f"there is no module {name!r}", fix=f"put {name}.py into {folders}")
+            raise Complaint(f"there is no module {name!r}", fix=f"put {name}.py into {self._folders[0]}")
         return module
 
     def line(self) -> str:
@@ -103,7 +103,7 @@ class Scripts:
         elif isinstance(error, SyntaxError):
             what, fix = f"{type(error).__name__}: {error.msg}", _python_2_fix(error)
         else:
-            what, fix = f"{type(error).__name__}: {error}".rstrip(": "), _python_2_fix(error)
+            what, fix = f"{type(error).__name__}: {error}".rstrip(": "), _python_2_fix(error) or _nearest_name(error)
         file, number = self._culprit(error)
         if not file:
             return ConfigScriptError(f"{doing}: {what}", fix=fix)
@@ -194,6 +194,18 @@ def _absolute(name: str, globals_: Mapping[str, object], level: int) -> str:
     package = str(globals_.get("__package__") or "").split(".")
     base = ".".join(package[: len(package) - level + 1])
     return ".".join(part for part in (base, name) if part)
+
+
+def _nearest_name(error: BaseException) -> str:
+    """For a name that nobody knows, the one that may have been meant."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if not isinstance(error, NameError) or trace is None:
+        return ""
+    known = [*trace.tb_frame.f_globals, *trace.tb_frame.f_locals]
+    close = difflib.get_close_matches(str(error.name), known, n=1)
+    return f"did you mean `{close[0]}`?" if close else ""
 
 
 def _python_2_fix(error: BaseException) -> str:

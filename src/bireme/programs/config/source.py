@@ -190,7 +190,7 @@ def _as_tuple(sample: object, inputs: Sequence[InputType]) -> tuple[object, ...]
     """Bring a yielded sample into the order of the inputs."""
     if isinstance(sample, Mapping):
         if missing := [slot.name for slot in inputs if slot.name not in sample]:
-            raise Complaint(f"yields a sample without {', '.join(missing)}")
+            raise Complaint(f"yields a sample without {', '.join(missing)}; it has {', '.join(map(str, sample))}")
         return tuple(sample[slot.name] for slot in inputs)
     if len(inputs) == 1:
         return (_bare(sample, inputs[0]),)

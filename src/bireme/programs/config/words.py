@@ -52,7 +52,7 @@ def whole_number(given: object) -> int | None:
 
 def refuse(what: str) -> NoReturn:
     """Say that a word of the original is known but not there yet."""
-    raise Complaint(f"{what} is not supported yet")
+    raise Complaint(f"{what} is not supported yet", fix="docs/differences.md says what is")
 
 
 def unsupported(name: str) -> Callable[..., object]:
