@@ -70,7 +70,7 @@ def _status_of(record: registry.Record) -> dict[str, Any]:
 @click.argument("job", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def status(job: str | None, as_json: bool) -> None:
-    """Show how JOB is doing (the newest job when left out)."""
+    """Show how JOB is doing: a job's name, a run's id or its output directory (the newest when left out)."""
     record = registry.find_run(job)
     now = _status_of(record)
     if as_json:
