@@ -1,0 +1,156 @@
+"""Our own data plane under the peers' workloads: real pservers and lanes, real exchanges, real kernels."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bireme.programs.bow import BagOfWords
+from bireme.programs.columns import Batch, Column, InputType
+from bireme.ps.client import Exchange, Identity, Link, connect, connect_near
+from bireme.ps.frames import HEAD_NBYTES, RECORD_NBYTES, Record
+from bireme.ps.lane import Setup
+from bireme.ps.memory import TrainerMemory
+from bireme.ps.plan import Layout
+from bireme.ps.server import PServer, listen
+from bireme.ps.tree import Span, share_out
+from bireme.spec.model import Optimizer, Parameter
+from engines import workloads as w
+from engines.process import Task, answer, begin, time_steps
+
+ME = Identity(job=1, view=1, incarnation=1)
+
+
+def parameters_of(work: str) -> tuple[tuple[Parameter, ...], Optimizer]:
+    """What a job of this work would say of its parameters."""
+    if work == "bow":
+        found = (Parameter(name="weight", shape=(w.WORDS, w.CLASSES)), Parameter(name="bias", shape=(w.CLASSES,)))
+        return found, Optimizer(method="adam", learning_rate=w.BOW_RATE, schedule="constant")
+    flat = Parameter(name="w", shape=(w.DENSE_SIZES[work],))
+    return (flat,), Optimizer(method="momentum", learning_rate=w.DENSE_RATE, schedule="constant")
+
+
+def open_exchange(task: Task, layout: Layout) -> Exchange:
+    """Connect to all lanes as trainers do; the library chooses the carrier.
+
+    task.options["place"] is "tcp" (as between machines) or "local" (whatever is best on one machine).
+    """
+    is_near = task.options["place"] == "local"
+    sockets = [_connect(port, is_near=is_near) for port in task.ports[: w.SERVERS]]
+    links = [Link(sock, part) for sock, part in zip(sockets, layout.slices(len(sockets)), strict=True)]
+    memory = TrainerMemory(layout, [_span(task.rank)], is_shared=is_near)
+    return Exchange(links, memory, ME)
+
+
+def _connect(port: int, *, is_near: bool) -> socket.socket:
+    far = connect("127.0.0.1", port, timeout_s=60, what="a pserver")
+    if not is_near:
+        return far
+    far.close()
+    for _ in range(200):
+        # A pserver opens its Unix sockets a moment after its ports.
+        if (near := connect_near("127.0.0.1", port)) is not None:
+            return near
+        time.sleep(0.01)
+    raise SystemExit("the pserver has no Unix socket")
+
+
+def _span(rank: int) -> Span:
+    return Span(rank, rank + 1)
+
+
+def serve(task: Task) -> None:
+    """Be a pserver until told to stop."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    parameters, optimizer = parameters_of(task.work)
+    server = PServer([listen("127.0.0.1", task.ports[task.rank])], 1, lambda *_: None, lambda *_: None)
+    setup = Setup(
+        job=ME.job,
+        view=ME.view,
+        pserver=task.rank,
+        pservers=w.SERVERS,
+        dense_lanes=1,
+        parameters=parameters,
+        optimizer=optimizer,
+        seed=1,
+        shards=w.TRAINERS,
+        shares=share_out(w.TRAINERS, w.TRAINERS),
+    )
+    server.set_up(setup, lambda *_: None)
+    server.start()
+    signal.sigwait({signal.SIGTERM})
+    server.stop()
+
+
+def train(task: Task) -> None:
+    """Be a trainer: do the steps, check the result, tell the figures."""
+    layout = Layout(parameters_of(task.work)[0])
+    exchange = open_exchange(task, layout)
+    exchange.pull_now()
+    if task.work == "bow":
+        watch = w.CostWatch(_bow_step(task, exchange, layout))
+        told = time_steps(task, watch)
+        watch.check(task.rank)
+    else:
+        exchange.memory.row(_span(task.rank))[:] = w.dense_gradient(task.rank)
+        told = time_steps(task, lambda index: _round(exchange, task.rank, index))
+        w.check_dense(exchange.memory.values(task.total)[: w.DENSE_SIZES[task.work]], task.total)
+    carriers = exchange.carriers
+    exchange.close()
+    carrier = "+".join(sorted(set(carriers)))
+    answer(task, {**told, "carrier": carrier, "wire_bytes_per_step": wire_bytes(layout, carriers)})
+
+
+def _round(exchange: Exchange, rank: int, index: int) -> None:
+    exchange.push(index, _span(rank), [Record(rank, False, 1)])
+    exchange.pull_round(index + 1)
+
+
+def _bow_step(task: Task, exchange: Exchange, layout: Layout) -> Callable[[int], float]:
+    memory = exchange.memory
+    grads = layout.views(memory.row(_span(task.rank)))
+    # Shared memory has two sets of parameters, which take turns; otherwise both of these are one.
+    programs = [
+        BagOfWords(("word", "label"), ("weight", "bias"), {}, (layout.views(memory.values(r)), grads)) for r in (0, 1)
+    ]
+    batches = [_columns(batch) for batch in w.bow_batches(task.rank)]
+
+    def step(index: int) -> float:
+        cost = programs[index % 2].step(batches[index % len(batches)]).cost
+        _round(exchange, task.rank, index)
+        return cost
+
+    return step
+
+
+def _columns(batch: w.Batch) -> Batch:
+    words = InputType(name="word", dim=w.WORDS, kind="sparse_binary")
+    label = InputType(name="label", dim=w.CLASSES, kind="index")
+    offsets = np.arange(w.TEXTS + 1, dtype=np.int64) * w.IDS_PER_TEXT
+    ids = Column(words, ids=batch.ids.reshape(-1).astype(np.int32), offsets=offsets)
+    return Batch({"word": ids, "label": Column(label, ids=batch.labels.astype(np.int32))}, w.TEXTS)
+
+
+def wire_bytes(layout: Layout, carriers: Sequence[str]) -> int:
+    """Bytes that one step moves through sockets between all trainers and pservers, counted from its frames."""
+    control = HEAD_NBYTES + RECORD_NBYTES + 2 * HEAD_NBYTES  # PUSH with one record, PULL, SLICE
+    parts = zip(layout.slices(len(carriers)), carriers, strict=True)
+    payload = sum(2 * 4 * len(part) for part, carrier in parts if carrier != "shm")
+    return w.TRAINERS * (control * len(carriers) + payload)
+
+
+def main() -> None:
+    """Do the task."""
+    task = begin()
+    if task.work == "sparse":
+        sys.exit("sparse tables are not built yet")
+    (serve if task.role == "pserver" else train)(task)
+
+
+if __name__ == "__main__":
+    main()
