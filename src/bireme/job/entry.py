@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -52,17 +52,18 @@ def children_of(job: Job, job_path: Path, rank: int, run: Path) -> list[Child]:
 def run_node(job_path: Path, rank: int, run: Path) -> None:
     """Run this node's processes to their end; raises what went wrong first."""
     job = read_job(job_path)
-    asked_to_stop = threading.Event()
+    # A plain list: an Event's lock may be held by the very code that a signal interrupts.
+    asked_to_stop: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked_to_stop.set())
+        signal.signal(number, lambda received, _: asked_to_stop.append(received))
     children = children_of(job, job_path, rank, run)
     logs = {child.name: child.log for child in children}
     with Family() as family:
         for child in children:
             pid = family.start(child)
             log.info("started %s as process %d", child.name, pid)
-        while decide(family.codes()) == "go-on" and not asked_to_stop.wait(WATCH_EVERY_S):
-            pass
+        while decide(family.codes()) == "go-on" and not asked_to_stop:
+            time.sleep(WATCH_EVERY_S)
         codes = family.codes()
         if decide(codes) == "end-others":
             _raise_for(codes, run, logs)

@@ -22,6 +22,7 @@ from bireme.ps.server import PServer, listen
 
 log = logging.getLogger(__name__)
 _SIOCGIFADDR = 0x8915
+SIGNAL_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,13 @@ class PserverProcess:
             discovery.announce(
                 self._options.rank, m.Address(host=self._options.host or "127.0.0.1", ports=tuple(ports))
             )
+        # The handler takes no lock: the main thread may hold it at that moment.
+        signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._leave("asked to stop by a signal"))
-        self._over.wait()
+            signal.signal(number, lambda received, _: signals.append(received))
+        while not self._over.wait(SIGNAL_LOOK_S):
+            if signals:
+                self._leave("asked to stop by a signal")
         self._server.stop()
         log.info("pserver leaves: %s", self._reason)
         if self._coordinating is not None and self._coordinating.failure is not None:
