@@ -8,6 +8,7 @@ same places. Without local lanes one set is enough.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 
@@ -35,16 +36,18 @@ class TrainerMemory:
         self.layout = layout
         self.spans = tuple(spans)
         nbytes = 4 * layout.size
-        self._grads = Region(nbytes * len(self.spans))
-        self._sets = [Region(nbytes)]
+        grads = Region(nbytes * len(self.spans))
+        sets = [Region(nbytes)]
         self.fd = -1
         if is_shared:
-            try:
+            # Where there is too little shared memory, everything goes through sockets.
+            with contextlib.suppress(StorageError):
                 self.fd = make_segment("gradients", nbytes * len(self.spans))
-            except StorageError:
-                return  # too little shared memory here: everything goes through sockets
-            self._grads.map(0, nbytes * len(self.spans), self.fd, 0, is_writable=True)
-            self._sets.append(Region(nbytes))
+                grads.map(0, nbytes * len(self.spans), self.fd, 0, is_writable=True)
+                sets.append(Region(nbytes))
+        self._sets = sets
+        self._rows = {span: grads.floats(layout.size, nbytes * i) for i, span in enumerate(self.spans)}
+        self._values = [region.floats(layout.size) for region in sets]
 
     @property
     def is_shared(self) -> bool:
@@ -53,11 +56,11 @@ class TrainerMemory:
 
     def row(self, span: Span) -> NDArray[np.float32]:
         """Where the gradient of a subtree belongs."""
-        return self._grads.floats(self.layout.size, 4 * self.layout.size * self.spans.index(span))
+        return self._rows[span]
 
     def values(self, round_: int) -> NDArray[np.float32]:
         """The parameters after this many rounds, once they are there."""
-        return self._sets[self.set_of(round_)].floats(self.layout.size)
+        return self._values[self.set_of(round_)]
 
     def set_of(self, round_: int) -> int:
         """Which of the sets holds a round's parameters."""

@@ -346,3 +346,11 @@ print("wrote")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "0.0\n"), done.stderr
+
+
+def test_a_row_is_the_same_array_whenever_it_is_asked_for() -> None:
+    # The loop computes into it and then asks whether the sum is there already: another array would mean a copy a round.
+    memory = TrainerMemory(Layout([Parameter(name="w", shape=(5,))]), [Span(0, 1)], is_shared=True)
+    assert memory.row(Span(0, 1)) is memory.row(Span(0, 1))
+    assert memory.values(3) is memory.values(5)
+    memory.close()
