@@ -13,6 +13,7 @@ import msgspec
 
 from bireme.core.errors import DataError
 from bireme.data.staging import UNFINISHED
+from bireme.spec.load import is_shard_name
 
 MANIFEST = "shards.json"
 FORMAT_VERSION = 1
@@ -67,7 +68,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def shard_directories(job: Path) -> dict[int, Path]:
     """Find the directories of `job` that are named like shards, in order."""
-    found = {int(path.name): path for path in job.iterdir() if _is_shard_name(path.name) and path.is_dir()}
+    found = {int(path.name): path for path in job.iterdir() if is_shard_name(path.name) and path.is_dir()}
     return dict(sorted(found.items()))
 
 
@@ -105,7 +106,3 @@ def inside_data(entry: str) -> str | None:
     if path.is_absolute() or ".." in parts or len(parts) < 2 or parts[0] != "data":
         return None
     return "/".join(parts[1:])
-
-
-def _is_shard_name(name: str) -> bool:
-    return name.isascii() and name.isdigit() and str(int(name)) == name

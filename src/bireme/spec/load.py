@@ -308,7 +308,8 @@ def _check_trainers(trainers: int, shards: int, key: str) -> None:
         )
 
 
-def _is_number(name: str) -> bool:
+def is_shard_name(name: str) -> bool:
+    """Whether a directory of this name is a shard: `0`, `1`, … and not `01`."""
     return name.isascii() and name.isdecimal() and name == str(int(name))
 
 
@@ -316,7 +317,7 @@ def count_shards(data: Path) -> int:
     """How many shards a data directory holds: `0/data`, `1/data`, … without a gap."""
     if not data.is_dir():
         raise SpecError(f"data.path: there is no directory {data}", fix="paths in job.yaml are relative to job.yaml")
-    found = sorted(int(d.name) for d in data.iterdir() if _is_number(d.name) and (d / "data").is_dir())
+    found = sorted(int(d.name) for d in data.iterdir() if is_shard_name(d.name) and (d / "data").is_dir())
     if not found:
         raise SpecError(
             f"{data} holds no shard (a directory `0/data`)",
