@@ -21,7 +21,7 @@ import msgspec
 
 from bireme.cli.main import COMMANDS, bireme
 from bireme.local.demo import JOB_YAML
-from bireme.spec.job import DataFiles, JobFile, LanePorts, ProgramFile
+from bireme.spec.job import DataFiles, JobFile, LanePorts, LocalFile, ProgramFile, WireFile
 from bireme.spec.load import OVERRIDES, find_mistakes, read_yaml
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -31,6 +31,8 @@ SECTIONS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("program", ProgramFile),
     ("data", DataFiles),
     ("lanes", LanePorts),
+    ("local", LocalFile),
+    ("wire", WireFile),
 )
 EXAMPLES: dict[str, Any] = {
     "program": {"config": "quick_start/trainer_config.lr.py"},
@@ -41,6 +43,9 @@ EXAMPLES: dict[str, Any] = {
     "lanes": {"port": 7164, "ports_num": 2},
     "passes": 10,
     "mode": "sync",
+    "staleness": 2,
+    "local": {"every": 16, "method": "elastic"},
+    "wire": {"gradients": "bfloat16"},
     "seed": 7,
     "output": "output",
     "log_period": 50,
@@ -50,7 +55,12 @@ EXAMPLES: dict[str, Any] = {
     "data.shards": 3,
     "lanes.port": 7164,
     "lanes.ports_num": 2,
-    "lanes.ports_num_for_sparse": 0,
+    "lanes.ports_num_for_sparse": 2,
+    "local.every": 16,
+    "local.method": "elastic",
+    "local.rate": 0.5,
+    "wire.gradients": "bfloat16",
+    "wire.top_k": 0.05,
 }
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bireme.programs.bow import BagOfWords
 from bireme.programs.columns import Batch, Column, InputType
 from bireme.ps.client import Exchange, Identity, Link, connect, connect_near
 from bireme.ps.frames import HEAD_NBYTES, RECORD_NBYTES, Record
-from bireme.ps.lane import Setup
 from bireme.ps.memory import TrainerMemory
 from bireme.ps.plan import Layout
+from bireme.ps.rowclient import RowLinks
+from bireme.ps.rowframes import Block
+from bireme.ps.rowsums import unique
 from bireme.ps.server import PServer, listen
+from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
-from bireme.spec.model import Optimizer, Parameter
+from bireme.spec.model import Optimizer, Parameter, Rows
 from engines import workloads as w
 from engines.process import Task, answer, begin, time_steps
 
@@ -31,6 +35,9 @@ def parameters_of(work: str) -> tuple[tuple[Parameter, ...], Optimizer]:
     if work == "bow":
         found = (Parameter(name="weight", shape=(w.WORDS, w.CLASSES)), Parameter(name="bias", shape=(w.CLASSES,)))
         return found, Optimizer(method="adam", learning_rate=w.BOW_RATE, schedule="constant")
+    if work == "sparse":
+        table = Parameter(name="table", shape=(w.ROWS, w.WIDTH), rows=Rows())
+        return (table,), Optimizer(method="adagrad", learning_rate=w.SPARSE_RATE, schedule="constant")
     flat = Parameter(name="w", shape=(w.DENSE_SIZES[work],))
     return (flat,), Optimizer(method="momentum", learning_rate=w.DENSE_RATE, schedule="constant")
 
@@ -44,7 +51,9 @@ def open_exchange(task: Task, layout: Layout) -> Exchange:
     sockets = [_connect(port, is_near=is_near) for port in task.ports[: w.SERVERS]]
     links = [Link(sock, part) for sock, part in zip(sockets, layout.slices(len(sockets)), strict=True)]
     memory = TrainerMemory(layout, [_span(task.rank)], is_shared=is_near)
-    return Exchange(links, memory, ME)
+    tables = [p for p in parameters_of(task.work)[0] if p.is_sparse]
+    far = [_connect(port, is_near=is_near) for port in task.ports[w.SERVERS : 2 * w.SERVERS]] if tables else []
+    return Exchange(links, memory, ME, RowLinks(far, tables) if tables else None)
 
 
 def _connect(port: int, *, is_near: bool) -> socket.socket:
@@ -68,13 +77,15 @@ def serve(task: Task) -> None:
     """Be a pserver until told to stop."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parameters, optimizer = parameters_of(task.work)
-    server = PServer([listen("127.0.0.1", task.ports[task.rank])], 1, lambda *_: None, lambda *_: None)
+    sockets = [listen("127.0.0.1", task.ports[rank]) for rank in (task.rank, w.SERVERS + task.rank)]
+    server = PServer(sockets, 1, lambda *_: None, lambda *_: None)
     setup = Setup(
         job=ME.job,
         view=ME.view,
         pserver=task.rank,
         pservers=w.SERVERS,
         dense_lanes=1,
+        sparse_lanes=1,
         parameters=parameters,
         optimizer=optimizer,
         seed=1,
@@ -89,13 +100,15 @@ def serve(task: Task) -> None:
 
 def train(task: Task) -> None:
     """Be a trainer: do the steps, check the result, tell the figures."""
-    layout = Layout(parameters_of(task.work)[0])
+    layout = Layout([p for p in parameters_of(task.work)[0] if not p.is_sparse])
     exchange = open_exchange(task, layout)
     exchange.pull_now()
     if task.work == "bow":
         watch = w.CostWatch(_bow_step(task, exchange, layout))
         told = time_steps(task, watch)
         watch.check(task.rank)
+    elif task.work == "sparse":
+        told = _sparse(task, exchange)
     else:
         exchange.memory.row(_span(task.rank))[:] = w.dense_gradient(task.rank)
         told = time_steps(task, lambda index: _round(exchange, task.rank, index))
@@ -103,12 +116,44 @@ def train(task: Task) -> None:
     carriers = exchange.carriers
     exchange.close()
     carrier = "+".join(sorted(set(carriers)))
-    answer(task, {**told, "carrier": carrier, "wire_bytes_per_step": wire_bytes(layout, carriers)})
+    answer(task, {"wire_bytes_per_step": wire_bytes(layout, carriers), "carrier": carrier, **told})
 
 
 def _round(exchange: Exchange, rank: int, index: int) -> None:
     exchange.push(index, _span(rank), [Record(rank, False, 1)])
     exchange.pull_round(index + 1)
+
+
+def _sparse(task: Task, exchange: Exchange) -> dict[str, Any]:
+    """Push the batch's rows, find the next batch's while the lanes work, and pull those."""
+    batches = [w.sparse_batches(rank) for rank in range(w.TRAINERS)]
+    target = np.zeros((max(len(ids) for ids in batches[task.rank]), w.WIDTH), np.float32)
+    found = [_unique(batches[task.rank][0])]
+    exchange.pull_round(0, [found[0].ids], [target])
+
+    def step(index: int) -> None:
+        exchange.push(index, _span(task.rank), [Record(task.rank, False, w.SAMPLES)], [found[0]])
+        found[0] = _unique(batches[task.rank][(index + 1) % w.SPARSE_POOL])
+        exchange.pull_round(index + 1, [found[0].ids], [target])
+
+    told = time_steps(task, step)
+    truth = w.sparse_truth(batches, task.total)
+    rows = np.zeros((len(truth.rows), w.WIDTH), np.float32)
+    exchange.pull_round(task.total, [truth.rows.astype(np.uint64)], [rows])
+    truth.check(rows)
+    each = sum(len(_unique(ids).ids) for mine in batches for ids in mine) / w.SPARSE_POOL
+    # Ids go out twice, with the gradient and with the request; rows go out and come back.
+    control = w.TRAINERS * w.SERVERS * (3 * HEAD_NBYTES + RECORD_NBYTES + 2 * 8)
+    carrier = "unix" if task.options["place"] == "local" else "tcp"
+    return {**told, "wire_bytes_per_step": int(each * (2 * 8 + 2 * 4 * w.WIDTH)) + control, "carrier": carrier}
+
+
+def _unique(ids: NDArray[np.int64]) -> Block:
+    rows, positions = unique(ids)
+    counts = np.bincount(positions, minlength=len(rows)).astype(np.float32)
+    grads = np.empty((len(rows), w.WIDTH), np.float32)
+    grads[:] = (np.float32(w.SPARSE_GRADIENT) * counts)[:, None]
+    return Block(rows, grads)
 
 
 def _bow_step(task: Task, exchange: Exchange, layout: Layout) -> Callable[[int], float]:
@@ -147,8 +192,6 @@ def wire_bytes(layout: Layout, carriers: Sequence[str]) -> int:
 def main() -> None:
     """Do the task."""
     task = begin()
-    if task.work == "sparse":
-        sys.exit("sparse tables are not built yet")
     (serve if task.role == "pserver" else train)(task)
 
 

@@ -19,11 +19,11 @@ from bireme.core.errors import FrameError, NetworkError, PortInUseError, Refused
 from bireme.ps import wire
 from bireme.ps.client import Exchange, Identity, Link, Position, connect
 from bireme.ps.frames import Head, Kind, Record, pack_records
-from bireme.ps.lane import Setup
 from bireme.ps.memory import TrainerMemory
 from bireme.ps.plan import Layout
-from bireme.ps.rounds import Totals
+from bireme.ps.rounds import PassTotals, Totals
 from bireme.ps.server import PServer, listen
+from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
 from bireme.spec.model import Optimizer, Parameter
 
@@ -40,14 +40,14 @@ class Cluster:
     def __init__(self) -> None:
         self.servers: list[PServer] = []
         self.closed: queue.Queue[int] = queue.Queue()
-        self.passes: list[tuple[int, int, dict[int, Totals]]] = []
+        self.passes: list[PassTotals] = []
         self.layout = Layout(PARAMETERS)
         self.shards = 3
         self._opened: list[socket.socket] = []
 
-    def start(self, pservers: int = 1, lanes: int = 2, *, extra_ports: int = 0) -> None:
+    def start(self, pservers: int = 1, lanes: int = 2, *, sparse_lanes: int = 0) -> None:
         for _ in range(pservers):
-            sockets = [listen("127.0.0.1", 0) for _ in range(lanes + extra_ports)]
+            sockets = [listen("127.0.0.1", 0) for _ in range(lanes + sparse_lanes)]
             self.serve(sockets, lanes)
 
     def serve(self, sockets: list[socket.socket], lanes: int) -> None:
@@ -60,14 +60,15 @@ class Cluster:
         raise FrameError("no control here")
 
     def set_up(self, *, parameters: tuple[Parameter, ...] = PARAMETERS, shards: int = 3, **changes: object) -> None:
-        self.layout, self.shards = Layout(parameters), shards
+        self.layout, self.shards = Layout([p for p in parameters if not p.is_sparse]), shards
         for rank, server in enumerate(self.servers):
             plain: dict[str, object] = {
                 "job": 7, "view": 3, "pserver": rank, "pservers": len(self.servers), "parameters": parameters,
-                "dense_lanes": server._dense_lanes, "optimizer": Optimizer(learning_rate=0.5, schedule="constant"),
-                "seed": 1, "shards": shards, "shares": share_out(shards, shards),
+                "dense_lanes": server._dense_lanes, "sparse_lanes": len(server.ports) - server._dense_lanes,
+                "optimizer": Optimizer(learning_rate=0.5, schedule="constant"), "seed": 1, "shards": shards,
+                "shares": share_out(shards, shards),
             }  # fmt: skip
-            server.set_up(Setup(**{**plain, **changes}), lambda *told: self.passes.append(told))  # type: ignore[arg-type]
+            server.set_up(Setup(**{**plain, **changes}), self.passes.append)  # type: ignore[arg-type]
 
     def connect(self, port: int | None = None) -> socket.socket:
         sock = connect("127.0.0.1", port or self.servers[0].ports[0], timeout_s=WAIT_S, what="pserver 0")
@@ -179,7 +180,7 @@ def test_three_trainers_over_all_lanes_equal_a_plain_sum(cluster: Cluster, pserv
     wanted = starts[0] - 0.5 * sum(gradient(cluster, s, r) for s in range(3) for r in range(rounds))
     assert len({end.tobytes() for end in ends}) == 1
     assert (trained(cluster, ends[0]) == trained(cluster, wanted)).all()
-    assert cluster.passes == [(0, 120, {s: Totals(40, 20.0) for s in range(3)})]
+    assert cluster.passes == [PassTotals(0, 120, {s: Totals(40, 20.0) for s in range(3)}, {})]
 
 
 def test_a_repeat_with_other_bytes_is_refused_by_the_name_of_the_parameter(cluster: Cluster) -> None:
@@ -342,21 +343,21 @@ def test_a_pserver_that_nobody_started_is_told_by_name_and_place() -> None:
     assert "server.log" in caught.value.fix
 
 
-def test_a_pserver_without_a_job_and_a_sparse_lane_say_so(cluster: Cluster) -> None:
-    cluster.start(lanes=1, extra_ports=1)
-    with pytest.raises(RefusedError, match="this pserver has no job yet"):
-        cluster.exchange().pull_now()
-    cluster.set_up()
-    sock = cluster.connect(cluster.servers[0].ports[1])
-    wire.send(sock, Head(Kind.PULL, job=7, view=3))
-    with pytest.raises(RefusedError, match="this is a sparse lane"):
-        wire.expect(sock, Kind.SLICE)
+def test_a_pserver_without_a_job_says_so_on_every_lane(cluster: Cluster) -> None:
+    cluster.start(lanes=1, sparse_lanes=1)
+    for port in cluster.servers[0].ports:
+        sock = cluster.connect(port)
+        wire.send(sock, Head(Kind.PULL, job=7, view=3))
+        with pytest.raises(RefusedError, match="this pserver has no job yet"):
+            wire.expect(sock, Kind.SLICE)
 
 
 def test_a_pserver_serves_one_job_with_the_lanes_it_opened(cluster: Cluster) -> None:
     cluster.start(lanes=2)
-    with pytest.raises(FrameError, match="the job wants 3 dense lanes, this pserver opened 2"):
+    with pytest.raises(FrameError, match="the job wants 3 dense and 0 sparse lanes, this pserver opened 2 and 0"):
         cluster.set_up(dense_lanes=3)
+    with pytest.raises(FrameError, match="the job wants 2 dense and 1 sparse lanes, this pserver opened 2 and 0"):
+        cluster.set_up(sparse_lanes=1)
     cluster.set_up()
     with pytest.raises(FrameError, match="this pserver already serves a job"):
         cluster.set_up()

@@ -18,7 +18,7 @@ _FLOATS = st.floats(allow_nan=False)
 _HEADS = st.builds(
     Head,
     kind=st.sampled_from(Kind),
-    flags=st.integers(0, 7).map(Flag),
+    flags=st.integers(0, 15).map(Flag),
     job=_U64,
     view=_U64,
     round=_U64,

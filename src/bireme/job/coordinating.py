@@ -23,7 +23,7 @@ from bireme.job import messages as m
 from bireme.job.coordinator import Coordinator, Effect, Leave, RefuseJoin, Send, SetUpPservers, Write
 from bireme.ps import wire
 from bireme.ps.client import connect
-from bireme.ps.rounds import Totals
+from bireme.ps.rounds import PassTotals
 
 log = logging.getLogger(__name__)
 SET_UP_TIMEOUT_S = 60.0
@@ -74,10 +74,10 @@ class Coordinating:
             if self._members.pop(id(sock), None) is not None:
                 self._do(self._machine.lost(id(sock)))
 
-    def lane_passed(self, pass_id: int, samples: int, totals: dict[int, Totals]) -> None:
+    def lane_passed(self, totals: PassTotals) -> None:
         """The first lane has closed a pass. Called on a lane's thread: must not wait for one."""
         with self._lock:
-            self._do(self._machine.lane_passed(pass_id, samples, totals, time.monotonic()))
+            self._do(self._machine.lane_passed(totals, time.monotonic()))
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:

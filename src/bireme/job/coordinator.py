@@ -17,8 +17,8 @@ import msgspec
 
 from bireme.core.draws import stream_key
 from bireme.job import messages as m
-from bireme.ps.lane import Setup
-from bireme.ps.rounds import Totals
+from bireme.ps.rounds import PassTotals, Totals
+from bireme.ps.setup import Setup
 from bireme.ps.tree import share_out
 
 Phase = Literal["gathering", "setting-up", "training"] | m.Ending
@@ -94,7 +94,7 @@ class Coordinator:
         self.closed: list[m.PassClosed] = []
         self.saved = -1
         self._members: dict[int, _Member] = {}
-        self._totals: dict[int, tuple[int, dict[int, Totals]]] = {}
+        self._totals: dict[int, PassTotals] = {}
         self._unsaved: tuple[int, list[Effect]] = (-1, [])
         self._begun_s = 0.0
         self._pass_begun_s = 0.0
@@ -166,11 +166,14 @@ class Coordinator:
                 pserver=i,
                 pservers=len(facts.pservers),
                 dense_lanes=facts.dense_lanes,
+                sparse_lanes=facts.sparse_lanes,
                 parameters=facts.parameters,
                 optimizer=facts.optimizer,
                 seed=facts.seed,
                 shards=facts.shards,
                 shares=share_out(facts.shards, facts.trainers),
+                updates=facts.updates,
+                wire=facts.wire,
                 is_set_by_trainer=facts.is_set_by_trainer,
                 start_pass=facts.start_pass,
                 start_samples=facts.start_samples,
@@ -212,10 +215,10 @@ class Coordinator:
         }  # fmt: skip
         return [Write("metrics.jsonl", line)]
 
-    def lane_passed(self, pass_id: int, samples_so_far: int, totals: dict[int, Totals], now_s: float) -> list[Effect]:
+    def lane_passed(self, totals: PassTotals, now_s: float) -> list[Effect]:
         """The first lane has closed a pass: these samples were applied."""
-        self._totals[pass_id] = (samples_so_far, totals)
-        return self._close_pass(pass_id, now_s)
+        self._totals[totals.pass_id] = totals
+        return self._close_pass(totals.pass_id, now_s)
 
     def pass_done(self, connection: int, message: m.PassDone, now_s: float) -> list[Effect]:
         """A trainer has ended a pass."""
@@ -229,7 +232,8 @@ class Coordinator:
         reports = [member.passes_done.get(pass_id) for member in self._members.values()]
         if self.facts is None or pass_id not in self._totals or None in reports:
             return []
-        samples_so_far, totals = self._totals.pop(pass_id)
+        ended = self._totals.pop(pass_id)
+        totals = ended.shards
         done = [report for report in reports if report is not None]
         test = next((report.test for report in done if report.test is not None), None)
         samples = sum(t.samples for t in totals.values())
@@ -239,7 +243,7 @@ class Coordinator:
             pass_id=pass_id,
             round=done[0].round,
             samples=samples,
-            samples_so_far=samples_so_far,
+            samples_so_far=ended.samples,
             seconds=round(now_s - self._pass_begun_s, 3),
             cost=sum(t.cost for _, t in sorted(totals.items())) / max(samples, 1),
             evals={
@@ -249,6 +253,8 @@ class Coordinator:
             test_samples=test.samples if test else 0,
             test_cost=test.cost / max(test.samples, 1) if test and test.cost is not None else None,
             test_evals={k: v / max(test.samples, 1) for k, v in test.evals.items()} if test else {},
+            staleness={str(ahead): count for ahead, count in sorted(ended.staleness.items())},
+            wire_error=max((report.wire_error for report in done), default=0.0),
         )
         self._pass_begun_s = now_s
         self.closed.append(closed)

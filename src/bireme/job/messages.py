@@ -14,9 +14,9 @@ import msgspec
 from bireme.core.errors import FrameError
 from bireme.ps import wire
 from bireme.ps.frames import Head, Kind
-from bireme.ps.lane import Setup
+from bireme.ps.setup import Setup
 from bireme.ps.tree import Span
-from bireme.spec.model import Optimizer, Parameter
+from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
 Ending = Literal["finished", "failed", "cancelled"]
 """The ways in which a job ends."""
@@ -50,7 +50,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seed: int
     pservers: tuple[Address, ...]
     dense_lanes: int
+    sparse_lanes: int
     output: str
+    updates: Updates = Updates()
+    wire: Wire = Wire()
     is_set_by_trainer: bool = False
     start_pass: int = 0
     start_samples: int = 0
@@ -105,6 +108,7 @@ class PassDone(_Message, frozen=True):
     read: dict[int, int]
     trained: dict[int, int]
     test: Sum | None = None
+    wire_error: float = 0.0
 
 
 class PassClosed(_Message, frozen=True):
@@ -120,6 +124,10 @@ class PassClosed(_Message, frozen=True):
     test_samples: int = 0
     test_cost: float | None = None
     test_evals: dict[str, float] = {}
+    staleness: dict[str, int] = {}
+    """Updates by how many batches their shard was ahead of the slowest; empty in sync and local mode."""
+    wire_error: float = 0.0
+    """How much of a gradient the wire's coding changed or held back at most, as a share of its norm."""
 
 
 class Saved(_Message, frozen=True):

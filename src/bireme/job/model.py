@@ -1,9 +1,11 @@
 """A saved model: one directory `pass-%05d`, with the original's parameter files in it.
 
 Each parameter is a file named after it: a 16-byte header (int32 version 0, uint32 value size 4,
-uint64 count, little-endian) and the raw float32 values. `model.safetensors` holds the same
-values with shapes, `metrics.json` what the pass came to, `path.txt` the config's name. The
-directory appears under its name in one rename, with `done` in it: there is no half-saved model.
+uint64 count, little-endian) and the raw float32 values. A sparse parameter with known rows is
+written in full; of an unbounded one the rows that exist, by ascending id, with the ids in NAME.ids
+(value size 8). `model.safetensors` holds the same values with shapes, `metrics.json` what the pass
+came to, `path.txt` the config's name. The directory appears under its name in one rename, with
+`done` in it: there is no half-saved model.
 """
 
 from __future__ import annotations
@@ -23,15 +25,24 @@ from bireme import __version__
 from bireme.core.errors import ModelError
 from bireme.core.files import storage_errors, sync_directory
 from bireme.ps.plan import RESERVED_NAMES
+from bireme.ps.rowframes import Block
 from bireme.spec.model import Parameter
 
-Values = Mapping[str, NDArray[np.float32]]
+Array = NDArray[np.float32] | NDArray[np.uint64]
+Values = Mapping[str, Array]
+IDS = ".ids"
+"""Beside a table that cannot be written in full, this file says which rows are there."""
 _HEADER = struct.Struct("<iIQ")
 
 
-def write_parameter(path: Path, values: NDArray[np.float32]) -> None:
+def write_parameter(path: Path, values: Array) -> None:
     """Write one parameter in the original's format."""
-    _write(path, _HEADER.pack(0, 4, values.size), np.ascontiguousarray(values, dtype="<f4").data)
+    raw = _raw(values)
+    _write(path, _HEADER.pack(0, raw.itemsize, raw.size), raw.data)
+
+
+def _raw(values: Array) -> Array:
+    return np.ascontiguousarray(values, dtype="<u8" if values.dtype == np.uint64 else "<f4")
 
 
 def _write(path: Path, *parts: bytes | memoryview) -> None:
@@ -42,8 +53,8 @@ def _write(path: Path, *parts: bytes | memoryview) -> None:
         os.fsync(f.fileno())
 
 
-def read_parameter(path: Path) -> NDArray[np.float32]:
-    """Read one parameter as a flat vector; a torn or foreign file is refused."""
+def read_parameter(path: Path) -> Array:
+    """Read one parameter, or a table's ids, as a flat vector; a torn or foreign file is refused."""
     try:
         data = path.read_bytes()
     except OSError as e:
@@ -51,14 +62,15 @@ def read_parameter(path: Path) -> NDArray[np.float32]:
     if len(data) < _HEADER.size:
         raise ModelError(f"{path} is torn: {len(data)} bytes, a parameter file has at least {_HEADER.size}")
     version, width, count = _HEADER.unpack_from(data)
-    if version != 0 or width != 4:
+    # A dense parameter may be called `….ids` as well.
+    if version != 0 or width not in ((4, 8) if path.name.endswith(IDS) else (4,)):
         raise ModelError(f"{path} is not a float32 parameter file: version {version}, value size {width}")
-    if len(data) != _HEADER.size + 4 * count:
+    if len(data) != _HEADER.size + width * count:
         raise ModelError(
-            f"{path} is torn: {count} values need {_HEADER.size + 4 * count} bytes, it has {len(data)}",
+            f"{path} is torn: {count} values need {_HEADER.size + width * count} bytes, it has {len(data)}",
             fix="use the pass before this one",
         )
-    return np.frombuffer(data, dtype="<f4", offset=_HEADER.size).copy()
+    return np.frombuffer(data, dtype="<f4" if width == 4 else "<u8", offset=_HEADER.size).copy()
 
 
 def pass_name(pass_id: int) -> str:
@@ -121,8 +133,8 @@ def config_name(directory: Path) -> str:
     return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
-def load_values(directory: Path) -> dict[str, NDArray[np.float32]]:
-    """All parameters of a model, flat."""
+def load_values(directory: Path) -> dict[str, Array]:
+    """All parameters of a model, flat, and the ids of unbounded tables."""
     return {name: read_parameter(directory / name) for name in parameter_names(directory)}
 
 
@@ -146,12 +158,39 @@ def load_into(directory: Path, parameters: Iterable[Parameter], target: Values) 
         target[name][...] = found[name].reshape(p.shape)
 
 
+def table_arrays(parameter: Parameter, seed: int, block: Block) -> dict[str, Array]:
+    """What a sparse parameter leaves in a model: all rows of a bounded one, or those that exist and their ids."""
+    from bireme.ps.table import first_values
+
+    if parameter.is_unbounded:
+        return {parameter.name: block.rows, parameter.name + IDS: block.ids}
+    rows = first_values(parameter, seed, np.arange(parameter.shape[0], dtype=np.uint64))
+    rows[block.ids.astype(np.int64)] = block.rows
+    return {parameter.name: rows}
+
+
+def load_rows(directory: Path, parameter: Parameter) -> Block:
+    """A sparse parameter's rows from a model made for it."""
+    width = parameter.shape[1]
+    values = read_parameter(directory / parameter.name)
+    ids = np.arange(len(values) // width, dtype=np.uint64)
+    if parameter.is_unbounded:
+        ids = read_parameter(directory / f"{parameter.name}{IDS}").astype(np.uint64)
+    rows = len(ids) if parameter.is_unbounded else parameter.shape[0]
+    if values.size != rows * width:
+        raise ModelError(
+            f"{directory / parameter.name} has {values.size} values, the program wants {rows} rows of {width}",
+            fix="use the model with the config and the dictionary it was trained with",
+        )
+    return Block(ids, values.reshape(rows, width).astype(np.float32, copy=False))
+
+
 def hash_values(values: Values) -> str:
-    """One sha256 over a model: for each name in byte order the name, a NUL, the raw float32 bytes."""
+    """One sha256 over a model: for each file's name in byte order the name, a NUL, the raw values."""
     digest = hashlib.sha256()
     for name in sorted(values, key=str.encode):
         digest.update(name.encode() + b"\0")
-        digest.update(np.ascontiguousarray(values[name], dtype="<f4").data)
+        digest.update(_raw(values[name]).data)
     return digest.hexdigest()
 
 

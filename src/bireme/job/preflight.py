@@ -15,6 +15,26 @@ from bireme.ps.optimizers import check_rules
 from bireme.ps.plan import Layout
 from bireme.ps.schedules import check_schedule
 from bireme.spec.job import Job
+from bireme.spec.model import Updates, Wire
+
+
+def updates_of(program: Program, asked: Updates | None, wire: Wire) -> Updates:
+    """How this program is updated: as the job says, else as the program does; refuses what cannot go together."""
+    updates = asked or Updates(mode="async" if program.wants_async else "sync")
+    tables = [p.name for p in program.parameters if p.is_sparse]
+    if updates.mode == "local" and tables:
+        raise SpecError(
+            f"`mode: local` cannot train the sparse parameter {tables[0]}",
+            why="each shard would need a copy of the whole table",
+            fix="use `mode: sync`, `bounded` or `async`, or leave sparse_update out",
+        )
+    if updates.mode == "local" and not wire.is_exact:
+        raise SpecError(
+            f"`mode: local` cannot send {wire.gradients}",
+            why="what is sent there are differences of parameters, not gradients",
+            fix="leave `wire` out: `local.every` saves more bytes than any coding",
+        )
+    return updates
 
 
 def check_program(job: Job) -> Program:
@@ -23,7 +43,13 @@ def check_program(job: Job) -> Program:
         program = load_config(Path(job.config), workdir, job.config_args)
         if not program.parameters:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
-        Layout(program.parameters)
+        Layout([p for p in program.parameters if not p.is_sparse])
+        updates_of(program, job.updates, job.wire)
+        if any(p.is_sparse for p in program.parameters) and not job.ports_num_for_sparse:
+            raise SpecError(
+                f"{program.name} has sparse parameters, and lanes.ports_num_for_sparse is 0",
+                fix="set it to 1 or more, or leave it out",
+            )
         check_schedule(program.optimizer)
         check_rules(program.parameters)
         source = program.source("train")

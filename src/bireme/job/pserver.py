@@ -18,6 +18,7 @@ from bireme.job import messages as m
 from bireme.job.coordinating import Coordinating
 from bireme.job.discover import Discovery
 from bireme.ps.frames import Head
+from bireme.ps.rounds import PassTotals
 from bireme.ps.server import PServer, listen
 
 log = logging.getLogger(__name__)
@@ -119,8 +120,8 @@ class PserverProcess:
                 with self._lock:
                     self._server.set_up(message.setup, self._lane_passed)
                     self._coordinator_link = sock
-                for lane in self._server.lanes:
-                    log.info("lane %d keeps %d values", lane.index, len(lane.part))
+                for index, lane in enumerate(self._server.lanes):
+                    log.info("lane %d keeps %s", index, lane.describe())
                 m.send(sock, m.Ready(pserver=message.setup.pserver))
             case m.Stop():
                 if self._coordinator_link not in (None, sock):
@@ -144,5 +145,5 @@ class PserverProcess:
         elif self._coordinating is not None:
             self._coordinating.lost(sock)
 
-    def _lane_passed(self, *args: object) -> None:
-        self._coordinator().lane_passed(*args)  # type: ignore[arg-type]
+    def _lane_passed(self, totals: PassTotals) -> None:
+        self._coordinator().lane_passed(totals)

@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import NetworkError
 from bireme.job import messages as m
-from bireme.job.model import pass_name, save_model
+from bireme.job.model import Array, pass_name, save_model, table_arrays
 from bireme.ps.plan import Layout
-from bireme.train.loop import PassResult, Running
+from bireme.spec.model import Parameter
+from bireme.train.loop import PassResult, Tables
+from bireme.train.worker import Running
 
 log = logging.getLogger(__name__)
 REPORT_EVERY_S = 0.2
@@ -45,9 +47,11 @@ def difference(now: Running, before: Running) -> Running:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
-    """What saving a model needs: the parameters' layout, the output directory and the config to copy."""
+    """What saving a model needs: the parameters, the output directory and the config to copy."""
 
     layout: Layout
+    tables: tuple[Parameter, ...]
+    seed: int
     output: Path | None
     config: Path
 
@@ -100,7 +104,7 @@ class Teller:
             ),
         )  # fmt: skip
 
-    def pass_done(self, result: PassResult, values: NDArray[np.float32]) -> None:
+    def pass_done(self, result: PassResult, values: NDArray[np.float32], tables: Tables) -> None:
         """Log and report the end of a pass; trainer 0 saves the model before anybody can go on."""
         totals = result.totals
         log.info(
@@ -117,7 +121,7 @@ class Teller:
             )
         m.send(self._control, self._pass_message(result))
         if self._trainer == 0:
-            self._save(result.pass_id, values)
+            self._save(result.pass_id, values, tables)
 
     def _pass_message(self, result: PassResult) -> m.PassDone:
         test = result.test
@@ -128,9 +132,10 @@ class Teller:
             read={shard: counts.read for shard, counts in result.ledger.items()},
             trained={shard: counts.trained for shard, counts in result.ledger.items()},
             test=_finite(test) if test else None,
+            wire_error=result.wire_error,
         )
 
-    def _save(self, pass_id: int, values: NDArray[np.float32]) -> None:
+    def _save(self, pass_id: int, values: NDArray[np.float32], tables: Tables) -> None:
         closed = self.closed.get()
         if closed is None:
             raise NetworkError("the coordinator went away at the end of a pass")
@@ -140,5 +145,8 @@ class Teller:
         if place.output is not None:
             target = place.output / pass_name(pass_id)
             log.info("Saving parameters to %s", target)
-            path = str(save_model(target, place.layout.views(values), place.config, metrics))
+            arrays: dict[str, Array] = dict(place.layout.views(values))
+            for parameter, block in zip(place.tables, tables(), strict=True):
+                arrays |= table_arrays(parameter, place.seed, block)
+            path = str(save_model(target, arrays, place.config, metrics))
         m.send(self._control, m.Saved(trainer=self._trainer, pass_id=pass_id, path=path))

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -19,17 +19,24 @@ import msgspec
 from bireme.core.errors import BiremeError, Cancelled, DataError, NetworkError, ProcessError, SpecError
 from bireme.job import messages as m
 from bireme.job.discover import Discovery, await_pservers
-from bireme.job.model import load_into
+from bireme.job.model import load_into, load_rows
+from bireme.job.preflight import updates_of
 from bireme.job.telling import ModelPlace, Teller
 from bireme.programs.config import load_config
 from bireme.programs.program import Program, Role
 from bireme.ps.client import Exchange, Identity, Link, connect, connect_near
+from bireme.ps.coder import Coder
 from bireme.ps.memory import TrainerMemory
 from bireme.ps.plan import aligned_zeros
-from bireme.ps.tree import Span, cover, share_out
+from bireme.ps.rowclient import RowLinks
+from bireme.ps.setup import is_apart
+from bireme.ps.tree import Span, rows_of, share_out
 from bireme.spec.job import CarrierChoice
-from bireme.train.loop import Loop
+from bireme.spec.model import Updates, Wire
+from bireme.train.local import LocalLoop
+from bireme.train.loop import ApartLoop, Loop
 from bireme.train.reader import ShardReader
+from bireme.train.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +55,7 @@ class TrainerOptions:
     workdirs: Callable[[int], Path]
     """The working directory that holds a shard's `data/`."""
     ports_num: int
+    ports_num_for_sparse: int
     passes: int
     seed: int
     output: Path | None
@@ -57,6 +65,9 @@ class TrainerOptions:
     start_pass: int = 0
     init_model: Path | None = None
     carrier: CarrierChoice = "auto"
+    updates: Updates | None = None
+    """None leaves it to the program."""
+    wire: Wire = field(default_factory=Wire)
 
 
 class TrainerProcess:
@@ -68,6 +79,7 @@ class TrainerProcess:
         self._stopped = threading.Event()
         self._control: socket.socket | None = None
         self._exchange: Exchange | None = None
+        self._updates = Updates()
 
     def run(self, discovery: Discovery) -> None:
         """Train until the coordinator says it is over; a stop on request raises Cancelled."""
@@ -78,14 +90,15 @@ class TrainerProcess:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
         # Shard 0's owner tests for everybody: as in the original, every shard carries the same test files.
         tester = self._open(program, "test", 0) if own.lo == 0 else None
-        loop = Loop(program, self._readers(program, own), tester)
-        loop.rehearse(options.start_pass)
+        self._updates = updates_of(program, options.updates, options.wire)
+        worker = Worker(program, self._readers(program, own), tester)
+        worker.rehearse(options.start_pass)
         pservers = await_pservers(discovery, options.connect_timeout_s)
         begin = self._join(program, pservers)
         if begin.shares[options.trainer] != own:
             raise AssertionError(f"told to own {begin.shares[options.trainer]}, prepared {own}: this is a bug")
         try:
-            self._train(loop, pservers, begin)
+            self._train(program, worker, pservers, begin)
         except BiremeError as e:
             self._explain(e)
 
@@ -135,6 +148,9 @@ class TrainerProcess:
             seed=options.seed,
             pservers=pservers,
             dense_lanes=options.ports_num,
+            sparse_lanes=options.ports_num_for_sparse,
+            updates=self._updates,
+            wire=options.wire,
             output=str(options.output or ""),
             is_set_by_trainer=options.init_model is not None,
             start_pass=options.start_pass,
@@ -161,36 +177,58 @@ class TrainerProcess:
             raise AssertionError(f"expected Begin, got {type(reply).__name__}: this is a bug")
         return reply
 
-    def _train(self, loop: Loop, pservers: tuple[m.Address, ...], begin: m.Begin) -> None:
+    def _train(self, program: Program, worker: Worker, pservers: tuple[m.Address, ...], begin: m.Begin) -> None:
         options = self._options
         assert self._control is not None
-        self._exchange = self._open_exchange(loop, pservers, begin)
-        log.info("carriers: %s", ", ".join(self._exchange.carriers))
-        model = ModelPlace(loop.layout, options.output, options.config)
+        exchange = self._open_exchange(worker, pservers, begin)
+        self._exchange = exchange
+        log.info("carriers: %s", ", ".join(exchange.carriers))
+        model = ModelPlace(worker.layout, worker.tables, options.seed, options.output, options.config)
         teller = Teller(self._control, options.trainer, options.log_period, model)
         threading.Thread(target=self._listen, args=(teller,), name="control", daemon=True).start()
         if options.init_model is not None and options.trainer == 0:
-            values = aligned_zeros(loop.layout.size)
-            load_into(options.init_model, loop.layout.parameters, loop.layout.views(values))
-            self._exchange.set(values)
-        loop.run(self._exchange, options.passes, teller)
+            values = aligned_zeros(worker.layout.size)
+            load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
+            exchange.set(values, [load_rows(options.init_model, table) for table in worker.tables])
+        self._loop(program, worker, teller, begin).run(options.passes)
         self._stopped.wait()  # trainer 0 may test and save for as long as it likes
         if self._stop is None:
             raise NetworkError("the coordinator went away before it had ended the job")
 
-    def _open_exchange(self, loop: Loop, pservers: tuple[m.Address, ...], begin: m.Begin) -> Exchange:
+    def _loop(self, program: Program, worker: Worker, teller: Teller, begin: m.Begin) -> Loop:
+        assert self._exchange is not None
+        if self._updates.mode == "local":
+            how = (self._updates, program.optimizer, begin.shares[-1].hi)
+            return LocalLoop(worker, self._exchange, teller, how)
+        kind = ApartLoop if self._updates.is_apart else Loop
+        return kind(worker, self._exchange, teller)
+
+    def _open_exchange(self, worker: Worker, pservers: tuple[m.Address, ...], begin: m.Begin) -> Exchange:
         options = self._options
-        sockets = []
-        for rank, address in enumerate(pservers):
-            for lane, port in enumerate(address.ports[: options.ports_num]):
-                near = connect_near(address.host, port) if options.carrier != "tcp" else None
-                what = f"pserver {rank}, lane {lane}"
-                sockets.append(near or connect(address.host, port, timeout_s=options.connect_timeout_s, what=what))
-        links = [Link(sock, part) for sock, part in zip(sockets, loop.layout.slices(len(sockets)), strict=True)]
-        is_shared = options.carrier == "auto" and any(link.carrier == "unix" for link in links)
-        spans = cover(loop.share, begin.shares[-1].hi)
-        memory = TrainerMemory(loop.layout, spans, is_shared=is_shared)
-        return Exchange(links, memory, Identity(begin.job, begin.view, 1))
+        dense = self._connect_all(pservers, range(options.ports_num))
+        links = [Link(sock, part) for sock, part in zip(dense, worker.layout.slices(len(dense)), strict=True)]
+        is_exact = options.wire.is_exact and not self._updates.is_apart
+        is_shared = is_exact and options.carrier == "auto" and any(link.carrier == "unix" for link in links)
+        spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, options.wire))
+        memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
+        rows = self._open_rows(worker, pservers) if worker.tables else None
+        coder = None if options.wire.is_exact else Coder(options.wire, worker.layout)
+        return Exchange(links, memory, Identity(begin.job, begin.view, 1), rows, coder, self._updates.is_apart)
+
+    def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...]) -> RowLinks:
+        options = self._options
+        lanes = range(options.ports_num, options.ports_num + options.ports_num_for_sparse)
+        return RowLinks(self._connect_all(pservers, lanes), worker.tables)
+
+    def _connect_all(self, pservers: tuple[m.Address, ...], lanes: range) -> list[socket.socket]:
+        return [self._connect(pservers, rank, lane) for rank in range(len(pservers)) for lane in lanes]
+
+    def _connect(self, pservers: tuple[m.Address, ...], rank: int, lane: int) -> socket.socket:
+        options = self._options
+        host, port = pservers[rank].host, pservers[rank].ports[lane]
+        near = connect_near(host, port) if options.carrier != "tcp" else None
+        what = f"pserver {rank}, lane {lane}"
+        return near or connect(host, port, timeout_s=options.connect_timeout_s, what=what)
 
     def _listen(self, teller: Teller) -> None:
         assert self._control is not None

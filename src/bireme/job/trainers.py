@@ -33,6 +33,7 @@ def options_of_job(job: Job, rank: int, run: Path) -> TrainerOptions:
         config_args=job.config_args,
         workdirs=workdir,
         ports_num=job.ports_num,
+        ports_num_for_sparse=job.ports_num_for_sparse,
         passes=job.passes - job.start_pass,
         seed=job.seed,
         output=Path(job.output),
@@ -42,6 +43,8 @@ def options_of_job(job: Job, rank: int, run: Path) -> TrainerOptions:
         start_pass=job.start_pass,
         init_model=Path(job.init_model) if job.init_model else None,
         carrier=job.carrier,
+        updates=job.updates,
+        wire=job.wire,
     )
 
 
@@ -75,6 +78,7 @@ def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:
         config_args=parse_args(flags["config_args"]),
         workdirs=lambda shard: here,
         ports_num=flags["ports_num"],
+        ports_num_for_sparse=flags["ports_num_for_sparse"],
         passes=flags["num_passes"],
         seed=flags["seed"],
         output=save_dir,

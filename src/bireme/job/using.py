@@ -11,14 +11,18 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import DataError, SpecError
 from bireme.job.entry import read_job
-from bireme.job.model import load_into
+from bireme.job.model import load_into, load_rows
 from bireme.job.workdir import borrowed_workdir
+from bireme.programs.columns import Batch
 from bireme.programs.config import load_config
-from bireme.programs.program import Computation, Program
+from bireme.programs.lookups import RowIds, compact
+from bireme.programs.program import Arrays, Computation, Program, Sums
 from bireme.ps.plan import Layout, aligned_zeros
+from bireme.ps.rowframes import Block
 from bireme.spec.job import Job
-from bireme.train.loop import Running
+from bireme.spec.model import Parameter
 from bireme.train.reader import ShardReader
+from bireme.train.worker import Running
 
 
 def job_of(model: Path) -> Job:
@@ -32,10 +36,56 @@ def job_of(model: Path) -> Job:
     return read_job(path)
 
 
+class SavedModel:
+    """A program with a saved model's values. Of sparse parameters, each batch gets just the rows that it needs."""
+
+    def __init__(self, program: Program, model: Path, seed: int) -> None:
+        self._program = program
+        self._seed = seed
+        layout = Layout([p for p in program.parameters if not p.is_sparse])
+        flat = aligned_zeros(layout.size)
+        self._values = layout.views(flat)
+        self._grads = layout.views(aligned_zeros(layout.size))
+        load_into(model, layout.parameters, self._values)
+        self._tables = [(p, load_rows(model, p)) for p in program.parameters if p.is_sparse]
+
+    def evaluate(self, batch: Batch) -> Sums:
+        """Measure the model on a batch."""
+        computation, ready = self._bind(batch)
+        return computation.evaluate(ready)
+
+    def predict(self, batch: Batch) -> Arrays:
+        """Ask the model about a batch."""
+        computation, ready = self._bind(batch)
+        return computation.predict(ready)
+
+    def _bind(self, batch: Batch) -> tuple[Computation, Batch]:
+        part = compact(batch, self._program.lookups)
+        values, grads = dict(self._values), dict(self._grads)
+        for parameter, saved in self._tables:
+            lookups = zip(self._program.lookups, part.ids, strict=True)
+            ids = next(ids for lookup, ids in lookups if parameter.name in lookup.parameters)
+            rows = self._rows(parameter, saved, ids)
+            values[parameter.name], grads[parameter.name] = rows, np.zeros_like(rows)
+        return self._program.bind(values, grads), part.batch
+
+    def _rows(self, parameter: Parameter, saved: Block, ids: RowIds) -> NDArray[np.float32]:
+        """Saved rows; one that was never trained has its first values, as it had while training."""
+        from bireme.ps.table import first_values
+
+        if not len(ids):
+            return np.zeros((1, parameter.shape[1]), np.float32)
+        place = np.minimum(np.searchsorted(saved.ids, ids), max(len(saved.ids) - 1, 0))
+        is_there = saved.ids[place] == ids if len(saved.ids) else np.zeros(len(ids), np.bool_)
+        rows = first_values(parameter, self._seed, ids)
+        rows[is_there] = saved.rows[place[is_there]]
+        return rows
+
+
 @contextmanager
 def program_with(
     job: Job, model: Path, args: Mapping[str, str], *, instead: Path | None = None
-) -> Iterator[tuple[Program, Computation, Path]]:
+) -> Iterator[tuple[Program, SavedModel, Path]]:
     """Load a job's program with a model's values; `instead` replaces what data/pred.list names."""
     with borrowed_workdir(job) as workdir:
         if instead is not None:
@@ -43,10 +93,7 @@ def program_with(
             listed.unlink(missing_ok=True)
             listed.write_text(f"{instead.resolve()}\n", encoding="utf-8")
         program = load_config(Path(job.config), workdir, {**job.config_args, **args})
-        layout = Layout(program.parameters)
-        values = aligned_zeros(layout.size)
-        load_into(model, program.parameters, layout.views(values))
-        yield program, program.bind(layout.views(values), layout.views(aligned_zeros(layout.size))), workdir
+        yield program, SavedModel(program, model, job.seed), workdir
 
 
 def measure(job: Job, model: Path) -> Running:

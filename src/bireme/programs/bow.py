@@ -2,7 +2,8 @@
 
 One walk over the ids of a batch computes cost and gradient. Sums run in sample order in one thread,
 logits and cost in float64, so the result is a function of the batch alone. The gradient is written
-in full: rows of words that the batch lacks are zero.
+in full: rows of words that the batch lacks are zero. The weight may be whole or a compact table of
+the batch's words: the walk is the same, so the bits are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import DataError
 from bireme.programs.columns import Batch
+from bireme.programs.lookups import narrow_ids
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Sums
 from bireme.ps.kernels import jit
 
@@ -71,17 +73,17 @@ class BagOfWords:
 
     def _arrays(self, batch: Batch) -> tuple[_Bags, _Ids]:
         assert self._label is not None, "a graph without a cost cannot be trained: this is a bug"
-        labels = batch.columns[self._label].ids
-        assert labels is not None, "labels are ids: this is a bug"
+        labels = narrow_ids(batch.columns[self._label])
         _check_range(self._label, labels, self._weight.shape[1])
         return self._bags(batch), labels
 
     def _bags(self, batch: Batch) -> _Bags:
         column = batch.columns[self._words]
-        assert column.ids is not None and column.offsets is not None, "sparse columns have ids: this is a bug"
-        _check_range(self._words, column.ids, self._weight.shape[0])
+        ids = narrow_ids(column)
+        assert column.offsets is not None, "sparse columns have offsets: this is a bug"
+        _check_range(self._words, ids, self._weight.shape[0])
         values = np.zeros(0, dtype=np.float32) if column.values is None else column.values
-        return column.ids, column.offsets, values
+        return ids, column.offsets, values
 
 
 def _check_range(slot: str, ids: _Ids, limit: int) -> None:

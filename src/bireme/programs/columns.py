@@ -4,6 +4,7 @@ A packed shard and a mini-batch are the same thing, a `Batch`; `take` picks rows
 every value once (type, length, range), so nothing after it needs to.
 
 A ragged column keeps all ids end to end; sample i owns `ids[offsets[i]:offsets[i + 1]]`.
+Ids are int32, or uint64 where a slot has more of them than int32 can count.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from bireme.core.errors import DataError
 
 Kind = Literal["dense", "sparse_binary", "sparse_float", "index"]
 Rows = NDArray[np.int64]
+Ids = NDArray[np.int32] | NDArray[np.uint64]
+MAX_NARROW_DIM = 2**31 - 1
+"""The largest dimension whose ids are int32."""
+MAX_DIM = 2**64 - 1
+"""The largest dimension there is, so that the largest uint64 is never an id."""
 _PARTS = ("values", "ids", "offsets")
 
 
@@ -39,18 +45,24 @@ class InputType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Whether samples differ in length, so that the column needs offsets."""
         return self.kind in ("sparse_binary", "sparse_float") or self.is_sequence
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether ids are uint64."""
+        return self.kind != "dense" and self.dim > MAX_NARROW_DIM
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """One slot of many samples; which arrays are present follows from the type.
 
     dense: values[n, dim]; index: ids[n]; sparse_binary and index sequences: ids and offsets;
-    sparse_float: ids, offsets and one value per id.
+    sparse_float: ids, offsets and one value per id. A compact column (see `lookups`) has int32
+    positions in place of ids, whatever its type says.
     """
 
     type: InputType
     values: NDArray[np.float32] | None = None
-    ids: NDArray[np.int32] | None = None
+    ids: Ids | None = None
     offsets: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -115,7 +127,7 @@ class Batch:
         columns = {}
         for slot in inputs:
             parts = {part: arrays[f"{slot.name}.{part}"] for part in _parts_of(slot) if f"{slot.name}.{part}" in arrays}
-            if len(parts) != len(_parts_of(slot)):
+            if len(parts) != len(_parts_of(slot)) or not _has_ids_of(slot, parts):
                 raise DataError(
                     f"packed samples lack an array of slot {slot.name!r}",
                     why="they were packed for another program, or the file is damaged",
@@ -227,7 +239,7 @@ class _IndexSlot:
         self.ids.append(index)
 
     def column(self) -> Column:
-        return Column(self.type, ids=np.array(self.ids, dtype=np.int32))
+        return Column(self.type, ids=_as_ids(self.ids, self.type))
 
 
 @dataclass(slots=True)
@@ -245,7 +257,8 @@ class _RaggedSlot:
         try:
             self.ids.extend(ids)
         except OverflowError:
-            _check_range(min(ids), max(ids), min(self.type.dim, 2**31))
+            bad = ids[len(self.ids) - before]
+            _check_range(bad, bad, self.type.dim)
         except TypeError:
             bad = ids[len(self.ids) - before]
             raise _Unfit(f"expected a list of ids below {self.type.dim}, got {_show(bad)} in it") from None
@@ -254,8 +267,8 @@ class _RaggedSlot:
         self.offsets.append(len(self.ids))
 
     def column(self) -> Column:
-        ids = np.array(self.ids, dtype=np.int32)
-        return Column(self.type, ids=ids, offsets=np.array(self.offsets, dtype=np.int64))
+        offsets = np.array(self.offsets, dtype=np.int64)
+        return Column(self.type, ids=_as_ids(self.ids, self.type), offsets=offsets)
 
 
 @dataclass(slots=True)
@@ -286,11 +299,16 @@ def _slot(type_: InputType) -> _Slot:
         )
     if type_.kind == "dense":
         return _DenseSlot(type_, [])
+    ids: array[int] = array("Q" if type_.is_wide else "i")
     if type_.kind == "sparse_float":
-        return _PairsSlot(type_, array("i"), array("q", [0]), [])
+        return _PairsSlot(type_, ids, array("q", [0]), [])
     if type_.is_ragged:
-        return _RaggedSlot(type_, array("i"), array("q", [0]))
-    return _IndexSlot(type_, array("i"))
+        return _RaggedSlot(type_, ids, array("q", [0]))
+    return _IndexSlot(type_, ids)
+
+
+def _as_ids(ids: array[int], type_: InputType) -> Ids:
+    return np.array(ids, dtype=np.uint64) if type_.is_wide else np.array(ids, dtype=np.int32)
 
 
 def _parts_of(type_: InputType) -> tuple[str, ...]:
@@ -300,6 +318,10 @@ def _parts_of(type_: InputType) -> tuple[str, ...]:
     if type_.kind == "sparse_float":
         return _PARTS
     return ("ids", "offsets") if type_.is_ragged else ("ids",)
+
+
+def _has_ids_of(type_: InputType, parts: Mapping[str, NDArray[Any]]) -> bool:
+    return "ids" not in parts or parts["ids"].dtype == (np.uint64 if type_.is_wide else np.int32)
 
 
 def _listed(value: Any, wanted: str) -> Sequence[Any]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from bireme.core.errors import MissingError
 from bireme.programs.columns import Batch, Column
 from bireme.programs.config.graph import Graph, Layer
+from bireme.programs.lookups import narrow_ids
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Sums
 from bireme.spec.model import Parameter
 
@@ -132,7 +133,7 @@ class PaddleGraph:
     def _input(self, column: Column) -> _Value:
         if column.type.kind == "dense":
             return _Value(self._paddle.to_tensor(column.values))
-        ids = self._paddle.to_tensor(column.ids)
+        ids = self._paddle.to_tensor(narrow_ids(column))
         # The offsets of a sparse vector delimit its entries; only those of a sequence are steps.
         return _Value(ids, offsets=column.offsets if column.type.is_sequence else None, column=column)
 

@@ -3,6 +3,7 @@
 A *program* knows its parameters, computes gradients and yields samples; it knows nothing of
 trainers, lanes or rounds. The loop hands it memory (`bind`) and batches (`step`), so the arrays
 that the network is computed from are the very arrays that pservers write fresh parameters into.
+Of a sparse parameter the program sees a table of the rows that a batch needs; see `lookups`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.programs.columns import Batch, InputType
+from bireme.programs.lookups import Lookup
 from bireme.spec.model import Optimizer, Parameter
 
 ERROR_EVALUATOR = "classification_error_evaluator"
@@ -61,7 +63,11 @@ class Source(Protocol):
 
 
 class Computation(Protocol):
-    """A program over given memory: parameters are read from `values`, gradients written to `grads`."""
+    """A program over given memory: parameters are read from `values`, gradients written to `grads`.
+
+    Looked-up columns of a batch hold row numbers of the tables that were bound, as in `lookups.compact`;
+    ids are such numbers themselves where a table was bound whole.
+    """
 
     def step(self, batch: Batch) -> Sums:
         """Forward and backward: overwrite every array of `grads` with the gradient summed over the batch."""
@@ -87,9 +93,16 @@ class Program(Protocol):
     """Names of what is measured besides the cost."""
     outputs: tuple[str, ...]
     """Names of what `predict` returns, in order."""
+    lookups: tuple[Lookup, ...]
+    """Which columns pick rows of which sparse parameters; empty without any."""
+    wants_async: bool
+    """The user asked for updates on arrival rather than in rounds."""
 
     def source(self, role: Role) -> Source | None:
         """Return the samples for this role, or None where the user defined none."""
 
     def bind(self, values: Arrays, grads: Arrays) -> Computation:
-        """Make the program computable from these arrays; may be called for several sets of them."""
+        """Make the program computable from these arrays; may be called for several sets of them.
+
+        Arrays of sparse parameters may have any number of rows from 1; a batch must need no more.
+        """

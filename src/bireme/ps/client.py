@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,8 +24,13 @@ from bireme.ps import wire
 from bireme.ps.frames import Flag, Head, Kind, Record, pack_records
 from bireme.ps.memory import Rows, TrainerMemory
 from bireme.ps.plan import Slice
+from bireme.ps.rowframes import Block, Floats, Ids
 from bireme.ps.segments import check_segment, close_quietly
 from bireme.ps.tree import Span
+
+if TYPE_CHECKING:
+    from bireme.ps.coder import Coder
+    from bireme.ps.rowclient import RowLinks
 
 Carrier = Literal["shm", "unix", "tcp"]
 
@@ -102,6 +107,19 @@ class Link:
         """Pushes without a payload: they leave together with the pull that follows, and wake the lane once."""
         self.carrier: Carrier = "unix" if sock.family == socket.AF_UNIX else "tcp"
 
+    def hold(self, head: Head, records: bytes) -> None:
+        """Keep a frame without a payload until there is something to send."""
+        self.unsent += head.pack() + records
+
+    def send(self, head: Head, *parts: wire.Buffer) -> None:
+        """Send a frame after what was held back."""
+        self.send_packed(head.pack(), *parts)
+
+    def send_packed(self, *parts: wire.Buffer) -> None:
+        """Send what was held back, and these bytes."""
+        wire.send_all(self.sock, [self.unsent, *parts])
+        self.unsent = b""
+
     def attach(self, memory: TrainerMemory, me: Identity) -> None:
         """Greet a lane on a Unix socket, offering to share memory where there is some to share."""
         fds = [memory.fd] if memory.is_shared else []
@@ -123,70 +141,133 @@ class Link:
 
 
 class Exchange:
-    """Links to all dense lanes, in the order of the plan, over one trainer's memory."""
+    """Links to all dense and sparse lanes, in the order of the plan, over one trainer's memory."""
 
-    def __init__(self, links: Sequence[Link], memory: TrainerMemory, me: Identity) -> None:
-        self._links = list(links)
+    def __init__(
+        self,
+        links: Sequence[Link],
+        memory: TrainerMemory,
+        me: Identity,
+        rows: RowLinks | None = None,
+        coder: Coder | None = None,
+        is_apart: bool = False,
+    ) -> None:
+        """Take the sparse lanes and the wire's coding where there are any; `is_apart`: lanes share no rounds."""
+        # Trainers begin with different lanes, so that all lanes have something to do at once.
+        first = memory.spans[0].lo % max(len(links), 1) if memory.spans else 0
+        self._links = [*links[first:], *links[:first]]
+        self._rows = rows
+        self._coder = coder
+        self._is_apart = is_apart
         self.memory = memory
         self._me = me
         try:
             for link in self._links:
                 if link.sock.family == socket.AF_UNIX:
                     link.attach(memory, me)
+            if rows is not None:
+                rows.greet(self._head(Kind.ATTACH))
         except BaseException:
             self.close()
             raise
 
     @property
     def carriers(self) -> list[Carrier]:
-        """How each lane is reached."""
-        return [link.carrier for link in self._links]
+        """How each dense lane is reached."""
+        return [link.carrier for link in sorted(self._links, key=lambda link: link.part.begin)]
+
+    @property
+    def wire_error(self) -> float:
+        """What the wire's coding has cost at most, as a share of a gradient's norm."""
+        return self._coder.error if self._coder else 0.0
 
     def _head(self, kind: Kind, flags: Flag = Flag.NONE, **fields: int) -> Head:
         me = self._me
         return Head(kind, flags, job=me.job, view=me.view, incarnation=me.incarnation, **fields)
 
-    def push(self, round_: int, span: Span, records: list[Record], *, is_empty: bool = False) -> None:
-        """Send what the span's row holds to every lane, at the latest with the next pull; no row if `is_empty`."""
+    def push(
+        self, round_: int, span: Span, records: list[Record], blocks: Sequence[Block] | None = (), *, pass_id: int = 0
+    ) -> None:
+        """Send what the span's row holds to every lane, at the latest with the next pull; no row if `blocks` is None.
+
+        `blocks` are the gradient rows of sparse parameters. Where shards go apart, `round_` is the batch of the pass.
+        """
         packed = pack_records(records)
         row = self.memory.row(span)
-        head = self._head(Kind.PUSH, round=round_, lo=span.lo, hi=span.hi, records=len(records))
+        head = self._head(Kind.PUSH, round=round_, lo=span.lo, hi=span.hi, records=len(records), extra=pass_id)
+        if self._coder and blocks is not None:
+            self._coder.take(span, row)
         for link in self._links:
-            nbytes = 0 if is_empty else 4 * len(link.part)
             if link.carrier == "shm":
-                link.unsent += head._replace(flags=Flag.IN_PLACE, nbytes=nbytes).pack() + packed
+                nbytes = 0 if blocks is None else 4 * len(link.part)
+                link.hold(head._replace(flags=Flag.IN_PLACE, nbytes=nbytes), packed)
+            elif blocks is None:
+                link.hold(head, packed)
             else:
-                payload = row[link.part.begin : link.part.begin + nbytes // 4]
-                wire.send(link.sock, head._replace(nbytes=nbytes), packed, payload)
+                coded = self._coder.part(link.part) if self._coder else row[link.part.begin : link.part.end]
+                link.send(head._replace(nbytes=coded.nbytes), packed, coded)
+        if self._rows:
+            self._rows.push(head, packed, blocks)
 
-    def set(self, values: NDArray[np.float32]) -> None:
+    def set(self, values: NDArray[np.float32], blocks: Sequence[Block] = ()) -> None:
         """Give every lane its first values."""
         for link in self._links:
-            rows = values[link.part.begin : link.part.end]
-            wire.send(link.sock, self._head(Kind.SET, nbytes=rows.nbytes), rows)
+            part = values[link.part.begin : link.part.end]
+            link.send(self._head(Kind.SET, nbytes=part.nbytes), part)
+        if self._rows:
+            self._rows.set(self._head(Kind.SET), blocks)
 
-    def pull_round(self, round_: int) -> Position:
-        """Wait for the parameters after this many rounds; they are then in `memory.values(round_)`."""
-        return self._pull(self._head(Kind.PULL, round=round_))
+    def ask_round(self, round_: int, wanted: Sequence[Ids] = ()) -> None:
+        """Ask for the parameters after this many rounds, and for these rows of each sparse parameter."""
+        self._ask(self._head(Kind.PULL, round=round_), wanted)
+
+    def ask_batch(self, shard: int, pass_id: int, batch: int, wanted: Sequence[Ids] = ()) -> None:
+        """Where shards go apart: ask for parameters to compute this batch of a shard with."""
+        self._ask(self._head(Kind.PULL, round=batch, lo=shard, hi=shard + 1, extra=pass_id), wanted)
+
+    def ask_pass(self, pass_id: int, wanted: Sequence[Ids] = (), *, shard: int = 0) -> None:
+        """Ask for the parameters at the start of a pass: they come when everybody has ended the one before."""
+        self._ask(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id, lo=shard), wanted)
+
+    def ask_now(self, wanted: Sequence[Ids] = (), *, shard: int = 0) -> None:
+        """Ask for whatever is current."""
+        self._ask(self._head(Kind.PULL, Flag.NOW, lo=shard), wanted)
+
+    def _ask(self, head: Head, wanted: Sequence[Ids]) -> None:
+        packed = head.pack()
+        for link in self._links:
+            link.send_packed(packed)
+        if self._rows:
+            self._rows.ask(head, wanted)
+
+    def receive(self, targets: Sequence[Floats] = (), *, may_differ: bool = False) -> Position:
+        """Wait for what was asked; it is then in `memory.values(round)`, and rows in the targets."""
+        found = {self._receive(link) for link in self._links}
+        if self._rows:
+            found |= {Position(head.round, head.extra, head.lo) for head in self._rows.receive(targets)}
+        if len(found) > 1 and not may_differ and not self._is_apart:
+            raise AssertionError(f"lanes answered from different rounds {sorted(found)}: this is a bug")
+        return min(found)
+
+    def pull_round(self, round_: int, wanted: Sequence[Ids] = (), targets: Sequence[Floats] = ()) -> Position:
+        """Wait for the parameters after this many rounds."""
+        self.ask_round(round_, wanted)
+        return self.receive(targets)
 
     def pull_pass(self, pass_id: int) -> Position:
         """Wait for the parameters at the start of a pass, that is, until everybody has ended the one before."""
-        return self._pull(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id))
+        self.ask_pass(pass_id)
+        return self.receive()
 
     def pull_now(self) -> Position:
         """Take whatever is current; lanes that are one round apart are brought to the older one."""
-        at = self._pull(self._head(Kind.PULL, Flag.NOW), may_differ=True)
-        return self.pull_round(at.round)
+        self.ask_now()
+        at = self.receive(may_differ=True)
+        return at if self._is_apart else self.pull_round(at.round)
 
-    def _pull(self, head: Head, *, may_differ: bool = False) -> Position:
-        packed = head.pack()
-        for link in self._links:
-            wire.send_all(link.sock, [link.unsent, packed])
-            link.unsent = b""
-        found = {self._receive(link) for link in self._links}
-        if len(found) > 1 and not may_differ:
-            raise AssertionError(f"lanes answered from different rounds {sorted(found)}: this is a bug")
-        return min(found)
+    def pull_tables(self, pass_id: int) -> list[Block]:
+        """Every row of every sparse parameter as it was at the start of a pass."""
+        return self._rows.pull_all(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id)) if self._rows else []
 
     def _receive(self, link: Link) -> Position:
         reply = wire.expect(link.sock, Kind.SLICE)
@@ -199,8 +280,8 @@ class Exchange:
 
     def close(self) -> None:
         """Hang up; a thread that waits for a slice gets a NetworkError."""
-        for link in self._links:
+        for sock in [*(link.sock for link in self._links), *(self._rows.sockets if self._rows else ())]:
             with contextlib.suppress(OSError):  # it is down already
-                link.sock.shutdown(socket.SHUT_RDWR)
-            link.sock.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
         self.memory.close()

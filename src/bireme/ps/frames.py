@@ -62,6 +62,8 @@ class Flag(enum.IntFlag, boundary=enum.STRICT):
     """PULL: answer with whatever round is current."""
     IN_PLACE = 4
     """PUSH, SLICE: the payload does not follow, it lies in shared memory."""
+    ALL = 8
+    """PULL from a sparse lane, and its SLICE: every row that exists, with its id."""
 
 
 class Head(NamedTuple):

@@ -97,8 +97,27 @@ def _gather(inbox: Inbox, chunk: Ints, clip: np.float32, work: Floats, is_summed
 
 
 @jit
+def _is_plain(rule: Floats) -> bool:
+    """Whether the new value is the old one minus the step, and nothing else."""
+    return bool(rule[MOMENTUM] == ZERO and rule[THRESHOLD] == ZERO and rule[SHRINK] == ONE)
+
+
+@jit
+def _target(w_next: Floats, chunk: Ints, rule: Floats, work: Floats) -> tuple[bool, Floats]:
+    """Where a kernel's loop writes to: new values at once where they are plain, else steps for `_move`.
+
+    One walk less over the chunk; the compiler makes two loops of the one.
+    """
+    if _is_plain(rule):
+        return True, w_next[chunk[0] : chunk[1]]
+    return False, work[STEP, : chunk[1] - chunk[0]]
+
+
+@jit
 def _move(w: Floats, w_next: Floats, state: Floats, chunk: Ints, rule: Floats, work: Floats) -> None:
-    """Take the step that the work space holds, with momentum or L1 where the rule has one."""
+    """Take the step that the work space holds, where the rule has momentum or L1; a plain one has been taken."""
+    if _is_plain(rule):
+        return
     begin, end = chunk[0], chunk[1]
     before, after, step = w[begin:end], w_next[begin:end], work[STEP, : end - begin]
     mu = rule[MOMENTUM]
@@ -137,11 +156,16 @@ def momentum(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Int
         chunk, rule = chunks[c], rules[chunks[c, 2]]
         g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        step = work[STEP, :size]
+        is_plain, out = _target(w_next, chunk, rule, work)
         lr, decay = rule[LR], rule[DECAY]
         for i in range(size):
-            step[i] = lr * (g[i] + decay * x[i])
+            step = lr * (g[i] + decay * x[i])
+            out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
+
+
+sparse_momentum = momentum
+"""On dense parameters, where every element is touched in every round, it is the same thing."""
 
 
 @jit
@@ -152,13 +176,14 @@ def adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints
         chunk, rule = chunks[c], rules[chunks[c, 2]]
         g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        step, rate = work[STEP, :size], work[RATE, :size]
+        (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
         old, recent = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         lr, decay, eps = rule[LR], rule[DECAY], rule[EPSILON]
         for i in range(size):
             recent[i] += g[i] * g[i]
             rate[i] = ONE / np.sqrt(old[i] + recent[i] + eps)
-            step[i] = lr * rate[i] * (g[i] + decay * x[i])
+            step = lr * rate[i] * (g[i] + decay * x[i])
+            out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
 
@@ -170,7 +195,7 @@ def adadelta(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Int
         chunk, rule = chunks[c], rules[chunks[c, 2]]
         g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        step, rate = work[STEP, :size], work[RATE, :size]
+        (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
         square, delta = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         lr, decay, eps, keep, add = rule[LR], rule[DECAY], rule[EPSILON], rule[KEEP2], rule[ADD2]
         for i in range(size):
@@ -178,7 +203,8 @@ def adadelta(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Int
             rate[i] = np.sqrt((delta[i] + eps) / (square[i] + eps))
             move = g[i] * rate[i]
             delta[i] = keep * delta[i] + add * (move * move)
-            step[i] = lr * rate[i] * (g[i] + decay * x[i])
+            step = lr * rate[i] * (g[i] + decay * x[i])
+            out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
 
@@ -190,7 +216,7 @@ def rmsprop(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints
         chunk, rule = chunks[c], rules[chunks[c, 2]]
         g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        step, rate = work[STEP, :size], work[RATE, :size]
+        (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
         square, mean = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         keep1, add1, keep2, add2 = rule[KEEP1], rule[ADD1], rule[KEEP2], rule[ADD2]
         lr, decay, eps = rule[LR], rule[DECAY], rule[EPSILON]
@@ -201,7 +227,8 @@ def rmsprop(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints
             # taken as 0, so that the root below is real and the rate at most 1/sqrt(epsilon).
             variance = square[i] - mean[i] * mean[i]
             rate[i] = ONE / np.sqrt((ZERO if variance < ZERO else variance) + eps)
-            step[i] = lr * rate[i] * (g[i] + decay * x[i])
+            step = lr * rate[i] * (g[i] + decay * x[i])
+            out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
 
@@ -213,12 +240,13 @@ def decayed_adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chun
         chunk, rule = chunks[c], rules[chunks[c, 2]]
         g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x, square = chunk[1] - chunk[0], w[chunk[0] : chunk[1]], state[0, chunk[0] : chunk[1]]
-        step, rate = work[STEP, :size], work[RATE, :size]
+        (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
         lr, decay, eps, keep, add = rule[LR], rule[DECAY], rule[EPSILON], rule[KEEP2], rule[ADD2]
         for i in range(size):
             square[i] = keep * square[i] + add * (g[i] * g[i])
             rate[i] = ONE / np.sqrt(square[i] + eps)
-            step[i] = lr * rate[i] * (g[i] + decay * x[i])
+            step = lr * rate[i] * (g[i] + decay * x[i])
+            out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
 
@@ -230,7 +258,7 @@ def adam(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, r
         chunk, rule = chunks[c], rules[chunks[c, 2]]
         g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        step = work[STEP, :size]
+        is_plain, out = _target(w_next, chunk, rule, work)
         mean, square = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         keep1, add1, keep2, add2 = rule[KEEP1], rule[ADD1], rule[KEEP2], rule[ADD2]
         lr, decay, eps = rule[LR], rule[DECAY], rule[EPSILON]
@@ -238,7 +266,8 @@ def adam(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, r
             h = g[i] + decay * x[i]
             mean[i] = keep1 * mean[i] + add1 * h
             square[i] = keep2 * square[i] + add2 * (h * h)
-            step[i] = lr * (mean[i] / (np.sqrt(square[i]) + eps))
+            step = lr * (mean[i] / (np.sqrt(square[i]) + eps))
+            out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
 
@@ -250,7 +279,7 @@ def adamax(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints,
         chunk, rule = chunks[c], rules[chunks[c, 2]]
         g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        step = work[STEP, :size]
+        is_plain, out = _target(w_next, chunk, rule, work)
         mean, largest = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         lr, decay, keep1, add1, keep2 = rule[LR], rule[DECAY], rule[KEEP1], rule[ADD1], rule[KEEP2]
         for i in range(size):
@@ -259,5 +288,32 @@ def adamax(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints,
             faded, now = keep2 * largest[i], np.abs(h)
             largest[i] = faded if now <= faded else now
             # Nothing but zero gradients so far: no step, rather than 0/0.
-            step[i] = ZERO if largest[i] == ZERO else lr * (mean[i] / largest[i])
+            step = ZERO if largest[i] == ZERO else lr * (mean[i] / largest[i])
+            out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
+
+
+@jit
+def lazy_momentum(
+    inbox: Inbox,
+    w: Floats,
+    w_next: Floats,
+    state: Floats,
+    chunks: Ints,
+    rules: Floats,
+    factors: NDArray[np.float64],
+) -> None:
+    """Momentum that rows catch up with when touched: state is [u, v], `factors` weigh them (see `Clock`).
+
+    Sums are rounded to float32 once, as the factors reach a million.
+    """
+    work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
+    for c in range(chunks.shape[0]):
+        chunk, rule = chunks[c], rules[chunks[c, 2]]
+        g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+        after = w_next[chunk[0] : chunk[1]]
+        u, v = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
+        for i in range(chunk[1] - chunk[0]):
+            u[i] = u[i] - factors[0] * g[i]
+            v[i] = v[i] + factors[1] * g[i]
+            after[i] = factors[2] * u[i] + factors[3] * v[i]

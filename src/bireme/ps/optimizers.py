@@ -29,6 +29,7 @@ UPDATES = "updates"
 
 _STATE_NAMES: Mapping[Method, tuple[str, ...]] = {
     "momentum": (),
+    "sparse_momentum": (),  # its own rule is for tables; on dense parameters it is plain momentum
     "adagrad": ("square_sum_old", "square_sum"),
     "adadelta": ("mean_square", "mean_square_step"),
     "rmsprop": ("mean_square", "mean"),
@@ -37,7 +38,8 @@ _STATE_NAMES: Mapping[Method, tuple[str, ...]] = {
     "adamax": ("mean", "largest"),
 }
 _WITHOUT_MOMENTUM = frozenset({"adam", "adamax"})
-_FIRST_COUNTS_WHOLE = frozenset({"rmsprop", "decayed_adagrad"})
+FIRST_COUNTS_WHOLE = frozenset({"rmsprop", "decayed_adagrad"})
+"""Methods whose mean square starts from the whole of the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,12 @@ class SliceOptimizer:
         self._still = [s for s in segments if s.parameter.is_static]
         self._gaps = _gaps(segments)
         moving = [s for s in segments if not s.parameter.is_static]
-        self._names = _state_names(optimizer.method, moving)
+        self._names = state_names(optimizer.method, [s.parameter for s in moving])
         self._state = np.zeros((len(self._names), self._size), np.float32)
         self._updates = 0
-        self._kernel = _kernel(optimizer.method)
-        self._chunks = _chunks(moving)
-        self._rules = _fixed_rules(optimizer, moving)
+        self._kernel = kernel_of(optimizer.method)
+        self._chunks = cut_chunks(moving)
+        self._rules = fixed_rules(optimizer, [s.parameter for s in moving])
         self._multipliers = np.array([s.parameter.learning_rate for s in moving], np.float64)
         self._l1 = np.array([s.parameter.l1 for s in moving], np.float64)
         # With L1 the decay is a division after the soft threshold; without, it is part of the formula.
@@ -133,7 +135,7 @@ class SliceOptimizer:
         self._rules[:, kernels.LR] = rates * _bias_correction(self._optimizer, self._updates)
         self._rules[:, kernels.THRESHOLD] = rates * self._l1
         self._rules[:, kernels.SHRINK] = 1.0 + rates * self._late_l2
-        if self._optimizer.method in _FIRST_COUNTS_WHOLE:
+        if self._optimizer.method in FIRST_COUNTS_WHOLE:
             self._rules[:, kernels.ADD2] = 1.0 if self._updates == 1 else 1.0 - self._optimizer.rho
 
     def _check_arrays(self, rows: Floats, root: int, steps: NDArray[np.int32], w: Floats, w_next: Floats) -> None:
@@ -155,7 +157,8 @@ def warm(optimizer: Optimizer) -> None:
     one.apply(rows, 0, np.empty((0, 2), np.int32), w, np.zeros_like(w), 0.0)
 
 
-def _kernel(method: Method) -> Callable[..., None]:
+def kernel_of(method: Method) -> Callable[..., None]:
+    """The machine code of this method's formula."""
     from bireme.ps import kernels  # here: Numba takes half a second to import
 
     kernel: Callable[..., None] = getattr(kernels, method)
@@ -187,13 +190,13 @@ def _gaps(segments: Sequence[Segment]) -> list[tuple[int, int]]:
     return [(end, s.begin) for end, s in zip(ends, segments, strict=False) if end < s.begin]
 
 
-def _state_names(method: Method, moving: Sequence[Segment]) -> tuple[str, ...]:
+def state_names(method: Method, parameters: Iterable[Parameter]) -> tuple[str, ...]:
     """Name the state rows in the order that kernels expect; velocity, if any, comes last."""
-    needs_velocity = method not in _WITHOUT_MOMENTUM and any(s.parameter.momentum != 0 for s in moving)
+    needs_velocity = method not in _WITHOUT_MOMENTUM and any(p.momentum != 0 for p in parameters)
     return _STATE_NAMES[method] + ((VELOCITY,) if needs_velocity else ())
 
 
-def _chunks(moving: Sequence[Segment]) -> NDArray[np.int64]:
+def cut_chunks(moving: Sequence[Segment]) -> NDArray[np.int64]:
     """Cut segments into pieces of cache size: rows of (begin, end, segment number)."""
     from bireme.ps.kernels import CHUNK
 
@@ -205,14 +208,14 @@ def _chunks(moving: Sequence[Segment]) -> NDArray[np.int64]:
     return np.array(pieces, np.int64).reshape(len(pieces), 3)
 
 
-def _fixed_rules(optimizer: Optimizer, moving: Sequence[Segment]) -> Floats:
-    """Fill in what never changes of the kernel's table, one row for each moving segment."""
+def fixed_rules(optimizer: Optimizer, parameters: Sequence[Parameter]) -> Floats:
+    """Fill in what never changes of the kernel's table, one row for each parameter."""
     from bireme.ps import kernels
 
     has_betas = optimizer.method in _WITHOUT_MOMENTUM
     keep1, keep2 = (optimizer.beta1, optimizer.beta2) if has_betas else (optimizer.rho, optimizer.rho)
-    rules = np.zeros((len(moving), kernels.RULE_COLUMNS), np.float32)
-    for row, parameter in zip(rules, (s.parameter for s in moving), strict=True):
+    rules = np.zeros((len(parameters), kernels.RULE_COLUMNS), np.float32)
+    for row, parameter in zip(rules, parameters, strict=True):
         row[kernels.MOMENTUM] = 0.0 if has_betas else parameter.momentum
         row[kernels.DECAY] = 0.0 if parameter.l1 > 0 else parameter.l2
         row[kernels.CLIP] = parameter.clip if parameter.clip > 0 else np.inf

@@ -91,6 +91,18 @@ class Totals:
             self.evals[i] += value
 
 
+@dataclass(frozen=True, slots=True)
+class PassTotals:
+    """What a lane knows when a pass is over."""
+
+    pass_id: int
+    samples: int
+    """Samples of all passes so far."""
+    shards: dict[int, Totals]
+    staleness: dict[int, int]
+    """Updates by how many batches their shard was ahead of the slowest; empty where all go together."""
+
+
 @dataclass(slots=True)
 class _Row:
     records: list[Record]
@@ -104,7 +116,8 @@ class _Row:
 class LaneRounds:
     """The state of one lane's rounds in one view."""
 
-    def __init__(self, shards: int, spans: Sequence[Span], slice_nbytes: int, *, job: int, view: int) -> None:
+    def __init__(self, shards: int, spans: Sequence[Span], slice_nbytes: int | None, *, job: int, view: int) -> None:
+        """Take `slice_nbytes` as the length of a whole payload; None where that differs from push to push."""
         self.shards = shards
         self.spans = list(spans)
         self.slice_nbytes = slice_nbytes
@@ -148,7 +161,7 @@ class LaneRounds:
         span = Span(head.lo, head.hi)
         if span not in self._index:
             return Refuse(f"shards {head.lo}…{head.hi - 1} are no contribution of this view")
-        if head.nbytes not in (0, self.slice_nbytes):
+        if self.slice_nbytes is not None and head.nbytes not in (0, self.slice_nbytes):
             return Refuse(f"a payload of {head.nbytes} bytes for a slice of {self.slice_nbytes}")
         if head.round < self.round:
             return (
@@ -174,7 +187,7 @@ class LaneRounds:
         if [r.shard for r in records] != live:
             return f"records of shards {[r.shard for r in records]}, but {live} are live in this pass"
         samples = sum(r.samples for r in records)
-        if self.slice_nbytes and (samples > 0) != (head.nbytes > 0):
+        if wrong_length(samples, head.nbytes, self.slice_nbytes):
             return f"{samples} samples with a payload of {head.nbytes} bytes"
         if samples == 0 and not all(r.is_last for r in records):
             return "an empty contribution that does not end its shards would never end the pass"
@@ -224,6 +237,10 @@ class LaneRounds:
         self.pass_start = self.round
         return done
 
+    def take_staleness(self) -> dict[int, int]:
+        """Nobody is ever ahead of a round."""
+        return {}
+
     def look(self, head: Head) -> Ready | Wait | Refuse:
         """Decide how to answer a PULL."""
         refusal = self.check(head)
@@ -252,6 +269,13 @@ class LaneRounds:
         return Refuse(
             f"round {wanted} is {_away(wanted, self.round)}: the lane is at round {self.round} and keeps one before it"
         )
+
+
+def wrong_length(samples: int, nbytes: int, whole: int | None) -> bool:
+    """Whether a payload is missing where there are samples, or there where there are none."""
+    if whole is None:
+        return samples == 0 and nbytes > 0
+    return whole > 0 and (samples > 0) != (nbytes > 0)
 
 
 def _away(wanted: int, now: int) -> str:

@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError
 from bireme.ps import wire
 from bireme.ps.frames import Head, Kind
-from bireme.ps.lane import Lane, OnPass, Setup
-from bireme.ps.rounds import Totals
+from bireme.ps.lane import Lane, OnPass, Store
+from bireme.ps.rounds import PassTotals
 from bireme.ps.segments import close_quietly
+from bireme.ps.setup import Setup
 
 log = logging.getLogger(__name__)
 DRAIN_S = 5.0
@@ -75,8 +76,7 @@ class PServer:
 
     def start(self) -> None:
         """Accept connections on every port from now on."""
-        lanes = self._sockets[: self._dense_lanes]
-        near = [(i, sock) for i, sock in enumerate(map(_listen_near, lanes)) if sock is not None]
+        near = [(i, sock) for i, sock in enumerate(map(_listen_near, self._sockets)) if sock is not None]
         self._near = [sock for _, sock in near]
         for index, sock in [*enumerate(self._sockets), *near]:
             name = f"accept-{index}"
@@ -86,22 +86,30 @@ class PServer:
         """Take this part of a job's parameters; a pserver serves one job in its life."""
         if self.lanes:
             raise FrameError("this pserver already serves a job", fix="start a fresh pserver for another job")
-        if setup.dense_lanes != self._dense_lanes:
+        # Here: they bring Numba, which takes half a second to import, and ports are open before that.
+        from bireme.ps.dense import DenseStore
+        from bireme.ps.sparse import SparseStore
+
+        opened = (self._dense_lanes, len(self._sockets) - self._dense_lanes)
+        wanted = (setup.dense_lanes, setup.sparse_lanes)
+        if wanted != opened:
             raise FrameError(
-                f"the job wants {setup.dense_lanes} dense lanes, this pserver opened {self._dense_lanes}",
-                fix="give the same --ports_num to pservers and trainers",
+                "the job wants {} dense and {} sparse lanes, this pserver opened {} and {}".format(*wanted, *opened),
+                fix="give the same --ports_num and --ports_num_for_sparse to pservers and trainers",
             )
 
-        def ignore(pass_id: int, samples: int, totals: dict[int, Totals]) -> None:
+        def ignore(totals: PassTotals) -> None:
             """Totals are the same on every lane: the first one tells."""
 
+        stores: list[Store] = [DenseStore(setup, i) for i in range(setup.dense_lanes)]
+        stores += [SparseStore(setup, i) for i in range(setup.sparse_lanes)]
         self.lanes = [
-            Lane(setup, i, on_pass if i == 0 and setup.pserver == 0 else ignore) for i in range(self._dense_lanes)
+            Lane(setup, store, on_pass if i == 0 and setup.pserver == 0 else ignore) for i, store in enumerate(stores)
         ]
 
     @property
     def _largest_payload(self) -> int:
-        return max((4 * len(lane.part) for lane in self.lanes), default=0) + (1 << 20)
+        return max((lane.largest_payload for lane in self.lanes), default=0) + (1 << 20)
 
     def stop(self, failure: BiremeError | None = None) -> None:
         """Close everything; threads that wait on a lane are woken and leave."""
@@ -175,8 +183,6 @@ class PServer:
             return
         if not self.lanes:
             raise FrameError("this pserver has no job yet")
-        if index >= len(self.lanes):
-            raise FrameError("this is a sparse lane, and the job has no sparse parameters")
         lane = self.lanes[index]
         if head.kind is Kind.PUSH:
             lane.push(sock, head)

@@ -128,6 +128,11 @@ def reduction(rows: tuple[Span, ...], shards: int) -> tuple[int, tuple[tuple[int
     return root, tuple(steps)
 
 
-def spans_of(shares: Iterable[Span], shards: int) -> Sequence[Span]:
+def rows_of(share: Span, shards: int, *, is_apart: bool = False) -> list[Span]:
+    """What a trainer sends in a round: sums of whole subtrees, or where that must not be, each shard by itself."""
+    return [Span(s, s + 1) for s in share.shards] if is_apart else cover(share, shards)
+
+
+def spans_of(shares: Iterable[Span], shards: int, *, is_apart: bool = False) -> Sequence[Span]:
     """Every row that a round can have, in the order of shards."""
-    return [span for share in shares for span in cover(share, shards)]
+    return [span for share in shares for span in rows_of(share, shards, is_apart=is_apart)]

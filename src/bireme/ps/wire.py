@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ from bireme.ps.frames import HEAD_NBYTES, Head, Kind, unpack_head
 
 STALL_S = 60.0
 MAX_FDS = 4
-Buffer = bytes | bytearray | memoryview | NDArray[np.float32]
+Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -145,7 +146,7 @@ def receive_head(sock: socket.socket) -> Head | None:
     return unpack_head(buffer)
 
 
-def receive_into(sock: socket.socket, target: bytearray | memoryview | NDArray[np.float32]) -> None:
+def receive_into(sock: socket.socket, target: bytearray | memoryview | NDArray[Any]) -> None:
     """Fill `target` from the connection."""
     faults.at("wire.receive")
     if not len(target):

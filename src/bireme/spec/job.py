@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from bireme.spec.model import Coding, UpdateMode, Updates, Wire
+
 Name = Annotated[
     str,
     Meta(
@@ -63,8 +65,41 @@ class LanePorts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ports_num: Annotated[Lanes, Meta(description="Dense lanes of each pserver.")] = 1
     ports_num_for_sparse: Annotated[
         Annotated[int, Meta(ge=0, le=64)],
-        Meta(description="Sparse lanes of each pserver. They are opened, but no parameter uses them yet."),
-    ] = 0
+        Meta(description="Sparse lanes of each pserver: where parameters with `sparse_update=True` live."),
+    ] = 1
+
+
+class LocalFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How shards that train by themselves meet; for `mode: local`."""
+
+    every: Annotated[Count, Meta(description="Batches that a shard trains by itself between two exchanges.")] = 8
+    method: Annotated[
+        Literal["average", "elastic"],
+        Meta(
+            description="`average`: all go on from the common parameters. "
+            "`elastic`: each keeps its own and is pulled towards the common ones."
+        ),
+    ] = "average"
+    rate: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        Meta(description="How much of the mean difference the common parameters take over, from 0 to 1."),
+    ] = 1.0
+
+
+class WireFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How dense gradients are written on the wire; for slow networks."""
+
+    gradients: Annotated[
+        Coding,
+        Meta(
+            description="`float32` sends them as they are; `float16` and `bfloat16` round them to half the bytes; "
+            "`top_k` sends the largest elements only and keeps the rest for the next round."
+        ),
+    ] = "float32"
+    top_k: Annotated[
+        Annotated[float, Meta(gt=0, le=0.5)],
+        Meta(description="Share of a gradient's elements that `top_k` sends."),
+    ] = 0.01
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,9 +120,20 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lanes: Annotated[LanePorts, Meta(description="How pservers listen.")] = LanePorts()
     passes: Annotated[Count, Meta(description="How often all the data is walked over.")] = 10
     mode: Annotated[
-        Literal["sync"],
-        Meta(description="How updates are combined. `sync`: one update per round from every shard's gradient."),
-    ] = "sync"
+        UpdateMode | None,
+        Meta(
+            description="How gradients become updates. `sync`: one update per round from every shard's gradient, "
+            "always with the same result. `bounded`: each shard's gradient by itself, no shard more than `staleness` "
+            "batches ahead of the slowest. `async`: the same without a bound. `local`: shards train by themselves "
+            "and meet every few batches. Left out: `sync`, or what the config's `settings(is_async=...)` says."
+        ),
+    ] = None
+    staleness: Annotated[
+        Annotated[int, Meta(ge=0, le=1_000_000)],
+        Meta(description="For `mode: bounded`: how many batches a shard may be ahead of the slowest."),
+    ] = 4
+    local: Annotated[LocalFile, Meta(description="For `mode: local`: how shards meet.")] = LocalFile()
+    wire: Annotated[WireFile, Meta(description="How dense gradients are written on the wire.")] = WireFile()
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**53)],
         Meta(description="Decides first values and shuffling. Same seed, same data, same bits."),
@@ -122,6 +168,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     output: str
     log_period: int
     connect_timeout_s: float
+    updates: Updates | None = None
+    """None leaves it to the program."""
+    wire: Wire = Wire()
     start_pass: int = 0
     init_model: str = ""
     """Directory of a saved model to start from; '' starts from the generator."""

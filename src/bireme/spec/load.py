@@ -18,6 +18,7 @@ import msgspec
 
 from bireme.core.errors import SpecError
 from bireme.spec.job import CarrierChoice, Job, JobFile, LanePorts
+from bireme.spec.model import Updates, Wire
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 # Sets of strings iterate by hash, files are decoded by locale, libraries with a thread per core add in their own order.
@@ -106,7 +107,9 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
 
 
 def _did_you_mean(value: Any, hint: Any) -> str:
-    choices = [c for c in get_args(hint) if isinstance(c, str)]
+    # The words themselves, or those of a choice that may also be left out.
+    found = [word for choice in get_args(hint) for word in (choice, *get_args(choice))]
+    choices = [word for word in found if isinstance(word, str)]
     close = difflib.get_close_matches(str(value), choices, n=1)
     return f" (did you mean `{close[0]}`?)" if close else f" (one of: {', '.join(choices)})" if choices else ""
 
@@ -282,6 +285,20 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
         output=str(output),
         log_period=file.log_period,
         connect_timeout_s=file.connect_timeout_s,
+        updates=_updates(file),
+        wire=Wire(gradients=file.wire.gradients, top_k=file.wire.top_k),
+    )
+
+
+def _updates(file: JobFile) -> Updates | None:
+    if file.mode is None:
+        return None
+    return Updates(
+        mode=file.mode,
+        staleness=file.staleness,
+        every=file.local.every,
+        is_elastic=file.local.method == "elastic",
+        rate=file.local.rate,
     )
 
 

@@ -11,7 +11,11 @@ from typing import Literal
 
 import msgspec
 
-Method = Literal["momentum", "adagrad", "adadelta", "rmsprop", "decayed_adagrad", "adam", "adamax"]
+Method = Literal[
+    "momentum", "sparse_momentum", "adagrad", "adadelta", "rmsprop", "decayed_adagrad", "adam", "adamax"
+]  # fmt: skip
+UpdateMode = Literal["sync", "bounded", "async", "local"]
+Coding = Literal["float32", "float16", "bfloat16", "top_k"]
 Schedule = Literal["constant", "poly", "caffe_poly", "exp", "discexp", "linear", "manual", "pass_manual"]
 
 
@@ -23,8 +27,21 @@ class Init(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     spread: float = 0.0
 
 
+MAX_BOUNDED_ROWS = 2**31 - 1
+"""A sparse parameter with more rows than this is unbounded: its saved model names the rows that exist."""
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the rows of a sparse parameter come and go; each is made when it is first pushed to."""
+
+    admit_after: int = 0
+    """Pushes to a row that are only counted: it keeps its first values until there were this many."""
+    evict_after: int = 0
+    """Rounds without a push after which a row is forgotten; 0 keeps all."""
+
+
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One dense parameter and the rules of its own that differ from the optimizer's."""
+    """One parameter and the rules of its own that differ from the optimizer's."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,6 +55,18 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Elementwise bound on the summed gradient; 0 means none."""
     is_static: bool = False
     """Never updated: its gradient is ignored."""
+    rows: Rows | None = None
+    """How rows live on sparse lanes; None for a dense parameter."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether this is a table of rows on sparse lanes, of which a batch touches only some."""
+        return self.rows is not None
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether there are too many possible rows to write them all down."""
+        return self.is_sparse and self.shape[0] > MAX_BOUNDED_ROWS
 
     @property
     def size(self) -> int:
@@ -59,3 +88,35 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     epsilon: float = 1e-6
     beta1: float = 0.9
     beta2: float = 0.999
+
+
+class Updates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the trainers' work becomes updates of the parameters."""
+
+    mode: UpdateMode = "sync"
+    staleness: int = 0
+    """bounded: how many batches a shard may be ahead of the slowest one."""
+    every: int = 8
+    """local: batches between two exchanges."""
+    is_elastic: bool = False
+    """local: shards keep their own parameters and are pulled towards the common ones."""
+    rate: float = 1.0
+    """local: how much of the shards' mean difference the common parameters take, or for elastic, of each difference."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether each shard's gradient is applied by itself, when it arrives."""
+        return self.mode in ("bounded", "async")
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How dense gradients are written on the wire."""
+
+    gradients: Coding = "float32"
+    top_k: float = 0.01
+    """top_k: the share of a gradient's elements that is sent; the rest waits for the next round."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients arrive as they were computed."""
+        return self.gradients == "float32"

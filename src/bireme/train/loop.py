@@ -1,55 +1,27 @@
 """A trainer's loop: batch, gradient, push, pull, and once more.
 
-For each round the gradient of every shard this trainer owns is computed at the same parameters,
-summed along the job's fixed tree and pushed subtree by subtree. The loop owns no file and no
-control connection: what it has to say goes to a `Listener`.
+In sync mode the gradient of every shard this trainer owns is computed at the same parameters, summed
+along the job's fixed tree and pushed subtree by subtree; while the lanes work, the next batch is
+prepared. In the modes `bounded` and `async` (`ApartLoop`) each shard goes by itself: it pulls
+whatever is current, computes one batch and pushes it. A loop owns no file and no control
+connection: what it has to say goes to a `Listener`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bireme.core.errors import DeterminismError, NumericError
-from bireme.programs.program import Computation, Program, Sums
+from bireme.programs.lookups import RowIds
 from bireme.ps.client import Exchange, Position
 from bireme.ps.frames import Record
-from bireme.ps.plan import Layout, aligned_zeros
+from bireme.ps.rowframes import Block
 from bireme.ps.tree import Span, fold
-from bireme.train.reader import ShardReader
+from bireme.train.worker import Counts, Floats, Part, Prepared, Running, Worker, add_parts
 
-MAX_EVALS = 3
-"""Evaluator sums that fit into a shard's record."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """A shard's part of the ledger for one pass."""
-
-    read: int = 0
-    trained: int = 0
-
-
-@dataclass(slots=True)
-class Running:
-    """Totals of this trainer's samples."""
-
-    samples: int = 0
-    cost: float = 0.0
-    evals: dict[str, float] = field(default_factory=dict)
-
-    def add(self, sums: Sums) -> None:
-        """Count one batch."""
-        self.samples += sums.samples
-        self.cost += sums.cost
-        for name, value in sums.evals.items():
-            self.evals[name] = self.evals.get(name, 0.0) + value
+Tables = Callable[[], list[Block]]
+"""Fetches every row of every sparse parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +34,7 @@ class PassResult:
     ledger: Mapping[int, Counts]
     totals: Running
     test: Running | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """One subtree's part of one round."""
-
-    at: Position
-    span: Span
-    batches: Mapping[int, int]
-    """Batches that each of this trainer's shards has in the pass."""
-    records: list[Record]
+    wire_error: float = 0.0
 
 
 class Listener(Protocol):
@@ -81,145 +43,116 @@ class Listener(Protocol):
     def round_done(self, pass_id: int, batch: int, batches: int, totals: Running) -> None:
         """A round of this trainer is over."""
 
-    def pass_done(self, result: PassResult, values: NDArray[np.float32]) -> None:
+    def pass_done(self, result: PassResult, values: Floats, tables: Tables) -> None:
         """A pass is over and `values` are the parameters that ended it; return before they may change."""
 
 
 class Loop:
-    """One trainer at work on its share of the shards."""
+    """One trainer at work on its share of the shards, round by round with all the others."""
 
-    def __init__(self, program: Program, readers: Sequence[ShardReader], tester: ShardReader | None) -> None:
-        self._program = program
-        self._readers = {reader.shard: reader for reader in readers}
-        self._tester = tester
-        self.share = Span(readers[0].shard, readers[-1].shard + 1)
-        self.layout = Layout(program.parameters)
-        self._bound: dict[tuple[int, Span], Computation] = {}
-        self._ledger: dict[int, Counts] = {}
-        self._totals = Running()
-        self._is_checked = False
-
-    def rehearse(self, pass_id: int) -> None:
-        """Compute one batch and throw it away: kernels are compiled before anybody waits for them."""
-        for reader in self._readers.values():
-            if reader.batches(pass_id):
-                values, grads = aligned_zeros(self.layout.size), aligned_zeros(self.layout.size)
-                bound = self._program.bind(self.layout.views(values), self.layout.views(grads))
-                bound.step(reader.batch(pass_id, 0))
-                break
-        if self._tester is not None:
-            self._tester.open(pass_id)
-
-    def run(self, exchange: Exchange, passes: int, listener: Listener) -> None:
-        """Train for that many passes from wherever the lanes are."""
+    def __init__(self, worker: Worker, exchange: Exchange, listener: Listener) -> None:
+        self._worker = worker
         self._exchange = exchange
         self._memory = exchange.memory
-        at = exchange.pull_now()
+        self._listener = listener
+
+    def run(self, passes: int) -> None:
+        """Train for that many passes from wherever the lanes are."""
+        at = self._exchange.pull_now()
         last = at.pass_id + passes
         while at.pass_id < last:
-            at, result = self._run_pass(at, listener)
-            listener.pass_done(result, self._memory.values(at.round))
+            pass_id = at.pass_id
+            rounds = self._worker.open_pass(pass_id)
+            self._run_pass(at, rounds)
+            # Whoever is done waits here for those with longer shards.
+            at = self._exchange.pull_pass(pass_id + 1)
+            self._end_pass(pass_id, at, rounds)
 
-    def _computation(self, round_: int, span: Span) -> Computation:
-        """The program over the memory that holds a round's parameters and takes a subtree's gradient."""
-        key = (self._memory.set_of(round_), span)
-        if key not in self._bound:
-            values, grads = self._memory.values(round_), self._memory.row(span)
-            self._bound[key] = self._program.bind(self.layout.views(values), self.layout.views(grads))
-        return self._bound[key]
+    def _end_pass(self, pass_id: int, at: Position, rounds: int) -> None:
+        worker, exchange = self._worker, self._exchange
+        values = self._memory.values(at.round)
 
-    def _run_pass(self, at: Position, listener: Listener) -> tuple[Position, PassResult]:
-        pass_id = at.pass_id
-        batches = {shard: reader.batches(pass_id) for shard, reader in self._readers.items()}
-        # An empty shard takes part in the first round to say that it is empty.
-        rounds = max(max(batches.values()), 1)
-        self._ledger = {s: Counts(read=reader.open(pass_id)) for s, reader in self._readers.items()}
-        self._totals = Running()
-        while at.batch < rounds:
-            self._push_round(at, batches)
-            listener.round_done(pass_id, at.batch, rounds, self._totals)
-            if at.batch + 1 == rounds:
-                break
-            at = self._exchange.pull_round(at.round + 1)
-        # Whoever is done waits here for those with longer shards.
-        at = self._exchange.pull_pass(pass_id + 1)
-        test = self._test(self._tester, at) if self._tester is not None else None
-        return at, PassResult(pass_id, at.round, rounds, self._ledger, self._totals, test)
+        def fetch(wanted: Sequence[RowIds], targets: Sequence[Floats]) -> None:
+            exchange.ask_pass(pass_id + 1, wanted)
+            exchange.receive(targets)
 
-    def _push_round(self, at: Position, batches: Mapping[int, int]) -> None:
-        for span in self._memory.spans:
-            if not any(at.batch < max(batches[s], 1) for s in span.shards):
-                continue
-            records: list[Record] = []
-            work = _Work(at, span, batches, records)
-            total = fold(span, partial(self._gradient, work), _add)
-            row = self._memory.row(span)
-            if total is not None and total is not row:
-                row[:] = total
-            self._exchange.push(at.round, span, records, is_empty=total is None)
-
-    def _gradient(self, work: _Work, shard: int) -> NDArray[np.float32] | None:
-        """A shard's gradient for this round, or None where it has no batch; adds the shard's record."""
-        at, batches = work.at, work.batches[shard]
-        if at.batch >= max(batches, 1):
-            return None
-        if batches == 0:
-            work.records.append(Record(shard, True, 0))
-            return None
-        batch = self._readers[shard].batch(at.pass_id, at.batch)
-        computation, row = self._computation(at.round, work.span), self._memory.row(work.span)
-        sums = computation.step(batch)
-        self._check(at, shard, sums, row)
-        if not self._is_checked:
-            self._check_again(at, shard, partial(computation.step, batch), sums, row)
-        evals = [*sums.evals.values(), 0.0, 0.0, 0.0][:MAX_EVALS]
-        is_last = at.batch + 1 >= batches
-        work.records.append(Record(shard, is_last, sums.samples, sums.cost, (evals[0], evals[1], evals[2])))
-        self._ledger[shard].trained += sums.samples
-        self._totals.add(sums)
-        # With one shard to a subtree the gradient leaves from where it was computed.
-        return row if len(work.span.shards) == 1 else row.copy()
-
-    def _check(self, at: Position, shard: int, sums: Sums, row: NDArray[np.float32]) -> None:
-        """Refuse a gradient that would poison the model. A sum is finite only if all its terms are."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            if math.isfinite(sums.cost) and math.isfinite(float(np.add.reduce(row))):
-                return
-        bad = np.flatnonzero(~np.isfinite(row))
-        if len(bad) == 0 and math.isfinite(sums.cost):
-            return  # finite terms, the sum itself overflowed
-        name = self.layout.name_at(int(bad[0])) if len(bad) else "the cost"
-        what = "a NaN or infinity in the gradient of parameter" if len(bad) else "a NaN or infinity in"
-        raise NumericError(
-            f"{what} {name}, round {at.round} (pass {at.pass_id}, batch {at.batch}), shard {shard}",
-            why="applying it would destroy the model, so the round was not pushed",
-            fix="lower the learning rate, set gradient_clipping_threshold, or look at that batch's data",
+        test = worker.test(at.pass_id, values, fetch)
+        result = PassResult(
+            pass_id, at.round, rounds, worker.ledger, worker.totals, test, wire_error=exchange.wire_error
         )
+        self._listener.pass_done(result, values, lambda: exchange.pull_tables(pass_id + 1))
 
-    def _check_again(
-        self, at: Position, shard: int, again: Callable[[], Sums], sums: Sums, row: NDArray[np.float32]
-    ) -> None:
-        """Compute the first batch twice: a program that gives two answers cannot be recovered."""
-        self._is_checked = True
-        first = row.copy()
-        repeated = again()
-        differs = np.flatnonzero(first.view(np.uint32) != row.view(np.uint32))
-        if len(differs) or repeated.cost != sums.cost:
-            name = self.layout.name_at(int(differs[0])) if len(differs) else "the cost"
-            raise DeterminismError(
-                f"the same batch gave two different results, first in {name} (shard {shard}, round {at.round})",
-                why="recovery and equal results on every layout rest on equal bits",
-                fix="remove unseeded randomness and multi-threaded sums from the program",
-            )
+    def _run_pass(self, at: Position, rounds: int) -> None:
+        worker, exchange = self._worker, self._exchange
+        prepared = worker.prepare(at.pass_id, at.batch)
+        if worker.tables:
+            at = exchange.pull_round(at.round, worker.wanted(prepared), worker.targets(prepared))
+        while True:
+            self._push_round(at, prepared)
+            self._listener.round_done(at.pass_id, at.batch, rounds, worker.totals)
+            if at.batch + 1 >= rounds:
+                return
+            prepared, at = self._next(at)
 
-    def _test(self, tester: ShardReader, at: Position) -> Running:
-        totals = Running()
-        computation = self._computation(at.round, self._memory.spans[0])
-        for index in range(tester.batches(at.pass_id)):
-            totals.add(computation.evaluate(tester.batch(at.pass_id, index)))
-        return totals
+    def _next(self, at: Position) -> tuple[Prepared, Position]:
+        """Prepare the next batch while the lanes work, and take the parameters to compute it with."""
+        worker, exchange = self._worker, self._exchange
+        if not worker.tables:
+            exchange.ask_round(at.round + 1)
+            prepared = worker.prepare(at.pass_id, at.batch + 1)
+            return prepared, exchange.receive()
+        prepared = worker.prepare(at.pass_id, at.batch + 1)
+        exchange.ask_round(at.round + 1, worker.wanted(prepared))
+        return prepared, exchange.receive(worker.targets(prepared))
+
+    def _push_round(self, at: Position, prepared: Prepared) -> None:
+        for span in self._memory.spans:
+            if any(at.batch < self._worker.rounds_of(s) for s in span.shards):
+                self._push_span(at, span, prepared)
+
+    def _push_span(self, at: Position, span: Span, prepared: Prepared) -> None:
+        worker, row = self._worker, self._memory.row(span)
+        values = self._memory.values(at.round)
+        records: list[Record] = []
+        # With one shard to a subtree the gradient leaves from where it was computed.
+        is_alone = len(span.shards) == 1
+
+        def leaf(shard: int) -> Part | None:
+            if at.batch >= worker.rounds_of(shard):
+                return None
+            part = None
+            if shard in prepared.batches:
+                part = worker.gradient(at, shard, prepared, (values, row))
+                if not is_alone:
+                    part = Part(row.copy(), [Block(b.ids, b.rows.copy()) for b in part.blocks])
+            records.append(worker.record(shard, at.batch))
+            return part
+
+        total = fold(span, leaf, add_parts)
+        if total is not None and total.dense is not row:
+            row[:] = total.dense
+        self._exchange.push(at.round, span, records, None if total is None else total.blocks)
 
 
-def _add(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
-    left += right
-    return left
+class ApartLoop(Loop):
+    """One trainer whose shards go by themselves, each as far ahead of the others as the lanes let it."""
+
+    def _run_pass(self, at: Position, rounds: int) -> None:
+        """Take turns between the shards, so that none of ours has to wait for another of ours."""
+        for batch in range(rounds):
+            for shard in self._worker.share.shards:
+                if batch < self._worker.rounds_of(shard):
+                    self._step(at.pass_id, shard, batch)
+            self._listener.round_done(at.pass_id, batch, rounds, self._worker.totals)
+
+    def _step(self, pass_id: int, shard: int, batch: int) -> None:
+        worker, exchange = self._worker, self._exchange
+        span, at = Span(shard, shard + 1), Position(batch, pass_id, batch)
+        prepared = worker.prepare(pass_id, batch, [shard])
+        exchange.ask_batch(shard, pass_id, batch, worker.wanted(prepared))
+        exchange.receive(worker.targets(prepared))
+        blocks = None
+        if shard in prepared.batches:
+            memory = (self._memory.values(0), self._memory.row(span))
+            blocks = worker.gradient(at, shard, prepared, memory).blocks
+        exchange.push(batch, span, [worker.record(shard, batch)], blocks, pass_id=pass_id)

@@ -7,12 +7,16 @@ from typing import Any
 
 def render(plan: dict[str, Any]) -> str:
     """The plan in words."""
-    values = sum(p["values"] for p in plan["parameters"])
+    values = sum(p["values"] for p in plan["parameters"] if not p["is_sparse"])
+    tables = [p for p in plan["parameters"] if p["is_sparse"]]
     lines = [
         f"{plan['job']}: {plan['program']}, {values:,} values in {len(plan['parameters'])} parameters, "
         f"{plan['passes']} passes, batch {plan['batch_size']} per shard",
-        f"{plan['processes']} processes, {plan['bytes_per_round']:,} bytes per round, output in {plan['output']}",
+        f"mode {plan['mode']}, {plan['processes']} processes, {plan['bytes_per_round']:,} bytes per round, "
+        f"output in {plan['output']}",
     ]
+    for p in tables:
+        lines.append(f"{p['name']}: {p['shape'][0]:,} rows of {p['shape'][1]}, on the sparse lanes of all pservers")
     for p in plan["pservers"]:
         ports = p["ports"] if isinstance(p["ports"], str) else f"{p['ports'][0]}–{p['ports'][-1]}"
         lines.append(f"pserver {p['pserver']}, ports {ports}")

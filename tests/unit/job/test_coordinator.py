@@ -9,9 +9,9 @@ import pytest
 
 from bireme.job import messages as m
 from bireme.job.coordinator import Coordinator, Effect, Leave, RefuseJoin, Send, SetUpPservers, Write
-from bireme.ps.rounds import Totals
+from bireme.ps.rounds import PassTotals, Totals
 from bireme.ps.tree import Span
-from bireme.spec.model import Optimizer, Parameter
+from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
 FACTS = m.Facts(
     name="demo",
@@ -27,6 +27,7 @@ FACTS = m.Facts(
     seed=1,
     pservers=(m.Address(host="a", ports=(1,)), m.Address(host="b", ports=(2,))),
     dense_lanes=1,
+    sparse_lanes=1,
     output="/out",
 )
 
@@ -58,12 +59,13 @@ def progress(rank: int) -> m.Progress:
     return m.Progress(trainer=rank, pass_id=0, batch=3, batches=9, samples=20, cost=10.0, evals=(5.0,), rate=7.0)
 
 
-def totals() -> dict[int, Totals]:
-    return {s: Totals(10 + s, 2.0 * (10 + s), [float(s), 0.0, 0.0]) for s in (2, 0, 1)}
+def totals(pass_id: int = 0, samples: int = 33, staleness: dict[int, int] | None = None) -> PassTotals:
+    shards = {s: Totals(10 + s, 2.0 * (10 + s), [float(s), 0.0, 0.0]) for s in (2, 0, 1)}
+    return PassTotals(pass_id, samples, shards, staleness or {})
 
 
 def close_pass(machine: Coordinator, pass_id: int) -> list[Effect]:
-    machine.lane_passed(pass_id, 33 * (pass_id + 1), totals(), 4.0)
+    machine.lane_passed(totals(pass_id, 33 * (pass_id + 1)), 4.0)
     machine.pass_done(11, pass_done(1, pass_id), 5.0)
     return machine.pass_done(10, pass_done(0, pass_id), 6.0)
 
@@ -88,6 +90,14 @@ def test_pservers_are_set_up_when_the_last_trainer_has_joined() -> None:
     assert {s.shares for s in effect.setups} == {(Span(0, 2), Span(2, 3))}
     assert {(s.job, s.view) for s in effect.setups} == {(machine.job_id, machine.view)}
     assert machine.phase == "setting-up"
+
+
+def test_pservers_are_told_how_to_update_and_how_gradients_are_written() -> None:
+    machine, asked = Coordinator(1), {"updates": Updates(mode="bounded", staleness=2), "wire": Wire(gradients="top_k")}
+    (effect,) = machine.joined(10, join(0, trainers=1, sparse_lanes=3, **asked), 1.0)
+    assert isinstance(effect, SetUpPservers)
+    told = [(s.dense_lanes, s.sparse_lanes, s.updates, s.wire) for s in effect.setups]
+    assert told == [(1, 3, asked["updates"], asked["wire"])] * 2
 
 
 def test_training_begins_only_when_all_pservers_are_ready() -> None:
@@ -130,6 +140,9 @@ def test_a_rank_that_joined_already_is_refused() -> None:
         ({"parameters": (Parameter(name="w", shape=(5,)),)}, "`parameters` is"),
         ({"optimizer": Optimizer(method="adam")}, "`optimizer` is"),
         ({"dense_lanes": 2}, "`dense_lanes` is 2 there"),
+        ({"sparse_lanes": 0}, "`sparse_lanes` is 0 there and 1"),
+        ({"updates": Updates(mode="async")}, "`updates` is"),
+        ({"wire": Wire(gradients="float16")}, "`wire` is"),
         ({"trainers": 3}, "it counts 3 trainers, pserver 0 counts 2"),
     ],
 )
@@ -198,7 +211,7 @@ def test_a_pass_closes_when_the_lane_and_all_trainers_have_reported(order: str) 
         lambda: machine.pass_done(11, pass_done(1), 5.0),
     ]
     at = {"lane first": 0, "lane between": 1, "lane last": 2}[order]
-    steps.insert(at, lambda: machine.lane_passed(0, 33, totals(), 5.0))
+    steps.insert(at, lambda: machine.lane_passed(totals(), 5.0))
     effects = [step() for step in steps]
     assert effects[:2] == [[], []]
     ((to, closed),) = sent(effects[2])
@@ -223,12 +236,21 @@ def test_a_pass_is_in_the_ledger_once_its_model_is_saved_with_one_row_per_shard(
 
 def test_the_test_result_of_whoever_tested_is_in_the_closed_pass() -> None:
     machine = training()
-    machine.lane_passed(0, 33, totals(), 4.0)
+    machine.lane_passed(totals(), 4.0)
     machine.pass_done(11, pass_done(1), 4.0)
     effects = machine.pass_done(10, pass_done(0, test=m.Sum(samples=4, cost=8.0, evals={"error": 1.0})), 4.0)
     ((_, closed),) = sent(effects)
     assert isinstance(closed, m.PassClosed)
     assert (closed.test_samples, closed.test_cost, closed.test_evals) == (4, 2.0, {"error": 0.25})
+
+
+def test_staleness_and_the_worst_error_of_any_trainer_are_in_the_closed_pass() -> None:
+    machine = training()
+    machine.lane_passed(totals(staleness={1: 4, 0: 9}), 4.0)
+    machine.pass_done(11, msgspec.structs.replace(pass_done(1), wire_error=0.25), 4.0)
+    ((_, closed),) = sent(machine.pass_done(10, msgspec.structs.replace(pass_done(0), wire_error=0.125), 4.0))
+    assert isinstance(closed, m.PassClosed)
+    assert (list(closed.staleness.items()), closed.wire_error) == ([("0", 9), ("1", 4)], 0.25)
 
 
 def test_a_repeated_report_closes_nothing_twice() -> None:
@@ -255,7 +277,7 @@ def test_a_resumed_job_ends_after_its_own_passes() -> None:
     machine.joined(10, join(0, trainers=1, start_pass=4, passes=2), 1.0)
     machine.pservers_ready(1.0)
     for pass_id, is_over in ((4, False), (5, True)):
-        machine.lane_passed(pass_id, 33, totals(), 4.0)
+        machine.lane_passed(totals(pass_id), 4.0)
         machine.pass_done(10, pass_done(0, pass_id), 5.0)
         machine.model_saved(10, m.Saved(trainer=0, pass_id=pass_id, path="p"))
         assert (machine.phase == "finished") == is_over
@@ -328,5 +350,5 @@ def test_a_pass_without_a_sample_fails_the_job_by_the_coordinators_own_word() ->
     machine = training()
     machine.pass_done(11, pass_done(1), 5.0)
     machine.pass_done(10, pass_done(0), 5.0)
-    effects = machine.lane_passed(0, 0, {s: Totals() for s in range(3)}, 5.0)
+    effects = machine.lane_passed(PassTotals(0, 0, {s: Totals() for s in range(3)}, {}), 5.0)
     assert effects[-1] == Leave("there is not one training sample in all shards", "failed", is_own=True)

@@ -19,15 +19,18 @@ from bireme.job import model
 from bireme.job.model import (
     hash_values,
     load_into,
+    load_rows,
     load_values,
     model_hash,
     parameter_names,
     pass_name,
     read_parameter,
     save_model,
+    table_arrays,
     write_parameter,
 )
-from bireme.spec.model import Parameter
+from bireme.ps.rowframes import Block
+from bireme.spec.model import Init, Parameter, Rows
 
 Values = dict[str, NDArray[np.float32]]
 VALUES: Values = {
@@ -226,3 +229,54 @@ def test_the_model_module_writes_no_file_names_that_it_would_read_as_parameters(
     target = save_model(tmp_path / "m", {}, config, {})
     assert parameter_names(target) == []
     assert model.config_name(target) == config.name
+
+
+BOUNDED = Parameter(name="emb", shape=(6, 2), init=Init(mean=0.5), rows=Rows())
+UNBOUNDED = Parameter(name="wide", shape=(2**40, 2), init=Init(mean=0.5), rows=Rows())
+
+
+def rows_of(*ids: int) -> Block:
+    return Block(np.array(ids, np.uint64), np.arange(2 * len(ids), dtype=np.float32).reshape(-1, 2))
+
+
+def test_a_bounded_table_is_saved_in_full_with_first_values_where_no_row_was_trained(
+    tmp_path: Path, config: Path
+) -> None:
+    arrays = table_arrays(BOUNDED, 1, rows_of(1, 4))
+    assert arrays["emb"].tolist() == [[0.5, 0.5], [0, 1], [0.5, 0.5], [0.5, 0.5], [2, 3], [0.5, 0.5]]
+    target = save_model(tmp_path / "m", arrays, config, {})
+    assert parameter_names(target) == ["emb"]
+    found = load_rows(target, BOUNDED)
+    assert (found.ids.tolist(), found.rows.tolist()) == (list(range(6)), arrays["emb"].tolist())
+
+
+@pytest.mark.parametrize("ids", [(), (0,), (3, 2**33, 2**40 - 1)])
+def test_of_an_unbounded_table_the_rows_that_exist_are_saved_beside_their_ids(
+    tmp_path: Path, config: Path, ids: tuple[int, ...]
+) -> None:
+    saved = rows_of(*ids)
+    target = save_model(tmp_path / "m", table_arrays(UNBOUNDED, 1, saved), config, {})
+    assert parameter_names(target) == ["wide", "wide.ids"]
+    assert (target / "wide.ids").read_bytes() == struct.pack(f"<iIQ{len(ids)}Q", 0, 8, len(ids), *ids)
+    found = load_rows(target, UNBOUNDED)
+    assert (found.ids.tolist(), found.rows.tobytes()) == (list(ids), saved.rows.tobytes())
+    assert found.rows.shape == (len(ids), 2)
+    assert model_hash(target) == hash_values(table_arrays(UNBOUNDED, 1, saved))
+
+
+def test_rows_of_another_program_are_refused(tmp_path: Path, config: Path) -> None:
+    arrays = {**table_arrays(BOUNDED, 1, rows_of(1)), **table_arrays(UNBOUNDED, 1, rows_of(7, 9))}
+    target = save_model(tmp_path / "m", arrays, config, {})
+    taller = Parameter(name="emb", shape=(7, 2), rows=Rows())
+    with pytest.raises(ModelError, match="emb has 12 values, the program wants 7 rows of 2"):
+        load_rows(target, taller)
+    wider = Parameter(name="wide", shape=(2**40, 3), rows=Rows())
+    with pytest.raises(ModelError, match="wide has 4 values, the program wants 2 rows of 3"):
+        load_rows(target, wider)
+    with pytest.raises(ModelError, match=r"cannot read .*emb\.ids: No such file"):
+        load_rows(target, Parameter(name="emb", shape=(2**40, 2), rows=Rows()))
+
+
+def test_a_dense_parameter_may_be_called_like_a_list_of_ids(tmp_path: Path, config: Path) -> None:
+    target = save_model(tmp_path / "m", {"w.ids": VALUES["Z"]}, config, {})
+    assert load_values(target)["w.ids"].tobytes() == VALUES["Z"].tobytes()

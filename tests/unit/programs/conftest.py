@@ -9,8 +9,10 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
+from bireme.programs.columns import Batch
 from bireme.programs.config import load_config
 from bireme.programs.config.load import ConfigProgram
+from bireme.programs.lookups import compact
 from bireme.programs.program import Computation
 
 CONFIG = """
@@ -106,3 +108,34 @@ def start() -> Callable[[ConfigProgram], Model]:
         return program.bind(values, grads), values, grads
 
     return start
+
+
+def _rows_of(program: ConfigProgram, batch: Batch) -> dict[str, np.ndarray]:
+    """For each sparse parameter, the rows that a batch needs."""
+    pairs = zip(program.lookups, compact(batch, program.lookups).ids, strict=True)
+    return {name: ids.astype(np.int64) for lookup, ids in pairs for name in lookup.parameters}
+
+
+@pytest.fixture
+def check_compact() -> Callable[[ConfigProgram, Model, Batch, int], None]:
+    """Compute a batch from whole tables and from compact ones with spare rows: the bits must be the same."""
+
+    def check(program: ConfigProgram, whole: Model, batch: Batch, spare: int) -> None:
+        bound, values, grads = whole
+        rows, part = _rows_of(program, batch), compact(batch, program.lookups).batch
+        small = {name: value[rows[name]] if name in rows else value.copy() for name, value in values.items()}
+        for name in rows:
+            small[name] = np.concatenate([small[name], np.full((spare, small[name].shape[1]), 9, dtype=np.float32)])
+        small_grads = {name: np.full_like(value, np.nan) for name, value in small.items()}
+        again = program.bind(small, small_grads)
+        assert bound.step(batch) == again.step(part)
+        for name, grad in grads.items():
+            expected = grad[rows[name]] if name in rows else grad
+            assert small_grads[name][: len(expected)].tobytes() == expected.tobytes(), name
+        assert bound.evaluate(batch) == again.evaluate(part)
+        left, right = bound.predict(batch), again.predict(part)
+        assert {name: array.tobytes() for name, array in left.items()} == {
+            name: array.tobytes() for name, array in right.items()
+        }
+
+    return check

@@ -8,6 +8,7 @@ import pytest
 from bireme.core.errors import ConfigScriptError, DataError
 from bireme.programs.bow import BagOfWords
 from bireme.programs.columns import Batch, InputType, pack
+from bireme.programs.lookups import compact
 
 WORD = InputType(name="word", dim=10, kind="sparse_binary")
 WEIGHTED = InputType(name="word", dim=10, kind="sparse_float")
@@ -141,3 +142,42 @@ def test_plain_descent_lowers_the_cost(home: Any, start: Any) -> None:
         for name, value in values.items():
             value -= 0.1 * grads[name]
     assert bound.evaluate(shard).cost < before / 2
+
+
+@pytest.mark.parametrize("spare", [0, 7])
+@pytest.mark.parametrize("kind", ["sparse_binary", "sparse_float"])
+def test_compact_table_gives_the_bits_of_the_whole_one(
+    home: Any, start: Any, check_compact: Any, kind: str, spare: int
+) -> None:
+    text = (home.folder / "config.py").read_text().replace("AdamOptimizer", "AdaGradOptimizer")
+    text = text.replace("size=10)", "size=500)")
+    program = home.load(text.replace("size=2, act", "size=2, param_attr=ParamAttr(sparse_update=True), act"))
+    rng = np.random.default_rng(3)
+    rows = [(rng.integers(0, 500, rng.integers(0, 40)).tolist(), int(rng.integers(2))) for _ in range(50)]
+    if kind == "sparse_float":
+        rows = [([(id_, float(rng.normal())) for id_ in ids], label) for ids, label in rows]
+    word = InputType(name="word", dim=500, kind=kind)  # type: ignore[arg-type]
+    whole = start(program)
+    check_compact(program, whole, pack(rows, (word, LABEL)), spare)
+    (computation,) = whole[0]._computations.values()
+    assert isinstance(computation, BagOfWords)
+
+
+def test_unbounded_table_is_computed_from_its_rows(home: Any) -> None:
+    text = (home.folder / "config.py").read_text().replace("AdamOptimizer", "AdaGradOptimizer")
+    text = text.replace("data_layer(name='word', size=10)", "data_layer(name='word', size=2**64 - 1)")
+    program = home.load(text.replace("size=2, act", "size=2, param_attr=ParamAttr(sparse_update=True), act"))
+    wide = InputType(name="word", dim=2**64 - 1, kind="sparse_binary")
+    batch = pack([([2**64 - 2, 5], 1), ([2**63], 0)], (wide, LABEL))
+    part = compact(batch, program.lookups)
+    values = {WEIGHT: np.arange(10, dtype=np.float32).reshape(5, 2) / 10, BIAS: np.zeros(2, dtype=np.float32)}
+    grads = {name: np.full_like(value, np.nan) for name, value in values.items()}
+    bound = program.bind(values, grads)
+    sums = bound.step(part.batch)
+    narrow = pack([([2, 0], 1), ([1], 0)], (InputType(name="word", dim=10, kind="sparse_binary"), LABEL))
+    padded = np.concatenate([values[WEIGHT], np.zeros((5, 2))])
+    cost, weight_grad, _ = by_hand(narrow, padded, values[BIAS])
+    assert sums.cost == pytest.approx(cost)
+    np.testing.assert_allclose(grads[WEIGHT], weight_grad[:5], rtol=1e-5, atol=1e-6)
+    with pytest.raises(AssertionError, match="slot 'word' was not made compact: this is a bug"):
+        bound.step(batch)

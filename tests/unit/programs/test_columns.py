@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 
 from bireme.core.errors import DataError
-from bireme.programs.columns import Batch, InputType, Packer, pack
+from bireme.programs.columns import MAX_DIM, Batch, InputType, Kind, Packer, pack
 
 WORD = InputType(name="word", dim=10, kind="sparse_binary")
 LABEL = InputType(name="label", dim=2, kind="index")
 PIXELS = InputType(name="pixels", dim=3, kind="dense")
 WEIGHTED = InputType(name="weighted", dim=10, kind="sparse_float")
 TEXT = InputType(name="text", dim=10, kind="index", is_sequence=True)
+EDGES = [0, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 2]
+
+
+def wide(kind: Kind, is_sequence: bool = False) -> InputType:
+    return InputType(name="wide", dim=MAX_DIM, kind=kind, is_sequence=is_sequence)
 
 
 def test_each_kind_packs_into_its_arrays() -> None:
@@ -51,6 +56,15 @@ def test_no_samples_pack_to_an_empty_batch() -> None:
         (PIXELS, ["1", "2", "3"], "expected 3 numbers, got ['1', '2', '3'] (list)"),
         (WEIGHTED, [(1, 2.0), (1, 2.0, 3.0)], "expected a list of (id below 10, number) pairs"),
         (WEIGHTED, [1, 2], "expected a list of (id below 10, number) pairs"),
+        (WORD, [2**40, "x"], "expected ids from 0 to 9, got 1099511627776"),
+        (wide("index"), -1, f"expected ids from 0 to {2**64 - 2}, got -1"),
+        (wide("index"), 2**64 - 1, f"expected ids from 0 to {2**64 - 2}, got {2**64 - 1}"),
+        (wide("index"), 2**64, f"expected ids from 0 to {2**64 - 2}, got {2**64}"),
+        (wide("sparse_binary"), [1, 2**64 - 1], f"expected ids from 0 to {2**64 - 2}, got {2**64 - 1}"),
+        (wide("sparse_binary"), [1, 2**64, "x"], f"expected ids from 0 to {2**64 - 2}, got {2**64}"),
+        (wide("sparse_binary"), [1, -1], f"expected ids from 0 to {2**64 - 2}, got -1"),
+        (wide("sparse_binary"), [1, 0.5], f"expected a list of ids below {2**64 - 1}, got 0.5 (float) in it"),
+        (wide("sparse_float"), [(2**64, 1.0)], f"expected ids from 0 to {2**64 - 2}, got {2**64}"),
     ],
 )
 def test_bad_value_is_refused_with_what_was_expected_and_what_came(slot: InputType, value: object, said: str) -> None:
@@ -89,3 +103,38 @@ def test_arrays_of_another_program_are_refused() -> None:
     arrays = pack([([1], 0)], (WORD, LABEL)).to_arrays()
     with pytest.raises(DataError, match="lack an array of slot 'weighted'"):
         Batch.from_arrays((WEIGHTED, LABEL), arrays)
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(2**31 - 1, np.int32), (2**31, np.uint64), (MAX_DIM, np.uint64)])
+def test_ids_are_as_wide_as_the_dimension_needs(dim: int, dtype: type) -> None:
+    slot = InputType(name="id", dim=dim, kind="index")
+    assert pack([(dim - 1,)], (slot,)).to_arrays()["id.ids"].dtype == dtype
+    with pytest.raises(DataError, match=f"expected ids from 0 to {dim - 1}, got {dim}"):
+        pack([(dim,)], (slot,))
+
+
+def test_wide_ids_survive_packing_taking_and_a_file() -> None:
+    from safetensors.numpy import load, save
+
+    slots = (
+        wide("index"),
+        InputType(name="bag", dim=MAX_DIM, kind="sparse_binary"),
+        InputType(name="text", dim=MAX_DIM, kind="index", is_sequence=True),
+        InputType(name="weighted", dim=MAX_DIM, kind="sparse_float"),
+    )
+    rows = [(id_, EDGES[:place], np.array(EDGES, dtype=np.uint64), [(id_, 0.5)]) for place, id_ in enumerate(EDGES)]
+    batch = pack(rows, slots)
+    kept = Batch.from_arrays(slots, load(save(batch.to_arrays()))).take(np.array([5, 2]))
+    arrays = kept.to_arrays()
+    assert {arrays[f"{slot.name}.ids"].dtype for slot in slots} == {np.dtype(np.uint64)}
+    assert arrays["wide.ids"].tolist() == [2**64 - 2, 2**31]
+    assert arrays["bag.ids"].tolist() == [*EDGES[:5], *EDGES[:2]]
+    assert arrays["text.ids"].tolist() == EDGES * 2
+    assert arrays["weighted.ids"].tolist() == [2**64 - 2, 2**31]
+
+
+def test_narrow_arrays_of_a_wide_slot_are_refused() -> None:
+    narrow = InputType(name="wide", dim=9, kind="index")
+    for packed, wanted in ((narrow, wide("index")), (wide("index"), narrow)):
+        with pytest.raises(DataError, match="lack an array of slot 'wide'"):
+            Batch.from_arrays((wanted,), pack([(1,)], (packed,)).to_arrays())

@@ -23,7 +23,6 @@ HEAD = "from paddle.trainer_config_helpers import *\n"
         ("fc_layer(data_layer('x', 3), 0)", "size must be a whole number from 1, not 0", ""),
         ("fc_layer(data_layer('x', 3), 2, act='tanh')", "act must be an activation", ""),
         ("lstmemory(3)", "lstmemory is not supported yet", ""),
-        ("settings(4, is_async=True)", "settings(is_async=True) is not supported yet", ""),
         ("settings(4, model_average=ModelAverage(0.5))", "ModelAverage is not supported yet", ""),
         ("settings(4, learning_rate_schedule='step')", "there is no schedule 'step'", "use constant"),
         ("ExtraAttr(drop_rate=0.5)", "dropout is not supported yet", ""),

@@ -188,3 +188,51 @@ def test_importing_paddle_is_quiet() -> None:
     with warnings.catch_warnings(record=True) as seen:
         import_paddle()
     assert not seen
+
+
+SPARSE_EMB = """
+sparse = ParamAttr(name='table', sparse_update=True)
+text, title, bag = data_layer('text', 500), data_layer('title', 500), data_layer('bag', 300)
+parts = [pooling_layer(embedding_layer(text, 8, param_attr=sparse), {pooling}),
+         pooling_layer(embedding_layer(title, 8, param_attr=sparse), AvgPooling()),
+         fc_layer([bag, data_layer('dense', 2)], 4, param_attr=[ParamAttr(sparse_update=True), ParamAttr()])]
+answer = fc_layer(concat_layer(parts), 2, act=SoftmaxActivation())
+outputs(classification_cost(answer, data_layer('label', 2)))
+"""
+
+
+@pytest.mark.parametrize("pooling", ["MaxPooling()", "SquareRootNPooling()"])
+@pytest.mark.parametrize("kind", ["sparse_binary", "sparse_float"])
+def test_compact_tables_give_the_bits_of_whole_ones(
+    home: Any, start: Any, check_compact: Any, kind: Any, pooling: str
+) -> None:
+    program = home.load(HEAD + SPARSE_EMB.format(pooling=pooling))
+    assert [lookup.columns for lookup in program.lookups] == [("text", "title"), ("bag",)]
+    inputs = (
+        InputType(name="text", dim=500, kind="index", is_sequence=True),
+        InputType(name="title", dim=400, kind="index", is_sequence=True),
+        InputType(name="bag", dim=300, kind=kind),
+        InputType(name="dense", dim=2, kind="dense"),
+        LABEL,
+    )
+    rng = np.random.default_rng(5)
+
+    def sample() -> tuple[object, ...]:
+        text, title, bag = (rng.integers(0, top, rng.integers(0, 30)).tolist() for top in (500, 400, 300))
+        if kind == "sparse_float":
+            bag = [(id_, float(rng.normal())) for id_ in bag]
+        return text, title, bag, rng.normal(size=2), int(rng.integers(2))
+
+    batch = pack([sample() for _ in range(40)], inputs)
+    for spare in (0, 13):
+        check_compact(program, start(program), batch, spare)
+
+
+def test_batch_that_needs_no_row_works_on_any_table(home: Any, start: Any, check_compact: Any) -> None:
+    program = home.load(
+        HEAD
+        + EMB.format(pooling="MaxPooling()")
+        .replace(", 3)", ", 3, param_attr=SPARSE)")
+        .replace("steps", "SPARSE = ParamAttr(sparse_update=True)\nsteps", 1)
+    )
+    check_compact(program, start(program), pack([([], 1)], (TEXT, LABEL)), 1)

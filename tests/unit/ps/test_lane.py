@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from bireme.core import faults
 from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
 from bireme.ps import wire
+from bireme.ps.dense import DenseStore
 from bireme.ps.frames import Flag, Head, Kind, Record, pack_records
-from bireme.ps.lane import Lane, Setup
-from bireme.ps.rounds import Totals
+from bireme.ps.lane import Lane
+from bireme.ps.rounds import PassTotals, Totals
+from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
 from bireme.spec.model import Init, Optimizer, Parameter
 
@@ -81,8 +83,8 @@ class Stage:
     """A lane, its peers, and the passes it told about."""
 
     def __init__(self, made: Setup, stack: ExitStack) -> None:
-        self.passes: list[tuple[int, int, dict[int, Totals]]] = []
-        self.lane = Lane(made, 0, lambda *told: self.passes.append(told))
+        self.passes: list[PassTotals] = []
+        self.lane = Lane(made, DenseStore(made, 0), self.passes.append)
         self._stack = stack
 
     def peer(self) -> Peer:
@@ -134,7 +136,7 @@ def test_first_values_are_the_same_bits_on_every_layout(stack: ExitStack) -> Non
         parts = []
         for rank in range(pservers):
             made = setup(parameters=wide, pserver=rank, pservers=pservers, dense_lanes=dense_lanes)
-            parts += [Lane(made, i, lambda *told: None)._memory.buffers[0] for i in range(dense_lanes)]
+            parts += [DenseStore(made, i)._buffer(0) for i in range(dense_lanes)]
         assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
@@ -149,7 +151,7 @@ def test_the_end_of_a_pass_is_told_with_the_totals_of_every_shard(stage: Stage) 
     peer = stage.peer()
     peer.push(0, ones(1.0), is_last=True)
     peer.push(1, ones(1.0), is_last=True)
-    assert stage.passes == [(0, 10, {0: Totals(5, 1.0), 1: Totals(5, 1.0)})]
+    assert stage.passes == [PassTotals(0, 10, {0: Totals(5, 1.0), 1: Totals(5, 1.0)}, {})]
 
 
 def test_a_repeat_with_the_same_bytes_changes_nothing(stage: Stage) -> None:

@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import BiremeError, FrameError, StorageError
 from bireme.ps import segments, wire
+from bireme.ps.dense import DenseStore
 from bireme.ps.frames import Flag, Head, Kind, Record, pack_records
-from bireme.ps.lane import Lane, Setup
+from bireme.ps.lane import Lane
 from bireme.ps.memory import LaneMemory, Rows, TrainerMemory
 from bireme.ps.plan import Layout, Slice
+from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
 from bireme.spec.model import Optimizer, Parameter
 
@@ -39,7 +41,7 @@ def new_lane() -> Lane:
         job=7, view=3, pserver=0, pservers=1, dense_lanes=1, parameters=PARAMETERS, seed=1, shards=3,
         optimizer=Optimizer(learning_rate=1.0, schedule="constant"), shares=share_out(3, 3),
     )  # fmt: skip
-    return Lane(made, 0, lambda *told: None)
+    return Lane(made, DenseStore(made, 0), lambda told: None)
 
 
 class Trainer:
@@ -211,9 +213,9 @@ def test_rows_that_are_taken_cannot_be_attached_again(stage: Stage) -> None:
 def test_nobody_can_push_in_place_what_it_does_not_share(stage: Stage) -> None:
     sharer, other = stage.sharer(*SPANS[:1]), stage.trainer()
     for shard in (0, 1):
-        with pytest.raises(FrameError, match="are not shared by this connection, but by another or none"):
+        with pytest.raises(FrameError, match="is not shared by this connection, but by another or none"):
             other.push(shard, 1.0, in_place=True)
-    with pytest.raises(FrameError, match="shards 5…5 are not shared by this connection"):
+    with pytest.raises(FrameError, match="row None is not shared by this connection"):
         wire.send(sharer.here, Head(Kind.PUSH, Flag.IN_PLACE, job=7, view=3, lo=5, hi=6, nbytes=4 * SIZE))
         head = wire.receive_head(sharer.there)
         assert head is not None
@@ -224,13 +226,13 @@ def test_nobody_can_push_in_place_what_it_does_not_share(stage: Stage) -> None:
 def test_nobody_can_push_by_payload_what_is_shared(stage: Stage) -> None:
     sharer, other = stage.sharer(*SPANS[:1]), stage.trainer()
     before = sharer.pull(0)
-    with pytest.raises(FrameError, match="are not shared by this connection, but by another or none"):
+    with pytest.raises(FrameError, match="is not shared by this connection, but by another or none"):
         other.push(0, 9.0, in_place=False)
     sharer.push(0, 1.0)
     for shard in (1, 2):
         stage.trainer().push(shard, 1.0)
     assert sharer.pull(1) == before - 3.0
-    with pytest.raises(FrameError, match="are not shared by this connection"):
+    with pytest.raises(FrameError, match="is not shared by this connection"):
         sharer.push(0, 9.0, round_=1, in_place=False)
 
 

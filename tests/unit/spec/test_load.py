@@ -10,6 +10,7 @@ import pytest
 from bireme.core.errors import SpecError
 from bireme.spec.job import Job
 from bireme.spec.load import command_name, load_job, places
+from bireme.spec.model import Updates, Wire
 
 GOOD = "name: demo\nprogram:\n  config: quick/config.py\n"
 Make = Callable[[str], Path]
@@ -71,6 +72,12 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a python object": (GOOD + "passes: !!python/object:os.system x\n", (":4: `passes`: expected `int`",)),
     "no time": (GOOD + "connect_timeout_s: .nan\n", (":4: `connect_timeout_s`: expected `float`", "nan")),
     "unknown mode": (GOOD + "mode: snyc\n", (":4: `mode`", "did you mean `sync`?")),
+    "a mode like no other": (GOOD + "mode: zebra\n", (":4: `mode`", "one of: sync, bounded, async, local")),
+    "unknown coding": (GOOD + "wire: {gradients: float61}\n", (":4: `wire.gradients`", "did you mean `float16`?")),
+    "more than half": (GOOD + "wire: {top_k: 0.6}\n", (":4: `wire.top_k`: expected `float` <= 0.5, got 0.6",)),
+    "ahead by less than none": (GOOD + "staleness: -1\n", (":4: `staleness`: expected `int` >= 0, got -1",)),
+    "never meeting": (GOOD + "local: {every: 0}\n", (":4: `local.every`: expected `int` >= 1, got 0",)),
+    "taking nothing over": (GOOD + "local: {rate: 0}\n", (":4: `local.rate`: expected `float` > 0", "got 0")),
     "text for a section": ("name: demo\nprogram: quick/config.py\n", (":2: `program` must hold keys and values",)),
     "empty section": (GOOD + "data:\n", (":4: `data` must hold keys and values, not nothing",)),
     "list for an argument": (
@@ -228,3 +235,30 @@ def test_places_follow_the_xdg_rules() -> None:
 def test_commands_are_suggested_as_the_user_types_them() -> None:
     assert command_name({}) == "bireme"
     assert command_name({"BIREME_COMMAND": "./dev bireme"}) == "./dev bireme"
+
+
+MODES = {
+    "": None,
+    "mode: sync\n": Updates(staleness=4),
+    "mode: async\n": Updates(mode="async", staleness=4),
+    "mode: bounded\n": Updates(mode="bounded", staleness=4),
+    "mode: bounded\nstaleness: 0\n": Updates(mode="bounded", staleness=0),
+    "mode: local\n": Updates(mode="local", staleness=4),
+    "mode: local\nlocal: {every: 3, method: elastic, rate: 0.25}\n": Updates(
+        mode="local", staleness=4, every=3, is_elastic=True, rate=0.25
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "wanted"), MODES.items())
+def test_a_mode_and_its_keys_say_how_the_job_updates_and_no_mode_leaves_it_to_the_program(
+    make: Make, text: str, wanted: Updates | None
+) -> None:
+    assert load(make(GOOD + text)).updates == wanted
+
+
+def test_gradients_go_as_they_are_unless_the_file_says_otherwise(make: Make) -> None:
+    path = make(GOOD)
+    assert load(path).wire == Wire()
+    path.write_text(GOOD + "wire: {gradients: top_k, top_k: 0.02}\n")
+    assert load(path).wire == Wire(gradients="top_k", top_k=0.02)

@@ -15,7 +15,7 @@ from typing import get_args
 from bireme.programs.config.graph import Graph, Layer, data_order
 from bireme.programs.config.scripts import Complaint
 from bireme.programs.config.words import ParamAttr, Regularization, Rule, refuse, whole_number
-from bireme.spec.model import Init, Optimizer, Parameter, Schedule
+from bireme.spec.model import MAX_BOUNDED_ROWS, Init, Optimizer, Parameter, Schedule
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +40,6 @@ class Settings:
     gradient_clipping_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if self.is_async:
-            refuse("settings(is_async=True)")
         if self.model_average is not None:
             refuse("settings(model_average=...)")
         if whole_number(self.batch_size) is None:
@@ -117,9 +115,12 @@ class Draft:
         if known is not None:
             if known.shape != shape:
                 raise Complaint(f"parameter {name!r} is shared, but once as {known.shape} and once as {shape}")
+            if known.rows != attr.rows:
+                raise Complaint(
+                    f"parameter {name!r} is shared, but with different sparse_update, admit_after or evict_after",
+                    fix="give these in every ParamAttr(...) with that name, and alike",
+                )
             return name
-        if attr.sparse_update:
-            _log.info("sparse_update is trained dense for now", extra={"parameter": name})
         self.parameters[name] = self._new_parameter(name, shape, attr)
         return name
 
@@ -140,7 +141,8 @@ class Draft:
         needed = data_order(self.layers, self.outputs)
         if self.inputs and set(self.inputs) != set(needed):
             raise Complaint(f"inputs() names {', '.join(self.inputs)}, but the outputs need {', '.join(needed)}")
-        return Graph(dict(self.layers), self.outputs, self.inputs or needed)
+        sparse = frozenset(name for name, parameter in self.parameters.items() if parameter.is_sparse)
+        return Graph(dict(self.layers), self.outputs, self.inputs or needed, sparse)
 
     def _new_parameter(self, name: str, shape: tuple[int, ...], attr: ParamAttr) -> Parameter:
         """Use what settings() said until now, where the attribute does not say otherwise."""
@@ -156,6 +158,7 @@ class Draft:
             l2=_or(attr.l2_rate, said.l2 if said else 0.0),
             clip=_or(attr.gradient_clipping_threshold, clip or 0.0),
             is_static=bool(attr.is_static),
+            rows=attr.rows,
         )
 
 
@@ -169,6 +172,9 @@ def _init(shape: tuple[int, ...], attr: ParamAttr) -> Init:
         mean = (attr.initial_max + attr.initial_min) / 2
         return Init(kind="uniform", mean=mean, spread=mean - attr.initial_min)
     if attr.initial_std is None and attr.initial_mean is None:
+        if attr.sparse_update and shape[0] > MAX_BOUNDED_ROWS:
+            # So many possible rows say nothing about how many there will be: the rule below would give nearly 0.
+            return Init(spread=0.01)
         # A bias counts as one row there, so an attribute without a start gives it spread 1.
         rows = shape[0] if len(shape) > 1 else 1
         return Init(spread=1.0 / math.sqrt(rows))

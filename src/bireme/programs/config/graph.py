@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NoReturn
 
 from bireme import __version__
 from bireme.core.errors import ConfigScriptError
@@ -50,6 +50,8 @@ class Graph:
     outputs: tuple[str, ...]
     inputs: tuple[str, ...]
     """Data layers in the order in which a provider yields their values."""
+    sparse: frozenset[str] = frozenset()
+    """Names of sparse parameters. Not in the fingerprint: they change where rows are kept, not what is computed."""
 
     @property
     def costs(self) -> tuple[Layer, ...]:
@@ -98,24 +100,25 @@ def check_inputs(graph: Graph, inputs: Sequence[InputType], wanted: Sequence[str
     for layer in graph.below(wanted or graph.outputs):
         if layer.kind == "data":
             if layer.name not in types:
-                _refuse(layer, f"data layer {layer.name!r} gets no values from the data provider")
+                refuse_at(layer, f"data layer {layer.name!r} gets no values from the data provider")
             slot = types[layer.name]
             _check_size(layer, slot)
             sequences[layer.name] = slot.is_sequence
         else:
             parents = [(graph.layers[name], types.get(name)) for name in layer.inputs]
             _check_kinds(layer, parents)
+            _check_lookups(layer, parents, graph.sparse)
             sequences[layer.name] = _is_sequence(layer, [sequences[name] for name in layer.inputs])
     for name in wanted or graph.outputs:
         if sequences[name]:
-            _refuse(graph.layers[name], f"an output for every step of a sequence ({name!r}) is not supported yet")
+            refuse_at(graph.layers[name], f"an output for every step of a sequence ({name!r}) is not supported yet")
 
 
 def _check_size(layer: Layer, slot: InputType) -> None:
     # Fewer ids than the layer has rows does no harm; more would read beyond its weights.
     is_wrong = slot.dim != layer.size if slot.kind == "dense" else slot.dim > layer.size
     if is_wrong:
-        _refuse(
+        refuse_at(
             layer,
             f"data layer {layer.name!r} has size {layer.size}, but its data provider gives "
             f"{slot.kind} values of dimension {slot.dim}",
@@ -129,28 +132,41 @@ def _check_kinds(layer: Layer, parents: Sequence[tuple[Layer, InputType | None]]
         wants_ids = layer.kind == "embedding" or is_label
         has_ids = slot is not None and slot.kind == "index"
         if wants_ids and not has_ids:
-            _refuse(layer, f"{layer.kind} needs integer ids from {parent.name!r}")
+            refuse_at(layer, f"{layer.kind} needs integer ids from {parent.name!r}")
         if has_ids and not wants_ids:
             fix = "yield dense_vector values" if layer.is_cost else "put an embedding_layer between them"
-            _refuse(layer, f"{layer.kind} cannot use the integer ids of {parent.name!r}", fix)
+            refuse_at(layer, f"{layer.kind} cannot use the integer ids of {parent.name!r}", fix)
         is_sparse = slot is not None and slot.kind.startswith("sparse")
         if is_sparse and layer.kind != "fc":
             fix = "put an fc_layer between them"
-            _refuse(layer, f"{layer.kind} cannot use the sparse values of {parent.name!r}", fix)
+            refuse_at(layer, f"{layer.kind} cannot use the sparse values of {parent.name!r}", fix)
+
+
+def _check_lookups(layer: Layer, parents: Sequence[tuple[Layer, InputType | None]], sparse: frozenset[str]) -> None:
+    """Refuse a sparse weight of an input that would use all of its rows."""
+    for weight, (parent, slot) in zip(layer.weights, parents, strict=False):
+        if weight in sparse and slot is not None and slot.kind == "dense":
+            refuse_at(
+                layer,
+                f"{layer.kind} layer {layer.name!r} cannot have a weight with sparse_update=True on {parent.name!r}: "
+                "dense values use all of its rows",
+                "leave sparse_update out, or let the data provider give sparse values",
+            )
 
 
 def _is_sequence(layer: Layer, parents: Sequence[bool]) -> bool:
     if layer.kind == "pool":
         if not parents[0]:
-            _refuse(layer, f"pooling_layer needs a sequence, but {layer.inputs[0]!r} is not one")
+            refuse_at(layer, f"pooling_layer needs a sequence, but {layer.inputs[0]!r} is not one")
         return False
     if len(set(parents)) > 1:
-        _refuse(layer, f"{layer.kind} mixes sequences and single values: {', '.join(layer.inputs)}")
+        refuse_at(layer, f"{layer.kind} mixes sequences and single values: {', '.join(layer.inputs)}")
     if layer.is_cost and parents[0]:
         fix = "put a pooling_layer before it"
-        _refuse(layer, f"a cost for every step of the sequence {layer.inputs[0]!r} is not supported yet", fix)
+        refuse_at(layer, f"a cost for every step of the sequence {layer.inputs[0]!r} is not supported yet", fix)
     return parents[0]
 
 
-def _refuse(layer: Layer, what: str, fix: str = "") -> None:
+def refuse_at(layer: Layer, what: str, fix: str = "") -> NoReturn:
+    """Refuse what the user wrote at a layer's line."""
     raise ConfigScriptError(f"{layer.where}: {what}" if layer.where else what, fix=fix)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bireme.programs.columns import MAX_DIM, MAX_NARROW_DIM
 from bireme.programs.config.draft import ZERO, Draft
 from bireme.programs.config.graph import Layer, LayerKind
 from bireme.programs.config.scripts import Complaint
@@ -16,6 +17,7 @@ from bireme.programs.config.words import Activation, ParamAttr, Pooling, refuse,
 
 Bias = ParamAttr | bool | None
 _TANH, _LINEAR = Activation("tanh"), Activation("linear")
+_LOOKING_UP = ("embedding_layer", "fc_layer", "inputs")
 
 
 class LayerWords:
@@ -29,7 +31,10 @@ class LayerWords:
         """An input; `size` is its width, or its number of ids."""
         if not isinstance(name, str):
             raise Complaint(f"data_layer(): name must be text, not {name!r}")
-        return self._add("data", name, _size("data_layer", size), ())
+        found = _size("data_layer", size)
+        if found > MAX_DIM:
+            raise Complaint(f"data_layer(): size must be at most {MAX_DIM}, not {found}")
+        return self._add("data", name, found, ())
 
     def fc_layer(
         self,
@@ -47,7 +52,7 @@ class LayerWords:
         name = self._draft.name("fc_layer", name)
         attrs = _attrs("fc_layer", param_attr, len(inputs))
         weights = tuple(
-            self._draft.parameter(f"_{name}.w{index}", (layer.size, size), attr)
+            self._weight(f"_{name}.w{index}", layer, size, attr)
             for index, (layer, attr) in enumerate(zip(inputs, attrs, strict=True))
         )
         bias = self._bias("fc_layer", name, size, True if bias_attr is None else bias_attr)
@@ -67,7 +72,7 @@ class LayerWords:
         size = _size("embedding_layer", size)
         name = self._draft.name("embedding", name)
         (attr,) = _attrs("embedding_layer", param_attr, 1)
-        table = self._draft.parameter(f"_{name}.w0", (ids.size, size), attr)
+        table = self._weight(f"_{name}.w0", ids, size, attr)
         return self._add("embedding", name, size, (ids,), weights=(table,))
 
     def pooling_layer(
@@ -188,11 +193,31 @@ class LayerWords:
         names = tuple(layer.name for layer in inputs)
         return self._draft.add(Layer(name=name, kind=kind, size=size, inputs=names, where=self._line(), **rest))
 
+    def _weight(self, name: str, source: Layer, size: int, attr: ParamAttr) -> str:
+        """Create a weight with one row for each of the source's values or ids."""
+        if attr.sparse_update and source.kind != "data":
+            raise Complaint(
+                f"sparse_update=True needs a data_layer as input, but {source.name!r} is computed and uses all rows",
+                fix="leave sparse_update out here",
+            )
+        if source.size > MAX_NARROW_DIM and not attr.sparse_update:
+            raise Complaint(
+                f"data layer {source.name!r} has size {source.size}, but a weight that is kept whole has at most "
+                f"{MAX_NARROW_DIM} rows",
+                fix="give the layer param_attr=ParamAttr(sparse_update=True)",
+            )
+        return self._draft.parameter(name, (source.size, size), attr)
+
     def _bias(self, helper: str, layer: str, size: int, given: Bias) -> str | None:
         if given is False:
             return None
         if given is not True and not isinstance(given, ParamAttr):
             raise Complaint(f"{helper}(): bias_attr must be True, False or ParamAttr(...), not {given!r}")
+        if given is not True and given.sparse_update:
+            raise Complaint(
+                f"{helper}(): a bias cannot have sparse_update=True, as every sample uses all of it",
+                fix="leave sparse_update out of bias_attr",
+            )
         return self._draft.parameter(f"_{layer}.wbias", (size,), ZERO if given is True else given)
 
     def _layers(self, helper: str, given: Any, count: int = 0) -> tuple[Layer, ...]:
@@ -202,6 +227,12 @@ class LayerWords:
                 raise Complaint(f"{helper}(): expected a layer, got {layer!r}")
             if layer.is_cost and helper != "outputs":
                 raise Complaint(f"{helper}(): {layer.name!r} is a cost and cannot be an input")
+            if layer.kind == "data" and layer.size > MAX_NARROW_DIM and helper not in _LOOKING_UP:
+                raise Complaint(
+                    f"{helper}(): data layer {layer.name!r} has size {layer.size}, and more than {MAX_NARROW_DIM} ids "
+                    "can only be looked up",
+                    fix="use an embedding_layer or fc_layer with ParamAttr(sparse_update=True)",
+                )
         if not found or (count and len(found) != count):
             raise Complaint(f"{helper}(): expected {count or 'at least one'} layer, got {len(found)}")
         return found

@@ -21,6 +21,7 @@ from bireme.programs.config.layers import LayerWords
 from bireme.programs.config.provider import Provider, provider_words
 from bireme.programs.config.scripts import Complaint, Scripts, stand_in
 from bireme.programs.config.source import ProviderSource, SourcePlan
+from bireme.programs.config.sparse import check_methods, find_lookups
 from bireme.programs.config.visit import Dice, visiting
 from bireme.programs.config.words import checked, words
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Computation, Program, Role, Sums
@@ -150,6 +151,9 @@ class ConfigProgram:
         judged = any(cost.kind == "classification_cost" for cost in graph.costs)
         self.evaluators: tuple[str, ...] = (ERROR_EVALUATOR,) if judged else ()
         self.outputs = graph.predictions
+        self.lookups = find_lookups(graph, self.parameters)
+        self.wants_async = bool(session.draft.settings.is_async)
+        check_methods(self.parameters, self.optimizer)
         self._sources = {role: ProviderSource(plan, graph, session.scripts) for role, plan in session.plans.items()}
 
     def source(self, role: Role) -> ProviderSource | None:
@@ -161,9 +165,12 @@ class ConfigProgram:
     def bind(self, values: Arrays, grads: Arrays) -> Computation:
         """Compute from these arrays."""
         for parameter in self.parameters:
+            expected = parameter.shape
+            if parameter.is_sparse:
+                expected = (len(values[parameter.name]), *expected[1:])
             for arrays in (values, grads):
                 array = arrays[parameter.name]
-                assert array.shape == parameter.shape, f"{parameter.name} has shape {array.shape}: this is a bug"
+                assert array.shape == expected, f"{parameter.name} has shape {array.shape}: this is a bug"
                 assert array.flags.c_contiguous, f"{parameter.name} is not contiguous: this is a bug"
         return _Bound(self, (values, grads))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bireme.programs.columns import InputType, Kind
+from bireme.programs.columns import MAX_DIM, InputType, Kind
 from bireme.programs.config.scripts import Complaint
 from bireme.programs.config.words import checked, refuse, whole_number
 
@@ -136,8 +136,8 @@ def _flag(given: object) -> bool | None:
 
 def _slot(kind: Kind, default_seq: int, dim: int, seq_type: int | None = None) -> SlotType:
     found = whole_number(dim)
-    if found is None:
-        raise Complaint(f"a slot's dimension must be a whole number from 1, not {dim!r}")
+    if found is None or found > MAX_DIM:
+        raise Complaint(f"a slot's dimension must be a whole number from 1 to {MAX_DIM}, not {dim!r}")
     return SlotType(kind, found, default_seq if seq_type is None else seq_type)
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from bireme.programs.config.scripts import Complaint
-from bireme.spec.model import Method
+from bireme.spec.model import Method, Rows
+
+_MAX_COUNT = 2**31 - 1
 
 
 def checked(name: str, function: Callable[..., object]) -> Callable[..., object]:
@@ -43,11 +45,15 @@ def _suggestion(signature: inspect.Signature, given: Mapping[str, object]) -> st
 
 def whole_number(given: object) -> int | None:
     """Read a size or a count: an integer of any kind from 1 on, else None."""
+    found = _integer(given)
+    return found if found is not None and found >= 1 else None
+
+
+def _integer(given: object) -> int | None:
     try:
-        found = operator.index(given)  # type: ignore[arg-type]  # refusing other types is its job
+        return None if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]  # it refuses others
     except TypeError:
         return None
-    return found if found >= 1 and not isinstance(given, bool) else None
 
 
 def refuse(what: str) -> NoReturn:
@@ -66,7 +72,10 @@ def unsupported(name: str) -> Callable[..., object]:
 
 @dataclass(frozen=True)
 class ParamAttr:
-    """How one parameter starts and is updated, where it differs from the rest."""
+    """How one parameter starts and is updated, where it differs from the rest.
+
+    `admit_after` and `evict_after` are ours: how rows of a sparse parameter come and go.
+    """
 
     name: str | None = None
     is_static: bool = False
@@ -80,8 +89,12 @@ class ParamAttr:
     momentum: float | None = None
     gradient_clipping_threshold: float | None = None
     sparse_update: bool = False
+    admit_after: int = 0
+    evict_after: int = 0
 
     def __post_init__(self) -> None:
+        for word in ("admit_after", "evict_after"):
+            self._check_count(word, getattr(self, word))
         has_range = (self.initial_max is not None, self.initial_min is not None)
         if any(has_range) and not all(has_range):
             raise Complaint("ParamAttr(): initial_max and initial_min go together")
@@ -90,6 +103,20 @@ class ParamAttr:
                 raise Complaint("ParamAttr(): initial_min must be below initial_max")
             if self.initial_std is not None or self.initial_mean is not None:
                 raise Complaint("ParamAttr(): give initial_max and initial_min, or initial_std and initial_mean")
+
+    @property
+    def rows(self) -> Rows | None:
+        """How rows live, where the parameter is sparse."""
+        if not self.sparse_update:
+            return None
+        return Rows(admit_after=operator.index(self.admit_after), evict_after=operator.index(self.evict_after))
+
+    def _check_count(self, word: str, given: object) -> None:
+        count = _integer(given)
+        if count is None or not 0 <= count <= _MAX_COUNT:
+            raise Complaint(f"ParamAttr(): {word} must be a whole number from 0 to {_MAX_COUNT}, not {given!r}")
+        if count and not self.sparse_update:
+            raise Complaint(f"ParamAttr(): {word} is about rows of sparse parameters", fix="add sparse_update=True")
 
 
 @dataclass(frozen=True)
@@ -141,9 +168,7 @@ class Rule:
 
 
 def _momentum(momentum: float | None = None, sparse: bool = False) -> Rule:
-    if sparse:
-        refuse("MomentumOptimizer(sparse=True)")
-    return Rule("momentum", momentum=momentum or 0.0)
+    return Rule("sparse_momentum" if sparse else "momentum", momentum=momentum or 0.0)
 
 
 def _adam(beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> Rule:

@@ -1,0 +1,64 @@
+"""What a pserver is told when a job begins: enough to keep and update its part without seeing the program."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bireme.ps.tree import Span
+from bireme.spec.model import Optimizer, Parameter, Updates, Wire
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a pserver must know to keep its part of a job's parameters."""
+
+    job: int
+    view: int
+    pserver: int
+    pservers: int
+    dense_lanes: int
+    """Per pserver, as are sparse lanes."""
+    sparse_lanes: int = 0
+    parameters: tuple[Parameter, ...]
+    optimizer: Optimizer
+    seed: int
+    shards: int
+    shares: tuple[Span, ...]
+    """Which shards each trainer owns."""
+    updates: Updates = Updates()
+    wire: Wire = Wire()
+    is_set_by_trainer: bool = False
+    """Values come from a saved model that a trainer sends, not from the generator."""
+    start_pass: int = 0
+    start_samples: int = 0
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether trainers send each shard's gradient by itself: sums of rounded numbers cannot be rounded again."""
+        return is_apart(self.updates, self.wire)
+
+    @property
+    def dense(self) -> tuple[Parameter, ...]:
+        """What dense lanes keep."""
+        return tuple(p for p in self.parameters if not p.is_sparse)
+
+    @property
+    def tables(self) -> tuple[Parameter, ...]:
+        """What sparse lanes keep, in the order in which rows travel."""
+        return tuple(p for p in self.parameters if p.is_sparse)
+
+    @property
+    def dense_rule(self) -> Optimizer:
+        """The update rule of dense lanes: with local SGD trainers have the program's own, and lanes add differences."""
+        if self.updates.mode != "local":
+            return self.optimizer
+        return Optimizer(learning_rate=self.updates.rate / self.shards, schedule="constant")
+
+
+def is_apart(updates: Updates, wire: Wire) -> bool:
+    """Whether trainers send each shard's gradient by itself."""
+    return updates.is_apart or not wire.is_exact
+
+
+def plain(parameter: Parameter) -> Parameter:
+    """The same parameter without rules of its own: what lanes see of it when trainers follow the rules."""
+    return Parameter(name=parameter.name, shape=parameter.shape, init=parameter.init, is_static=parameter.is_static)

@@ -1,0 +1,147 @@
+"""What a sparse lane keeps: its rows of every sparse parameter, placed by id, and an inbox of touched rows.
+
+A round's contributions are lists of rows. They are summed id by id along the job's fixed tree, so
+that it does not matter how many trainers sent them, and the sum is applied to the table. Rows that a
+round does not name stay as they are.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+
+from bireme.core.errors import FrameError
+from bireme.ps import wire
+from bireme.ps.frames import Flag, Head
+from bireme.ps.lane import MAX_ROWS_NBYTES, Buffers
+from bireme.ps.rounds import Closing, LaneRounds
+from bireme.ps.rowframes import Block, Ids, Payload, no_rows, pack_blocks, unpack_blocks, unpack_request
+from bireme.ps.rowsums import combine, is_ascending, lane_of
+from bireme.ps.setup import Setup
+from bireme.ps.stream import LaneStream
+from bireme.ps.table import Table, warm
+
+
+class SparseStore:
+    """The rows that the hash of their ids gives to one lane."""
+
+    slice_nbytes: int | None = None
+
+    def __init__(self, setup: Setup, index: int) -> None:
+        self._parameters = setup.tables
+        self._tables = [Table(p, setup.optimizer, setup.seed) for p in setup.tables]
+        for parameter in setup.tables:
+            warm(parameter, setup.optimizer)
+        self._widths = [p.shape[1] for p in setup.tables]
+        self._lanes = setup.pservers * setup.sparse_lanes
+        self._lane = setup.pserver * setup.sparse_lanes + index
+        self._round = 0
+        self._inbox: dict[int, list[Block]] = {}
+
+    def describe(self) -> str:
+        """What is kept here."""
+        names = ", ".join(p.name for p in self._parameters) or "nothing"
+        return f"rows of {names}"
+
+    def attach(self, sock: socket.socket, head: Head, fds: list[int], machine: LaneRounds | LaneStream) -> list[int]:
+        """Rows travel through the socket: nothing to share."""
+        wire.receive_bytes(sock, head.nbytes)
+        return []
+
+    def detach(self, sock: socket.socket) -> None:
+        """Nothing is shared."""
+
+    def check_place(self, sock: socket.socket, row: int | None, *, in_place: bool) -> None:
+        """Rows never lie in shared memory."""
+        if in_place:
+            raise FrameError("a sparse lane shares no memory")
+
+    def _receive(self, sock: socket.socket, head: Head) -> Payload:
+        if head.nbytes > MAX_ROWS_NBYTES:
+            raise FrameError(f"{head.nbytes} bytes of rows in one frame are too many")
+        try:
+            # Memory that nothing was written to costs nothing, so a head that lies about its length does no harm.
+            payload = np.empty(head.nbytes, np.uint8)
+        except MemoryError as e:
+            raise FrameError(f"{head.nbytes} bytes of rows in one frame are more than there is memory for") from e
+        wire.receive_into(sock, payload)
+        return payload
+
+    def _check(self, parameter: int, ids: Ids) -> None:
+        own = self._parameters[parameter]
+        if len(ids) and own.shape[0] < 2**64 and int(ids.max()) >= own.shape[0]:
+            raise FrameError(f"row {int(ids.max())} of {own.name}, which has {own.shape[0]}")
+        if not bool((lane_of(ids, self._lanes) == self._lane).all()):
+            raise FrameError(f"rows of {own.name} that belong to another lane than {self._lane}")
+
+    def _receive_blocks(self, sock: socket.socket, head: Head) -> list[Block]:
+        blocks = unpack_blocks(self._receive(sock, head), self._widths)
+        for number, block in enumerate(blocks):
+            if not is_ascending(block.ids):
+                raise FrameError(f"ids of {self._parameters[number].name} that do not rise")
+            self._check(number, block.ids)
+        return blocks
+
+    def receive(self, sock: socket.socket, head: Head, row: int) -> None:
+        """Take a contribution's rows, once they are seen to be in order."""
+        self._inbox[row] = self._receive_blocks(sock, head)
+
+    def receive_aside(self, sock: socket.socket, head: Head) -> Payload:
+        """Read a contribution without keeping it."""
+        return self._receive(sock, head)
+
+    def difference(self, row: int, again: object) -> str:
+        """Compare ids and rows bit by bit."""
+        assert isinstance(again, np.ndarray)
+        pairs = zip(unpack_blocks(again, self._widths), self._inbox[row], strict=True)
+        for number, (new, kept) in enumerate(pairs):
+            is_same = np.array_equal(new.ids, kept.ids)
+            if not is_same or not np.array_equal(new.rows.view(np.uint32), kept.rows.view(np.uint32)):
+                return self._parameters[number].name
+        return ""
+
+    def apply(self, closing: Closing, rate: float, *, ends_pass: bool) -> None:
+        """Sum the contributions row by row and update the tables."""
+        self._round = closing.round + 1
+        for table, block in zip(self._tables, self._sum(closing), strict=True):
+            table.apply(block.ids, block.rows, rate, closing.round)
+            if ends_pass:
+                table.end_pass(rate, closing.round)
+
+    def _sum(self, closing: Closing) -> list[Block]:
+        """The round's gradient rows, and an inbox without them."""
+        if closing.root is None:
+            return [no_rows(width) for width in self._widths]
+        # Another shard's rows may be here already, to be applied after these.
+        order = sorted({closing.root, *(row for step in closing.steps for row in step)})
+        place = {row: i for i, row in enumerate(order)}
+        steps = [(place[a], place[b]) for a, b in closing.steps]
+        parts = [self._inbox.pop(row) for row in order]
+        return [Block(*combine(list(blocks), place[closing.root], steps)) for blocks in zip(*parts, strict=True)]
+
+    def receive_request(self, sock: socket.socket, head: Head) -> list[Ids] | None:
+        """Which rows are wanted; None for all that exist."""
+        if head.flags & Flag.ALL:
+            return None
+        wanted = unpack_request(self._receive(sock, head), len(self._tables)) if head.nbytes else []
+        for number, ids in enumerate(wanted):
+            self._check(number, ids)
+        return wanted
+
+    def answer(self, sock: socket.socket, round_: int, request: object) -> tuple[Flag, int, Buffers]:
+        """The wanted rows in the order asked for, or everything."""
+        if request is None:
+            parts: Buffers = pack_blocks([Block(*table.rows()) for table in self._tables])
+            return Flag.ALL, sum(part.nbytes for part in parts), parts
+        assert isinstance(request, list)
+        is_now = round_ == self._round
+        pairs = [(table, ids) for table, ids in zip(self._tables, request, strict=False) if len(ids)]
+        parts = [(table.read(ids) if is_now else table.read_before(ids)).reshape(-1) for table, ids in pairs]
+        return Flag.NONE, sum(part.nbytes for part in parts), parts
+
+    def receive_values(self, sock: socket.socket, head: Head) -> None:
+        """Take rows of a saved model."""
+        blocks = self._receive_blocks(sock, head)
+        for table, block in zip(self._tables, blocks, strict=True):
+            table.put(block.ids, block.rows)

@@ -1,0 +1,129 @@
+"""Local SGD: each shard trains a copy of the parameters by itself and meets the others every few batches.
+
+A shard has its own parameters and optimizer state. After `every` batches it sends how far it has come
+from the common parameters, c - w, and the lanes move these by `rate` times the mean of all: c -= rate/S * sum.
+Plainly averaged, a shard then goes on from the common parameters; elastically, it keeps its own
+and moves `rate` of the way towards where the common ones were. Copies belong to shards, not to
+trainers, so the result does not depend on how many trainers there are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bireme.ps.client import Exchange, Position
+from bireme.ps.frames import Record
+from bireme.ps.optimizers import Segment, SliceOptimizer
+from bireme.ps.plan import aligned_zeros
+from bireme.ps.schedules import learning_rate
+from bireme.ps.tree import fold
+from bireme.spec.model import Optimizer, Updates
+from bireme.train.loop import Listener, Loop
+from bireme.train.worker import Floats, Part, Worker, add_parts
+
+
+class _Copy:
+    """One shard's own parameters."""
+
+    def __init__(self, worker: Worker, rule: Optimizer) -> None:
+        layout = worker.layout
+        self.values = aligned_zeros(layout.size)
+        self._spare = aligned_zeros(layout.size)
+        self._rule = rule
+        offsets = layout.offsets
+        segments = [Segment(p, offsets[p.name], offsets[p.name] + p.size) for p in layout.parameters]
+        self._optimizer = SliceOptimizer(rule, segments)
+        self.samples = 0
+        """What this shard's schedule counts: its own samples, as if all shards were alike."""
+
+    def step(self, gradient: Floats, samples: int, pass_id: int) -> None:
+        """Apply one batch's gradient to this copy."""
+        self.samples += samples
+        rate = learning_rate(self._rule, self.samples, pass_id)
+        rows = gradient.reshape(1, -1)
+        self._optimizer.apply(rows, 0, np.empty((0, 2), np.int32), self.values, self._spare, rate)
+        self.values[:] = self._spare
+
+
+class LocalLoop(Loop):
+    """One trainer whose shards train by themselves between exchanges."""
+
+    def __init__(
+        self, worker: Worker, exchange: Exchange, listener: Listener, how: tuple[Updates, Optimizer, int]
+    ) -> None:
+        """Take the job's way of updating, the rule that each shard follows, and how many shards there are."""
+        super().__init__(worker, exchange, listener)
+        self._updates, self._rule, self._shards = how
+        self._copies: dict[int, _Copy] = {}
+        self._gradient = aligned_zeros(worker.layout.size)
+
+    def _run_pass(self, at: Position, rounds: int) -> None:
+        every = self._updates.every
+        meetings = -(-rounds // every)
+        self._adopt(at)
+        while True:
+            self._push_meeting(at)
+            done = min((at.batch + 1) * every, rounds)
+            self._listener.round_done(at.pass_id, done - 1, rounds, self._worker.totals)
+            if at.batch + 1 >= meetings:
+                return
+            at = self._exchange.pull_round(at.round + 1)
+            self._adopt(at)
+
+    def _adopt(self, at: Position) -> None:
+        """Start from the common parameters, the first time or, plainly averaged, every time."""
+        common = self._memory.values(at.round)
+        for shard in self._worker.share.shards:
+            if shard not in self._copies:
+                self._copies[shard] = _Copy(self._worker, self._rule)
+            elif self._updates.is_elastic:
+                continue
+            self._copies[shard].values[:] = common
+
+    def _push_meeting(self, at: Position) -> None:
+        begin = at.batch * self._updates.every
+        for span in self._memory.spans:
+            if not any(begin < self._worker.rounds_of(s) for s in span.shards):
+                continue
+            records: list[Record] = []
+
+            def leaf(shard: int, records: list[Record] = records) -> Part | None:
+                return self._train(at, shard, records)
+
+            total = fold(span, leaf, add_parts)
+            if total is not None:
+                self._memory.row(span)[:] = total.dense
+            self._exchange.push(at.round, span, records, None if total is None else [])
+
+    def _train(self, at: Position, shard: int, records: list[Record]) -> Part | None:
+        """Train a shard up to the next meeting; returns how far its copy is from the common parameters."""
+        worker, copy = self._worker, self._copies[shard]
+        begin = at.batch * self._updates.every
+        if begin >= worker.rounds_of(shard):
+            return None
+        if not worker.batches[shard]:
+            records.append(worker.record(shard, 0))
+            return None
+        told: list[Record] = []
+        for index in range(begin, min(begin + self._updates.every, worker.batches[shard])):
+            prepared = worker.prepare(at.pass_id, index, [shard])
+            part = worker.gradient(at._replace(batch=index), shard, prepared, (copy.values, self._gradient))
+            told.append(worker.record(shard, index))
+            copy.step(part.dense, told[-1].samples * self._shards, at.pass_id)
+        records.append(_sum(told))
+        common = self._memory.values(at.round)
+        apart = common - copy.values
+        if self._updates.is_elastic:
+            copy.values += np.float32(self._updates.rate) * apart
+        return Part(apart, [])
+
+
+def _sum(told: list[Record]) -> Record:
+    evals = np.sum([r.evals for r in told], axis=0).tolist()
+    return Record(
+        told[0].shard,
+        told[-1].is_last,
+        sum(r.samples for r in told),
+        sum(r.cost for r in told),
+        (evals[0], evals[1], evals[2]),
+    )

@@ -1,0 +1,271 @@
+"""A trainer's shards, its program and its memory: turns batches into gradients, checked and counted.
+
+Sparse parameters are computed from compact tables: the rows that the round's batches need, numbered
+by their ids' order. What a batch needs is found when it is prepared, so that the rows can be asked
+for while lanes are still busy with the round before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core.errors import DeterminismError, NumericError
+from bireme.programs.columns import Batch
+from bireme.programs.lookups import Compact, RowIds, compact, renumber, unite
+from bireme.programs.program import Computation, Program, Sums
+from bireme.ps.client import Position
+from bireme.ps.frames import Record
+from bireme.ps.plan import Layout, aligned_zeros
+from bireme.ps.rowframes import Block
+from bireme.ps.tree import Span
+from bireme.train.reader import ShardReader
+
+MAX_EVALS = 3
+"""Evaluator sums that fit into a shard's record."""
+Floats = NDArray[np.float32]
+FetchRows = Callable[[Sequence[RowIds], Sequence[Floats]], None]
+"""Fills the first rows of one array per table with the values of these ids."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """A shard's part of the ledger for one pass."""
+
+    read: int = 0
+    trained: int = 0
+
+
+@dataclass(slots=True)
+class Running:
+    """Totals of this trainer's samples."""
+
+    samples: int = 0
+    cost: float = 0.0
+    evals: dict[str, float] = field(default_factory=dict)
+
+    def add(self, sums: Sums) -> None:
+        """Count one batch."""
+        self.samples += sums.samples
+        self.cost += sums.cost
+        for name, value in sums.evals.items():
+            self.evals[name] = self.evals.get(name, 0.0) + value
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Batches of some shards, ready to be computed once their rows are there."""
+
+    batches: Mapping[int, Batch]
+    own: Mapping[int, Compact]
+    rows: tuple[RowIds, ...]
+    """What any of them needs, one list per lookup."""
+
+
+class Part(NamedTuple):
+    """A gradient: the flat vector of dense parameters, and touched rows of each sparse one."""
+
+    dense: Floats
+    blocks: list[Block]
+
+
+def add_parts(left: Part, right: Part) -> Part:
+    """The sum, in the memory of the left one."""
+    from bireme.ps.rowsums import combine
+
+    dense = left.dense
+    dense += right.dense
+    pairs = zip(left.blocks, right.blocks, strict=True)
+    return Part(dense, [Block(*combine([a, b], 0, [(0, 1)])) for a, b in pairs])
+
+
+class Worker:
+    """One trainer's hands: all that is computed is computed here."""
+
+    def __init__(self, program: Program, readers: Sequence[ShardReader], tester: ShardReader | None) -> None:
+        self._program = program
+        self._readers = {reader.shard: reader for reader in readers}
+        self._tester = tester
+        self.share = Span(readers[0].shard, readers[-1].shard + 1)
+        self.layout = Layout([p for p in program.parameters if not p.is_sparse])
+        self.tables = tuple(p for p in program.parameters if p.is_sparse)
+        self._lookup_of = [_find_lookup(program, p.name) for p in self.tables]
+        self._values = [np.zeros((0, p.shape[1]), np.float32) for p in self.tables]
+        self._grads = [np.zeros((0, p.shape[1]), np.float32) for p in self.tables]
+        self._bound: dict[tuple[int, int], Computation] = {}
+        self.batches: dict[int, int] = {}
+        """How many batches each shard has in the open pass."""
+        self.ledger: dict[int, Counts] = {}
+        self.totals = Running()
+        self._is_checked = False
+
+    def open_pass(self, pass_id: int) -> int:
+        """Begin to count a pass; returns how many rounds this trainer takes part in."""
+        self.batches = {shard: reader.batches(pass_id) for shard, reader in self._readers.items()}
+        self.ledger = {s: Counts(read=reader.open(pass_id)) for s, reader in self._readers.items()}
+        self.totals = Running()
+        # An empty shard takes part in the first round to say that it is empty.
+        return max(max(self.batches.values()), 1)
+
+    def rounds_of(self, shard: int) -> int:
+        """How many rounds a shard takes part in."""
+        return max(self.batches[shard], 1)
+
+    def prepare(self, pass_id: int, index: int, shards: Sequence[int] | None = None) -> Prepared:
+        """Read the batches of this number, of all shards that have one or of those named."""
+        chosen = [s for s in (self._readers if shards is None else shards) if index < self.batches[s]]
+        found = {shard: self._readers[shard].batch(pass_id, index) for shard in chosen}
+        return self._compact(found)
+
+    def _compact(self, found: dict[int, Batch]) -> Prepared:
+        lookups = self._program.lookups
+        if not lookups or not found:
+            return Prepared(found, {}, tuple(np.empty(0, np.uint64) for _ in lookups))
+        own = {shard: compact(batch, lookups) for shard, batch in found.items()}
+        rows = unite(list(own.values()))
+        return Prepared({s: renumber(part, lookups, rows) for s, part in own.items()}, own, rows)
+
+    def wanted(self, prepared: Prepared) -> list[RowIds]:
+        """The ids to ask for, one list per sparse parameter."""
+        return [prepared.rows[i] for i in self._lookup_of]
+
+    def targets(self, prepared: Prepared) -> list[Floats]:
+        """Where the rows belong that were asked for; tables grow to hold them."""
+        for number, ids in enumerate(self.wanted(prepared)):
+            if len(ids) > len(self._values[number]) or not len(self._values[number]):
+                shape = (max(2 * len(self._values[number]), len(ids), 64), self.tables[number].shape[1])
+                self._values[number], self._grads[number] = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+                self._bound.clear()
+        return self._values
+
+    def _computation(self, values: Floats, grads: Floats) -> Computation:
+        """The program over these flat vectors and the compact tables."""
+        key = (values.ctypes.data, grads.ctypes.data)
+        if key not in self._bound:
+            names = [p.name for p in self.tables]
+            self._bound[key] = self._program.bind(
+                {**self.layout.views(values), **dict(zip(names, self._values, strict=True))},
+                {**self.layout.views(grads), **dict(zip(names, self._grads, strict=True))},
+            )
+        return self._bound[key]
+
+    def gradient(self, at: Position, shard: int, prepared: Prepared, memory: tuple[Floats, Floats]) -> Part:
+        """A shard's gradient, into the second of these vectors from the values in the first; counts its samples.
+
+        Rows are views into the compact tables: good until the next gradient is computed.
+        """
+        values, grads = memory
+        computation, batch = self._computation(values, grads), prepared.batches[shard]
+        sums = computation.step(batch)
+        part = Part(grads, self._blocks(shard, prepared))
+        self._check(at, shard, sums, part)
+        if not self._is_checked:
+            self._is_checked = True
+            first = Part(grads.copy(), [Block(b.ids, b.rows.copy()) for b in part.blocks])
+            again = computation.step(batch)
+            self._check_same(at, shard, (first, sums), (Part(grads, self._blocks(shard, prepared)), again))
+        self.last = sums
+        self.ledger[shard].trained += sums.samples
+        self.totals.add(sums)
+        return part
+
+    def _blocks(self, shard: int, prepared: Prepared) -> list[Block]:
+        blocks = []
+        for number, lookup in enumerate(self._lookup_of):
+            own, rows = prepared.own[shard].ids[lookup], prepared.rows[lookup]
+            grads = self._grads[number]
+            is_all = len(own) == len(rows)
+            blocks.append(Block(own, grads[: len(own)] if is_all else grads[np.searchsorted(rows, own)]))
+        return blocks
+
+    def record(self, shard: int, index: int) -> Record:
+        """What the lanes are told of the batch that was just computed, or of an empty shard."""
+        if not self.batches[shard]:
+            return Record(shard, True, 0)
+        sums = self.last
+        evals = [*sums.evals.values(), 0.0, 0.0, 0.0][:MAX_EVALS]
+        is_last = index + 1 >= self.batches[shard]
+        return Record(shard, is_last, sums.samples, sums.cost, (evals[0], evals[1], evals[2]))
+
+    def _check(self, at: Position, shard: int, sums: Sums, part: Part) -> None:
+        """Refuse a gradient that would poison the model. A sum is finite only if all its terms are."""
+        arrays = [part.dense, *(block.rows for block in part.blocks)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = sum(float(np.add.reduce(array.reshape(-1))) for array in arrays)
+        if math.isfinite(sums.cost) and math.isfinite(total):
+            return
+        bad = [i for i, array in enumerate(arrays) if not np.isfinite(array).all()]
+        if not bad and math.isfinite(sums.cost):
+            return  # finite terms, the sum itself overflowed
+        name = self._name_in(bad[0], ~np.isfinite(arrays[bad[0]])) if bad else "the cost"
+        what = "a NaN or infinity in the gradient of parameter" if bad else "a NaN or infinity in"
+        raise NumericError(
+            f"{what} {name}, round {at.round} (pass {at.pass_id}, batch {at.batch}), shard {shard}",
+            why="applying it would destroy the model, so the round was not pushed",
+            fix="lower the learning rate, set gradient_clipping_threshold, or look at that batch's data",
+        )
+
+    def _name_in(self, number: int, is_wrong: NDArray[np.bool_]) -> str:
+        if number:
+            return self.tables[number - 1].name
+        return self.layout.name_at(int(np.flatnonzero(is_wrong)[0]))
+
+    def _check_same(self, at: Position, shard: int, first: tuple[Part, Sums], again: tuple[Part, Sums]) -> None:
+        """Compare the first batch, computed twice: a program that gives two answers cannot be recovered."""
+        pairs = [(first[0].dense, again[0].dense)]
+        pairs += [(a.rows, b.rows) for a, b in zip(first[0].blocks, again[0].blocks, strict=True)]
+        for number, (a, b) in enumerate(pairs):
+            differs = a.view(np.uint32) != b.view(np.uint32)
+            if differs.any():
+                self._raise_different(self._name_in(number, differs), at, shard)
+        if first[1].cost != again[1].cost:
+            self._raise_different("the cost", at, shard)
+
+    def _raise_different(self, name: str, at: Position, shard: int) -> None:
+        raise DeterminismError(
+            f"the same batch gave two different results, first in {name} (shard {shard}, round {at.round})",
+            why="recovery and equal results on every layout rest on equal bits",
+            fix="remove unseeded randomness and multi-threaded sums from the program",
+        )
+
+    def rehearse(self, pass_id: int) -> None:
+        """Compute one batch and throw it away: kernels are compiled before anybody waits for them."""
+        for shard, reader in self._readers.items():
+            if reader.batches(pass_id):
+                prepared = self._compact({shard: reader.batch(pass_id, 0)})
+                self.targets(prepared)
+                values, grads = aligned_zeros(self.layout.size), aligned_zeros(self.layout.size)
+                self._computation(values, grads).step(prepared.batches[shard])
+                self._bound.clear()
+                break
+        if self._tester is not None:
+            self._tester.open(pass_id)
+
+    def test(self, pass_id: int, values: Floats, fetch: FetchRows) -> Running | None:
+        """Sums over the test data, if there is any; rows of sparse parameters are fetched batch by batch."""
+        if self._tester is None:
+            return None
+        totals = Running()
+        for index in range(self._tester.batches(pass_id)):
+            prepared = self._compact({0: self._tester.batch(pass_id, index)})
+            targets = self.targets(prepared)
+            if self.tables:
+                fetch(self.wanted(prepared), targets)
+            totals.add(self._computation(values, self._unused).evaluate(prepared.batches[0]))
+        return totals
+
+    @property
+    def _unused(self) -> Floats:
+        """A place for gradients that nobody computes."""
+        if not hasattr(self, "_scratch"):
+            self._scratch = aligned_zeros(self.layout.size)
+        return self._scratch
+
+
+def _find_lookup(program: Program, name: str) -> int:
+    return next(i for i, lookup in enumerate(program.lookups) if name in lookup.parameters)

@@ -1,0 +1,47 @@
+"""How a program is updated: what the job says, what the program says, and what cannot go together."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from bireme.core.errors import SpecError
+from bireme.job.preflight import updates_of
+from bireme.programs.program import Program
+from bireme.spec.model import Parameter, Rows, Updates, Wire
+
+DENSE = Parameter(name="w", shape=(4,))
+TABLE = Parameter(name="emb", shape=(9, 2), rows=Rows())
+LOCAL = Updates(mode="local")
+
+
+def program(*parameters: Parameter, wants_async: bool = False) -> Program:
+    return cast(Program, SimpleNamespace(parameters=parameters, wants_async=wants_async))
+
+
+@pytest.mark.parametrize(
+    ("asked", "wants_async", "mode"),
+    [(None, False, "sync"), (None, True, "async"), (Updates(), True, "sync"), (LOCAL, True, "local")],
+)
+def test_the_job_wins_over_the_program(asked: Updates | None, wants_async: bool, mode: str) -> None:
+    assert updates_of(program(DENSE, wants_async=wants_async), asked, Wire()).mode == mode
+
+
+def test_local_training_of_a_sparse_parameter_is_refused_by_name() -> None:
+    with pytest.raises(SpecError, match="`mode: local` cannot train the sparse parameter emb") as caught:
+        updates_of(program(DENSE, TABLE), LOCAL, Wire())
+    assert "sparse_update" in caught.value.fix
+
+
+@pytest.mark.parametrize("gradients", ["float16", "bfloat16", "top_k"])
+def test_local_training_with_coded_gradients_is_refused(gradients: str) -> None:
+    with pytest.raises(SpecError, match=f"`mode: local` cannot send {gradients}"):
+        updates_of(program(DENSE), LOCAL, Wire(gradients=gradients))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+def test_every_other_mode_takes_sparse_parameters_and_coded_gradients(mode: str) -> None:
+    asked = Updates(mode=mode)  # type: ignore[arg-type]
+    assert updates_of(program(DENSE, TABLE), asked, Wire(gradients="top_k")) is asked
