@@ -32,7 +32,6 @@ CONFIG_MISTAKES = {
     "an unknown name": ("SoftmaxActivation", "SoftmaxAktivation", 4, r"lr.py:28: NameError.*SoftmaxAktivation"),
     "a wrong keyword": ("size=2, act", "sise=2, act", 4, r"lr.py:28: .*sise.*(size|did you mean)"),
     "a layer that is not built": ("sentiment = fc_layer(", "sentiment = lstmemory(", 4, r"lstmemory is not supported"),
-    "async updates": ("batch_size=1 if", "is_async=True, batch_size=1 if", 4, r"is_async.*not supported"),
     "no settings": ("settings(\n", "dict(\n", 4, r"never calls settings\(\)"),
     "a file that is not there": ("data/dict.txt", "data/words.txt", 4, r"lr.py:8: FileNotFoundError"),
     "a list that is not there": ("data/train.list", "data/training.list", 5, r"data/training.list"),

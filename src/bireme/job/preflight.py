@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bireme.core.errors import DataError, SpecError
+from bireme.job.model import IDS
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.config import load_config
 from bireme.programs.program import Program
@@ -37,6 +38,17 @@ def updates_of(program: Program, asked: Updates | None, wire: Wire) -> Updates:
     return updates
 
 
+def _check_names(program: Program) -> None:
+    """Refuse a parameter whose file would be another one's list of ids."""
+    names = {p.name for p in program.parameters}
+    for table in program.parameters:
+        if table.is_unbounded and table.name + IDS in names:
+            raise SpecError(
+                f"parameter {table.name + IDS} and the ids of {table.name} would be one file",
+                fix="give one of them another name",
+            )
+
+
 def check_program(job: Job) -> Program:
     """Load the program and refuse what cannot be trained; reads no sample."""
     with borrowed_workdir(job) as workdir:
@@ -50,6 +62,7 @@ def check_program(job: Job) -> Program:
                 f"{program.name} has sparse parameters, and lanes.ports_num_for_sparse is 0",
                 fix="set it to 1 or more, or leave it out",
             )
+        _check_names(program)
         check_schedule(program.optimizer)
         check_rules(program.parameters)
         source = program.source("train")

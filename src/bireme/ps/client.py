@@ -209,6 +209,12 @@ class Exchange:
         if self._rows:
             self._rows.push(head, packed, blocks)
 
+    def flush(self) -> None:
+        """Send now what would leave with the next pull: there is something else to do before that."""
+        for link in self._links:
+            if link.unsent:
+                link.send_packed()
+
     def set(self, values: NDArray[np.float32], blocks: Sequence[Block] = ()) -> None:
         """Give every lane its first values."""
         for link in self._links:

@@ -16,7 +16,7 @@ from bireme.core import draws
 from bireme.core.errors import FrameError
 from bireme.ps import codec, wire
 from bireme.ps.frames import Flag, Head
-from bireme.ps.lane import Buffers
+from bireme.ps.lane import Answer
 from bireme.ps.memory import LaneMemory, Rows
 from bireme.ps.optimizers import Segment, SliceOptimizer, warm
 from bireme.ps.plan import Layout, Piece, Slice
@@ -105,7 +105,7 @@ class DenseStore:
         """Refuse a push into a row that another connection shares, or that none does."""
         holders = self._attached.get(id(sock), ()) if in_place else self._shared_rows()
         if in_place != (row in holders):
-            raise FrameError(f"row {row} is not shared by this connection, but by another or none")
+            raise FrameError("these shards' gradient is not shared by this connection, but by another or none")
 
     def receive(self, sock: socket.socket, head: Head, row: int) -> None:
         """Receive straight into the row, or aside where it must be decoded."""
@@ -156,7 +156,11 @@ class DenseStore:
         if head.nbytes:
             raise FrameError(f"a PULL from a dense lane has no payload, this one has {head.nbytes} bytes")
 
-    def answer(self, sock: socket.socket, round_: int, request: object) -> tuple[Flag, int, Buffers]:
+    def is_shared_with(self, sock: socket.socket) -> bool:
+        """Whether this trainer reads our buffers where they are."""
+        return id(sock) in self._attached
+
+    def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
         """Our buffer; for a trainer that shares it, just the word that it is ready."""
         part = self._buffer(round_)
         if id(sock) in self._attached:

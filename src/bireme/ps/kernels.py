@@ -70,16 +70,24 @@ def _work_space(rows: int) -> Floats:
 
 
 @jit
-def _gather(inbox: Inbox, chunk: Ints, clip: np.float32, work: Floats, is_summed: NDArray[np.bool_]) -> Floats:
-    """Return the clipped sum of the chunk's rows; the caller must not write to it."""
+def _gather(
+    inbox: Inbox, chunk: Ints, clip: np.float32, work: Floats, is_summed: NDArray[np.bool_]
+) -> tuple[Floats, Floats, bool]:
+    """The clipped sum of the chunk's rows as two terms, which the caller adds; one term where the third is false.
+
+    The last addition is left to the loop that needs it: one walk less over the chunk. Nobody may write to the terms.
+    """
     begin, end = chunk[0], chunk[1]
     size = end - begin
     is_summed[:] = False
-    for k in range(inbox.steps.shape[0]):
+    last = inbox.steps.shape[0] - 1
+    for k in range(last + 1):
         a, b = inbox.steps[k, 0], inbox.steps[k, 1]
         # Partial sums live in the work space: rows stay clean, so that they are not written back to memory.
         left = work[SUMS + a, :size] if is_summed[a] else inbox.rows[a, begin:end]
         right = work[SUMS + b, :size] if is_summed[b] else inbox.rows[b, begin:end]
+        if k == last and clip == np.inf:
+            return left, right, True
         total = work[SUMS + a, :size]
         for i in range(size):
             total[i] = left[i] + right[i]
@@ -87,13 +95,13 @@ def _gather(inbox: Inbox, chunk: Ints, clip: np.float32, work: Floats, is_summed
     root = inbox.root
     source = work[SUMS + root, :size] if is_summed[root] else inbox.rows[root, begin:end]
     if clip == np.inf:
-        return source
+        return source, source, False
     g = work[GRADIENT, :size]
     for i in range(size):
         value = source[i]
         value = clip if value > clip else value
         g[i] = -clip if value < -clip else value
-    return g
+    return g, g, False
 
 
 @jit
@@ -154,12 +162,13 @@ def momentum(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Int
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
     for c in range(chunks.shape[0]):
         chunk, rule = chunks[c], rules[chunks[c, 2]]
-        g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
         is_plain, out = _target(w_next, chunk, rule, work)
         lr, decay = rule[LR], rule[DECAY]
         for i in range(size):
-            step = lr * (g[i] + decay * x[i])
+            g = left[i] + right[i] if is_pair else left[i]
+            step = lr * (g + decay * x[i])
             out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
@@ -174,15 +183,16 @@ def adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
     for c in range(chunks.shape[0]):
         chunk, rule = chunks[c], rules[chunks[c, 2]]
-        g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
         (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
         old, recent = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         lr, decay, eps = rule[LR], rule[DECAY], rule[EPSILON]
         for i in range(size):
-            recent[i] += g[i] * g[i]
+            g = left[i] + right[i] if is_pair else left[i]
+            recent[i] += g * g
             rate[i] = ONE / np.sqrt(old[i] + recent[i] + eps)
-            step = lr * rate[i] * (g[i] + decay * x[i])
+            step = lr * rate[i] * (g + decay * x[i])
             out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
@@ -193,17 +203,18 @@ def adadelta(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Int
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
     for c in range(chunks.shape[0]):
         chunk, rule = chunks[c], rules[chunks[c, 2]]
-        g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
         (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
         square, delta = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         lr, decay, eps, keep, add = rule[LR], rule[DECAY], rule[EPSILON], rule[KEEP2], rule[ADD2]
         for i in range(size):
-            square[i] = keep * square[i] + add * (g[i] * g[i])
+            g = left[i] + right[i] if is_pair else left[i]
+            square[i] = keep * square[i] + add * (g * g)
             rate[i] = np.sqrt((delta[i] + eps) / (square[i] + eps))
-            move = g[i] * rate[i]
+            move = g * rate[i]
             delta[i] = keep * delta[i] + add * (move * move)
-            step = lr * rate[i] * (g[i] + decay * x[i])
+            step = lr * rate[i] * (g + decay * x[i])
             out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
@@ -214,20 +225,21 @@ def rmsprop(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
     for c in range(chunks.shape[0]):
         chunk, rule = chunks[c], rules[chunks[c, 2]]
-        g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
         (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
         square, mean = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         keep1, add1, keep2, add2 = rule[KEEP1], rule[ADD1], rule[KEEP2], rule[ADD2]
         lr, decay, eps = rule[LR], rule[DECAY], rule[EPSILON]
         for i in range(size):
-            square[i] = keep2 * square[i] + add2 * (g[i] * g[i])
-            mean[i] = keep1 * mean[i] + add1 * g[i]
+            g = left[i] + right[i] if is_pair else left[i]
+            square[i] = keep2 * square[i] + add2 * (g * g)
+            mean[i] = keep1 * mean[i] + add1 * g
             # A variance is never negative, but the difference of two nearly equal float32 can be:
             # taken as 0, so that the root below is real and the rate at most 1/sqrt(epsilon).
             variance = square[i] - mean[i] * mean[i]
             rate[i] = ONE / np.sqrt((ZERO if variance < ZERO else variance) + eps)
-            step = lr * rate[i] * (g[i] + decay * x[i])
+            step = lr * rate[i] * (g + decay * x[i])
             out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
@@ -238,14 +250,15 @@ def decayed_adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chun
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
     for c in range(chunks.shape[0]):
         chunk, rule = chunks[c], rules[chunks[c, 2]]
-        g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x, square = chunk[1] - chunk[0], w[chunk[0] : chunk[1]], state[0, chunk[0] : chunk[1]]
         (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
         lr, decay, eps, keep, add = rule[LR], rule[DECAY], rule[EPSILON], rule[KEEP2], rule[ADD2]
         for i in range(size):
-            square[i] = keep * square[i] + add * (g[i] * g[i])
+            g = left[i] + right[i] if is_pair else left[i]
+            square[i] = keep * square[i] + add * (g * g)
             rate[i] = ONE / np.sqrt(square[i] + eps)
-            step = lr * rate[i] * (g[i] + decay * x[i])
+            step = lr * rate[i] * (g + decay * x[i])
             out[i] = x[i] - step if is_plain else step
         _move(w, w_next, state, chunk, rule, work)
 
@@ -256,14 +269,15 @@ def adam(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, r
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
     for c in range(chunks.shape[0]):
         chunk, rule = chunks[c], rules[chunks[c, 2]]
-        g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
         is_plain, out = _target(w_next, chunk, rule, work)
         mean, square = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         keep1, add1, keep2, add2 = rule[KEEP1], rule[ADD1], rule[KEEP2], rule[ADD2]
         lr, decay, eps = rule[LR], rule[DECAY], rule[EPSILON]
         for i in range(size):
-            h = g[i] + decay * x[i]
+            g = left[i] + right[i] if is_pair else left[i]
+            h = g + decay * x[i]
             mean[i] = keep1 * mean[i] + add1 * h
             square[i] = keep2 * square[i] + add2 * (h * h)
             step = lr * (mean[i] / (np.sqrt(square[i]) + eps))
@@ -277,13 +291,14 @@ def adamax(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints,
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
     for c in range(chunks.shape[0]):
         chunk, rule = chunks[c], rules[chunks[c, 2]]
-        g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
         is_plain, out = _target(w_next, chunk, rule, work)
         mean, largest = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         lr, decay, keep1, add1, keep2 = rule[LR], rule[DECAY], rule[KEEP1], rule[ADD1], rule[KEEP2]
         for i in range(size):
-            h = g[i] + decay * x[i]
+            g = left[i] + right[i] if is_pair else left[i]
+            h = g + decay * x[i]
             mean[i] = keep1 * mean[i] + add1 * h
             faded, now = keep2 * largest[i], np.abs(h)
             largest[i] = faded if now <= faded else now
@@ -310,10 +325,11 @@ def lazy_momentum(
     work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
     for c in range(chunks.shape[0]):
         chunk, rule = chunks[c], rules[chunks[c, 2]]
-        g = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
         after = w_next[chunk[0] : chunk[1]]
         u, v = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
         for i in range(chunk[1] - chunk[0]):
-            u[i] = u[i] - factors[0] * g[i]
-            v[i] = v[i] + factors[1] * g[i]
+            g = left[i] + right[i] if is_pair else left[i]
+            u[i] = u[i] - factors[0] * g
+            v[i] = v[i] + factors[1] * g
             after[i] = factors[2] * u[i] + factors[3] * v[i]

@@ -9,6 +9,7 @@ landed, and what a trainer is being sent cannot change before it has pushed once
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
 from bireme.ps import wire
 from bireme.ps.frames import Flag, Head, Kind, Record, unpack_records
-from bireme.ps.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take
+from bireme.ps.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take, Wait
 from bireme.ps.schedules import learning_rate
 from bireme.ps.setup import Setup
 from bireme.ps.stream import LaneStream
@@ -31,6 +32,7 @@ MAX_ROWS_NBYTES = 1 << 34
 """The longest payload where lengths differ from push to push."""
 OnPass = Callable[[PassTotals], None]
 Buffers = Sequence[NDArray[Any]]
+Answer = tuple[Flag, int, Buffers]
 
 
 class Store(Protocol):
@@ -66,7 +68,10 @@ class Store(Protocol):
     def receive_request(self, sock: socket.socket, head: Head) -> object:
         """Read what a PULL asks for."""
 
-    def answer(self, sock: socket.socket, round_: int, request: object) -> tuple[Flag, int, Buffers]:
+    def is_shared_with(self, sock: socket.socket) -> bool:
+        """* Whether this connection reads what is kept here where it is, so that an answer is a mere word."""
+
+    def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
         """* The reply to a PULL: flags, its length, and what is to be sent."""
 
     def receive_values(self, sock: socket.socket, head: Head) -> None:
@@ -93,6 +98,8 @@ class Lane:
         self._is_set = not setup.is_set_by_trainer
         self._is_being_set = False
         self._turn = threading.Condition()
+        self._parked: dict[socket.socket, Head] = {}
+        """Pulls of trainers that share our memory: whoever closes the round answers them."""
         self._failure: BiremeError | None = None
 
     @property
@@ -110,6 +117,10 @@ class Lane:
         with self._turn:
             self._failure = self._failure or failure or NetworkError("the pserver is stopping")
             self._turn.notify_all()
+            parked, self._parked = list(self._parked), {}
+        for sock in parked:
+            if failure is not None:
+                wire.refuse(sock, failure.what, why=failure.why, fix=failure.fix)
 
     def attach(self, sock: socket.socket, head: Head, fds: list[int]) -> None:
         """Answer the greeting of a trainer of this machine, sharing memory where the store can."""
@@ -123,6 +134,7 @@ class Lane:
     def detach(self, sock: socket.socket) -> None:
         """A connection has closed: its memory is no longer ours to read."""
         with self._turn:
+            self._parked.pop(sock, None)
             self._store.detach(sock)
 
     def push(self, sock: socket.socket, head: Head) -> None:
@@ -180,6 +192,20 @@ class Lane:
         if done is not None:
             self._on_pass(PassTotals(closing.pass_id, closing.samples, done, self.rounds.take_staleness()))
         self._turn.notify_all()
+        self._answer_parked()
+
+    def _answer_parked(self) -> None:
+        """Tell trainers that share our memory, at once: waking their threads for it would take longer."""
+        for sock, head in list(self._parked.items()) if self._is_set else ():
+            verdict = self.rounds.look(head)
+            if isinstance(verdict, Wait):
+                continue
+            del self._parked[sock]
+            with contextlib.suppress(NetworkError):  # its own thread will see that it has gone
+                if isinstance(verdict, Refuse):
+                    wire.refuse(sock, verdict.reason)
+                else:
+                    self._reply(sock, head, verdict, self._store.answer(sock, verdict.round, None))
 
     def pull(self, sock: socket.socket, head: Head) -> None:
         """Answer as soon as the wanted round is there."""
@@ -196,18 +222,25 @@ class Lane:
                     raise FrameError(verdict.reason)
                 if isinstance(verdict, Ready):
                     break
+                if self._store.is_shared_with(sock):
+                    self._parked[sock] = head
+                    return
                 if not self._turn.wait(LOOK_S) and wire.is_gone(sock):
                     raise NetworkError("the trainer went away while it waited")
-            flags, nbytes, parts = self._store.answer(sock, verdict.round, request)
+            answer = self._store.answer(sock, verdict.round, request)
+        self._reply(sock, head, verdict, answer)
+
+    def _reply(self, sock: socket.socket, asked: Head, at: Ready, answer: Answer) -> None:
+        flags, nbytes, parts = answer
         reply = Head(
             Kind.SLICE,
             flags,
-            job=head.job,
-            view=head.view,
-            round=verdict.round,
+            job=asked.job,
+            view=asked.view,
+            round=at.round,
             nbytes=nbytes,
-            lo=verdict.batch,
-            extra=verdict.pass_id,
+            lo=at.batch,
+            extra=at.pass_id,
         )
         wire.send(sock, reply, *parts)
 
@@ -227,3 +260,4 @@ class Lane:
             with self._turn:
                 self._is_being_set = False
                 self._turn.notify_all()
+                self._answer_parked()

@@ -132,7 +132,7 @@ class PServer:
                 time.sleep(0.1)
                 continue
             log.debug("worker started, peer = %s", peer[0] if peer else "on this machine")
-            wire.tune(sock)
+            sock = wire.Buffered.over(wire.tune(sock))
             with self._lock:
                 if self._is_stopping:
                     sock.close()

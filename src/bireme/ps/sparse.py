@@ -14,7 +14,7 @@ import numpy as np
 from bireme.core.errors import FrameError
 from bireme.ps import wire
 from bireme.ps.frames import Flag, Head
-from bireme.ps.lane import MAX_ROWS_NBYTES, Buffers
+from bireme.ps.lane import MAX_ROWS_NBYTES, Answer, Buffers
 from bireme.ps.rounds import Closing, LaneRounds
 from bireme.ps.rowframes import Block, Ids, Payload, no_rows, pack_blocks, unpack_blocks, unpack_request
 from bireme.ps.rowsums import combine, is_ascending, lane_of
@@ -129,7 +129,11 @@ class SparseStore:
             self._check(number, ids)
         return wanted
 
-    def answer(self, sock: socket.socket, round_: int, request: object) -> tuple[Flag, int, Buffers]:
+    def is_shared_with(self, sock: socket.socket) -> bool:
+        """Nothing is shared."""
+        return False
+
+    def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
         """The wanted rows in the order asked for, or everything."""
         if request is None:
             parts: Buffers = pack_blocks([Block(*table.rows()) for table in self._tables])

@@ -129,9 +129,9 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = None
     staleness: Annotated[
-        Annotated[int, Meta(ge=0, le=1_000_000)],
-        Meta(description="For `mode: bounded`: how many batches a shard may be ahead of the slowest."),
-    ] = 4
+        Annotated[int, Meta(ge=0, le=1_000_000)] | None,
+        Meta(description="For `mode: bounded`: how many batches a shard may be ahead of the slowest. Left out: 4."),
+    ] = None
     local: Annotated[LocalFile, Meta(description="For `mode: local`: how shards meet.")] = LocalFile()
     wire: Annotated[WireFile, Meta(description="How dense gradients are written on the wire.")] = WireFile()
     seed: Annotated[

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from bireme.core.errors import SpecError
-from bireme.spec.job import CarrierChoice, Job, JobFile, LanePorts
+from bireme.spec.job import CarrierChoice, Job, JobFile, LanePorts, LocalFile
 from bireme.spec.model import Updates, Wire
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -291,14 +291,21 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
 
 
 def _updates(file: JobFile) -> Updates | None:
+    given = {"bounded": ("staleness", file.staleness is not None), "local": ("local", file.local != LocalFile())}
+    for mode, (key, is_given) in given.items():
+        if is_given and file.mode != mode:
+            now = f"mode is {file.mode}" if file.mode else "no mode is given"
+            fix = f"set `mode: {mode}`, or leave `{key}` out"
+            raise SpecError(f"`{key}` is for `mode: {mode}`, and {now}", fix=fix)
     if file.mode is None:
         return None
+    local = file.local
     return Updates(
         mode=file.mode,
-        staleness=file.staleness,
-        every=file.local.every,
-        is_elastic=file.local.method == "elastic",
-        rate=file.local.rate,
+        staleness=4 if file.staleness is None else file.staleness,
+        every=local.every,
+        is_elastic=local.method == "elastic",
+        rate=local.rate,
     )
 
 

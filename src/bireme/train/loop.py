@@ -101,6 +101,7 @@ class Loop:
             exchange.ask_round(at.round + 1)
             prepared = worker.prepare(at.pass_id, at.batch + 1)
             return prepared, exchange.receive()
+        exchange.flush()
         prepared = worker.prepare(at.pass_id, at.batch + 1)
         exchange.ask_round(at.round + 1, worker.wanted(prepared))
         return prepared, exchange.receive(worker.targets(prepared))

@@ -215,7 +215,7 @@ def test_nobody_can_push_in_place_what_it_does_not_share(stage: Stage) -> None:
     for shard in (0, 1):
         with pytest.raises(FrameError, match="is not shared by this connection, but by another or none"):
             other.push(shard, 1.0, in_place=True)
-    with pytest.raises(FrameError, match="row None is not shared by this connection"):
+    with pytest.raises(FrameError, match="gradient is not shared by this connection"):
         wire.send(sharer.here, Head(Kind.PUSH, Flag.IN_PLACE, job=7, view=3, lo=5, hi=6, nbytes=4 * SIZE))
         head = wire.receive_head(sharer.there)
         assert head is not None
