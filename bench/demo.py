@@ -35,6 +35,17 @@ def train(job: Path, output: Path, flags: list[str], environment: dict[str, str]
     return {**told, "wall_s": seconds}
 
 
+def shares_of(closed: list[dict[str, Any]]) -> dict[str, float]:
+    """Where trainer 0's time went after start-up, over all passes: shares by what was done."""
+    spent: dict[str, float] = {}
+    for one in closed:
+        for name, seconds in one["spent"].items():
+            if name != "begin":
+                spent[name] = spent.get(name, 0.0) + seconds
+    total = sum(spent.values())
+    return {name: seconds / total for name, seconds in sorted(spent.items(), key=lambda item: -item[1])}
+
+
 def figures_of(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Rates and times over all runs."""
     passes = [run["passes_done"] for run in runs]
@@ -48,6 +59,9 @@ def figures_of(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         "first pass, s": [p[0]["seconds"] for p in passes],
         "whole command, s": [run["wall_s"] for run in runs],
     }
+    shares = [shares_of(p) for p in passes]
+    for name in shares[0]:
+        figures[f"trainer 0's time: {name}, %"] = [100 * share.get(name, 0.0) for share in shares]
     if all(len(p) > 1 for p in passes):
         figures["samples/s, without the first pass"] = [rate(p[1:]) for p in passes]
         figures["later passes (median of each run), s"] = [

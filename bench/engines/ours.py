@@ -61,8 +61,8 @@ def _connect(port: int, *, is_near: bool) -> socket.socket:
     if not is_near:
         return far
     far.close()
-    for _ in range(200):
-        # A pserver opens its Unix sockets a moment after its ports.
+    for _ in range(6000):
+        # A pserver opens its Unix sockets after its ports: when its kernels are compiled.
         if (near := connect_near("127.0.0.1", port)) is not None:
             return near
         time.sleep(0.01)

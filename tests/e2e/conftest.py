@@ -85,6 +85,42 @@ def lay_out(directory: Path, config: str = "trainer_config.lr.py") -> Path:
     return directory / "job.yaml"
 
 
+def edit(path: Path, *changes: tuple[str, str]) -> None:
+    """Replace each text wherever it is; all must be there."""
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text, f"{old!r} is not in {path}"
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+ROW_OF = """from hashlib import blake2b
+
+
+def row_of(word):
+    return int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little") % 2**63
+"""
+
+
+def take_rows(job: Path, *, is_unbounded: bool, method: str = "MomentumOptimizer()") -> None:
+    """Let the small job's weight be a sparse parameter, by the dictionary's ids or by hashes without a range."""
+    program = job.parent / "quick_start"
+    config = [
+        ("act=SoftmaxActivation())", "act=SoftmaxActivation(), param_attr=ParamAttr(sparse_update=True))"),
+        ("AdamOptimizer()", method),
+        ("is_predict else 128", "is_predict else 16"),
+    ]
+    if is_unbounded:
+        config.append(("size=len(dictionary)", "size=2**63"))
+        edit(
+            program / "dataprovider_bow.py",
+            ("UNKNOWN = 0\n", ROW_OF),
+            ("sparse_binary_vector(len(dictionary))", "sparse_binary_vector(2**63)"),
+            ("find(word, UNKNOWN)", "row_of(word)"),
+        )
+    edit(program / "trainer_config.lr.py", *config)
+
+
 @pytest.fixture(scope="session")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """601 reviews: shards of 201, 200 and 200, so that one has a last batch of its own."""

@@ -47,7 +47,7 @@ def open_exchange(
     chosen = range(len(ports)) if lanes is None else lanes
     spans = rows_of(share, cluster.shards, is_apart=True)
     memory = TrainerMemory(cluster.layout, spans, is_shared=False)
-    return Exchange([Link(reach(cluster, ports[i]), parts[i]) for i in chosen], memory, ME, is_apart=True)
+    return Exchange([Link(reach(cluster, ports[i]), parts[i]) for i in chosen], memory, ME, is_streamed=True)
 
 
 def machine(cluster: Cluster, lane: int = 0) -> LaneStream:

@@ -137,7 +137,7 @@ class Job:
         memory = TrainerMemory(worker.layout, spans, is_shared=carrier == "shm")
         rows = RowLinks(lanes[1], worker.tables) if worker.tables else None
         coder = None if self.wire.is_exact else Coder(self.wire, worker.layout)
-        return Exchange(links, memory, ME, rows, coder, self.updates.is_apart)
+        return Exchange(links, memory, ME, rows, coder, self.updates.is_streamed)
 
     def train(self, cluster: Cluster, carrier: str = "tcp", passes: int = 2) -> list[Notes]:
         cluster.set_up(
@@ -150,7 +150,7 @@ class Job:
             worker = Worker(self.program, readers, reader(0, 15) if share.lo == 0 else None)
             told.append(Notes(worker))
             exchange = self.open(cluster, worker, carrier)
-            loops.append((ApartLoop if self.updates.is_apart else Loop)(worker, exchange, told[-1]))
+            loops.append((ApartLoop if self.updates.is_streamed else Loop)(worker, exchange, told[-1]))
         run_all(*(partial(loop.run, passes) for loop in loops))
         for loop in loops:
             loop._exchange.close()

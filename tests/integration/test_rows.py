@@ -288,7 +288,8 @@ def test_a_dense_lane_takes_no_list_of_rows(cluster: Cluster) -> None:
 
 
 HEADS = {
-    "too long": (Head(Kind.PULL, job=7, view=3, nbytes=(1 << 34) + 1), "bytes of rows in one frame are too many"),
+    "too long": (Head(Kind.PULL, job=7, view=3, nbytes=(1 << 40) + 1), f"PULL frame of {(1 << 40) + 1} bytes .* too long"),
+    "ids with every row": (Head(Kind.PULL, Flag.ALL, job=7, view=3, nbytes=16), "a PULL for every row names none"),
     "of another job": (Head(Kind.PULL, job=8, view=3, nbytes=1 << 34), "the frame is of job"),
     "of an older view": (Head(Kind.PULL, job=7, view=2, nbytes=1 << 34), "view 2 is not the current view 3"),
     "a set of another job": (Head(Kind.SET, job=8, view=3, nbytes=1 << 34), "the frame is of job"),

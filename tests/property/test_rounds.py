@@ -119,6 +119,7 @@ class Play:
         assert closing.round == self.rounds.round
         assert closing.pass_id == pass_id
         ends_pass = batch + 1 == max(*self.batches, 1)
+        assert closing.ends_pass == ends_pass
         done = self.rounds.close()
         assert (done is not None) == ends_pass
         assert self.rounds.samples == closing.samples

@@ -111,6 +111,7 @@ class World:
         assert (closing.root is None) == (self.batches[shard] == 0)
         assert (closing.round, closing.pass_id) == (self.applied.total(), name[0])
         done = self.stream.close()
+        assert closing.ends_pass == (done is not None)
         assert self.stream.samples == closing.samples
         if done is not None:
             self.totals.append(done)

@@ -29,9 +29,9 @@ def show(directory: Path, as_json: bool) -> None:
         {
             "name": n,
             "values": v.size,
-            "mean": float(v.mean()),
-            "std": float(v.std()),
-            "largest": float(np.abs(v).max()),
+            "mean": float(v.mean()) if v.size else 0.0,
+            "std": float(v.std()) if v.size else 0.0,
+            "largest": float(np.abs(v).max(initial=0)),
         }
         for n, v in values.items()
     ]
@@ -93,10 +93,11 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
 def _difference(name: str, a: Any, b: Any) -> dict[str, Any]:
     import numpy as np
 
-    if a is None or b is None or a.size != b.size:
+    if a is None or b is None or (a.size, a.dtype) != (b.size, b.dtype):
         sizes = " and ".join("absent" if v is None else f"{v.size:,} values" for v in (a, b))
         return {"name": name, "different": -1, "words": f"cannot be compared: {sizes}"}
-    different = int((a.view(np.uint32) != b.view(np.uint32)).sum())
+    bits = f"u{a.itemsize}"  # so that NaN equals itself, and -0.0 is not 0.0
+    different = int((a.view(bits) != b.view(bits)).sum())
     largest = float(np.abs(a.astype(np.float64) - b).max()) if a.size else 0.0
     words = f"{different:,} of {a.size:,} values differ, by at most {largest:.3e}"
     return {"name": name, "different": different, "largest": largest, "words": words}

@@ -132,6 +132,13 @@ def pserver(  # noqa: PLR0913 - the original's flags
     help="Dense lanes of each pserver.",
 )
 @click.option(
+    "--ports_num_for_sparse",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Sparse lanes of each pserver.",
+)
+@click.option(
     "--trainer_id",
     type=click.IntRange(0),
     default=0,
@@ -154,7 +161,6 @@ def pserver(  # noqa: PLR0913 - the original's flags
 @click.option(
     "--connect_timeout", type=float, default=60.0, show_default=True, help="Seconds to wait for the pservers."
 )
-@click.option("--ports_num_for_sparse", type=int, default=0, hidden=True)
 @click.option("--num_gradient_servers", type=int, default=0, hidden=True)
 @click.option("--nics", default="", hidden=True)
 @click.option("--local", default="0", hidden=True)
@@ -177,7 +183,7 @@ def trainer(job: Path | None, rank: int | None, run: Path | None, parent: int | 
             os.execve(sys.executable, [sys.executable, "-m", "bireme", *sys.argv[1:]], child_environment())
         _settle(parent)
         by_hand = options_of_flags(flags, Path.cwd())
-        hosts = HostList(flags["pservers"], flags["port"], flags["ports_num"])
+        hosts = HostList(flags["pservers"], flags["port"], flags["ports_num"] + flags["ports_num_for_sparse"])
         _guarded(None, f"trainer {by_hand.trainer}", lambda: TrainerProcess(by_hand).run(hosts))
         return
     assert rank is not None and run is not None

@@ -16,6 +16,7 @@
     ├── DeterminismError       12   the same work gave different bits
     ├── ProcessError           13   a process of the job died
     ├── MissingError           14   something this needs is not installed here
+    ├── SnapshotError          15   no snapshot can be resumed from, or a file of one is not what was saved
     └── Cancelled             130   stopped on request
 
 A message has up to three parts: what was wrong, why that matters, and what to do about it.
@@ -133,6 +134,12 @@ class MissingError(BiremeError):
     """Something that this needs is not installed here."""
 
     exit_code = 14
+
+
+class SnapshotError(BiremeError):
+    """No snapshot can be resumed from, or a file of one is not what was saved."""
+
+    exit_code = 15
 
 
 class Cancelled(BiremeError):  # noqa: N818 - a stop on request is not an error to the user

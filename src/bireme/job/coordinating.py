@@ -26,7 +26,8 @@ from bireme.ps.client import connect
 from bireme.ps.rounds import PassTotals
 
 log = logging.getLogger(__name__)
-SET_UP_TIMEOUT_S = 60.0
+SET_UP_TIMEOUT_S = 300.0
+"""Pservers compile their kernels here if nobody has before them: half a minute each on a slow machine."""
 STATUS_FILE = "status.json"
 """In the output tree: the coordinator's last word, for whoever asks after it has left."""
 

@@ -193,7 +193,12 @@ class Coordinator:
             return []
         self.phase = "training"
         self._pass_begun_s = now_s
-        begin = m.Begin(job=self.job_id, view=self.view, shares=share_out(self.facts.shards, self.facts.trainers))
+        begin = m.Begin(
+            job=self.job_id,
+            view=self.view,
+            shares=share_out(self.facts.shards, self.facts.trainers),
+            start_samples=self.facts.start_samples,
+        )
         return [Send(member.connection, begin) for member in self._members.values()]
 
     def _member(self, connection: int, trainer: int) -> _Member | None:
@@ -255,6 +260,7 @@ class Coordinator:
             test_evals={k: v / max(test.samples, 1) for k, v in test.evals.items()} if test else {},
             staleness={str(ahead): count for ahead, count in sorted(ended.staleness.items())},
             wire_error=max((report.wire_error for report in done), default=0.0),
+            spent={n: round(s, 6) for report in done if report.trainer == 0 for n, s in report.spent.items()},
         )
         self._pass_begun_s = now_s
         self.closed.append(closed)

@@ -74,6 +74,8 @@ class Begin(_Message, frozen=True):
     job: int
     view: int
     shares: tuple[Span, ...]
+    start_samples: int = 0
+    """What an earlier run trained, for schedules that trainers follow by themselves."""
 
 
 class Progress(_Message, frozen=True):
@@ -109,6 +111,8 @@ class PassDone(_Message, frozen=True):
     trained: dict[int, int]
     test: Sum | None = None
     wire_error: float = 0.0
+    spent: dict[str, float] = {}
+    """Seconds since the pass before, by what was done."""
 
 
 class PassClosed(_Message, frozen=True):
@@ -127,7 +131,9 @@ class PassClosed(_Message, frozen=True):
     staleness: dict[str, int] = {}
     """Updates by how many batches their shard was ahead of the slowest; empty in sync and local mode."""
     wire_error: float = 0.0
-    """How much of a gradient the wire's coding changed or held back at most, as a share of its norm."""
+    """How much of a gradient the wire's coding changed or held back so far at most, as a share of its norm."""
+    spent: dict[str, float] = {}
+    """Where trainer 0's time went, which also tests and saves for all: seconds since the pass before."""
 
 
 class Saved(_Message, frozen=True):

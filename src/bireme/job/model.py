@@ -24,14 +24,12 @@ from numpy.typing import NDArray
 from bireme import __version__
 from bireme.core.errors import ModelError
 from bireme.core.files import storage_errors, sync_directory
-from bireme.ps.plan import RESERVED_NAMES
+from bireme.ps.plan import IDS, RESERVED_NAMES
 from bireme.ps.rowframes import Block
 from bireme.spec.model import Parameter
 
 Array = NDArray[np.float32] | NDArray[np.uint64]
 Values = Mapping[str, Array]
-IDS = ".ids"
-"""Beside a table that cannot be written in full, this file says which rows are there."""
 _HEADER = struct.Struct("<iIQ")
 
 
@@ -141,21 +139,22 @@ def load_values(directory: Path) -> dict[str, Array]:
 def load_into(directory: Path, parameters: Iterable[Parameter], target: Values) -> None:
     """Fill a program's arrays from a model made for it."""
     wanted = {p.name: p for p in parameters}
-    found = load_values(directory)
-    missing = sorted(set(wanted) - set(found))
+    there = parameter_names(directory)
+    missing = sorted(set(wanted) - set(there))
     if missing:
         raise ModelError(
             f"{directory} has no parameter {missing[0]}",
-            why=f"the program needs {', '.join(sorted(wanted))}; the model has {', '.join(sorted(found)) or 'none'}",
+            why=f"the program needs {', '.join(sorted(wanted))}; the model has {', '.join(there) or 'none'}",
             fix="use the model with the config it was trained with",
         )
     for name, p in wanted.items():
-        if found[name].size != p.size:
+        found = read_parameter(directory / name)
+        if found.size != p.size:
             raise ModelError(
-                f"{directory / name} has {found[name].size} values, the program wants {p.size} (shape {list(p.shape)})",
+                f"{directory / name} has {found.size} values, the program wants {p.size} (shape {list(p.shape)})",
                 fix="use the model with the config and the dictionary it was trained with",
             )
-        target[name][...] = found[name].reshape(p.shape)
+        target[name][...] = found.reshape(p.shape)
 
 
 def table_arrays(parameter: Parameter, seed: int, block: Block) -> dict[str, Array]:
@@ -183,6 +182,17 @@ def load_rows(directory: Path, parameter: Parameter) -> Block:
             fix="use the model with the config and the dictionary it was trained with",
         )
     return Block(ids, values.reshape(rows, width).astype(np.float32, copy=False))
+
+
+def load_trained(directory: Path, parameter: Parameter, seed: int) -> Block:
+    """The rows of a saved model that training has changed: the others are where they would start anyway."""
+    from bireme.ps.table import first_values
+
+    block = load_rows(directory, parameter)
+    if parameter.is_unbounded:
+        return block
+    is_changed = (block.rows.view(np.uint32) != first_values(parameter, seed, block.ids).view(np.uint32)).any(axis=1)
+    return Block(block.ids[is_changed], block.rows[is_changed])
 
 
 def hash_values(values: Values) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from bireme.job.preflight import check_program, updates_of
 from bireme.ps.frames import HEAD_NBYTES, RECORD_NBYTES
-from bireme.ps.plan import Layout
+from bireme.ps.plan import Layout, Slice
 from bireme.ps.setup import is_apart
 from bireme.ps.tree import rows_of, share_out
 from bireme.spec.job import Job
+from bireme.spec.model import Wire
 
 
 def describe(job: Job) -> dict[str, Any]:
@@ -19,7 +21,6 @@ def describe(job: Job) -> dict[str, Any]:
     layout = Layout([p for p in program.parameters if not p.is_sparse])
     slices = layout.slices(job.pservers * job.ports_num)
     shares = share_out(job.shards, job.trainers)
-    lanes = job.ports_num + job.ports_num_for_sparse
     apart = is_apart(updates, job.wire)
     rows = sum(len(rows_of(share, job.shards, is_apart=apart)) for share in shares)
     heads = len(slices) * (2 * HEAD_NBYTES * rows + HEAD_NBYTES * job.trainers + RECORD_NBYTES * job.shards)
@@ -33,29 +34,7 @@ def describe(job: Job) -> dict[str, Any]:
         "mode": updates.mode,
         "batch_size": program.batch_size,
         "passes": job.passes,
-        "pservers": [
-            {
-                "pserver": i,
-                "node": i,
-                "ports": [job.port + i * lanes + k for k in range(lanes)] if job.port else "free ones",
-                "lanes": [
-                    {
-                        "lane": k,
-                        "bytes": 4 * len(part),
-                        "holds": [
-                            {
-                                "parameter": p.parameter.name,
-                                "from": p.offset,
-                                "to": p.offset + p.end - p.begin,
-                            }
-                            for p in layout.pieces(part)
-                        ],
-                    }
-                    for k, part in enumerate(slices[i * job.ports_num : (i + 1) * job.ports_num])
-                ],
-            }
-            for i in range(job.pservers)
-        ],
+        "pservers": [_pserver(job, i, layout) for i in range(job.pservers)],
         "trainers": [
             {
                 "trainer": t,
@@ -66,7 +45,35 @@ def describe(job: Job) -> dict[str, Any]:
             for t, share in enumerate(shares)
         ],
         "processes": job.nodes + job.pservers + job.trainers,
-        # Dense parameters; what sparse ones add depends on the data.
-        "bytes_per_round": 4 * layout.size * (rows + job.trainers) + heads,
+        # A round is an exchange; what sparse parameters add to it depends on the data.
+        "bytes_per_round": rows * _push_nbytes(layout, job.wire) + 4 * layout.size * job.trainers + heads,
         "output": job.output,
     }
+
+
+def _pserver(job: Job, rank: int, layout: Layout) -> dict[str, Any]:
+    lanes = job.ports_num + job.ports_num_for_sparse
+    slices = layout.slices(job.pservers * job.ports_num)[rank * job.ports_num : (rank + 1) * job.ports_num]
+    return {
+        "pserver": rank,
+        "node": rank,
+        "ports": [job.port + rank * lanes + k for k in range(lanes)] if job.port else "free ones",
+        "lanes": [{"lane": k, "bytes": 4 * len(part), "holds": _holds(layout, part)} for k, part in enumerate(slices)],
+    }
+
+
+def _holds(layout: Layout, part: Slice) -> list[dict[str, Any]]:
+    return [
+        {"parameter": p.parameter.name, "from": p.offset, "to": p.offset + p.end - p.begin} for p in layout.pieces(part)
+    ]
+
+
+def _push_nbytes(layout: Layout, wire: Wire) -> int:
+    """How long one gradient is on the wire."""
+    match wire.gradients:
+        case "float32":
+            return 4 * layout.size
+        case "top_k":
+            return 8 * math.ceil(wire.top_k * sum(p.size for p in layout.parameters))
+        case _:
+            return 2 * layout.size

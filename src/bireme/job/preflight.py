@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from bireme.core.errors import DataError, SpecError
-from bireme.job.model import IDS
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.config import load_config
 from bireme.programs.program import Program
 from bireme.ps.optimizers import check_rules
-from bireme.ps.plan import Layout
+from bireme.ps.plan import check_names
 from bireme.ps.schedules import check_schedule
 from bireme.spec.job import Job
 from bireme.spec.model import Updates, Wire
@@ -38,15 +37,14 @@ def updates_of(program: Program, asked: Updates | None, wire: Wire) -> Updates:
     return updates
 
 
-def _check_names(program: Program) -> None:
-    """Refuse a parameter whose file would be another one's list of ids."""
-    names = {p.name for p in program.parameters}
-    for table in program.parameters:
-        if table.is_unbounded and table.name + IDS in names:
-            raise SpecError(
-                f"parameter {table.name + IDS} and the ids of {table.name} would be one file",
-                fix="give one of them another name",
-            )
+def check_lanes(program: Program, sparse_lanes: int) -> None:
+    """Refuse sparse parameters where there is no lane for them."""
+    tables = [p.name for p in program.parameters if p.is_sparse]
+    if tables and not sparse_lanes:
+        raise SpecError(
+            f"{program.name} has a sparse parameter, {tables[0]}, and pservers have no sparse lane",
+            fix="set `lanes.ports_num_for_sparse` (by hand: --ports_num_for_sparse, on pservers too) to 1 or more",
+        )
 
 
 def check_program(job: Job) -> Program:
@@ -55,14 +53,9 @@ def check_program(job: Job) -> Program:
         program = load_config(Path(job.config), workdir, job.config_args)
         if not program.parameters:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
-        Layout([p for p in program.parameters if not p.is_sparse])
+        check_names(program.parameters)
         updates_of(program, job.updates, job.wire)
-        if any(p.is_sparse for p in program.parameters) and not job.ports_num_for_sparse:
-            raise SpecError(
-                f"{program.name} has sparse parameters, and lanes.ports_num_for_sparse is 0",
-                fix="set it to 1 or more, or leave it out",
-            )
-        _check_names(program)
+        check_lanes(program, job.ports_num_for_sparse)
         check_schedule(program.optimizer)
         check_rules(program.parameters)
         source = program.source("train")

@@ -133,6 +133,7 @@ class Teller:
             trained={shard: counts.trained for shard, counts in result.ledger.items()},
             test=_finite(test) if test else None,
             wire_error=result.wire_error,
+            spent=dict(result.spent),
         )
 
     def _save(self, pass_id: int, values: NDArray[np.float32], tables: Tables) -> None:

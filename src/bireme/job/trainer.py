@@ -19,21 +19,21 @@ import msgspec
 from bireme.core.errors import BiremeError, Cancelled, DataError, NetworkError, ProcessError, SpecError
 from bireme.job import messages as m
 from bireme.job.discover import Discovery, await_pservers
-from bireme.job.model import load_into, load_rows
-from bireme.job.preflight import updates_of
+from bireme.job.model import load_into, load_trained
+from bireme.job.preflight import check_lanes, updates_of
 from bireme.job.telling import ModelPlace, Teller
 from bireme.programs.config import load_config
 from bireme.programs.program import Program, Role
 from bireme.ps.client import Exchange, Identity, Link, connect, connect_near
 from bireme.ps.coder import Coder
 from bireme.ps.memory import TrainerMemory
-from bireme.ps.plan import aligned_zeros
+from bireme.ps.plan import aligned_zeros, check_names
 from bireme.ps.rowclient import RowLinks
 from bireme.ps.setup import is_apart
 from bireme.ps.tree import Span, rows_of, share_out
 from bireme.spec.job import CarrierChoice
 from bireme.spec.model import Updates, Wire
-from bireme.train.local import LocalLoop
+from bireme.train.local import LocalLoop, LocalRule
 from bireme.train.loop import ApartLoop, Loop
 from bireme.train.reader import ShardReader
 from bireme.train.worker import Worker
@@ -91,6 +91,8 @@ class TrainerProcess:
         # Shard 0's owner tests for everybody: as in the original, every shard carries the same test files.
         tester = self._open(program, "test", 0) if own.lo == 0 else None
         self._updates = updates_of(program, options.updates, options.wire)
+        check_lanes(program, options.ports_num_for_sparse)
+        check_names(program.parameters)
         worker = Worker(program, self._readers(program, own), tester)
         worker.rehearse(options.start_pass)
         pservers = await_pservers(discovery, options.connect_timeout_s)
@@ -189,7 +191,8 @@ class TrainerProcess:
         if options.init_model is not None and options.trainer == 0:
             values = aligned_zeros(worker.layout.size)
             load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
-            exchange.set(values, [load_rows(options.init_model, table) for table in worker.tables])
+            tables = [load_trained(options.init_model, table, options.seed) for table in worker.tables]
+            exchange.set(values, tables)
         self._loop(program, worker, teller, begin).run(options.passes)
         self._stopped.wait()  # trainer 0 may test and save for as long as it likes
         if self._stop is None:
@@ -198,22 +201,22 @@ class TrainerProcess:
     def _loop(self, program: Program, worker: Worker, teller: Teller, begin: m.Begin) -> Loop:
         assert self._exchange is not None
         if self._updates.mode == "local":
-            how = (self._updates, program.optimizer, begin.shares[-1].hi)
+            how = LocalRule(self._updates, program.optimizer, begin.shares[-1].hi, begin.start_samples)
             return LocalLoop(worker, self._exchange, teller, how)
-        kind = ApartLoop if self._updates.is_apart else Loop
+        kind = ApartLoop if self._updates.is_streamed else Loop
         return kind(worker, self._exchange, teller)
 
     def _open_exchange(self, worker: Worker, pservers: tuple[m.Address, ...], begin: m.Begin) -> Exchange:
         options = self._options
         dense = self._connect_all(pservers, range(options.ports_num))
         links = [Link(sock, part) for sock, part in zip(dense, worker.layout.slices(len(dense)), strict=True)]
-        is_exact = options.wire.is_exact and not self._updates.is_apart
+        is_exact = options.wire.is_exact and not self._updates.is_streamed
         is_shared = is_exact and options.carrier == "auto" and any(link.carrier == "unix" for link in links)
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, options.wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
         rows = self._open_rows(worker, pservers) if worker.tables else None
         coder = None if options.wire.is_exact else Coder(options.wire, worker.layout)
-        return Exchange(links, memory, Identity(begin.job, begin.view, 1), rows, coder, self._updates.is_apart)
+        return Exchange(links, memory, Identity(begin.job, begin.view, 1), rows, coder, self._updates.is_streamed)
 
     def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...]) -> RowLinks:
         options = self._options

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bireme.core.errors import StorageError
 from bireme.ps import table_kernels as kernels
 from bireme.ps.plan import aligned_zeros
 from bireme.ps.rowsums import Floats, Ids, Slots
@@ -146,7 +147,7 @@ class Arena:
         while want < needed:
             want *= 2
         if want >= 2**31:
-            raise AssertionError(f"{want} rows on one lane do not fit its index; this is a bug")
+            raise StorageError(f"{needed:,} rows are too many for one lane", fix="give pservers more sparse lanes")
         stride = self._block.shape[1]
         block = aligned_zeros(want * stride).reshape(want, stride)
         ids, marks = np.empty(want, np.uint64), np.full((want, 2), _FREE, np.int64)

@@ -150,15 +150,17 @@ class Exchange:
         me: Identity,
         rows: RowLinks | None = None,
         coder: Coder | None = None,
-        is_apart: bool = False,
+        is_streamed: bool = False,
     ) -> None:
-        """Take the sparse lanes and the wire's coding where there are any; `is_apart`: lanes share no rounds."""
+        """Take the sparse lanes and the wire's coding where there are any; `is_streamed`: lanes share no rounds."""
         # Trainers begin with different lanes, so that all lanes have something to do at once.
         first = memory.spans[0].lo % max(len(links), 1) if memory.spans else 0
         self._links = [*links[first:], *links[:first]]
         self._rows = rows
         self._coder = coder
-        self._is_apart = is_apart
+        self._is_streamed = is_streamed
+        self._cut_at = 0
+        """The round of the next cut, from lane 0's answers; our pushes carry it to every lane."""
         self.memory = memory
         self._me = me
         try:
@@ -194,7 +196,8 @@ class Exchange:
         """
         packed = pack_records(records)
         row = self.memory.row(span)
-        head = self._head(Kind.PUSH, round=round_, lo=span.lo, hi=span.hi, records=len(records), extra=pass_id)
+        extra = pass_id if self._is_streamed else self._cut_at
+        head = self._head(Kind.PUSH, round=round_, lo=span.lo, hi=span.hi, records=len(records), extra=extra)
         if self._coder and blocks is not None:
             self._coder.take(span, row)
         for link in self._links:
@@ -206,7 +209,7 @@ class Exchange:
             else:
                 coded = self._coder.part(link.part) if self._coder else row[link.part.begin : link.part.end]
                 link.send(head._replace(nbytes=coded.nbytes), packed, coded)
-        if self._rows:
+        if self._rows is not None:
             self._rows.push(head, packed, blocks)
 
     def flush(self) -> None:
@@ -220,7 +223,7 @@ class Exchange:
         for link in self._links:
             part = values[link.part.begin : link.part.end]
             link.send(self._head(Kind.SET, nbytes=part.nbytes), part)
-        if self._rows:
+        if self._rows is not None:
             self._rows.set(self._head(Kind.SET), blocks)
 
     def ask_round(self, round_: int, wanted: Sequence[Ids] = ()) -> None:
@@ -243,15 +246,15 @@ class Exchange:
         packed = head.pack()
         for link in self._links:
             link.send_packed(packed)
-        if self._rows:
+        if self._rows is not None:
             self._rows.ask(head, wanted)
 
     def receive(self, targets: Sequence[Floats] = (), *, may_differ: bool = False) -> Position:
         """Wait for what was asked; it is then in `memory.values(round)`, and rows in the targets."""
         found = {self._receive(link) for link in self._links}
-        if self._rows:
+        if self._rows is not None:
             found |= {Position(head.round, head.extra, head.lo) for head in self._rows.receive(targets)}
-        if len(found) > 1 and not may_differ and not self._is_apart:
+        if len(found) > 1 and not may_differ and not self._is_streamed:
             raise AssertionError(f"lanes answered from different rounds {sorted(found)}: this is a bug")
         return min(found)
 
@@ -269,11 +272,17 @@ class Exchange:
         """Take whatever is current; lanes that are one round apart are brought to the older one."""
         self.ask_now()
         at = self.receive(may_differ=True)
-        return at if self._is_apart else self.pull_round(at.round)
+        return at if self._is_streamed else self.pull_round(at.round)
+
+    def pull_rows(self, pass_id: int, wanted: Sequence[Ids], targets: Sequence[Floats]) -> None:
+        """Take these rows of sparse parameters as they were at the start of a pass, and nothing else."""
+        if self._rows is not None:
+            self._rows.ask(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id), wanted)
+            self._rows.receive(targets)
 
     def pull_tables(self, pass_id: int) -> list[Block]:
         """Every row of every sparse parameter as it was at the start of a pass."""
-        return self._rows.pull_all(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id)) if self._rows else []
+        return self._rows.pull_all(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id)) if self._rows is not None else []
 
     def _receive(self, link: Link) -> Position:
         reply = wire.expect(link.sock, Kind.SLICE)
@@ -282,11 +291,12 @@ class Exchange:
         if not reply.flags & Flag.IN_PLACE:
             target = self.memory.values(reply.round)
             wire.receive_into(link.sock, target[link.part.begin : link.part.end])
+        self._cut_at = max(self._cut_at, reply.hi)
         return Position(reply.round, reply.extra, reply.lo)
 
     def close(self) -> None:
         """Hang up; a thread that waits for a slice gets a NetworkError."""
-        for sock in [*(link.sock for link in self._links), *(self._rows.sockets if self._rows else ())]:
+        for sock in [*(link.sock for link in self._links), *(self._rows.sockets if self._rows is not None else ())]:
             with contextlib.suppress(OSError):  # it is down already
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()

@@ -69,6 +69,19 @@ def error_of(original: Floats, decoded: Floats) -> float:
     return _ratio(lost, whole)
 
 
+def warm(coding: Coding) -> None:
+    """Compile what this coding needs, or load it from Numba's cache, before the first round waits for it."""
+    some = np.ones(2, np.float32)
+    if coding == "top_k":
+        residual = Residual(2)
+        residual.error(residual.pick(some, 1))
+    elif coding != "float32":
+        halves = np.empty(2, np.uint16)
+        encode(coding, some, halves)
+        decode(coding, halves, some)
+        error_of(some, some)
+
+
 class Picks(NamedTuple):
     """Some values of the flat vector, by ascending position."""
 

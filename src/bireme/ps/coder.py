@@ -21,6 +21,7 @@ class Coder:
     """Codes one shard's gradient at a time. What top_k holds back stays here, shard by shard."""
 
     def __init__(self, how: Wire, layout: Layout) -> None:
+        codec.warm(how.gradients)
         self._how = how
         self._layout = layout
         self._size = sum(p.size for p in layout.parameters)

@@ -7,6 +7,8 @@ the same machine shares its gradient rows and reads the buffers where they are.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,14 +18,15 @@ from bireme.core import draws
 from bireme.core.errors import FrameError
 from bireme.ps import codec, wire
 from bireme.ps.frames import Flag, Head
-from bireme.ps.lane import Answer
+from bireme.ps.lane import Answer, Machine
 from bireme.ps.memory import LaneMemory, Rows
 from bireme.ps.optimizers import Segment, SliceOptimizer, warm
+from bireme.ps.parts import Part
 from bireme.ps.plan import Layout, Piece, Slice
-from bireme.ps.rounds import Closing, LaneRounds
+from bireme.ps.rounds import Closing
 from bireme.ps.segments import check_segment
 from bireme.ps.setup import Setup, plain
-from bireme.ps.stream import LaneStream
+from bireme.ps.slices import VALUES, dense_slice, pack_dense
 from bireme.ps.tree import spans_of
 
 Floats = NDArray[np.float32]
@@ -47,6 +50,7 @@ class DenseStore:
     """A slice of the flat vector of all dense parameters."""
 
     def __init__(self, setup: Setup, index: int) -> None:
+        self._index = index
         self._layout = Layout(setup.dense)
         lanes = setup.pservers * setup.dense_lanes
         self.part: Slice = self._layout.slices(lanes)[setup.pserver * setup.dense_lanes + index]
@@ -59,12 +63,15 @@ class DenseStore:
             segments = [Segment(plain(s.parameter), s.begin, s.end) for s in segments]
         self._optimizer = SliceOptimizer(rule, segments)
         warm(rule)
+        codec.warm(self._coding)
         rows = len(spans_of(setup.shares, setup.shards, is_apart=setup.is_apart))
         self._memory = LaneMemory(self.part, rows)
-        self._is_apart = setup.updates.is_apart
+        self._is_streamed = setup.updates.is_streamed
         self._attached: dict[int, list[int]] = {}
-        for piece in pieces:
-            self._memory.buffers[0][piece.begin : piece.end] = initial_values(piece, setup.seed)
+        self._size = pieces[-1].end if pieces else 0
+        if not setup.base:
+            for piece in pieces:
+                self._memory.buffers[0][piece.begin : piece.end] = initial_values(piece, setup.seed)
 
     def describe(self) -> str:
         """What is kept here."""
@@ -73,10 +80,10 @@ class DenseStore:
     def _buffer(self, round_: int) -> Floats:
         return self._memory.buffers[round_ % 2]
 
-    def attach(self, sock: socket.socket, head: Head, fds: list[int], machine: LaneRounds | LaneStream) -> list[int]:
+    def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
         """Take a trainer's gradient rows as they lie, and give it our buffers."""
         try:
-            offered = msgspec.json.decode(wire.receive_bytes(sock, head.nbytes), type=Rows)
+            offered = msgspec.json.decode(offer, type=Rows)
         except msgspec.MsgspecError as e:
             raise FrameError(f"an ATTACH that makes no sense: {e}") from e
         rows = [machine.row_of(span) for span in offered.spans]
@@ -84,7 +91,9 @@ class DenseStore:
         if not is_fit or self._shared_rows() & set(rows):
             raise FrameError(f"the rows {offered.spans} are not free in this view")
         is_in = any(machine.has_landed(span) for span in offered.spans)
-        if not fds or self._memory.fd < 0 or is_in:
+        # What is written at any moment must not be read in place, and what must be decoded cannot be.
+        can_share = not self._is_streamed and self._coding == "float32"
+        if not fds or self._memory.fd < 0 or is_in or not can_share:
             return []
         check_segment(fds[0], offered.row_nbytes * len(rows))
         own = [row for row in rows if row is not None]
@@ -142,7 +151,7 @@ class DenseStore:
         different = np.flatnonzero(again.view(np.uint32) != kept.view(np.uint32))
         return self._layout.name_at(self.part.begin + int(different[0])) if len(different) else ""
 
-    def apply(self, closing: Closing, rate: float, *, ends_pass: bool) -> None:
+    def apply(self, closing: Closing, rate: float) -> None:
         """Sum the rows and take the step, into the other buffer."""
         before, after = self._buffer(closing.round), self._buffer(closing.round + 1)
         if closing.root is None:
@@ -150,6 +159,16 @@ class DenseStore:
         else:
             steps = np.array(closing.steps, dtype=np.int32).reshape(-1, 2)
             self._optimizer.apply(self._memory.inbox, closing.root, steps, before, after, rate)
+
+    def copy(self, round_: int) -> dict[str, NDArray[Any]]:
+        """The slice and the optimizer's state at the beginning of a round."""
+        return pack_dense(self._index, self.part, self._buffer(round_).copy(), self._optimizer.state())
+
+    def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
+        """Go on from a snapshot of any layout."""
+        found = dense_slice(chain[-1], self.part, size=self._size)
+        self._buffer(round_)[:] = found.pop(VALUES)
+        self._optimizer.load_state(found)
 
     def receive_request(self, sock: socket.socket, head: Head) -> None:
         """A dense lane is always asked for its whole slice."""
@@ -166,7 +185,7 @@ class DenseStore:
         if id(sock) in self._attached:
             return Flag.IN_PLACE, part.nbytes, []
         # Where others' pushes are applied at any moment, the buffer may change while it is being sent.
-        return Flag.NONE, part.nbytes, [part.copy() if self._is_apart else part]
+        return Flag.NONE, part.nbytes, [part.copy() if self._is_streamed else part]
 
     def receive_values(self, sock: socket.socket, head: Head) -> None:
         """Take the slice's first values."""

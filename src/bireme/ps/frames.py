@@ -41,7 +41,7 @@ class Kind(enum.IntEnum):
     PULL = 2
     """Trainer to lane: send me the slice of a round, or of the start of a pass."""
     SLICE = 3
-    """Lane to trainer: parameters after `round` rounds, which is batch `lo` of pass `extra`."""
+    """Lane to trainer: parameters after `round` rounds, which is batch `lo` of pass `extra`; `hi` names a cut."""
     SET = 4
     """Trainer to lane: start from these values."""
     REFUSE = 5

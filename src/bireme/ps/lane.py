@@ -10,8 +10,10 @@ landed, and what a trainer is being sent cannot change before it has pushed once
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -19,8 +21,11 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
 from bireme.ps import wire
-from bireme.ps.frames import Flag, Head, Kind, Record, unpack_records
-from bireme.ps.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take, Wait
+from bireme.ps.counts import agreed_counts, counts_of
+from bireme.ps.cutting import Cutter
+from bireme.ps.frames import MAX_ARRAY_NBYTES, Flag, Head, Kind, Record, unpack_records
+from bireme.ps.parts import Part
+from bireme.ps.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take
 from bireme.ps.schedules import learning_rate
 from bireme.ps.setup import Setup
 from bireme.ps.stream import LaneStream
@@ -28,11 +33,12 @@ from bireme.ps.tree import Span, spans_of
 
 LOOK_S = 1.0
 """How often a thread that waits for a round looks whether its trainer is still there."""
-MAX_ROWS_NBYTES = 1 << 34
+MAX_ROWS_NBYTES = MAX_ARRAY_NBYTES
 """The longest payload where lengths differ from push to push."""
 OnPass = Callable[[PassTotals], None]
 Buffers = Sequence[NDArray[Any]]
 Answer = tuple[Flag, int, Buffers]
+Machine = LaneRounds | LaneStream
 
 
 class Store(Protocol):
@@ -44,7 +50,7 @@ class Store(Protocol):
     def describe(self) -> str:
         """What is kept here, for the log."""
 
-    def attach(self, sock: socket.socket, head: Head, fds: list[int], machine: LaneRounds | LaneStream) -> list[int]:
+    def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
         """* A connection of this machine greets; returns descriptors of memory to share with it."""
 
     def detach(self, sock: socket.socket) -> None:
@@ -62,8 +68,14 @@ class Store(Protocol):
     def difference(self, row: int, again: object) -> str:
         """* The name of the first parameter in which a repeat differs from the row; '' if it is the same."""
 
-    def apply(self, closing: Closing, rate: float, *, ends_pass: bool) -> None:
+    def apply(self, closing: Closing, rate: float) -> None:
         """* Update the parameters."""
+
+    def copy(self, round_: int) -> dict[str, NDArray[Any]]:
+        """* What is kept here at the beginning of a round, as named arrays of a snapshot's part."""
+
+    def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
+        """Go on from a snapshot; `chain` holds its parts, after those of the snapshots that it builds on."""
 
     def receive_request(self, sock: socket.socket, head: Head) -> object:
         """Read what a PULL asks for."""
@@ -81,20 +93,23 @@ class Store(Protocol):
 class Lane:
     """A part of the model that several trainers push to and pull from."""
 
-    def __init__(self, setup: Setup, store: Store, on_pass: OnPass) -> None:
+    def __init__(self, setup: Setup, store: Store, on_pass: OnPass, cutter: Cutter | None = None) -> None:
         self._on_pass = on_pass
+        self._cutter = cutter
+        self._cut_every_s = 0.0
+        self._next_cut_s = math.inf
         self._store = store
         updates = setup.updates
         ids = {"job": setup.job, "view": setup.view}
-        self.rounds: LaneRounds | LaneStream
-        if updates.is_apart:
+        self.rounds: Machine
+        if updates.is_streamed:
             staleness = updates.staleness if updates.mode == "bounded" else None
             self.rounds = LaneStream(setup.shards, store.slice_nbytes, staleness=staleness, **ids)
         else:
             spans = spans_of(setup.shares, setup.shards, is_apart=setup.is_apart)
             self.rounds = LaneRounds(setup.shards, spans, store.slice_nbytes, **ids)
         self.rounds.start_at(setup.start_pass, setup.start_samples)
-        self._rule = setup.optimizer if setup.updates.mode != "local" else setup.dense_rule
+        self._rule = setup.dense_rule
         self._is_set = not setup.is_set_by_trainer
         self._is_being_set = False
         self._turn = threading.Condition()
@@ -124,11 +139,12 @@ class Lane:
 
     def attach(self, sock: socket.socket, head: Head, fds: list[int]) -> None:
         """Answer the greeting of a trainer of this machine, sharing memory where the store can."""
+        refusal = self.rounds.check(head)
+        if refusal:
+            raise FrameError(refusal.reason)
+        offer = wire.receive_bytes(sock, head.nbytes)
         with self._turn:
-            refusal = self.rounds.check(head)
-            if refusal:
-                raise FrameError(refusal.reason)
-            given = self._store.attach(sock, head, fds, self.rounds)
+            given = self._store.attach(sock, offer, fds, self.rounds)
         wire.send_with(sock, given, Head(Kind.ATTACH), b"")
 
     def detach(self, sock: socket.socket) -> None:
@@ -187,24 +203,44 @@ class Lane:
     def _close(self, closing: Closing) -> None:
         """Apply a complete round. Runs under the lane's lock, which kernels do not need."""
         rate = learning_rate(self._rule, closing.samples, closing.pass_id)
+        self._store.apply(closing, rate)
         done = self.rounds.close()
-        self._store.apply(closing, rate, ends_pass=done is not None)
         if done is not None:
             self._on_pass(PassTotals(closing.pass_id, closing.samples, done, self.rounds.take_staleness()))
+        if self._cutter is not None:
+            self._cut(self._cutter, ends_pass=closing.ends_pass)
         self._turn.notify_all()
         self._answer_parked()
+
+    def cut_every(self, seconds: float) -> None:
+        """Be the lane that names the rounds of cuts, this often; cuts at the end of passes need no naming."""
+        self._cut_every_s = seconds
+        self._next_cut_s = time.monotonic() + seconds
+
+    def _cut(self, cutter: Cutter, *, ends_pass: bool) -> None:
+        """Copy what is kept if this is the moment, and name the next one if it is time."""
+        now = time.monotonic()
+        if ends_pass or self.rounds.round == self.rounds.cut_at:
+            cutter.give(counts_of(self.rounds), self._store.copy(self.rounds.round), ends_pass=ends_pass)
+            self._next_cut_s = now + self._cut_every_s if self._cut_every_s else math.inf
+        elif now >= self._next_cut_s:
+            # Our answers carry it to the trainers, and their next pushes to every lane.
+            self.rounds.cut_at = self.rounds.round + 1
+            self._next_cut_s = math.inf
+
+    def restore(self, chain: Sequence[Sequence[Part]]) -> None:
+        """Go on from a snapshot, before anybody is served."""
+        counts = agreed_counts(chain[-1])
+        self._store.restore(chain, counts.round)
+        self.rounds.restore(counts)
 
     def _answer_parked(self) -> None:
         """Tell trainers that share our memory, at once: waking their threads for it would take longer."""
         for sock, head in list(self._parked.items()) if self._is_set else ():
             verdict = self.rounds.look(head)
-            if isinstance(verdict, Wait):
-                continue
-            del self._parked[sock]
-            with contextlib.suppress(NetworkError):  # its own thread will see that it has gone
-                if isinstance(verdict, Refuse):
-                    wire.refuse(sock, verdict.reason)
-                else:
+            if isinstance(verdict, Ready):
+                del self._parked[sock]
+                with contextlib.suppress(NetworkError):  # its own thread will see that it has gone
                     self._reply(sock, head, verdict, self._store.answer(sock, verdict.round, None))
 
     def pull(self, sock: socket.socket, head: Head) -> None:
@@ -223,6 +259,8 @@ class Lane:
                 if isinstance(verdict, Ready):
                     break
                 if self._store.is_shared_with(sock):
+                    if sock in self._parked:
+                        raise FrameError("a second PULL before the first was answered")
                     self._parked[sock] = head
                     return
                 if not self._turn.wait(LOOK_S) and wire.is_gone(sock):
@@ -240,6 +278,7 @@ class Lane:
             round=at.round,
             nbytes=nbytes,
             lo=at.batch,
+            hi=self.rounds.cut_at,
             extra=at.pass_id,
         )
         wire.send(sock, reply, *parts)

@@ -24,6 +24,8 @@ BORDER = 1024
 """Floats in 4096 bytes: slices are cut on page borders, so that memory can be shared slice by slice."""
 
 
+IDS = ".ids"
+"""Beside a table that cannot be written in full, a file with this ending says which rows are there."""
 RESERVED_NAMES = frozenset({"done", "path.txt", "model.safetensors", "metrics.json"})
 """What else lies in a model's directory."""
 _FILE_NAME = re.compile(r"[^./\0][^/\0]{0,200}")
@@ -55,21 +57,10 @@ class Layout:
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = tuple(parameters)
-        names = [p.name for p in parameters]
-        if len(set(names)) != len(names):
-            twice = sorted({n for n in names if names.count(n) > 1})
-            raise SpecError(f"parameter {twice[0]!r} is defined twice", fix="give each parameter its own name")
+        check_names(parameters)
         self.offsets: dict[str, int] = {}
         end = 0
         for p in parameters:
-            if not _FILE_NAME.fullmatch(p.name) or p.name in RESERVED_NAMES:
-                raise SpecError(
-                    f"a parameter cannot be called {p.name!r}",
-                    why="it is also the name of its file in a saved model",
-                    fix="name the layer or the parameter with letters, digits, dots, dashes and underscores",
-                )
-            if min(p.shape, default=1) < 1:
-                raise SpecError(f"parameter {p.name!r} has shape {list(p.shape)}: every side must be at least 1")
             self.offsets[p.name] = end
             end += -(-p.size // UNIT) * UNIT
         self.size = -(-end // BORDER) * BORDER
@@ -100,6 +91,28 @@ class Layout:
         """Which parameter an element of the flat vector belongs to."""
         holder = [p.name for p in self.parameters if self.offsets[p.name] <= position]
         return holder[-1]
+
+
+def check_names(parameters: Sequence[Parameter]) -> None:
+    """Refuse parameters whose names cannot be those of files in one directory, or that have no elements."""
+    names = [p.name for p in parameters]
+    if len(set(names)) != len(names):
+        twice = sorted({n for n in names if names.count(n) > 1})
+        raise SpecError(f"parameter {twice[0]!r} is defined twice", fix="give each parameter its own name")
+    for p in parameters:
+        if not _FILE_NAME.fullmatch(p.name) or p.name in RESERVED_NAMES:
+            raise SpecError(
+                f"a parameter cannot be called {p.name!r}",
+                why="it is also the name of its file in a saved model",
+                fix="name the layer or the parameter with letters, digits, dots, dashes and underscores",
+            )
+        if min(p.shape, default=1) < 1:
+            raise SpecError(f"parameter {p.name!r} has shape {list(p.shape)}: every side must be at least 1")
+        if p.is_unbounded and p.name + IDS in names:
+            raise SpecError(
+                f"parameter {p.name + IDS} and the ids of {p.name} would be one file",
+                fix="give one of them another name",
+            )
 
 
 def aligned_zeros(count: int) -> NDArray[np.float32]:

@@ -73,6 +73,8 @@ class Closing:
     steps: tuple[tuple[int, int], ...]
     samples: int
     """Samples in all rounds so far, this one included: what schedules count."""
+    ends_pass: bool = False
+    """Every shard has no further batch in this pass."""
 
 
 @dataclass(slots=True)
@@ -89,6 +91,22 @@ class Totals:
         self.cost += record.cost
         for i, value in enumerate(record.evals):
             self.evals[i] += value
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One lane's bookkeeping at a cut."""
+
+    round: int
+    pass_id: int
+    pass_start: int
+    """The round with which the open pass began; 0 where updates come one by one."""
+    samples: int
+    ended: frozenset[int]
+    totals: dict[int, Totals]
+    next_q: tuple[int, ...] = ()
+    """Where updates come one by one: the batch that each shard must push next."""
+    staleness: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +146,9 @@ class LaneRounds:
         self.pass_start = 0
         self.samples = 0
         self._before = (0, 0)
+        self._oldest = 0
+        self.cut_at = 0
+        """The round at whose beginning the next cut is to be taken; pushes carry it on from lane 0."""
         self.ended: set[int] = set()
         self.totals: dict[int, Totals] = {s: Totals() for s in range(shards)}
         self._rows: dict[Span, _Row] = {}
@@ -136,6 +157,13 @@ class LaneRounds:
     def start_at(self, pass_id: int, samples: int) -> None:
         """Count on from an earlier run's pass and samples, before the first round."""
         self.pass_id, self.samples = pass_id, samples
+
+    def restore(self, counts: Counts) -> None:
+        """Go on from a cut; the round before it is not to be had."""
+        self.round = self._oldest = counts.round
+        self.pass_id, self.pass_start, self.samples = counts.pass_id, counts.pass_start, counts.samples
+        self.ended = set(counts.ended)
+        self.totals = {shard: Totals(t.samples, t.cost, list(t.evals)) for shard, t in counts.totals.items()}
 
     def row_of(self, span: Span) -> int | None:
         """The inbox row of a contribution; None for one that this view does not have."""
@@ -147,11 +175,7 @@ class LaneRounds:
 
     def check(self, head: Head) -> Refuse | None:
         """Refuse what belongs to another job or another view."""
-        if head.job != self.job:
-            return Refuse(f"this pserver serves job {self.job:016x}, the frame is of job {head.job:016x}")
-        if head.view != self.view:
-            return Refuse(f"view {head.view} is not the current view {self.view}")
-        return None
+        return check_origin(head, self.job, self.view)
 
     def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
         """Decide what to do with a PUSH whose payload has not been read yet."""
@@ -180,6 +204,8 @@ class LaneRounds:
         if row is not None:
             return Repeat(self._index[span]) if row.records == records else Refuse("the repeat has other records")
         self._rows[span] = _Row(records)
+        # Every push of this round names the same cut, if any, so all lanes know of it before they come to it.
+        self.cut_at = max(self.cut_at, head.extra)
         return Take(self._index[span])
 
     def _wrong_records(self, head: Head, span: Span, records: list[Record]) -> str:
@@ -203,7 +229,7 @@ class LaneRounds:
         given = [span for span in self.spans if span in self._rows and self._rows[span].samples]
         samples = self.samples + sum(row.samples for row in self._rows.values())
         if not given:
-            return Closing(self.round, self.pass_id, None, (), samples)
+            return Closing(self.round, self.pass_id, None, (), samples, self._ends_pass())
         root, steps = reduction(tuple(given), self.shards)
         row_of = [self._index[span] for span in given]
         return Closing(
@@ -212,7 +238,12 @@ class LaneRounds:
             row_of[root],
             tuple((row_of[a], row_of[b]) for a, b in steps),
             samples,
+            self._ends_pass(),
         )
+
+    def _ends_pass(self) -> bool:
+        ending = {r.shard for row in self._rows.values() for r in row.records if r.is_last}
+        return len(self.ended | ending) == self.shards
 
     def dropped(self, span: Span) -> None:
         """Forget a contribution whose payload never came."""
@@ -262,13 +293,22 @@ class LaneRounds:
     def _look_round(self, wanted: int) -> Ready | Wait | Refuse:
         if wanted == self.round:
             return Ready(wanted, self.pass_id, self.round - self.pass_start)
-        if wanted == self.round - 1:
+        if wanted == self.round - 1 and wanted >= self._oldest:
             return Ready(wanted, *self._before)
         if wanted == self.round + 1:
             return Wait()
         return Refuse(
             f"round {wanted} is {_away(wanted, self.round)}: the lane is at round {self.round} and keeps one before it"
         )
+
+
+def check_origin(head: Head, job: int, view: int) -> Refuse | None:
+    """Refuse what belongs to another job or another view."""
+    if head.job != job:
+        return Refuse(f"this pserver serves job {job:016x}, the frame is of job {head.job:016x}")
+    if head.view != view:
+        return Refuse(f"view {head.view} is not the current view {view}")
+    return None
 
 
 def wrong_length(samples: int, nbytes: int, whole: int | None) -> bool:

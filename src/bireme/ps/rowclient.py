@@ -13,7 +13,7 @@ from bireme.core.errors import FrameError
 from bireme.ps import wire
 from bireme.ps.frames import Flag, Head, Kind
 from bireme.ps.rowframes import Block, Floats, Ids, pack_blocks, pack_ids, unpack_blocks
-from bireme.ps.rowsums import split
+from bireme.ps.rowsums import gather, scatter, split, warm
 from bireme.spec.model import Parameter
 
 
@@ -32,12 +32,10 @@ class RowLinks:
     """Connections to all sparse lanes, in the order of the plan."""
 
     def __init__(self, sockets: Sequence[socket.socket], tables: Sequence[Parameter]) -> None:
+        warm()
         self._sockets = list(sockets)
         self._widths = [p.shape[1] for p in tables]
         self._placed: list[_Placed] = []
-
-    def __len__(self) -> int:
-        return len(self._sockets)
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -68,7 +66,7 @@ class RowLinks:
                 wire.send(sock, head, records)
                 continue
             picks = [p.of(lane) for p in placed]
-            parts = pack_blocks([Block(b.ids[at], b.rows[at]) for b, at in zip(blocks, picks, strict=True)])
+            parts = pack_blocks([_pick(b, at) for b, at in zip(blocks, picks, strict=True)])
             wire.send(sock, head._replace(nbytes=sum(part.nbytes for part in parts)), records, *parts)
 
     def ask(self, head: Head, wanted: Sequence[Ids]) -> None:
@@ -91,7 +89,7 @@ class RowLinks:
             for width, at, target in zip(self._widths, picks, targets, strict=False):
                 rows = np.empty((len(at), width), np.float32)
                 wire.receive_into(sock, rows.reshape(-1))
-                target[at] = rows
+                scatter(rows, at, target)
             heads.append(reply)
         return heads
 
@@ -115,5 +113,11 @@ class RowLinks:
         placed = [self._group(block.ids) for block in blocks]
         for lane, sock in enumerate(self._sockets):
             picks = [p.of(lane) for p in placed]
-            parts = pack_blocks([Block(b.ids[at], b.rows[at]) for b, at in zip(blocks, picks, strict=True)])
+            parts = pack_blocks([_pick(b, at) for b, at in zip(blocks, picks, strict=True)])
             wire.send(sock, head._replace(nbytes=sum(part.nbytes for part in parts)), *parts)
+
+
+def _pick(block: Block, at: NDArray[np.int64]) -> Block:
+    rows = np.empty((len(at), block.rows.shape[1]), np.float32)
+    gather(np.ascontiguousarray(block.rows), at, rows)
+    return Block(block.ids[at], rows)

@@ -244,3 +244,15 @@ def _merge(ids_a: Ids, rows_a: Floats, ids_b: Ids, rows_b: Floats, ids: Ids, row
             b += 1
         count += 1
     return count
+
+
+def warm() -> None:
+    """Compile all of this, or load it from Numba's cache, before the first round waits for it."""
+    ids, _ = unique(np.arange(3, dtype=np.uint64))
+    rows = np.zeros((3, 1), np.float32)
+    order, _ = split(ids, 1)
+    lane_of(ids, 1)
+    gather(rows, order, rows.copy())
+    scatter(rows, order, rows.copy())
+    combine([(ids, rows), (ids[:2], rows[:2])], 0, [(0, 1)])
+    is_ascending(ids)

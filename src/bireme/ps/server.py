@@ -16,17 +16,23 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError
+from bireme.core.files import storage_errors
 from bireme.ps import wire
+from bireme.ps.cutting import Cutter, PartDone
 from bireme.ps.frames import Head, Kind
 from bireme.ps.lane import Lane, OnPass, Store
+from bireme.ps.parts import part_name, read_part, snapshot_name
 from bireme.ps.rounds import PassTotals
 from bireme.ps.segments import close_quietly
 from bireme.ps.setup import Setup
 
 log = logging.getLogger(__name__)
 DRAIN_S = 5.0
+OnPart = Callable[[PartDone], None]
 OnControl = Callable[[socket.socket, Head], None]
 OnClosed = Callable[[socket.socket], None]
 
@@ -82,8 +88,11 @@ class PServer:
             name = f"accept-{index}"
             threading.Thread(target=self._accept, args=(sock, index), name=name, daemon=True).start()
 
-    def set_up(self, setup: Setup, on_pass: OnPass) -> None:
-        """Take this part of a job's parameters; a pserver serves one job in its life."""
+    def set_up(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None = None) -> None:
+        """Take this part of a job's parameters; a pserver serves one job in its life.
+
+        `on_part` is told of parts of cuts that were written; without it there are no cuts.
+        """
         if self.lanes:
             raise FrameError("this pserver already serves a job", fix="start a fresh pserver for another job")
         # Here: they bring Numba, which takes half a second to import, and ports are open before that.
@@ -103,9 +112,18 @@ class PServer:
 
         stores: list[Store] = [DenseStore(setup, i) for i in range(setup.dense_lanes)]
         stores += [SparseStore(setup, i) for i in range(setup.sparse_lanes)]
-        self.lanes = [
-            Lane(setup, store, on_pass if i == 0 and setup.pserver == 0 else ignore) for i, store in enumerate(stores)
+        cutter = Cutter(len(stores), partial(_part_file, setup), on_part) if setup.snapshots and on_part else None
+        is_first = setup.pserver == 0
+        lanes = [
+            Lane(setup, store, on_pass if i == 0 and is_first else ignore, cutter) for i, store in enumerate(stores)
         ]
+        if setup.base:
+            chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]
+            for lane in lanes:
+                lane.restore(chain)
+        if cutter is not None and is_first and setup.cut_every_s and not setup.has_private_state:
+            lanes[0].cut_every(setup.cut_every_s)
+        self.lanes = lanes
 
     @property
     def _largest_payload(self) -> int:
@@ -192,6 +210,14 @@ class PServer:
             lane.set(sock, head)
         else:
             raise FrameError(f"a lane takes PUSH, PULL and SET, not {head.kind.name}")
+
+
+def _part_file(setup: Setup, round_: int) -> Path:
+    """Where this pserver's part of a cut goes; the directory may have been made by another one."""
+    place = Path(setup.snapshots) / snapshot_name(round_, setup.view)
+    with storage_errors(str(place)):
+        place.mkdir(parents=True, exist_ok=True)
+    return place / part_name(setup.pserver)
 
 
 def _listen_near(tcp: socket.socket) -> socket.socket | None:

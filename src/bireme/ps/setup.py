@@ -26,6 +26,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Which shards each trainer owns."""
     updates: Updates = Updates()
     wire: Wire = Wire()
+    snapshots: str = ""
+    """The directory that all processes see, for cuts; '' for none."""
+    cut_every_s: float = 0.0
+    base: tuple[tuple[str, ...], ...] = ()
+    """Files of the snapshot to go on from: its parts, after those of the snapshots that it builds on."""
     is_set_by_trainer: bool = False
     """Values come from a saved model that a trainer sends, not from the generator."""
     start_pass: int = 0
@@ -35,6 +40,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def is_apart(self) -> bool:
         """Whether trainers send each shard's gradient by itself: sums of rounded numbers cannot be rounded again."""
         return is_apart(self.updates, self.wire)
+
+    @property
+    def has_private_state(self) -> bool:
+        """Whether trainers know something that lanes do not, except at the end of a pass: cuts are taken only there."""
+        return self.updates.mode != "sync" or self.wire.gradients == "top_k"
 
     @property
     def dense(self) -> tuple[Parameter, ...]:
@@ -56,7 +66,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def is_apart(updates: Updates, wire: Wire) -> bool:
     """Whether trainers send each shard's gradient by itself."""
-    return updates.is_apart or not wire.is_exact
+    return updates.is_streamed or not wire.is_exact
 
 
 def plain(parameter: Parameter) -> Parameter:

@@ -8,18 +8,23 @@ round does not name stay as they are.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError
 from bireme.ps import wire
 from bireme.ps.frames import Flag, Head
-from bireme.ps.lane import MAX_ROWS_NBYTES, Answer, Buffers
-from bireme.ps.rounds import Closing, LaneRounds
+from bireme.ps.lane import MAX_ROWS_NBYTES, Answer, Buffers, Machine
+from bireme.ps.parts import Part
+from bireme.ps.rounds import Closing
 from bireme.ps.rowframes import Block, Ids, Payload, no_rows, pack_blocks, unpack_blocks, unpack_request
 from bireme.ps.rowsums import combine, is_ascending, lane_of
+from bireme.ps.rowsums import warm as warm_sums
 from bireme.ps.setup import Setup
-from bireme.ps.stream import LaneStream
+from bireme.ps.slices import chained_rows, pack_table
 from bireme.ps.table import Table, warm
 
 
@@ -33,20 +38,33 @@ class SparseStore:
         self._tables = [Table(p, setup.optimizer, setup.seed) for p in setup.tables]
         for parameter in setup.tables:
             warm(parameter, setup.optimizer)
+        warm_sums()
         self._widths = [p.shape[1] for p in setup.tables]
         self._lanes = setup.pservers * setup.sparse_lanes
         self._lane = setup.pserver * setup.sparse_lanes + index
         self._round = 0
         self._inbox: dict[int, list[Block]] = {}
 
+    def copy(self, round_: int) -> dict[str, NDArray[Any]]:
+        """All rows with their state."""
+        packed: dict[str, NDArray[Any]] = {}
+        for parameter, table in zip(self._parameters, self._tables, strict=True):
+            packed |= pack_table(self._lane, parameter.name, table.state())
+        return packed
+
+    def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
+        """Go on from a snapshot of any layout."""
+        self._round = round_
+        for parameter, table in zip(self._parameters, self._tables, strict=True):
+            table.load_state(chained_rows(chain, parameter.name, self._lane, self._lanes))
+
     def describe(self) -> str:
         """What is kept here."""
         names = ", ".join(p.name for p in self._parameters) or "nothing"
         return f"rows of {names}"
 
-    def attach(self, sock: socket.socket, head: Head, fds: list[int], machine: LaneRounds | LaneStream) -> list[int]:
+    def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
         """Rows travel through the socket: nothing to share."""
-        wire.receive_bytes(sock, head.nbytes)
         return []
 
     def detach(self, sock: socket.socket) -> None:
@@ -70,7 +88,7 @@ class SparseStore:
 
     def _check(self, parameter: int, ids: Ids) -> None:
         own = self._parameters[parameter]
-        if len(ids) and own.shape[0] < 2**64 and int(ids.max()) >= own.shape[0]:
+        if len(ids) and int(ids.max()) >= own.shape[0]:
             raise FrameError(f"row {int(ids.max())} of {own.name}, which has {own.shape[0]}")
         if not bool((lane_of(ids, self._lanes) == self._lane).all()):
             raise FrameError(f"rows of {own.name} that belong to another lane than {self._lane}")
@@ -101,12 +119,12 @@ class SparseStore:
                 return self._parameters[number].name
         return ""
 
-    def apply(self, closing: Closing, rate: float, *, ends_pass: bool) -> None:
+    def apply(self, closing: Closing, rate: float) -> None:
         """Sum the contributions row by row and update the tables."""
         self._round = closing.round + 1
         for table, block in zip(self._tables, self._sum(closing), strict=True):
             table.apply(block.ids, block.rows, rate, closing.round)
-            if ends_pass:
+            if closing.ends_pass:
                 table.end_pass(rate, closing.round)
 
     def _sum(self, closing: Closing) -> list[Block]:
@@ -123,6 +141,8 @@ class SparseStore:
     def receive_request(self, sock: socket.socket, head: Head) -> list[Ids] | None:
         """Which rows are wanted; None for all that exist."""
         if head.flags & Flag.ALL:
+            if head.nbytes:
+                raise FrameError("a PULL for every row names none")
             return None
         wanted = unpack_request(self._receive(sock, head), len(self._tables)) if head.nbytes else []
         for number, ids in enumerate(wanted):
@@ -135,11 +155,13 @@ class SparseStore:
 
     def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
         """The wanted rows in the order asked for, or everything."""
+        is_now = round_ == self._round
         if request is None:
+            if not is_now:
+                raise FrameError(f"every row of round {round_}, which is over: only the current ones can be had whole")
             parts: Buffers = pack_blocks([Block(*table.rows()) for table in self._tables])
             return Flag.ALL, sum(part.nbytes for part in parts), parts
         assert isinstance(request, list)
-        is_now = round_ == self._round
         pairs = [(table, ids) for table, ids in zip(self._tables, request, strict=False) if len(ids)]
         parts = [(table.read(ids) if is_now else table.read_before(ids)).reshape(-1) for table, ids in pairs]
         return Flag.NONE, sum(part.nbytes for part in parts), parts

@@ -13,7 +13,19 @@ The verdicts and methods are those of rounds.py; `round` counts updates.
 from __future__ import annotations
 
 from bireme.ps.frames import Flag, Head, Record
-from bireme.ps.rounds import Closing, Late, Ready, Refuse, Repeat, Take, Totals, Wait, wrong_length
+from bireme.ps.rounds import (
+    Closing,
+    Counts,
+    Late,
+    Ready,
+    Refuse,
+    Repeat,
+    Take,
+    Totals,
+    Wait,
+    check_origin,
+    wrong_length,
+)
 from bireme.ps.tree import Span
 
 
@@ -30,6 +42,8 @@ class LaneStream:
         self.round = 0
         self.pass_id = 0
         self.samples = 0
+        self.cut_at = 0
+        """Cuts are taken at the end of passes only, of which every lane knows by itself."""
         self.ended: set[int] = set()
         self.totals: dict[int, Totals] = {s: Totals() for s in range(shards)}
         self.next_q = [0] * shards
@@ -43,6 +57,13 @@ class LaneStream:
         """Count on from an earlier run's pass and samples, before the first update."""
         self.pass_id, self.samples = pass_id, samples
 
+    def restore(self, counts: Counts) -> None:
+        """Go on from a cut."""
+        self.round, self.pass_id, self.samples = counts.round, counts.pass_id, counts.samples
+        self.ended, self.next_q = set(counts.ended), list(counts.next_q)
+        self.totals = {shard: Totals(t.samples, t.cost, list(t.evals)) for shard, t in counts.totals.items()}
+        self.staleness_counts = dict(counts.staleness)
+
     def row_of(self, span: Span) -> int | None:
         """The inbox row of a shard; None for what is not one shard of this job."""
         return span.lo if span.hi == span.lo + 1 <= self.shards else None
@@ -53,11 +74,7 @@ class LaneStream:
 
     def check(self, head: Head) -> Refuse | None:
         """Refuse what belongs to another job or another view."""
-        if head.job != self.job:
-            return Refuse(f"this pserver serves job {self.job:016x}, the frame is of job {head.job:016x}")
-        if head.view != self.view:
-            return Refuse(f"view {head.view} is not the current view {self.view}")
-        return None
+        return check_origin(head, self.job, self.view)
 
     def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
         """Decide what to do with a PUSH whose payload has not been read yet."""
@@ -106,9 +123,10 @@ class LaneStream:
         if self._is_too_far(span.lo):
             raise AssertionError(f"shard {span.lo} ran past the staleness bound; this is a bug")
         self._landed = span.lo
-        samples = self._flying[span.lo].samples
-        root = span.lo if samples else None
-        return Closing(self.round, self.pass_id, root, (), self.samples + samples)
+        record = self._flying[span.lo]
+        root = span.lo if record.samples else None
+        ends_pass = record.is_last and len(self.ended) + 1 == self.shards
+        return Closing(self.round, self.pass_id, root, (), self.samples + record.samples, ends_pass)
 
     def dropped(self, span: Span) -> None:
         """Forget a push whose payload never came."""

@@ -81,9 +81,12 @@ class LocalFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = "average"
     rate: Annotated[
-        Annotated[float, Meta(gt=0, le=1)],
-        Meta(description="How much of the mean difference the common parameters take over, from 0 to 1."),
-    ] = 1.0
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(
+            description="How much of the shards' mean difference the common parameters take over, up to 1; with "
+            "`elastic` also how far each shard is pulled. Left out: 1, or 0.5 with `elastic`."
+        ),
+    ] = None
 
 
 class WireFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

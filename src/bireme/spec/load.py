@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from bireme.core.errors import SpecError
-from bireme.spec.job import CarrierChoice, Job, JobFile, LanePorts, LocalFile
+from bireme.spec.job import CarrierChoice, Job, JobFile, LanePorts, LocalFile, WireFile
 from bireme.spec.model import Updates, Wire
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -291,6 +291,8 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
 
 
 def _updates(file: JobFile) -> Updates | None:
+    if file.wire.top_k != WireFile().top_k and file.wire.gradients != "top_k":
+        raise SpecError("`wire.top_k` is for `wire.gradients: top_k`", fix="set that, or leave `top_k` out")
     given = {"bounded": ("staleness", file.staleness is not None), "local": ("local", file.local != LocalFile())}
     for mode, (key, is_given) in given.items():
         if is_given and file.mode != mode:
@@ -305,7 +307,7 @@ def _updates(file: JobFile) -> Updates | None:
         staleness=4 if file.staleness is None else file.staleness,
         every=local.every,
         is_elastic=local.method == "elastic",
-        rate=local.rate,
+        rate=local.rate if local.rate is not None else 0.5 if local.method == "elastic" else 1.0,
     )
 
 

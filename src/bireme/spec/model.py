@@ -104,7 +104,7 @@ class Updates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """local: how much of the shards' mean difference the common parameters take, or for elastic, of each difference."""
 
     @property
-    def is_apart(self) -> bool:
+    def is_streamed(self) -> bool:
         """Whether each shard's gradient is applied by itself, when it arrives."""
         return self.mode in ("bounded", "async")
 

@@ -9,6 +9,8 @@ trainers, so the result does not depend on how many trainers there are.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from bireme.ps.client import Exchange, Position
@@ -22,10 +24,19 @@ from bireme.train.loop import Listener, Loop
 from bireme.train.worker import Floats, Part, Worker, add_parts
 
 
+class LocalRule(NamedTuple):
+    """How shards train by themselves."""
+
+    updates: Updates
+    optimizer: Optimizer
+    shards: int
+    start_samples: int = 0
+
+
 class _Copy:
     """One shard's own parameters."""
 
-    def __init__(self, worker: Worker, rule: Optimizer) -> None:
+    def __init__(self, worker: Worker, rule: Optimizer, samples: int) -> None:
         layout = worker.layout
         self.values = aligned_zeros(layout.size)
         self._spare = aligned_zeros(layout.size)
@@ -33,7 +44,7 @@ class _Copy:
         offsets = layout.offsets
         segments = [Segment(p, offsets[p.name], offsets[p.name] + p.size) for p in layout.parameters]
         self._optimizer = SliceOptimizer(rule, segments)
-        self.samples = 0
+        self.samples = samples
         """What this shard's schedule counts: its own samples, as if all shards were alike."""
 
     def step(self, gradient: Floats, samples: int, pass_id: int) -> None:
@@ -48,12 +59,10 @@ class _Copy:
 class LocalLoop(Loop):
     """One trainer whose shards train by themselves between exchanges."""
 
-    def __init__(
-        self, worker: Worker, exchange: Exchange, listener: Listener, how: tuple[Updates, Optimizer, int]
-    ) -> None:
-        """Take the job's way of updating, the rule that each shard follows, and how many shards there are."""
+    def __init__(self, worker: Worker, exchange: Exchange, listener: Listener, rule: LocalRule) -> None:
         super().__init__(worker, exchange, listener)
-        self._updates, self._rule, self._shards = how
+        self._updates = rule.updates
+        self._rule = rule
         self._copies: dict[int, _Copy] = {}
         self._gradient = aligned_zeros(worker.layout.size)
 
@@ -75,7 +84,7 @@ class LocalLoop(Loop):
         common = self._memory.values(at.round)
         for shard in self._worker.share.shards:
             if shard not in self._copies:
-                self._copies[shard] = _Copy(self._worker, self._rule)
+                self._copies[shard] = _Copy(self._worker, self._rule.optimizer, self._rule.start_samples)
             elif self._updates.is_elastic:
                 continue
             self._copies[shard].values[:] = common
@@ -93,6 +102,7 @@ class LocalLoop(Loop):
             total = fold(span, leaf, add_parts)
             if total is not None:
                 self._memory.row(span)[:] = total.dense
+            self._watch.lap("compute")
             self._exchange.push(at.round, span, records, None if total is None else [])
 
     def _train(self, at: Position, shard: int, records: list[Record]) -> Part | None:
@@ -109,7 +119,7 @@ class LocalLoop(Loop):
             prepared = worker.prepare(at.pass_id, index, [shard])
             part = worker.gradient(at._replace(batch=index), shard, prepared, (copy.values, self._gradient))
             told.append(worker.record(shard, index))
-            copy.step(part.dense, told[-1].samples * self._shards, at.pass_id)
+            copy.step(part.dense, told[-1].samples * self._rule.shards, at.pass_id)
         records.append(_sum(told))
         common = self._memory.values(at.round)
         apart = common - copy.values

@@ -9,16 +9,16 @@ connection: what it has to say goes to a `Listener`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-from bireme.programs.lookups import RowIds
 from bireme.ps.client import Exchange, Position
 from bireme.ps.frames import Record
 from bireme.ps.rowframes import Block
 from bireme.ps.tree import Span, fold
-from bireme.train.worker import Counts, Floats, Part, Prepared, Running, Worker, add_parts
+from bireme.train.worker import Counts, Floats, Part, Prepared, Running, Stopwatch, Worker, add_parts
 
 Tables = Callable[[], list[Block]]
 """Fetches every row of every sparse parameter."""
@@ -35,6 +35,8 @@ class PassResult:
     totals: Running
     test: Running | None
     wire_error: float = 0.0
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of this trainer since the pass before, by what was done."""
 
 
 class Listener(Protocol):
@@ -55,10 +57,12 @@ class Loop:
         self._exchange = exchange
         self._memory = exchange.memory
         self._listener = listener
+        self._watch = Stopwatch()
 
     def run(self, passes: int) -> None:
         """Train for that many passes from wherever the lanes are."""
         at = self._exchange.pull_now()
+        self._watch.lap("begin")
         last = at.pass_id + passes
         while at.pass_id < last:
             pass_id = at.pass_id
@@ -66,43 +70,47 @@ class Loop:
             self._run_pass(at, rounds)
             # Whoever is done waits here for those with longer shards.
             at = self._exchange.pull_pass(pass_id + 1)
+            self._watch.lap("exchange")
             self._end_pass(pass_id, at, rounds)
+            self._watch.lap("save")
 
     def _end_pass(self, pass_id: int, at: Position, rounds: int) -> None:
         worker, exchange = self._worker, self._exchange
         values = self._memory.values(at.round)
-
-        def fetch(wanted: Sequence[RowIds], targets: Sequence[Floats]) -> None:
-            exchange.ask_pass(pass_id + 1, wanted)
-            exchange.receive(targets)
-
-        test = worker.test(at.pass_id, values, fetch)
-        result = PassResult(
-            pass_id, at.round, rounds, worker.ledger, worker.totals, test, wire_error=exchange.wire_error
-        )
+        test = worker.test(at.pass_id, values, partial(exchange.pull_rows, pass_id + 1))
+        self._watch.lap("test")
+        error, spent = exchange.wire_error, self._watch.take()
+        result = PassResult(pass_id, at.round, rounds, worker.ledger, worker.totals, test, error, spent)
         self._listener.pass_done(result, values, lambda: exchange.pull_tables(pass_id + 1))
 
     def _run_pass(self, at: Position, rounds: int) -> None:
         worker, exchange = self._worker, self._exchange
         prepared = worker.prepare(at.pass_id, at.batch)
+        self._watch.lap("read")
         if worker.tables:
             at = exchange.pull_round(at.round, worker.wanted(prepared), worker.targets(prepared))
         while True:
             self._push_round(at, prepared)
             self._listener.round_done(at.pass_id, at.batch, rounds, worker.totals)
+            self._watch.lap("tell")
             if at.batch + 1 >= rounds:
                 return
             prepared, at = self._next(at)
+            self._watch.lap("exchange")
 
     def _next(self, at: Position) -> tuple[Prepared, Position]:
         """Prepare the next batch while the lanes work, and take the parameters to compute it with."""
         worker, exchange = self._worker, self._exchange
         if not worker.tables:
             exchange.ask_round(at.round + 1)
+            self._watch.lap("exchange")
             prepared = worker.prepare(at.pass_id, at.batch + 1)
+            self._watch.lap("read")
             return prepared, exchange.receive()
         exchange.flush()
+        self._watch.lap("exchange")
         prepared = worker.prepare(at.pass_id, at.batch + 1)
+        self._watch.lap("read")
         exchange.ask_round(at.round + 1, worker.wanted(prepared))
         return prepared, exchange.receive(worker.targets(prepared))
 
@@ -132,7 +140,9 @@ class Loop:
         total = fold(span, leaf, add_parts)
         if total is not None and total.dense is not row:
             row[:] = total.dense
+        self._watch.lap("compute")
         self._exchange.push(at.round, span, records, None if total is None else total.blocks)
+        self._watch.lap("exchange")
 
 
 class ApartLoop(Loop):
@@ -150,10 +160,13 @@ class ApartLoop(Loop):
         worker, exchange = self._worker, self._exchange
         span, at = Span(shard, shard + 1), Position(batch, pass_id, batch)
         prepared = worker.prepare(pass_id, batch, [shard])
+        self._watch.lap("read")
         exchange.ask_batch(shard, pass_id, batch, worker.wanted(prepared))
         exchange.receive(worker.targets(prepared))
+        self._watch.lap("exchange")
         blocks = None
         if shard in prepared.batches:
             memory = (self._memory.values(0), self._memory.row(span))
             blocks = worker.gradient(at, shard, prepared, memory).blocks
+        self._watch.lap("compute")
         exchange.push(batch, span, [worker.record(shard, batch)], blocks, pass_id=pass_id)

@@ -8,6 +8,7 @@ for while lanes are still busy with the round before.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -84,6 +85,25 @@ def add_parts(left: Part, right: Part) -> Part:
     return Part(dense, [Block(*combine([a, b], 0, [(0, 1)])) for a, b in pairs])
 
 
+class Stopwatch:
+    """Where a trainer's time goes: seconds by what was done."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Count the time since the last lap for this."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+    def take(self) -> dict[str, float]:
+        """What was counted since this was last asked."""
+        counted, self.seconds = self.seconds, {}
+        return counted
+
+
 class Worker:
     """One trainer's hands: all that is computed is computed here."""
 
@@ -103,6 +123,9 @@ class Worker:
         self.ledger: dict[int, Counts] = {}
         self.totals = Running()
         self._is_checked = False
+        self._last = Sums(0, 0.0)
+        self._unused: Floats | None = None
+        """A place for gradients that nobody computes."""
 
     def open_pass(self, pass_id: int) -> int:
         """Begin to count a pass; returns how many rounds this trainer takes part in."""
@@ -169,7 +192,7 @@ class Worker:
             first = Part(grads.copy(), [Block(b.ids, b.rows.copy()) for b in part.blocks])
             again = computation.step(batch)
             self._check_same(at, shard, (first, sums), (Part(grads, self._blocks(shard, prepared)), again))
-        self.last = sums
+        self._last = sums
         self.ledger[shard].trained += sums.samples
         self.totals.add(sums)
         return part
@@ -187,7 +210,7 @@ class Worker:
         """What the lanes are told of the batch that was just computed, or of an empty shard."""
         if not self.batches[shard]:
             return Record(shard, True, 0)
-        sums = self.last
+        sums = self._last
         evals = [*sums.evals.values(), 0.0, 0.0, 0.0][:MAX_EVALS]
         is_last = index + 1 >= self.batches[shard]
         return Record(shard, is_last, sums.samples, sums.cost, (evals[0], evals[1], evals[2]))
@@ -250,6 +273,8 @@ class Worker:
         """Sums over the test data, if there is any; rows of sparse parameters are fetched batch by batch."""
         if self._tester is None:
             return None
+        if self._unused is None:
+            self._unused = aligned_zeros(self.layout.size)
         totals = Running()
         for index in range(self._tester.batches(pass_id)):
             prepared = self._compact({0: self._tester.batch(pass_id, index)})
@@ -258,13 +283,6 @@ class Worker:
                 fetch(self.wanted(prepared), targets)
             totals.add(self._computation(values, self._unused).evaluate(prepared.batches[0]))
         return totals
-
-    @property
-    def _unused(self) -> Floats:
-        """A place for gradients that nobody computes."""
-        if not hasattr(self, "_scratch"):
-            self._scratch = aligned_zeros(self.layout.size)
-        return self._scratch
 
 
 def _find_lookup(program: Program, name: str) -> int:

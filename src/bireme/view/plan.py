@@ -9,8 +9,9 @@ def render(plan: dict[str, Any]) -> str:
     """The plan in words."""
     values = sum(p["values"] for p in plan["parameters"] if not p["is_sparse"])
     tables = [p for p in plan["parameters"] if p["is_sparse"]]
+    dense = len(plan["parameters"]) - len(tables)
     lines = [
-        f"{plan['job']}: {plan['program']}, {values:,} values in {len(plan['parameters'])} parameters, "
+        f"{plan['job']}: {plan['program']}, {values:,} values in {dense} dense parameters, "
         f"{plan['passes']} passes, batch {plan['batch_size']} per shard",
         f"mode {plan['mode']}, {plan['processes']} processes, {plan['bytes_per_round']:,} bytes per round, "
         f"output in {plan['output']}",

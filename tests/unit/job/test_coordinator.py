@@ -163,6 +163,8 @@ def test_only_trainer_0_has_a_say_in_where_models_go() -> None:
     assert machine.facts is not None
     assert machine.facts.output == "/out"
     assert {s.start_samples for s in effect.setups} == {70}
+    told = [message for _, message in sent(machine.pservers_ready(2.0))]
+    assert [(b.start_samples, len(b.shares)) for b in told if isinstance(b, m.Begin)] == [(70, 2)] * 2
 
 
 def test_trainers_started_by_hand_take_the_count_from_the_pserver() -> None:

@@ -20,6 +20,7 @@ from bireme.job.model import (
     hash_values,
     load_into,
     load_rows,
+    load_trained,
     load_values,
     model_hash,
     parameter_names,
@@ -262,6 +263,24 @@ def test_of_an_unbounded_table_the_rows_that_exist_are_saved_beside_their_ids(
     assert (found.ids.tolist(), found.rows.tobytes()) == (list(ids), saved.rows.tobytes())
     assert found.rows.shape == (len(ids), 2)
     assert model_hash(target) == hash_values(table_arrays(UNBOUNDED, 1, saved))
+
+
+@pytest.mark.parametrize("parameter", [BOUNDED, UNBOUNDED], ids=["bounded", "unbounded"])
+def test_training_goes_on_with_the_rows_that_were_trained(
+    tmp_path: Path, config: Path, parameter: Parameter
+) -> None:
+    saved = Block(np.array([1, 4], np.uint64), np.array([[0.5, 1.0], [2.0, 3.0]], np.float32))
+    target = save_model(tmp_path / "m", table_arrays(parameter, 1, saved), config, {})
+    found = load_trained(target, parameter, 1)
+    assert (found.ids.tolist(), found.rows.tolist()) == ([1, 4], saved.rows.tolist())
+
+
+def test_a_row_of_a_bounded_table_that_is_as_it_began_is_not_taken_for_a_trained_one(
+    tmp_path: Path, config: Path
+) -> None:
+    saved = Block(np.array([0, 1], np.uint64), np.array([[0.5, 0.5], [0.5, -0.5]], np.float32))
+    target = save_model(tmp_path / "m", table_arrays(BOUNDED, 1, saved), config, {})
+    assert load_trained(target, BOUNDED, 1).ids.tolist() == [1]
 
 
 def test_rows_of_another_program_are_refused(tmp_path: Path, config: Path) -> None:

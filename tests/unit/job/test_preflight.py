@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from bireme.core.errors import SpecError
-from bireme.job.preflight import updates_of
+from bireme.job.preflight import check_lanes, updates_of
 from bireme.programs.program import Program
 from bireme.spec.model import Parameter, Rows, Updates, Wire
 
@@ -18,7 +18,7 @@ LOCAL = Updates(mode="local")
 
 
 def program(*parameters: Parameter, wants_async: bool = False) -> Program:
-    return cast(Program, SimpleNamespace(parameters=parameters, wants_async=wants_async))
+    return cast(Program, SimpleNamespace(name="config.py", parameters=parameters, wants_async=wants_async))
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,12 @@ def test_local_training_with_coded_gradients_is_refused(gradients: str) -> None:
 def test_every_other_mode_takes_sparse_parameters_and_coded_gradients(mode: str) -> None:
     asked = Updates(mode=mode)  # type: ignore[arg-type]
     assert updates_of(program(DENSE, TABLE), asked, Wire(gradients="top_k")) is asked
+
+
+def test_sparse_parameters_without_a_lane_for_them_are_refused_with_both_ways_to_get_one() -> None:
+    told = "config.py has a sparse parameter, emb, and pservers have no sparse lane"
+    with pytest.raises(SpecError, match=told) as caught:
+        check_lanes(program(DENSE, TABLE), 0)
+    assert "lanes.ports_num_for_sparse" in caught.value.fix and "--ports_num_for_sparse" in caught.value.fix
+    check_lanes(program(DENSE, TABLE), 1)
+    check_lanes(program(DENSE), 0)

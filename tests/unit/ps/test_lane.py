@@ -17,10 +17,10 @@ from bireme.ps import wire
 from bireme.ps.dense import DenseStore
 from bireme.ps.frames import Flag, Head, Kind, Record, pack_records
 from bireme.ps.lane import Lane
-from bireme.ps.rounds import PassTotals, Totals
+from bireme.ps.rounds import Closing, PassTotals, Totals
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
-from bireme.spec.model import Init, Optimizer, Parameter
+from bireme.spec.model import Init, Optimizer, Parameter, UpdateMode, Updates
 
 Floats = NDArray[np.float32]
 PARAMETERS = (
@@ -297,3 +297,21 @@ def test_a_share_of_two_shards_is_one_row(stack: ExitStack) -> None:
     stage = Stage(setup(shares=(Span(0, 2),)), stack)
     with pytest.raises(FrameError, match="are no contribution of this view"):
         stage.peer().push(0, ones(1.0))
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+def test_a_round_whose_update_fails_stays_open_and_ends_no_pass(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, mode: UpdateMode
+) -> None:
+    def fail(self: DenseStore, closing: Closing, rate: float) -> None:
+        assert closing.ends_pass
+        raise MemoryError("no room")
+
+    stage = Stage(setup(updates=Updates(mode=mode, staleness=1)), stack)
+    peer = stage.peer()
+    peer.push(0, ones(1.0), is_last=True)
+    monkeypatch.setattr(DenseStore, "apply", fail)
+    before = stage.lane.rounds.round
+    with pytest.raises(MemoryError, match="no room"):
+        peer.push(1, ones(1.0), is_last=True)
+    assert (stage.lane.rounds.round, stage.lane.rounds.pass_id, stage.passes) == (before, 0, [])

@@ -36,11 +36,12 @@ SIZE = LAYOUT.size
 SPANS = tuple(Span(shard, shard + 1) for shard in range(3))
 
 
-def new_lane() -> Lane:
-    made = Setup(
-        job=7, view=3, pserver=0, pservers=1, dense_lanes=1, parameters=PARAMETERS, seed=1, shards=3,
-        optimizer=Optimizer(learning_rate=1.0, schedule="constant"), shares=share_out(3, 3),
-    )  # fmt: skip
+def new_lane(**changes: object) -> Lane:
+    plain: dict[str, object] = {
+        "job": 7, "view": 3, "pserver": 0, "pservers": 1, "dense_lanes": 1, "parameters": PARAMETERS, "seed": 1,
+        "optimizer": Optimizer(learning_rate=1.0, schedule="constant"), "shards": 3, "shares": share_out(3, 3),
+    }  # fmt: skip
+    made = Setup(**{**plain, **changes})  # type: ignore[arg-type]
     return Lane(made, DenseStore(made, 0), lambda told: None)
 
 
@@ -75,13 +76,15 @@ class Trainer:
             os.close(fd)
         self.is_attached = bool(given)
 
-    def push(self, shard: int, value: float, round_: int = 0, *, in_place: bool | None = None) -> None:
+    def push(
+        self, shard: int, value: float, round_: int = 0, *, in_place: bool | None = None, is_last: bool = False
+    ) -> None:
         self.memory.row(Span(shard, shard + 1))[:] = value
         is_shared = self.is_attached if in_place is None else in_place
         head = Head(Kind.PUSH, Flag.IN_PLACE if is_shared else Flag.NONE, job=7, view=3, round=round_,
                     lo=shard, hi=shard + 1, nbytes=4 * SIZE, records=1)  # fmt: skip
         payload = [] if is_shared else [self.memory.row(Span(shard, shard + 1))]
-        wire.send(self.here, head, pack_records([Record(shard, False, 5, 1.0)]), *payload)
+        wire.send(self.here, head, pack_records([Record(shard, is_last, 5, 1.0)]), *payload)
         received = wire.receive_head(self.there)
         assert received is not None
         self.lane.push(self.there, received)
@@ -100,8 +103,8 @@ class Trainer:
 
 
 class Stage:
-    def __init__(self, stack: ExitStack) -> None:
-        self.lane = new_lane()
+    def __init__(self, stack: ExitStack, **changes: object) -> None:
+        self.lane = new_lane(**changes)
         self._stack = stack
 
     def trainer(self, *spans: Span) -> Trainer:

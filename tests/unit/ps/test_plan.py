@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bireme.core.errors import SpecError
-from bireme.ps.plan import BORDER, Layout, Piece, Slice
-from bireme.spec.model import Parameter
+from bireme.ps.plan import BORDER, Layout, Piece, Slice, check_names
+from bireme.spec.model import Parameter, Rows
 
 W = Parameter(name="w", shape=(2, 10))
 B = Parameter(name="b", shape=(3,))
@@ -57,3 +57,23 @@ def test_a_program_without_parameters_has_an_empty_plan() -> None:
 def test_a_name_that_cannot_be_a_file_in_a_model_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match="a parameter cannot be called"):
         Layout([Parameter(name=name, shape=(2,))])
+
+
+@pytest.mark.parametrize("name", ["../x", "done", ""])
+def test_a_sparse_parameter_is_a_file_in_a_model_too(name: str) -> None:
+    with pytest.raises(SpecError, match="a parameter cannot be called") as caught:
+        check_names([W, Parameter(name=name, shape=(9, 2), rows=Rows())])
+    assert "its file in a saved model" in caught.value.why
+
+
+@pytest.mark.parametrize("other", [W, Parameter(name="w", shape=(9, 2), rows=Rows())], ids=["dense", "sparse"])
+def test_a_sparse_parameter_needs_a_name_of_its_own(other: Parameter) -> None:
+    with pytest.raises(SpecError, match="parameter 'w' is defined twice"):
+        check_names([Parameter(name="w", shape=(2**40, 2), rows=Rows()), B, other])
+
+
+def test_no_parameter_may_be_called_as_the_file_of_an_unbounded_tables_ids() -> None:
+    taken = Parameter(name="emb.ids", shape=(4,))
+    with pytest.raises(SpecError, match="parameter emb.ids and the ids of emb would be one file"):
+        check_names([taken, Parameter(name="emb", shape=(2**63, 2), rows=Rows())])
+    check_names([taken, Parameter(name="emb", shape=(9, 2), rows=Rows())])

@@ -120,7 +120,7 @@ def test_an_empty_contribution_must_end_its_shard() -> None:
 def test_a_round_of_empty_shards_closes_with_nothing_to_apply() -> None:
     rounds = lane()
     give(rounds, LEFT, is_last=True, samples=0)
-    assert give(rounds, RIGHT, is_last=True, samples=0) == Closing(0, 0, None, (), 0)
+    assert give(rounds, RIGHT, is_last=True, samples=0) == Closing(0, 0, None, (), 0, ends_pass=True)
 
 
 def test_an_ended_shard_is_not_waited_for() -> None:
@@ -128,7 +128,7 @@ def test_an_ended_shard_is_not_waited_for() -> None:
     give(rounds, LEFT, is_last=True)
     give(rounds, RIGHT)
     rounds.close()
-    assert give(rounds, RIGHT, is_last=True) == Closing(1, 0, 1, (), 15)
+    assert give(rounds, RIGHT, is_last=True) == Closing(1, 0, 1, (), 15, ends_pass=True)
     totals = rounds.close()
     assert totals is not None
     assert [totals[s].samples for s in (0, 1)] == [5, 10]
@@ -147,7 +147,7 @@ def test_a_resumed_job_counts_on_from_its_pass_and_samples() -> None:
     rounds.start_at(3, 1000)
     assert rounds.look(pull(flags=Flag.NOW)) == Ready(0, 3, 0)
     give(rounds, LEFT, is_last=True)
-    assert give(rounds, RIGHT, is_last=True) == Closing(0, 3, 0, ((0, 1),), 1010)
+    assert give(rounds, RIGHT, is_last=True) == Closing(0, 3, 0, ((0, 1),), 1010, ends_pass=True)
 
 
 def test_pulls_see_this_round_and_the_one_before() -> None:

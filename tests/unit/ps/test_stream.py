@@ -140,6 +140,16 @@ def test_an_empty_shard_ends_without_an_update() -> None:
     assert stream.ended == {1}
 
 
+def test_the_push_that_ends_the_pass_is_known_before_it_is_applied() -> None:
+    stream = lane()
+    give(stream, 1, is_last=True)
+    for batch, is_last in enumerate([False, True]):
+        stream.offer(push(0, batch), [Record(0, is_last, 5)])
+        closing = stream.landed(Span(0, 1))
+        assert closing is not None and closing.ends_pass == is_last
+        stream.close()
+
+
 def test_the_pass_ends_when_every_shard_has() -> None:
     stream = lane()
     assert give(stream, 0, is_last=True) is None

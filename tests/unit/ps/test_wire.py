@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import socket
 import threading
@@ -13,9 +14,10 @@ import pytest
 from bireme.core.errors import FrameError, NetworkError, RefusedError
 from bireme.ps import wire
 from bireme.ps.client import connect_near
-from bireme.ps.frames import HEAD_NBYTES, Head, Kind
+from bireme.ps.frames import HEAD_NBYTES, RECORD_NBYTES, Head, Kind, Record, pack_records
 
 Pair = tuple[socket.socket, socket.socket]
+Ahead = tuple[socket.socket, wire.Buffered]
 
 
 def open_files() -> int:
@@ -221,3 +223,136 @@ def test_a_lane_of_another_user_is_not_trusted(
 ) -> None:
     monkeypatch.setattr(wire, "peer_user", lambda sock: os.geteuid() + 1)
     assert connect_near("127.0.0.1", listening[1]) is None
+
+
+@pytest.fixture
+def ahead() -> Iterator[Ahead]:
+    """A plain connection and, at its other end, one that reads ahead."""
+    here, there = socket.socketpair()
+    with here, wire.Buffered.over(wire.tune(there)) as buffered:
+        yield here, buffered
+
+
+def bytes_of(count: int) -> bytes:
+    return np.random.default_rng(count).integers(0, 256, count, dtype=np.uint8).tobytes()
+
+
+def frame(round_: int, body: bytes) -> bytes:
+    """A push of one record with this payload."""
+    head = Head(Kind.PUSH, round=round_, nbytes=len(body), records=1)
+    return head.pack() + pack_records([Record(0, True, round_)]) + body
+
+
+def read(sock: socket.socket) -> tuple[int, bytes] | None:
+    """The next frame as lanes read it: head, records, then the payload into an array."""
+    head = wire.receive_head(sock)
+    if head is None:
+        return None
+    assert wire.receive_bytes(sock, RECORD_NBYTES) == pack_records([Record(0, True, head.round)])
+    target = np.zeros(head.nbytes, np.uint8)
+    wire.receive_into(sock, target)
+    return head.round, target.tobytes()
+
+
+def is_kernel_empty(sock: socket.socket) -> bool:
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+
+
+WHOLE = frame(7, bytes_of(40))
+
+
+def read_in_pieces(*cuts: int) -> tuple[int, bytes] | None:
+    """The frame as it is read when each read gets one piece of it."""
+    # Such a socket keeps the borders between what was sent.
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, wire.Buffered.over(there) as buffered:
+        for begin, end in itertools.pairwise([0, *cuts, len(WHOLE)]):
+            here.send(WHOLE[begin:end])
+        found = read(buffered)
+        assert not buffered.is_ahead
+        return found
+
+
+def test_a_frame_in_two_pieces_is_read_whole_wherever_it_was_cut() -> None:
+    for cut in range(1, len(WHOLE)):
+        assert read_in_pieces(cut) == (7, bytes_of(40)), cut
+
+
+def test_a_frame_that_comes_byte_by_byte_is_read_whole() -> None:
+    assert read_in_pieces(*range(1, len(WHOLE))) == (7, bytes_of(40))
+
+
+def test_several_frames_come_out_of_one_read(ahead: Ahead) -> None:
+    here, buffered = ahead
+    bodies = [bytes_of(n) for n in (9, 0, 300, 1)]
+    here.sendall(b"".join(frame(i, body) for i, body in enumerate(bodies)))
+    assert read(buffered) == (0, bodies[0])
+    assert is_kernel_empty(buffered)
+    assert [read(buffered) for _ in bodies[1:]] == list(enumerate(bodies))[1:]
+    assert not buffered.is_ahead
+
+
+BEFORE = HEAD_NBYTES + RECORD_NBYTES
+FIRST = wire.READ_AHEAD - BEFORE
+"""How much of the first payload comes with its head."""
+
+
+@pytest.mark.parametrize(
+    "nbytes", [*range(FIRST - 1, FIRST + 2), *range(FIRST + wire.READ_AHEAD - 1, FIRST + wire.READ_AHEAD + 2), 20_000]
+)
+def test_a_payload_that_was_partly_read_ahead_is_read_to_its_end_and_no_further(ahead: Ahead, nbytes: int) -> None:
+    here, buffered = ahead
+    here.sendall(frame(1, bytes_of(nbytes)) + frame(2, bytes_of(5000)) + frame(3, b""))
+    assert read(buffered) == (1, bytes_of(nbytes))
+    assert read(buffered) == (2, bytes_of(5000))
+    assert read(buffered) == (3, b"")
+    assert not buffered.is_ahead and is_kernel_empty(buffered)
+
+
+def test_a_large_payload_goes_straight_into_its_array(ahead: Ahead) -> None:
+    here, buffered = ahead
+    here.sendall(Head(Kind.SLICE).pack())
+    assert wire.receive_head(buffered) is not None
+    body = bytes_of(wire.READ_AHEAD)
+    here.sendall(body + b"next")
+    assert wire.receive_bytes(buffered, len(body)) == body
+    assert not buffered.is_ahead
+    assert wire.receive_bytes(buffered, 4) == b"next"
+
+
+def test_what_was_read_ahead_of_a_peer_that_has_gone_is_still_given_out(ahead: Ahead) -> None:
+    here, buffered = ahead
+    here.sendall(frame(1, b"a") + frame(2, b"b"))
+    here.close()
+    assert [read(buffered), read(buffered), read(buffered)] == [(1, b"a"), (2, b"b"), None]
+
+
+@pytest.mark.parametrize("cut", [1, HEAD_NBYTES - 1, HEAD_NBYTES + 1, BEFORE + 10])
+def test_a_peer_that_goes_or_stops_in_a_frame_that_was_read_ahead_is_told(
+    ahead: Ahead, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, buffered = ahead
+    monkeypatch.setattr(wire, "STALL_S", 0.01)
+    wire.tune(buffered)
+    here.sendall(frame(1, b"a") + frame(2, bytes_of(100))[:cut])
+    assert read(buffered) == (1, b"a")
+    with pytest.raises(NetworkError, match="stopped in the middle of a frame"):
+        read(buffered)
+    here.sendall(frame(3, bytes_of(100))[:cut])
+    here.close()
+    with pytest.raises(NetworkError, match="closed the connection in the middle of a frame"):
+        read(buffered)
+
+
+def test_a_peer_is_not_gone_while_something_that_it_sent_is_unread(ahead: Ahead) -> None:
+    here, buffered = ahead
+    assert not wire.is_gone(buffered)
+    here.sendall(frame(1, b"a") + frame(2, b"b"))
+    here.close()
+    read(buffered)
+    assert buffered.is_ahead and not wire.is_gone(buffered)
+    read(buffered)
+    assert wire.is_gone(buffered)

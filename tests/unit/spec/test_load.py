@@ -75,6 +75,11 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a mode like no other": (GOOD + "mode: zebra\n", (":4: `mode`", "one of: sync, bounded, async, local")),
     "unknown coding": (GOOD + "wire: {gradients: float61}\n", (":4: `wire.gradients`", "did you mean `float16`?")),
     "more than half": (GOOD + "wire: {top_k: 0.6}\n", (":4: `wire.top_k`: expected `float` <= 0.5, got 0.6",)),
+    "top_k without its coding": (GOOD + "wire: {top_k: 0.1}\n", ("`wire.top_k` is for `wire.gradients: top_k`",)),
+    "top_k with another coding": (
+        GOOD + "wire: {gradients: float16, top_k: 0.1}\n",
+        ("`wire.top_k` is for `wire.gradients: top_k`", "fix: set that, or leave `top_k` out"),
+    ),
     "ahead by less than none": (GOOD + "staleness: -1\n", (":4: `staleness`: expected `int` >= 0, got -1",)),
     "never meeting": (GOOD + "local: {every: 0}\n", (":4: `local.every`: expected `int` >= 1, got 0",)),
     "taking nothing over": (GOOD + "local: {rate: 0}\n", (":4: `local.rate`: expected `float` > 0", "got 0")),
@@ -244,6 +249,8 @@ MODES = {
     "mode: bounded\n": Updates(mode="bounded", staleness=4),
     "mode: bounded\nstaleness: 0\n": Updates(mode="bounded", staleness=0),
     "mode: local\n": Updates(mode="local", staleness=4),
+    "mode: local\nlocal: {rate: 0.3}\n": Updates(mode="local", staleness=4, rate=0.3),
+    "mode: local\nlocal: {method: elastic}\n": Updates(mode="local", staleness=4, is_elastic=True, rate=0.5),
     "mode: local\nlocal: {every: 3, method: elastic, rate: 0.25}\n": Updates(
         mode="local", staleness=4, every=3, is_elastic=True, rate=0.25
     ),

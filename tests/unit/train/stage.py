@@ -196,6 +196,9 @@ class MemoryExchange:
     def pull_pass(self, pass_id: int) -> Position:
         return self.lane.answer(Head(Kind.PULL, Flag.AT_PASS, round=pass_id), self.memory)
 
+    def pull_rows(self, pass_id: int, wanted: Sequence[object], targets: Sequence[object]) -> None:
+        assert not wanted and not targets
+
     @property
     def real(self) -> Exchange:
         """This, as what loops take."""

@@ -20,7 +20,7 @@ from tests.unit.train.stage import (
 from bireme.core.errors import NumericError
 from bireme.ps.tree import share_out
 from bireme.spec.model import Optimizer, Updates
-from bireme.train.local import LocalLoop
+from bireme.train.local import LocalLoop, LocalRule
 from bireme.train.loop import Loop
 from bireme.train.worker import Worker
 
@@ -31,8 +31,10 @@ RULE = Optimizer(learning_rate=0.5, schedule="constant")
 class Stage:
     """A job in mode `local`: its lane takes `rate` of the mean difference, as Setup.dense_rule says."""
 
-    def __init__(self, counts: Sequence[int], trainers: int, updates: Updates, *, is_whole: bool = True) -> None:
-        self.counts, self.updates, self.is_whole = counts, updates, is_whole
+    def __init__(
+        self, counts: Sequence[int], trainers: int, updates: Updates, *, is_whole: bool = True, start_samples: int = 0
+    ) -> None:
+        self.counts, self.updates, self.is_whole, self.start_samples = counts, updates, is_whole, start_samples
         shards = len(counts)
         self.lane = MemoryLane(shards, share_out(shards, trainers), rate=updates.rate / shards)
         self.notes = [Notes() for _ in range(trainers)]
@@ -42,7 +44,7 @@ class Stage:
         share = self.lane.shares[rank]
         readers = readers_of(self.counts, is_whole=self.is_whole)[share.lo : share.hi]
         exchange = MemoryExchange(self.lane, rank)
-        how = (self.updates, RULE, self.lane.shards)
+        how = LocalRule(self.updates, RULE, self.lane.shards, self.start_samples)
         return LocalLoop(Worker(program, readers, None), exchange.real, self.notes[rank], how)
 
     def run(self, passes: int = 1) -> Floats:
@@ -151,13 +153,20 @@ def test_each_shard_counts_samples_for_its_schedule_as_if_all_were_alike() -> No
     assert {shard: copy.samples for shard, copy in stage.loops[0]._copies.items()} == {0: 150, 1: 0, 2: 186}
 
 
+def test_each_shards_schedule_counts_on_from_what_an_earlier_run_trained() -> None:
+    stage = Stage([25, 0, 31], 2, averaged(2), start_samples=1000)
+    stage.run()
+    copies = {shard: copy.samples for loop in stage.loops for shard, copy in loop._copies.items()}
+    assert copies == {0: 1075, 1: 1000, 2: 1093}
+
+
 def test_each_copy_has_an_optimizer_of_its_own() -> None:
     rule = Optimizer(method="adam", learning_rate=0.5, schedule="constant")
     ends = []
     for counts in ([10, 10], [10, 10, 10]):
         exchange = open_exchange(len(counts))
         worker = Worker(SumProgram(), readers_of([10, *[0] * (len(counts) - 1)], is_whole=True), None)
-        loop = LocalLoop(worker, exchange.real, Notes(), (averaged(4), rule, len(counts)))
+        loop = LocalLoop(worker, exchange.real, Notes(), LocalRule(averaged(4), rule, len(counts)))
         loop.run(1)
         ends.append(loop._copies[0].values.tobytes())
     assert ends[0] == ends[1], "what a shard does by itself depends on how many there are"

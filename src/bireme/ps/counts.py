@@ -1,0 +1,108 @@
+"""Where a lane is in the data, as JSON for a snapshot: rounds, passes, ended shards, and sums that survive to the bit.
+
+All lanes of a cut are at the same place; that they say so is checked when they are read. Sums of costs are
+written with `float.hex`, as decimal digits and JSON's lack of infinities would change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from bireme.core.errors import SnapshotError
+from bireme.ps.parts import Part
+from bireme.ps.rounds import Counts, LaneRounds, Totals
+from bireme.ps.stream import LaneStream
+
+COUNTS = "counts"
+"""The key in a part's meta."""
+
+
+class _Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    samples: int
+    cost: str
+    evals: tuple[str, ...]
+
+
+class _Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    round: int
+    pass_id: int
+    pass_start: int
+    samples: int
+    ended: tuple[int, ...]
+    totals: dict[int, _Sums]
+    next_q: tuple[int, ...]
+    staleness: dict[int, int]
+
+
+def counts_of(machine: LaneRounds | LaneStream) -> Counts:
+    """A copy of what a machine has counted; it must stand at a border between rounds."""
+    return Counts(
+        machine.round,
+        machine.pass_id,
+        0 if isinstance(machine, LaneStream) else machine.pass_start,
+        machine.samples,
+        frozenset(machine.ended),
+        {s: Totals(t.samples, t.cost, list(t.evals)) for s, t in machine.totals.items()},
+        tuple(machine.next_q) if isinstance(machine, LaneStream) else (),
+        dict(machine.staleness_counts) if isinstance(machine, LaneStream) else {},
+    )
+
+
+def pack_counts(counts: Counts) -> object:
+    """As a JSON value, to be a part's `meta[COUNTS]`."""
+    totals = {
+        shard: _Sums(t.samples, t.cost.hex(), tuple(e.hex() for e in t.evals)) for shard, t in counts.totals.items()
+    }
+    found: object = msgspec.to_builtins(
+        _Json(
+            counts.round,
+            counts.pass_id,
+            counts.pass_start,
+            counts.samples,
+            tuple(sorted(counts.ended)),
+            totals,
+            counts.next_q,
+            counts.staleness,
+        ),
+        str_keys=True,
+    )
+    return found
+
+
+def unpack_counts(value: Any, where: str) -> Counts:
+    """Read what `pack_counts` made; `where` it comes from goes into the message if it makes no sense."""
+    try:
+        j = msgspec.convert(value, _Json, str_keys=True)
+        totals = {
+            shard: Totals(t.samples, float.fromhex(t.cost), [float.fromhex(e) for e in t.evals])
+            for shard, t in j.totals.items()
+        }
+    except (msgspec.MsgspecError, ValueError, OverflowError) as e:
+        raise SnapshotError(f"{where} does not say where its lanes were: {e}", fix="use another snapshot") from e
+    return Counts(j.round, j.pass_id, j.pass_start, j.samples, frozenset(j.ended), totals, j.next_q, dict(j.staleness))
+
+
+def agreed_counts(parts: Iterable[Part]) -> Counts:
+    """Where all parts of a cut are; refused where they are not at one place.
+
+    The sums are those of the first part: where updates come one by one, lanes may differ in how stale they were.
+    """
+    found = [(part.name, unpack_counts(part.meta.get(COUNTS), part.name)) for part in parts]
+    if not found:
+        raise SnapshotError("a snapshot without parts says nothing about where it was taken")
+    first_name, first = found[0]
+    for name, counts in found[1:]:
+        if _place(counts) != _place(first):
+            raise SnapshotError(
+                f"{name} was cut at round {counts.round}, {first_name} at round {first.round}",
+                why="parts of one snapshot must hold the same moment",
+                fix="use another snapshot",
+            )
+    return first
+
+
+def _place(counts: Counts) -> tuple[object, ...]:
+    return (counts.round, counts.pass_id, counts.pass_start, counts.samples, counts.ended, counts.next_q)

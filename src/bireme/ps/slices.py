@@ -1,0 +1,189 @@
+"""Putting lanes together again from a snapshot's parts, however many lanes the parts were cut into.
+
+A part holds of each dense lane `lane<k>.place` (begin and end in the flat vector of all dense parameters),
+`lane<k>.w` and the optimizer's rows; of each sparse lane and table `rows<k>.<table>.<name>`, a table's
+state. An incremental part holds of a table only the rows that changed since the snapshot before it, and
+`gone`, the ids that are no longer there. All rules are elementwise or by row, so a lane that is put
+together from others' pieces goes on with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core.errors import SnapshotError
+from bireme.ps.optimizers import UPDATES, VELOCITY
+from bireme.ps.parts import Part
+from bireme.ps.plan import Slice
+from bireme.ps.table import CLOCK, IDS, ROUNDS, TOUCHED, Ids, State, join_states, part_of
+
+PLACE, VALUES = "place", "w"
+GONE = "gone"
+_WHOLE = (ROUNDS, CLOCK)
+"""What a table's state has once, not for each row."""
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def pack_dense(lane: int, part: Slice, w: NDArray[np.float32], state: Arrays) -> dict[str, NDArray[Any]]:
+    """One dense lane's arrays under the names that they have in a part; nothing is copied."""
+    arrays: dict[str, NDArray[Any]] = {PLACE: np.array([part.begin, part.end], np.int64), VALUES: w, **state}
+    return {f"lane{lane}.{name}": array for name, array in arrays.items()}
+
+
+def pack_table(lane: int, table: str, state: Arrays, gone: Ids | None = None) -> dict[str, NDArray[Any]]:
+    """One sparse lane's rows of a table under the names that they have in a part; `gone` marks a delta."""
+    arrays = dict(state) if gone is None else {**state, GONE: gone}
+    return {f"rows{lane}.{table}.{name}": array for name, array in arrays.items()}
+
+
+def dense_slice(parts: Iterable[Part], part: Slice, *, size: int | None = None) -> dict[str, NDArray[Any]]:
+    """One lane's `w` and optimizer state. State rows get `size` elements; what a lane has beyond is padding.
+
+    A missing velocity means zeros: the lane that it comes from may have had no use for one.
+    """
+    lanes = list(_dense_lanes(parts))
+    if not lanes:
+        raise SnapshotError("the snapshot holds no dense parameters", fix="use another snapshot")
+    names = {name for _, _, arrays in lanes for name in arrays} - {PLACE, UPDATES}
+    found: dict[str, NDArray[Any]] = {name: np.zeros(len(part), np.float32) for name in sorted(names)}
+    position = part.begin
+    for where, place, arrays in sorted(lanes, key=lambda lane: (lane[1].begin, lane[1].end)):
+        _check_lane(where, place, arrays, names)
+        begin, end = max(place.begin, part.begin), min(place.end, part.end)
+        if begin >= end:
+            continue
+        if begin != position:
+            raise _holes(position, begin)
+        for name, array in arrays.items():
+            if name in names:
+                piece = array[begin - place.begin : end - place.begin]
+                found[name][begin - part.begin :][: len(piece)] = piece
+        position = end
+    if position < part.end:
+        raise _holes(position, part.end)
+    found[UPDATES] = _agreed_updates(lanes)
+    return {n: a[:size] if n in names - {VALUES} else a for n, a in found.items()}
+
+
+def _dense_lanes(parts: Iterable[Part]) -> Iterator[tuple[str, Slice, dict[str, NDArray[Any]]]]:
+    for part in parts:
+        lanes: dict[str, dict[str, NDArray[Any]]] = {}
+        for name, array in part.arrays.items():
+            if name.startswith("lane"):
+                lane, _, kind = name.partition(".")
+                lanes.setdefault(lane, {})[kind] = array
+        for lane, arrays in lanes.items():
+            missing = {PLACE, VALUES, UPDATES} - set(arrays)
+            if missing:
+                raise SnapshotError(f"{part.name} lacks {lane}.{min(missing)}", fix="use another snapshot")
+            begin, end = (int(x) for x in arrays[PLACE])
+            yield f"{part.name}, {lane}", Slice(begin, end), arrays
+
+
+def _check_lane(where: str, place: Slice, arrays: Arrays, names: set[str]) -> None:
+    missing = names - {VELOCITY} - set(arrays)
+    long = [n for n in arrays if n in names and len(arrays[n]) > len(place)]
+    if missing or long or len(arrays[VALUES]) != len(place):
+        what = f"lacks {min(missing)}" if missing else f"has a wrong length for {min(long, default=VALUES)}"
+        raise SnapshotError(f"{where} {what}", fix="use another snapshot")
+
+
+def _agreed_updates(lanes: Sequence[tuple[str, Slice, Arrays]]) -> NDArray[np.int64]:
+    counts = {int(arrays[UPDATES][0]) for _, _, arrays in lanes}
+    if len(counts) > 1:
+        raise SnapshotError(
+            f"the dense lanes had {min(counts)} to {max(counts)} updates when they were saved",
+            why="parts of one snapshot must hold the same moment",
+            fix="use another snapshot",
+        )
+    return np.array([*counts], np.int64)
+
+
+def _holes(position: int, begin: int) -> SnapshotError:
+    what = "no part holds" if begin > position else "several parts hold"
+    lo, hi = sorted((position, begin))
+    return SnapshotError(
+        f"{what} elements {lo} to {hi - 1} of the dense parameters",
+        why="the snapshot is not whole, or was made for other parameters",
+        fix="use another snapshot, or the config that this one was made with",
+    )
+
+
+def table_rows(parts: Iterable[Part], table: str, lane: int, lanes: int) -> State:
+    """The rows of a table that one of so many lanes keeps, from all parts of one snapshot.
+
+    Of an incremental snapshot, the rows that changed, and under `GONE` the ids that are no longer there.
+    """
+    found: list[State] = []
+    gone: list[Ids] = []
+    kinds: set[str] = set()
+    for where, arrays in _table_lanes(parts, table):
+        kinds = kinds or set(arrays) | {IDS, ROUNDS}
+        if set(arrays) != kinds:
+            raise SnapshotError(f"{where} lacks arrays, or has some that others lack", fix="use another snapshot")
+        if GONE in arrays:
+            gone.append(part_of({IDS: arrays.pop(GONE)}, lane, lanes)[IDS])
+        found.append(part_of(arrays, lane, lanes))
+    if not found:
+        raise SnapshotError(f"no part holds rows of {table}", fix="use the config that the snapshot was made with")
+    state = join_states(found)
+    if bool((state[IDS][1:] == state[IDS][:-1]).any()):
+        raise SnapshotError(f"several lanes hold the same rows of {table}", fix="use another snapshot")
+    return {**state, GONE: np.sort(np.concatenate(gone))} if gone else state
+
+
+def _table_lanes(parts: Iterable[Part], table: str) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    for part in parts:
+        lanes: dict[str, dict[str, NDArray[Any]]] = {}
+        for name, array in part.arrays.items():
+            lane, _, rest = name.partition(".")
+            owner, _, kind = rest.rpartition(".")
+            if name.startswith("rows") and owner == table:
+                lanes.setdefault(lane, {})[kind] = array
+        yield from ((f"{part.name}, {lane}.{table}", arrays) for lane, arrays in lanes.items())
+
+
+def chained_rows(chain: Iterable[Iterable[Part]], table: str, lane: int, lanes: int) -> State:
+    """A lane's rows from a full snapshot and the incremental ones after it, oldest first, each by its parts."""
+    state: State | None = None
+    for parts in chain:
+        level = table_rows(parts, table, lane, lanes)
+        gone = level.pop(GONE, None)
+        if gone is None:
+            state = level
+        elif state is None:
+            raise SnapshotError(f"the rows of {table} build on a snapshot that is not there", fix="use another one")
+        else:
+            state = apply_delta(state, level, gone)
+    if state is None:
+        raise SnapshotError(f"there is no snapshot of the rows of {table}")
+    return state
+
+
+def delta_of(state: Arrays, base_ids: Ids, base_round: int) -> tuple[State, Ids] | None:
+    """What changed in a table since it had these rows, after that round: changed rows, and ids that are gone.
+
+    None where rows changed without being touched, so that only a full state will do: regularisation was brought
+    up to date in all of them at the end of a pass, or a lazy momentum's clock may have started anew.
+    """
+    if CLOCK in state or int(state[ROUNDS][1]) > base_round:
+        return None
+    is_changed = state[TOUCHED] > base_round
+    changed = {name: array if name in _WHOLE else array[is_changed] for name, array in state.items()}
+    return changed, base_ids[~np.isin(base_ids, state[IDS])]
+
+
+def apply_delta(full: Arrays, delta: Arrays, gone: Ids) -> State:
+    """The state after a delta: rows that are gone leave, changed ones take the place of what they were."""
+    if set(full) != set(delta) or delta[ROUNDS][0] < full[ROUNDS][0]:
+        raise SnapshotError("an incremental snapshot does not follow the one that it builds on", fix="use another one")
+    is_kept = ~np.isin(full[IDS], np.concatenate([gone, delta[IDS]]))
+    order = np.argsort(np.concatenate([full[IDS][is_kept], delta[IDS]]))
+    return {
+        name: now if name in _WHOLE else np.concatenate([full[name][is_kept], now])[order]
+        for name, now in delta.items()
+    }

@@ -1,0 +1,318 @@
+"""Lanes put together from any cutting of a snapshot's parts hold what they would have held all along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bireme.core.errors import SnapshotError
+from bireme.ps.counts import COUNTS, Counts, agreed_counts, pack_counts, unpack_counts
+from bireme.ps.optimizers import Segment, SliceOptimizer
+from bireme.ps.parts import Part, read_part, write_part
+from bireme.ps.plan import Layout, Slice
+from bireme.ps.rounds import Totals
+from bireme.ps.slices import (
+    GONE,
+    apply_delta,
+    chained_rows,
+    delta_of,
+    dense_slice,
+    pack_dense,
+    pack_table,
+    table_rows,
+)
+from bireme.ps.table import IDS, ROUNDS, Table, part_of
+from bireme.spec.model import Init, Optimizer, Parameter, Rows
+
+State = Mapping[str, NDArray[Any]]
+TABLE = "emb.w"
+
+
+def same_bits(a: State, b: State) -> bool:
+    return set(a) == set(b) and all((a[n].dtype, a[n].tobytes()) == (b[n].dtype, b[n].tobytes()) for n in a)
+
+
+def spread(arrays: Sequence[Mapping[str, NDArray[Any]]], pservers: int) -> list[Part]:
+    """Lanes' arrays, a run of lanes in each pserver's part."""
+    per = -(-len(arrays) // pservers)
+    groups = [arrays[i : i + per] for i in range(0, len(arrays), per)]
+    return [Part({}, {k: v for g in group for k, v in g.items()}, f"part-{i}") for i, group in enumerate(groups)]
+
+
+def size_of(layout: Layout, part: Slice) -> int:
+    pieces = layout.pieces(part)
+    return pieces[-1].end if pieces else 0
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    sizes = draw(st.lists(st.integers(1, 3000), min_size=1, max_size=5))
+    return Layout([Parameter(name=f"p{i}", shape=(size,)) for i, size in enumerate(sizes)])
+
+
+def dense_parts(
+    layout: Layout, flat: Mapping[str, NDArray[np.float32]], lanes: int, still: set[int], pservers: int = 1
+) -> list[Part]:
+    """A cut of the flat arrays as so many lanes make it; lanes in `still` have no velocity."""
+    found = []
+    for lane, part in enumerate(layout.slices(lanes)):
+        size = size_of(layout, part)
+        cut = {name: array[part.begin : part.end] for name, array in flat.items()}
+        state: dict[str, NDArray[Any]] = {
+            name: array[:size]
+            for name, array in cut.items()
+            if name != "w" and not (name == "velocity" and lane in still)
+        }
+        state["updates"] = np.array([17], np.int64)
+        found.append(pack_dense(lane, part, cut["w"], state))
+    return spread(found, pservers)
+
+
+@given(layout=layouts(), before=st.integers(1, 9), after=st.integers(1, 9), pservers=st.integers(1, 3), data=st.data())
+def test_dense_lanes_are_the_same_from_any_cutting(
+    layout: Layout, before: int, after: int, pservers: int, data: st.DataObject
+) -> None:
+    draw = np.random.default_rng(layout.size)
+    flat = {name: draw.standard_normal(layout.size, np.float32) for name in ("w", "mean_square", "velocity")}
+    flat["w"][::3] = -0.0
+    end = size_of(layout, Slice(0, layout.size))
+    for name in ("mean_square", "velocity"):
+        flat[name][end:] = 0.0  # padding has no state
+    still = data.draw(st.sets(st.integers(0, before - 1), max_size=before - 1))
+    for lane in still:
+        part = layout.slices(before)[lane]
+        flat["velocity"][part.begin : part.end] = 0.0
+    parts = dense_parts(layout, flat, before, still, pservers)
+    for part in layout.slices(after):
+        size = size_of(layout, part)
+        found = dense_slice(data.draw(st.permutations(parts)), part, size=size)
+        assert int(found.pop("updates")[0]) == 17
+        wanted = {name: array[part.begin : part.end][: None if name == "w" else size] for name, array in flat.items()}
+        assert same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("method", ["momentum", "adagrad", "adam"])
+def test_an_optimizer_goes_on_with_the_same_bits_on_other_lanes(method: Any) -> None:
+    momentum = 0.0 if method == "adam" else 0.9
+    layout = Layout([Parameter(name="a", shape=(1500,)), Parameter(name="b", shape=(900,), momentum=momentum)])
+    flat = np.random.default_rng(1).standard_normal(layout.size, np.float32)
+    gradients = np.random.default_rng(2).standard_normal((4, layout.size), np.float32)
+
+    def optimizers(lanes: int) -> list[tuple[Slice, SliceOptimizer]]:
+        return [
+            (
+                s,
+                SliceOptimizer(
+                    Optimizer(method=method), [Segment(p.parameter, p.begin, p.end) for p in layout.pieces(s)]
+                ),
+            )
+            for s in layout.slices(lanes)
+        ]
+
+    def train(lanes: list[tuple[Slice, SliceOptimizer]], w: NDArray[np.float32], rounds: range) -> NDArray[np.float32]:
+        for r in rounds:
+            after = np.zeros_like(w)
+            for s, optimizer in lanes:
+                row = gradients[r : r + 1, s.begin : s.end].copy()
+                optimizer.apply(row, 0, np.empty((0, 2), np.int32), w[s.begin : s.end], after[s.begin : s.end], 0.1)
+            w = after
+        return w
+
+    wanted = train(optimizers(1), flat, range(4))
+    three = optimizers(3)
+    half = train(three, flat, range(2))
+    parts = spread([pack_dense(i, s, half[s.begin : s.end], o.state()) for i, (s, o) in enumerate(three)], 2)
+    two = optimizers(2)
+    for s, optimizer in two:
+        found = dense_slice(parts, s, size=size_of(layout, s))
+        half[s.begin : s.end] = found.pop("w")
+        optimizer.load_state(found)
+    assert train(two, half, range(2, 4)).tobytes() == wanted.tobytes()
+
+
+def test_a_missing_or_doubled_dense_part_is_told_with_its_place() -> None:
+    layout = Layout([Parameter(name="a", shape=(4096,))])
+    parts = dense_parts(layout, {"w": np.zeros(4096, np.float32)}, 4, set(), pservers=4)
+    with pytest.raises(SnapshotError, match="no part holds elements 1024 to 2047"):
+        dense_slice(parts[:1] + parts[2:], Slice(0, 4096))
+    with pytest.raises(SnapshotError, match="no part holds elements 3072 to 4095"):
+        dense_slice(parts[:3], Slice(2048, 4096))
+    with pytest.raises(SnapshotError, match="several parts hold elements 1024 to 2047"):
+        dense_slice([*parts, parts[1]], Slice(0, 4096))
+    with pytest.raises(SnapshotError, match="holds no dense parameters"):
+        dense_slice([], Slice(0, 0))
+
+
+def test_dense_lanes_of_different_moments_are_refused() -> None:
+    zeros = np.zeros(1024, np.float32)
+    lanes = [pack_dense(k, Slice(1024 * k, 1024 * k + 1024), zeros, {"updates": np.array([k])}) for k in (0, 1)]
+    with pytest.raises(SnapshotError, match="had 0 to 1 updates"):
+        dense_slice(spread(lanes, 2), Slice(0, 2048))
+
+
+def test_a_dense_lane_without_its_state_is_refused() -> None:
+    zeros, one = np.zeros(1024, np.float32), np.array([1])
+    lanes = [
+        pack_dense(0, Slice(0, 1024), zeros, {"mean": zeros, "updates": one}),
+        pack_dense(1, Slice(1024, 2048), zeros, {"updates": one}),
+    ]
+    with pytest.raises(SnapshotError, match="part-1, lane1 lacks mean"):
+        dense_slice(spread(lanes, 2), Slice(0, 2048))
+    with pytest.raises(SnapshotError, match=r"part-0 lacks lane0\.updates"):
+        dense_slice(spread([pack_dense(0, Slice(0, 1024), zeros, {})], 1), Slice(0, 1024))
+    with pytest.raises(SnapshotError, match="has a wrong length for w"):
+        dense_slice(spread([pack_dense(0, Slice(0, 1024), zeros[:9], {"updates": one})], 1), Slice(0, 1024))
+
+
+def table_state(ids: Sequence[int], round_: int = 5) -> dict[str, NDArray[Any]]:
+    count = len(ids)
+    return {
+        IDS: np.array(sorted(ids), np.uint64),
+        "values": np.arange(3 * count, dtype=np.float32).reshape(count, 3),
+        "touched": np.arange(count, dtype=np.int64),
+        "pushes": np.ones(count, np.uint32),
+        ROUNDS: np.array([round_, -1], np.int64),
+    }
+
+
+def table_parts(state: State, lanes: int, pservers: int = 1, gone: NDArray[np.uint64] | None = None) -> list[Part]:
+    def gone_of(lane: int) -> NDArray[np.uint64] | None:
+        return None if gone is None else part_of({IDS: gone}, lane, lanes)[IDS]
+
+    cuts = [pack_table(lane, TABLE, part_of(state, lane, lanes), gone_of(lane)) for lane in range(lanes)]
+    return spread(cuts, pservers)
+
+
+IDS_OF = st.lists(st.integers(0, 2**64 - 1), max_size=40, unique=True)
+
+
+@given(ids=IDS_OF, before=st.integers(1, 6), after=st.integers(1, 6), pservers=st.integers(1, 3), data=st.data())
+def test_rows_are_the_same_from_any_cutting(
+    ids: list[int], before: int, after: int, pservers: int, data: st.DataObject
+) -> None:
+    state = table_state(ids)
+    parts = data.draw(st.permutations(table_parts(state, before, pservers)))
+    for lane in range(after):
+        assert same_bits(table_rows(parts, TABLE, lane, after), part_of(state, lane, after))
+
+
+def test_tables_whose_names_begin_alike_are_told_apart() -> None:
+    one, two = table_state([1, 2]), table_state([3])
+    arrays = pack_table(0, "emb", one) | pack_table(0, "emb.w", two) | pack_table(1, "w", two)
+    assert same_bits(table_rows([Part({}, arrays)], "emb", 0, 1), one)
+    assert same_bits(table_rows([Part({}, arrays)], "emb.w", 0, 1), two)
+
+
+def test_rows_that_nobody_or_several_hold_are_told() -> None:
+    parts = table_parts(table_state([1, 2, 3]), 1)
+    with pytest.raises(SnapshotError, match="no part holds rows of other"):
+        table_rows(parts, "other", 0, 1)
+    with pytest.raises(SnapshotError, match=r"several lanes hold the same rows of emb\.w"):
+        table_rows(parts * 2, TABLE, 0, 1)
+    del parts[0].arrays[f"rows0.{TABLE}.{IDS}"]
+    with pytest.raises(SnapshotError, match="lacks arrays"):
+        table_rows(parts, TABLE, 0, 1)
+
+
+@given(old=IDS_OF, changed=IDS_OF, data=st.data())
+def test_a_delta_does_what_a_plain_dict_does(old: list[int], changed: list[int], data: st.DataObject) -> None:
+    gone = data.draw(st.lists(st.sampled_from(old), unique=True)) if old else []
+    full, delta = table_state(old, 5), table_state(changed, 9)
+    delta["values"] += 1000.0
+    wanted = {int(i): v.tolist() for i, v in zip(full[IDS], full["values"], strict=True) if int(i) not in gone}
+    wanted |= {int(i): v.tolist() for i, v in zip(delta[IDS], delta["values"], strict=True)}
+    found = apply_delta(full, delta, np.array(gone, np.uint64))
+    assert found[IDS].tolist() == sorted(wanted)
+    assert found["values"].tolist() == [wanted[i] for i in sorted(wanted)]
+    assert found[ROUNDS].tolist() == [9, -1]
+
+
+@settings(max_examples=60)
+@given(
+    rounds=st.lists(st.sets(st.integers(0, 12), max_size=5), min_size=2, max_size=14),
+    cuts=st.sets(st.integers(1, 13), max_size=4),
+    evict_after=st.sampled_from([0, 4]),
+    lanes=st.lists(st.integers(1, 3), min_size=6, max_size=6),
+)
+def test_a_chain_of_deltas_of_a_real_table_gives_its_state(
+    rounds: list[set[int]], cuts: set[int], evict_after: int, lanes: list[int]
+) -> None:
+    parameter = Parameter(
+        name=TABLE, shape=(2**64, 3), init=Init(spread=0.5), rows=Rows(admit_after=1, evict_after=evict_after)
+    )
+    table = Table(parameter, Optimizer(method="adagrad"), 3)
+    chain: list[list[Part]] = []
+    base_ids, base_round = np.empty(0, np.uint64), -1
+    for round_, touched in enumerate(rounds):
+        ids = np.array(sorted(touched), np.uint64)
+        gradient = np.random.default_rng(round_).standard_normal((len(ids), 3), np.float32)
+        table.apply(ids, gradient, 0.1, round_)
+        if round_ in cuts or round_ in (0, len(rounds) - 1):
+            state = table.state()
+            delta = delta_of(state, base_ids, base_round)
+            assert delta is not None
+            changed, gone = delta if chain else (state, None)
+            chain.append(table_parts(changed, lanes[len(chain) % 6], 2, gone))
+            base_ids, base_round = state[IDS], round_
+    for lane in range(2):
+        assert same_bits(chained_rows(chain, TABLE, lane, 2), part_of(table.state(), lane, 2))
+
+
+def test_a_delta_that_would_miss_changes_is_not_made() -> None:
+    state = table_state([1, 2, 3], round_=9)
+    assert delta_of(state, state[IDS], 5) is not None
+    assert delta_of({**state, "clock": np.ones(3)}, state[IDS], 5) is None
+    assert delta_of({**state, ROUNDS: np.array([9, 8])}, state[IDS], 5) is None
+
+
+def test_a_chain_without_its_beginning_or_out_of_order_is_refused() -> None:
+    nothing = np.empty(0, np.uint64)
+    full = table_parts(table_state([1, 2], 9), 1)
+    delta = table_parts(table_state([2], 5), 1, gone=nothing)
+    with pytest.raises(SnapshotError, match="build on a snapshot that is not there"):
+        chained_rows([delta], TABLE, 0, 1)
+    with pytest.raises(SnapshotError, match="does not follow the one that it builds on"):
+        chained_rows([full, delta], TABLE, 0, 1)
+    with pytest.raises(SnapshotError, match="there is no snapshot of the rows"):
+        chained_rows([], TABLE, 0, 1)
+    assert GONE in table_rows(delta, TABLE, 0, 1)
+    assert same_bits(chained_rows([full, full], TABLE, 0, 1), table_state([1, 2], 9))
+
+
+FLOATS = st.floats(width=64)
+
+
+@settings(max_examples=60)
+@given(costs=st.lists(st.tuples(FLOATS, FLOATS), min_size=1, max_size=4), ended=st.sets(st.integers(0, 3)))
+def test_counts_survive_a_part_to_the_bit(costs: list[tuple[float, float]], ended: set[int]) -> None:
+    totals = {s: Totals(s + 2**53, cost, [value, -0.0, 0.0]) for s, (cost, value) in enumerate(costs)}
+    counts = Counts(7, 1, 4, 2**40, frozenset(ended), totals, (3, 4), {0: 5, 2: 1})
+    with TemporaryDirectory() as place:
+        path = Path(place) / "part-0.bin"
+        write_part(path, {}, {COUNTS: pack_counts(counts)})
+        found = agreed_counts([read_part(path, sha256=None)])
+    assert repr(found) == repr(counts)  # equal to the sign of zero, and NaN like NaN
+
+
+def test_parts_of_different_moments_do_not_agree() -> None:
+    def part(name: str, round_: int) -> Part:
+        return Part({COUNTS: pack_counts(Counts(round_, 0, 0, 10, frozenset(), {}))}, {}, name)
+
+    with pytest.raises(SnapshotError, match="part-1 was cut at round 8, part-0 at round 7"):
+        agreed_counts([part("part-0", 7), part("part-1", 8)])
+    with pytest.raises(SnapshotError, match="without parts"):
+        agreed_counts([])
+
+
+@pytest.mark.parametrize("value", [None, {}, {"round": "x"}])
+def test_counts_that_make_no_sense_are_refused_by_name(value: object) -> None:
+    with pytest.raises(SnapshotError, match="part-0 does not say where its lanes were"):
+        unpack_counts(value, "part-0")

@@ -1,0 +1,47 @@
+"""`bireme model` on tables without a range: rows and their ids, also where there are none yet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bireme.cli.model import model
+from bireme.job.model import save_model, table_arrays
+from bireme.ps.rowframes import Block
+from bireme.spec.model import Parameter, Rows
+
+TABLE = Parameter(name="wide", shape=(2**63, 2), rows=Rows())
+
+
+def saved(directory: Path, *ids: int) -> str:
+    config = directory.parent / "config.py"
+    config.touch()
+    block = Block(np.array(ids, np.uint64), np.ones((len(ids), 2), np.float32))
+    return str(save_model(directory, table_arrays(TABLE, 1, block), config, {}))
+
+
+def test_a_table_without_a_row_is_shown(tmp_path: Path) -> None:
+    done = CliRunner().invoke(model, ["show", saved(tmp_path / "m"), "--json"], catch_exceptions=False)
+    shown = json.loads(done.output)["parameters"]
+    assert [(p["name"], p["values"], p["mean"], p["largest"]) for p in shown] == [
+        ("wide", 0, 0.0, 0.0),
+        ("wide.ids", 0, 0.0, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(("other", "different", "code"), [((1, 2**62), 0, 0), ((2, 2**62), 1, 1), ((1, 3), 1, 1)])
+def test_each_id_that_differs_counts_once(tmp_path: Path, other: tuple[int, ...], different: int, code: int) -> None:
+    paths = [saved(tmp_path / "a", 1, 2**62), saved(tmp_path / "b", *other)]
+    done = CliRunner().invoke(model, ["diff", *paths, "--json"])
+    assert done.exit_code == code
+    assert [p["different"] for p in json.loads(done.output)["parameters"]] == [0, different]
+
+
+def test_tables_of_different_rows_are_not_compared_value_by_value(tmp_path: Path) -> None:
+    done = CliRunner().invoke(model, ["diff", saved(tmp_path / "a", 1), saved(tmp_path / "b", 1, 2)])
+    assert done.exit_code == 1
+    assert "cannot be compared: 1 values and 2 values" in done.output
