@@ -21,7 +21,7 @@ import msgspec
 
 from bireme.cli.main import COMMANDS, bireme
 from bireme.local.demo import JOB_YAML
-from bireme.spec.job import DataFiles, JobFile, LanePorts, LocalFile, ProgramFile, WireFile
+from bireme.spec.job import DataFiles, JobFile, LanePorts, LocalFile, ProgramFile, SnapshotsFile, WireFile
 from bireme.spec.load import OVERRIDES, find_mistakes, read_yaml
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -33,6 +33,7 @@ SECTIONS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("lanes", LanePorts),
     ("local", LocalFile),
     ("wire", WireFile),
+    ("snapshots", SnapshotsFile),
 )
 EXAMPLES: dict[str, Any] = {
     "program": {"config": "quick_start/trainer_config.lr.py"},
@@ -47,6 +48,7 @@ EXAMPLES: dict[str, Any] = {
     "local": {"every": 16, "method": "elastic"},
     "wire": {"gradients": "bfloat16"},
     "seed": 7,
+    "snapshots": {"every_s": 60.0},
     "output": "output",
     "log_period": 50,
     "connect_timeout_s": 120.0,
@@ -61,6 +63,8 @@ EXAMPLES: dict[str, Any] = {
     "local.rate": 0.5,
     "wire.gradients": "bfloat16",
     "wire.top_k": 0.05,
+    "snapshots.every_s": 60.0,
+    "snapshots.keep": 3,
 }
 
 

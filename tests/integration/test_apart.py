@@ -303,7 +303,7 @@ def test_a_loop_may_begin_when_others_are_at_work_already(cluster: Cluster, star
     for batch in range(5):
         step(other, cluster, 1, batch, pass_id=start_pass, is_last=batch == 4)
     values_now(other, cluster)  # so all of it has landed
-    loop_of(cluster, Span(0, 1), [25], notes).run(1)
+    loop_of(cluster, Span(0, 1), [25], notes).run(start_pass + 1)
     assert [result.pass_id for result in notes.results] == [start_pass]
     assert notes.results[0].totals.samples == 25
 

@@ -36,7 +36,10 @@ class Rules(NamedTuple):
     """Both tables are read by the same ids."""
 
 
-def rules(method: Method = "momentum", *, rows: Rows = Rows(), **changes: float) -> Rules:
+KEPT = Rows()
+
+
+def rules(method: Method = "momentum", *, rows: Rows = KEPT, **changes: float) -> Rules:
     tables = (
         Parameter(name="emb", shape=(40, 5), init=Init(spread=0.5), rows=rows, **changes),  # type: ignore[arg-type]
         Parameter(name="wide", shape=(2**63, 3), init=Init(mean=0.5), rows=rows, **changes),  # type: ignore[arg-type]
@@ -177,6 +180,8 @@ def test_every_rule_leaves_other_rows_than_every_other() -> None:
     assert len(set(ends)) == len(RULES)
 
 
-@pytest.mark.parametrize("name", ["L2", "L1", "L1 and L2", "sparse momentum and L2", "rmsprop and L1", "adagrad and L2"])
+@pytest.mark.parametrize(
+    "name", ["L2", "L1", "L1 and L2", "sparse momentum and L2", "rmsprop and L1", "adagrad and L2"]
+)
 def test_the_end_of_a_pass_brings_regularisation_up_to_date(name: str) -> None:
     assert plain_tables(RULES[name])[0] != plain_tables(RULES[name], ends_passes=False)[0]

@@ -174,6 +174,21 @@ def test_rows_of_the_round_before_can_still_be_had(cluster: Cluster) -> None:
     assert all((a != b).any() for a, b in zip(after, before, strict=True))
 
 
+def tables_now(exchange: Exchange) -> list[Block]:
+    """Every row that exists, whatever round is current."""
+    assert exchange._rows is not None
+    return exchange._rows.pull_all(exchange._head(Kind.PULL, Flag.NOW))
+
+
+def test_every_row_of_a_round_that_is_over_cannot_be_had(cluster: Cluster) -> None:
+    start(cluster, shares=share_out(SHARDS, 1))
+    exchange = open_exchange(cluster)
+    push(exchange, ALL)
+    exchange.pull_round(1)
+    with pytest.raises(RefusedError, match="every row of round 0, which is over"):
+        exchange.pull_tables(0)
+
+
 def test_a_repeat_counts_once_and_one_with_other_rows_is_refused_by_table(cluster: Cluster) -> None:
     start(cluster, 1, 2, shares=share_out(SHARDS, 3))
     first, second = open_exchange(cluster, Span(0, 1)), open_exchange(cluster, Span(0, 1))
@@ -191,7 +206,7 @@ def test_a_repeat_counts_once_and_one_with_other_rows_is_refused_by_table(cluste
     first.pull_round(1)
     first.push(0, Span(0, 1), records(Span(0, 1)), other)  # late: it counted before
     assert first.pull_round(1).round == 1
-    assert bits(first.pull_tables(0)) == bits(plain_tables(1))
+    assert bits(tables_now(first)) == bits(plain_tables(1))
 
 
 def test_a_trainer_that_dies_in_mid_rows_is_replaced_by_one_that_repeats(cluster: Cluster) -> None:
@@ -206,7 +221,7 @@ def test_a_trainer_that_dies_in_mid_rows_is_replaced_by_one_that_repeats(cluster
         exchange = open_exchange(cluster, Span(shard, shard + 1))
         push(exchange, Span(shard, shard + 1))
     exchange.pull_round(1)
-    assert bits(exchange.pull_tables(0)) == bits(plain_tables(1))
+    assert bits(tables_now(exchange)) == bits(plain_tables(1))
 
 
 def block(ids: Sequence[int], width: int) -> Block:
@@ -246,7 +261,7 @@ def test_rows_that_are_wrong_are_refused_and_change_nothing(
         friend.set(cluster.zeros(), [no_rows(5), no_rows(3)])
     push(friend, ALL)
     friend.pull_round(1)
-    assert bits(friend.pull_tables(0)) == bits(plain_tables(1))
+    assert bits(tables_now(friend)) == bits(plain_tables(1))
 
 
 def test_a_set_with_one_wrong_table_sets_none_of_them(cluster: Cluster) -> None:
@@ -288,7 +303,10 @@ def test_a_dense_lane_takes_no_list_of_rows(cluster: Cluster) -> None:
 
 
 HEADS = {
-    "too long": (Head(Kind.PULL, job=7, view=3, nbytes=(1 << 40) + 1), f"PULL frame of {(1 << 40) + 1} bytes .* too long"),
+    "too long": (
+        Head(Kind.PULL, job=7, view=3, nbytes=(1 << 40) + 1),
+        f"PULL frame of {(1 << 40) + 1} bytes .* too long",
+    ),
     "ids with every row": (Head(Kind.PULL, Flag.ALL, job=7, view=3, nbytes=16), "a PULL for every row names none"),
     "of another job": (Head(Kind.PULL, job=8, view=3, nbytes=1 << 34), "the frame is of job"),
     "of an older view": (Head(Kind.PULL, job=7, view=2, nbytes=1 << 34), "view 2 is not the current view 3"),

@@ -53,7 +53,7 @@ def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) 
     try:
         status = follow(job, str(target / "job.yaml"), choose_view(is_silent=as_json))
     except Cancelled as e:
-        raise explain_stop(job, str(target / "job.yaml"), e) from e
+        raise explain_stop(job, e) from e
     from bireme.job.model import model_hash, pass_name
 
     model = output / pass_name(passes - 1)

@@ -18,6 +18,7 @@ from bireme.core.errors import BiremeError, StorageError, UsageError
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("bireme.cli.demo", "Train the quick-start job on this machine, from nothing to a model."),
     "train": ("bireme.cli.train", "Run a job here, in the foreground."),
+    "resume": ("bireme.cli.resume", "Go on with a job that was stopped or died."),
     "list": ("bireme.cli.jobs", "Jobs on this machine."),
     "status": ("bireme.cli.jobs", "How a job is doing."),
     "logs": ("bireme.cli.jobs", "What a job's processes have said."),

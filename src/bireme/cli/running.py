@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -98,15 +99,24 @@ def follow(job: Job, job_file: str, view: View) -> dict[str, Any]:
         return run.status
 
 
-def explain_stop(job: Job, job_file: str, error: Cancelled) -> Cancelled:
+def finish(job: Job, job_file: str, *, as_json: bool) -> None:
+    """Run a job to its end and say where its model is."""
+    try:
+        status = follow(job, job_file, choose_view(is_silent=as_json))
+    except Cancelled as e:
+        raise explain_stop(job, e) from e
+    from bireme.job.model import model_hash, pass_name
+
+    model = Path(job.output) / pass_name(job.passes - 1)
+    digest = model_hash(model)
+    if as_json:
+        told = {"job": job.name, "output": job.output, "model": str(model), "hash": digest, **status}
+        click.echo(json.dumps(told))
+        return
+    click.echo(f"finished: the model is in {model}")
+    click.echo(f"hash: {digest}")
+
+
+def explain_stop(job: Job, error: Cancelled) -> Cancelled:
     """Tell how to go on after a stop."""
-    passes = sorted(p.name for p in Path(job.output).glob("pass-*") if (p / "done").is_file())
-    if not passes:
-        return Cancelled(f"{error.what}; no pass was finished, so the job starts from the beginning next time")
-    next_pass = int(passes[-1][5:]) + 1
-    return Cancelled(
-        f"{error.what}; {passes[-1]} is the last finished pass",
-        why="a model holds the weights; the optimizer's own state is not saved yet and starts afresh",
-        fix=f"go on with `{command_name()} train {job_file} --output {job.output} --passes {job.passes} "
-        f"--start-pass {next_pass}`",
-    )
+    return Cancelled(error.what, fix=f"go on with `{command_name()} resume {job.output}`")

@@ -9,8 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from bireme.cli.running import choose_view, explain_stop, follow
-from bireme.core.errors import Cancelled
+from bireme.cli.running import finish
 from bireme.spec.load import load_job
 
 
@@ -45,22 +44,4 @@ def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **overr
         plan = describe(job)
         click.echo(json.dumps(plan) if as_json else render(plan))
         return
-    try:
-        status = follow(job, str(job_file), choose_view(is_silent=as_json))
-    except Cancelled as e:
-        raise explain_stop(job, str(job_file), e) from e
-    from bireme.job.model import model_hash, pass_name
-
-    model = Path(job.output) / pass_name(job.passes - 1)
-    if as_json:
-        told = {
-            "job": job.name,
-            "output": job.output,
-            "model": str(model),
-            "hash": model_hash(model),
-            **status,
-        }
-        click.echo(json.dumps(told))
-        return
-    click.echo(f"finished: the model is in {model}")
-    click.echo(f"hash: {model_hash(model)}")
+    finish(job, str(job_file), as_json=as_json)

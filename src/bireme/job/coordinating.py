@@ -20,7 +20,20 @@ import msgspec
 from bireme.core.errors import BiremeError, DataError, NetworkError, StorageError
 from bireme.core.files import storage_errors, write_atomic
 from bireme.job import messages as m
-from bireme.job.coordinator import Coordinator, Effect, Leave, RefuseJoin, Send, SetUpPservers, Write
+from bireme.job import snapshots
+from bireme.job.coordinator import (
+    Base,
+    Commit,
+    Coordinator,
+    Effect,
+    Leave,
+    Load,
+    RefuseJoin,
+    Send,
+    SetUpPservers,
+    Write,
+)
+from bireme.job.model import last_kept_pass
 from bireme.ps import wire
 from bireme.ps.client import connect
 from bireme.ps.rounds import PassTotals
@@ -61,6 +74,8 @@ class Coordinating:
                     self._do(self._machine.model_saved(id(sock), message))
                 case m.Failed():
                     self._do(self._machine.trainer_failed(id(sock), message))
+                case m.CutPart():
+                    self._do(self._machine.part_done(message, time.time()))
                 case m.Cancel():
                     self._do(self._machine.cancelled())
                     m.send(sock, m.Status(status=self._machine.status(now)))
@@ -93,6 +108,10 @@ class Coordinating:
                         refused.shutdown(socket.SHUT_WR)
                 case SetUpPservers():
                     threading.Thread(target=self._set_up, args=(effect,), name="set-up", daemon=True).start()
+                case Load():
+                    threading.Thread(target=self._load, args=(effect,), name="load", daemon=True).start()
+                case Commit():
+                    threading.Thread(target=self._commit, args=(effect,), name="commit", daemon=True).start()
                 case Write():
                     self._write(effect)
                 case Leave():
@@ -114,15 +133,60 @@ class Coordinating:
                 sock = connect(address.host, address.ports[0], timeout_s=SET_UP_TIMEOUT_S, what=what)
                 self._pservers[rank] = sock
                 m.send(sock, m.SetUp(setup=setup))
-            for sock in self._pservers.values():
+            for rank, sock in self._pservers.items():
                 sock.settimeout(SET_UP_TIMEOUT_S)
                 m.expect(sock)
                 sock.settimeout(None)
+                threading.Thread(target=self._listen, args=(sock,), name=f"pserver-{rank}", daemon=True).start()
         except BiremeError as e:
             self._fail(e)
             return
         with self._lock:
             self._do(self._machine.pservers_ready(time.monotonic()))
+
+    def _listen(self, sock: socket.socket) -> None:
+        """Take what a pserver tells by itself."""
+        with contextlib.suppress(NetworkError):
+            while True:
+                self.handle(sock, m.expect(sock))
+
+    def _load(self, effect: Load) -> None:
+        facts = self._machine.facts
+        assert facts is not None
+        place = Path(facts.snapshots.path)
+        if not any(snapshots.candidates(place)):
+            log.info("no snapshot was made yet: beginning anew")
+            with self._lock:
+                self._do(self._machine.loaded(None))
+            return
+        try:
+            manifest, problems = snapshots.load_newest(place, effect.inputs)
+        except BiremeError as e:
+            self._fail(e)
+            return
+        for problem in problems:
+            log.warning("snapshot %s cannot be used: %s", problem.name, problem.what)
+        log.info("going on from round %d, batch %d of pass %d", manifest.round, manifest.batch, manifest.pass_id)
+        files = snapshots.files_of(place, manifest)
+        saved = last_kept_pass(Path(facts.output))
+        with self._lock:
+            self._do(self._machine.loaded(Base(manifest, files, saved)))
+
+    def _commit(self, effect: Commit) -> None:
+        facts, manifest = self._machine.facts, effect.manifest
+        assert facts is not None
+        place = Path(facts.snapshots.path)
+        try:
+            snapshots.commit(place, manifest)
+            snapshots.keep(place, facts.snapshots.keep)
+        except BiremeError as e:
+            log.error("the snapshot of round %d is lost: %s", manifest.round, e)
+            with self._lock:
+                self._do(self._machine.not_committed(manifest, time.monotonic()))
+            return
+        log.info("snapshot of round %d", manifest.round)
+        with self._lock:
+            self._do(self._machine.committed(manifest, time.monotonic()))
 
     def _write(self, effect: Write) -> None:
         facts = self._machine.facts

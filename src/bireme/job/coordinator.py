@@ -17,6 +17,7 @@ import msgspec
 
 from bireme.core.draws import stream_key
 from bireme.job import messages as m
+from bireme.job.manifest import EndedPass, Inputs, Manifest, PartRecord, rules_hash
 from bireme.ps.rounds import PassTotals, Totals
 from bireme.ps.setup import Setup
 from bireme.ps.tree import share_out
@@ -53,6 +54,31 @@ class SetUpPservers:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Effect: find the newest good snapshot of these inputs (None: of any), then report back with `loaded`."""
+
+    inputs: Inputs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Effect: make a cut count, then report back with `committed` or `not_committed`."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a job goes on from."""
+
+    manifest: Manifest
+    files: tuple[tuple[str, ...], ...]
+    """Its parts, after those of the snapshots that it builds on."""
+    saved: int
+    """The last pass whose model and ledger are on disk."""
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """Effect: append a line to a file of the output tree."""
 
@@ -70,7 +96,7 @@ class Leave:
     """The coordinator itself found the fault, so nobody else will tell."""
 
 
-Effect = Send | RefuseJoin | SetUpPservers | Write | Leave
+Effect = Send | RefuseJoin | Load | SetUpPservers | Commit | Write | Leave
 
 
 @dataclass(slots=True)
@@ -96,6 +122,9 @@ class Coordinator:
         self._members: dict[int, _Member] = {}
         self._totals: dict[int, PassTotals] = {}
         self._unsaved: tuple[int, list[Effect]] = (-1, [])
+        self._parts: dict[int, dict[int, m.CutPart]] = {}
+        self._kept: set[int] = set()
+        """Passes whose end is in a committed cut, or cannot be: only these are closed for people to see."""
         self._begun_s = 0.0
         self._pass_begun_s = 0.0
 
@@ -145,7 +174,24 @@ class Coordinator:
             return []
         self.phase = "setting-up"
         self._begun_s = now_s
+        if self.facts.is_resumed:
+            return [Load(None if self.facts.accepts_changes else inputs_of(self.facts))]
+        self.saved = self.facts.start_pass - 1
         return [self._set_up(self.facts)]
+
+    def loaded(self, base: Base | None) -> list[Effect]:
+        """A snapshot was found to go on from; None where none was ever made, so that the job begins anew."""
+        if self.facts is None:
+            return []
+        if base is None:
+            self.saved = self.facts.start_pass - 1
+            return [self._set_up(self.facts)]
+        self.saved = base.saved
+        ended = base.manifest.ended
+        if ended is not None and ended.pass_id > base.saved:
+            self._totals[ended.pass_id] = ended.totals()
+            self._kept.add(ended.pass_id)
+        return [self._set_up(self.facts, base.files)]
 
     def _difference(self, facts: m.Facts) -> str:
         if facts.trainers != self.trainers:
@@ -158,7 +204,7 @@ class Coordinator:
                 return f"`{name}` is {_short(theirs[name])} there and {_short(ours[name])} with the others"
         return ""
 
-    def _set_up(self, facts: m.Facts) -> SetUpPservers:
+    def _set_up(self, facts: m.Facts, base: tuple[tuple[str, ...], ...] = ()) -> SetUpPservers:
         setups = tuple(
             Setup(
                 job=self.job_id,
@@ -174,6 +220,9 @@ class Coordinator:
                 shares=share_out(facts.shards, facts.trainers),
                 updates=facts.updates,
                 wire=facts.wire,
+                snapshots=facts.snapshots.path,
+                cut_every_s=facts.snapshots.every_s,
+                base=base,
                 is_set_by_trainer=facts.is_set_by_trainer,
                 start_pass=facts.start_pass,
                 start_samples=facts.start_samples,
@@ -198,6 +247,7 @@ class Coordinator:
             view=self.view,
             shares=share_out(self.facts.shards, self.facts.trainers),
             start_samples=self.facts.start_samples,
+            saved=self.saved,
         )
         return [Send(member.connection, begin) for member in self._members.values()]
 
@@ -235,7 +285,8 @@ class Coordinator:
 
     def _close_pass(self, pass_id: int, now_s: float) -> list[Effect]:
         reports = [member.passes_done.get(pass_id) for member in self._members.values()]
-        if self.facts is None or pass_id not in self._totals or None in reports:
+        is_kept = pass_id in self._kept or (self.facts is not None and not self.facts.snapshots.path)
+        if self.facts is None or pass_id not in self._totals or None in reports or not is_kept:
             return []
         ended = self._totals.pop(pass_id)
         totals = ended.shards
@@ -267,6 +318,57 @@ class Coordinator:
         line = {"event": "pass", "t": round(now_s - self._begun_s, 3), **msgspec.to_builtins(closed)}
         self._unsaved = (pass_id, [*(Write("ledger.jsonl", row) for row in _ledger_rows(pass_id, totals, done))])
         return [Write("metrics.jsonl", line), Send(self._members[0].connection, closed)]
+
+    def part_done(self, message: m.CutPart, now_s: float) -> list[Effect]:
+        """A pserver has written its part of a cut, or could not; the last part makes the cut complete."""
+        facts = self.facts
+        if facts is None or message.view != self.view or self.phase != "training":
+            return []
+        parts = self._parts.setdefault(message.round, {})
+        parts[message.pserver] = message
+        if not message.sha256:
+            return self._without_cut(message.pass_id - 1, now_s) if message.ends_pass else []
+        if len(parts) < len(facts.pservers) or not all(part.sha256 for part in parts.values()):
+            return []
+        # What is older and not complete never will be.
+        self._parts = {round_: some for round_, some in self._parts.items() if round_ > message.round}
+        return [Commit(self._manifest(facts, message, parts, now_s))]
+
+    def _manifest(self, facts: m.Facts, last: m.CutPart, parts: Mapping[int, m.CutPart], now_s: float) -> Manifest:
+        records = tuple(
+            PartRecord(file=part.file, sha256=part.sha256, nbytes=part.nbytes, pserver=rank)
+            for rank, part in sorted(parts.items())
+        )
+        totals = self._totals.get(last.pass_id - 1) if last.ends_pass else None
+        return Manifest(
+            job=facts.name,
+            round=last.round,
+            pass_id=last.pass_id,
+            batch=last.batch,
+            samples=last.samples,
+            view=last.view,
+            incarnation=self.incarnation,
+            created=now_s,
+            inputs=inputs_of(facts),
+            pservers=len(facts.pservers),
+            dense_lanes=facts.dense_lanes,
+            sparse_lanes=facts.sparse_lanes,
+            parts=records,
+            ended=EndedPass.of(totals) if totals else None,
+        )
+
+    def committed(self, manifest: Manifest, now_s: float) -> list[Effect]:
+        """A cut counts from now on; if a pass ended with it, the pass can be closed."""
+        return self._without_cut(manifest.pass_id - 1, now_s) if manifest.ended else []
+
+    def not_committed(self, manifest: Manifest, now_s: float) -> list[Effect]:
+        """A cut is lost. Training goes on: the one before it still counts."""
+        return self._without_cut(manifest.pass_id - 1, now_s) if manifest.ended else []
+
+    def _without_cut(self, pass_id: int, now_s: float) -> list[Effect]:
+        """Nothing more is to be waited for before a pass is closed."""
+        self._kept.add(pass_id)
+        return self._close_pass(pass_id, now_s)
 
     def model_saved(self, connection: int, message: m.Saved) -> list[Effect]:
         """The model of a pass is on disk, so the pass counts; after the last one the job is over."""
@@ -355,6 +457,17 @@ def _ledger_rows(pass_id: int, totals: dict[int, Totals], done: list[m.PassDone]
         }
         for s, t in sorted(totals.items())
     ]
+
+
+def inputs_of(facts: m.Facts) -> Inputs:
+    """What the job's result is a function of."""
+    return Inputs(
+        program=facts.fingerprint,
+        data=facts.data,
+        rules=rules_hash(facts.parameters, facts.optimizer, facts.updates, facts.wire),
+        shards=facts.shards,
+        seed=facts.seed,
+    )
 
 
 def _short(value: object) -> str:

@@ -15,6 +15,7 @@ import msgspec
 
 from bireme.core.errors import SnapshotError
 from bireme.ps.parts import snapshot_name
+from bireme.ps.rounds import PassTotals, Totals
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
 VERSION = 1
@@ -50,6 +51,30 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: int
 
 
+class EndedPass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pass's sums over each shard; floats in hexadecimal, so that they survive to the bit."""
+
+    pass_id: int
+    samples: int
+    """Of all passes so far."""
+    shards: dict[int, tuple[int, str, tuple[str, ...]]]
+    """Samples, cost and evaluators of each."""
+
+    @classmethod
+    def of(cls, totals: PassTotals) -> EndedPass:
+        """From what lane 0 told."""
+        shards = {s: (t.samples, t.cost.hex(), tuple(e.hex() for e in t.evals)) for s, t in totals.shards.items()}
+        return cls(pass_id=totals.pass_id, samples=totals.samples, shards=shards)
+
+    def totals(self) -> PassTotals:
+        """What lane 0 told."""
+        shards = {
+            s: Totals(n, float.fromhex(cost), [float.fromhex(e) for e in evals])
+            for s, (n, cost, evals) in self.shards.items()
+        }
+        return PassTotals(self.pass_id, self.samples, shards, {})
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A committed cut: where it was taken, from what, and the files that hold it."""
 
@@ -72,8 +97,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Earlier snapshots that incremental parts build on: all of them, oldest first."""
     trainer_parts: tuple[PartRecord, ...] = ()
     """What only trainers know; empty where lanes know everything."""
-    saved_pass: int | None = None
-    """The pass that ended with this cut, if one did."""
+    ended: EndedPass | None = None
+    """The pass that ended with this cut, if one did: what it came to is in no lane any more."""
 
     @property
     def name(self) -> str:

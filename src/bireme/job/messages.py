@@ -16,7 +16,7 @@ from bireme.ps import wire
 from bireme.ps.frames import Head, Kind
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span
-from bireme.spec.model import Optimizer, Parameter, Updates, Wire
+from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates, Wire
 
 Ending = Literal["finished", "failed", "cancelled"]
 """The ways in which a job ends."""
@@ -57,6 +57,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is_set_by_trainer: bool = False
     start_pass: int = 0
     start_samples: int = 0
+    data: str = ""
+    """Fingerprint of the shards."""
+    snapshots: Snapshots = Snapshots()
+    is_resumed: bool = False
+    """Go on from the newest snapshot in the output directory."""
+    accepts_changes: bool = False
 
 
 class Join(_Message, frozen=True):
@@ -76,6 +82,8 @@ class Begin(_Message, frozen=True):
     shares: tuple[Span, ...]
     start_samples: int = 0
     """What an earlier run trained, for schedules that trainers follow by themselves."""
+    saved: int = -1
+    """The last pass whose model is on disk: one that ended after it is still to be tested and saved."""
 
 
 class Progress(_Message, frozen=True):
@@ -172,6 +180,21 @@ class Ready(_Message, frozen=True):
     pserver: int
 
 
+class CutPart(_Message, frozen=True):
+    """Pserver: my part of a cut is on disk, or with an empty hash: it could not be written."""
+
+    pserver: int
+    view: int
+    round: int
+    pass_id: int
+    batch: int
+    samples: int
+    ends_pass: bool
+    file: str = ""
+    sha256: str = ""
+    nbytes: int = 0
+
+
 class GetStatus(_Message, frozen=True):
     """Anyone: how is the job?"""
 
@@ -197,6 +220,7 @@ Message = (
     | Stop
     | SetUp
     | Ready
+    | CutPart
     | GetStatus
     | Cancel
     | Status

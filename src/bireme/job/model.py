@@ -76,6 +76,16 @@ def pass_name(pass_id: int) -> str:
     return f"pass-{pass_id:05d}"
 
 
+def last_kept_pass(output: Path) -> int:
+    """The last pass whose model and ledger are both on disk; -1 for none."""
+    done = {int(p.name[5:]) for p in output.glob("pass-[0-9][0-9][0-9][0-9][0-9]") if (p / "done").is_file()}
+    try:
+        rows = [msgspec.json.decode(line) for line in (output / "ledger.jsonl").read_bytes().splitlines()]
+    except (OSError, msgspec.MsgspecError):
+        rows = []
+    return max(done & {row["pass"] for row in rows}, default=-1)
+
+
 def save_model(
     target: Path, values: Values, config: Path, metrics: Mapping[str, object], *, incarnation: int = 1
 ) -> Path:

@@ -17,6 +17,7 @@ from bireme.core.errors import FrameError, NetworkError, UsageError
 from bireme.job import messages as m
 from bireme.job.coordinating import Coordinating
 from bireme.job.discover import Discovery
+from bireme.ps.cutting import PartDone
 from bireme.ps.frames import Head
 from bireme.ps.rounds import PassTotals
 from bireme.ps.server import PServer, listen
@@ -82,6 +83,8 @@ class PserverProcess:
         self._reason = ""
         self._coordinating: Coordinating | None = None
         self._coordinator_link: socket.socket | None = None
+        self._view = 0
+        self._rank = 0
         self._lock = threading.Lock()
 
     def run(self, discovery: Discovery | None = None) -> str:
@@ -118,8 +121,10 @@ class PserverProcess:
         match message:
             case m.SetUp():
                 with self._lock:
-                    self._server.set_up(message.setup, self._lane_passed)
                     self._coordinator_link = sock
+                    self._view = message.setup.view
+                    self._rank = message.setup.pserver
+                    self._server.set_up(message.setup, self._lane_passed, self._part_done)
                 for index, lane in enumerate(self._server.lanes):
                     log.info("lane %d keeps %s", index, lane.describe())
                 m.send(sock, m.Ready(pserver=message.setup.pserver))
@@ -144,6 +149,27 @@ class PserverProcess:
             self._leave("the coordinator went away")
         elif self._coordinating is not None:
             self._coordinating.lost(sock)
+
+    def _part_done(self, part: PartDone) -> None:
+        """Tell the coordinator of our part of a cut; called on the writer's thread."""
+        counts, written = part.counts, part.written
+        told = m.CutPart(
+            pserver=self._rank,
+            view=self._view,
+            round=counts.round,
+            pass_id=counts.pass_id,
+            batch=counts.round - counts.pass_start,
+            samples=counts.samples,
+            ends_pass=part.ends_pass,
+            file=part.path.name if written else "",
+            sha256=written.sha256 if written else "",
+            nbytes=written.nbytes if written else 0,
+        )
+        try:
+            assert self._coordinator_link is not None
+            m.send(self._coordinator_link, told)
+        except NetworkError as e:
+            log.warning("the coordinator does not hear of a snapshot: %s", e.what)
 
     def _lane_passed(self, totals: PassTotals) -> None:
         self._coordinator().lane_passed(totals)

@@ -114,6 +114,13 @@ def load_newest(directory: Path, inputs: Inputs | None) -> tuple[Manifest, list[
     )
 
 
+def files_of(directory: Path, manifest: Manifest) -> tuple[tuple[str, ...], ...]:
+    """Paths of a good snapshot's parts, after those of the snapshots that it builds on."""
+    known = {found.name: found for found in candidates(directory)[0]}
+    chain = [*(known[name] for name in manifest.base), manifest]
+    return tuple(tuple(str(directory / one.name / part.file) for part in one.parts) for one in chain)
+
+
 def check_all(directory: Path) -> tuple[list[Manifest], list[Problem]]:
     """Every committed snapshot that is whole, and every problem: for those who want to know, not to resume."""
     found, problems = candidates(directory)

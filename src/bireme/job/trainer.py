@@ -32,7 +32,7 @@ from bireme.ps.rowclient import RowLinks
 from bireme.ps.setup import is_apart
 from bireme.ps.tree import Span, rows_of, share_out
 from bireme.spec.job import CarrierChoice
-from bireme.spec.model import Updates, Wire
+from bireme.spec.model import Snapshots, Updates, Wire
 from bireme.train.local import LocalLoop, LocalRule
 from bireme.train.loop import ApartLoop, Loop
 from bireme.train.reader import ShardReader
@@ -68,6 +68,11 @@ class TrainerOptions:
     updates: Updates | None = None
     """None leaves it to the program."""
     wire: Wire = field(default_factory=Wire)
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    is_resumed: bool = False
+    accepts_changes: bool = False
+    data: str = ""
+    """Fingerprint of the shards."""
 
 
 class TrainerProcess:
@@ -153,6 +158,10 @@ class TrainerProcess:
             sparse_lanes=options.ports_num_for_sparse,
             updates=self._updates,
             wire=options.wire,
+            data=options.data,
+            snapshots=options.snapshots,
+            is_resumed=options.is_resumed,
+            accepts_changes=options.accepts_changes,
             output=str(options.output or ""),
             is_set_by_trainer=options.init_model is not None,
             start_pass=options.start_pass,
@@ -193,7 +202,7 @@ class TrainerProcess:
             load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
             tables = [load_trained(options.init_model, table, options.seed) for table in worker.tables]
             exchange.set(values, tables)
-        self._loop(program, worker, teller, begin).run(options.passes)
+        self._loop(program, worker, teller, begin).run(options.start_pass + options.passes, begin.saved)
         self._stopped.wait()  # trainer 0 may test and save for as long as it likes
         if self._stop is None:
             raise NetworkError("the coordinator went away before it had ended the job")
@@ -201,7 +210,13 @@ class TrainerProcess:
     def _loop(self, program: Program, worker: Worker, teller: Teller, begin: m.Begin) -> Loop:
         assert self._exchange is not None
         if self._updates.mode == "local":
-            how = LocalRule(self._updates, program.optimizer, begin.shares[-1].hi, begin.start_samples)
+            how = LocalRule(
+                self._updates,
+                program.optimizer,
+                begin.shares[-1].hi,
+                self._options.start_pass,
+                begin.start_samples,
+            )
             return LocalLoop(worker, self._exchange, teller, how)
         kind = ApartLoop if self._updates.is_streamed else Loop
         return kind(worker, self._exchange, teller)

@@ -18,7 +18,15 @@ from typing import Any
 
 import msgspec
 
-from bireme.core.errors import BiremeError, Cancelled, OutputExistsError, ProcessError, SpecError
+from bireme.core.errors import (
+    BiremeError,
+    Cancelled,
+    NetworkError,
+    OutputExistsError,
+    ProcessError,
+    RefusedError,
+    SpecError,
+)
 from bireme.core.files import storage_errors, write_atomic
 from bireme.job import messages as m
 from bireme.job.coordinating import STATUS_FILE
@@ -73,6 +81,8 @@ def lock_output(output: Path) -> int:
 def check_output(job: Job) -> Job:
     """Refuse to mix two runs in one directory; going on from a finished pass is the exception."""
     output = Path(job.output)
+    if job.is_resumed:
+        return job
     passes = sorted(p.name for p in output.iterdir() if re.fullmatch(r"pass-\d{5}", p.name))
     if job.start_pass == 0:
         if passes:
@@ -215,10 +225,17 @@ class LocalRun:
         # A moment for the others to leave their word: the first to exit need not be the cause.
         time.sleep(0.3)
         cause = first_cause(read_reports(self._run / "reports"))
-        if cause is not None:
+        codes = self._family.codes()
+        # A node that was killed cannot say so, and whoever missed it only saw a connection close.
+        is_silent = any(code is not None and code < 0 for code in codes.values())
+        if cause is not None and not (is_silent and cause.kind in (NetworkError.__name__, RefusedError.__name__)):
             raise cause.error()
-        ended = [f"{name} {describe_exit(code)}" for name, code in self._family.codes().items() if code]
+        ended = [f"{name} {describe_exit(code)}" for name, code in sorted(codes.items(), key=_killed_first) if code]
         raise ProcessError(
             ended[0] if ended else "all processes left before the job was finished",
             fix=f"their last words are in {self.job.output}/node_*/",
         )
+
+
+def _killed_first(ended: tuple[str, int | None]) -> bool:
+    return (ended[1] or 0) >= 0

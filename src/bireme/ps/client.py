@@ -199,7 +199,7 @@ class Exchange:
         extra = pass_id if self._is_streamed else self._cut_at
         head = self._head(Kind.PUSH, round=round_, lo=span.lo, hi=span.hi, records=len(records), extra=extra)
         if self._coder and blocks is not None:
-            self._coder.take(span, row)
+            self._coder.take(span, row, is_last=all(record.is_last for record in records))
         for link in self._links:
             if link.carrier == "shm":
                 nbytes = 0 if blocks is None else 4 * len(link.part)

@@ -32,13 +32,14 @@ class Coder:
         self.error = 0.0
         """How much of a gradient was changed or held back at most, as a share of its norm."""
 
-    def take(self, span: Span, gradient: NDArray[np.float32]) -> None:
-        """Code a gradient; `part` then gives the pieces."""
+    def take(self, span: Span, gradient: NDArray[np.float32], *, is_last: bool = False) -> None:
+        """Code a gradient; `part` then gives the pieces. The last one of a pass holds nothing back."""
         is_look = self._looks % LOOK_EVERY == 0
         self._looks += 1
         if self._how.gradients == "top_k":
             residual = self._residuals.setdefault(span, codec.Residual(self._layout.size))
-            self._picks = residual.pick(gradient, math.ceil(self._how.top_k * self._size))
+            count = self._layout.size if is_last else math.ceil(self._how.top_k * self._size)
+            self._picks = residual.pick(gradient, count)
             if is_look:
                 self.error = max(self.error, residual.error(self._picks))
             return

@@ -33,7 +33,8 @@ class PartDone:
     counts: Counts
     ends_pass: bool
     path: Path
-    written: Written
+    written: Written | None
+    """None where the disk refused."""
 
 
 @dataclass(slots=True)
@@ -79,10 +80,10 @@ class Cutter:
 
     def _write_all(self) -> None:
         while (cut := self._full.get()) is not None:
-            path = self._place(cut.counts.round)
+            path, written = Path(), None
             try:
+                path = self._place(cut.counts.round)
                 written = write_part(path, cut.arrays, {COUNTS: pack_counts(cut.counts)})
             except StorageError as e:
                 log.error("no snapshot of round %d: %s", cut.counts.round, e)
-                continue
             self._on_done(PartDone(cut.counts, cut.ends_pass, path, written))

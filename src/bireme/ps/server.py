@@ -112,10 +112,13 @@ class PServer:
 
         stores: list[Store] = [DenseStore(setup, i) for i in range(setup.dense_lanes)]
         stores += [SparseStore(setup, i) for i in range(setup.sparse_lanes)]
-        cutter = Cutter(len(stores), partial(_part_file, setup), on_part) if setup.snapshots and on_part else None
+        # Sparse lanes of a job without sparse parameters see no round.
+        active = len(stores) if setup.tables else setup.dense_lanes
+        cutter = Cutter(active, partial(_part_file, setup), on_part) if setup.snapshots and on_part else None
         is_first = setup.pserver == 0
         lanes = [
-            Lane(setup, store, on_pass if i == 0 and is_first else ignore, cutter) for i, store in enumerate(stores)
+            Lane(setup, store, on_pass if i == 0 and is_first else ignore, cutter if i < active else None)
+            for i, store in enumerate(stores)
         ]
         if setup.base:
             chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]

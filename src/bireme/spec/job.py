@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from bireme.spec.model import Coding, UpdateMode, Updates, Wire
+from bireme.spec.model import Coding, Snapshots, UpdateMode, Updates, Wire
 
 Name = Annotated[
     str,
@@ -105,6 +105,18 @@ class WireFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0.01
 
 
+class SnapshotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the job's state is saved for `bireme resume`."""
+
+    every_s: Annotated[
+        Annotated[float, Meta(ge=0, le=86400)],
+        Meta(description="Seconds between two snapshots; one is always taken at the end of a pass. 0: only there."),
+    ] = 10.0
+    keep: Annotated[
+        Annotated[int, Meta(ge=1, le=100)], Meta(description="How many are kept; older ones are deleted.")
+    ] = 2
+
+
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole job.yaml."""
 
@@ -142,6 +154,9 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(description="Decides first values and shuffling. Same seed, same data, same bits."),
     ] = 1
     output: Annotated[str, Meta(description="Where logs and models go, relative to job.yaml.")] = "output"
+    snapshots: Annotated[SnapshotsFile, Meta(description="When the job's state is saved for `bireme resume`.")] = (
+        SnapshotsFile()
+    )
     log_period: Annotated[Count, Meta(description="Rounds between two progress lines in train.log.")] = 50
     connect_timeout_s: Annotated[
         Annotated[float, Meta(gt=0, le=3600)],
@@ -174,6 +189,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     updates: Updates | None = None
     """None leaves it to the program."""
     wire: Wire = Wire()
+    snapshots: Snapshots = Snapshots()
+    is_resumed: bool = False
+    """Go on from the newest snapshot in the output directory."""
+    accepts_changes: bool = False
+    """Also where it was made with another program, other data or other rules."""
     start_pass: int = 0
     init_model: str = ""
     """Directory of a saved model to start from; '' starts from the generator."""

@@ -109,6 +109,16 @@ class Updates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.mode in ("bounded", "async")
 
 
+class Snapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a job's state is saved for resuming, and how much of it is kept."""
+
+    path: str = ""
+    """A directory that all processes see; '' for no snapshots."""
+    every_s: float = 10.0
+    """0: at the end of passes only."""
+    keep: int = 2
+
+
 class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How dense gradients are written on the wire."""
 

@@ -4,7 +4,7 @@ A shard has its own parameters and optimizer state. After `every` batches it sen
 from the common parameters, c - w, and the lanes move these by `rate` times the mean of all: c -= rate/S * sum.
 Plainly averaged, a shard then goes on from the common parameters; elastically, it keeps its own
 and moves `rate` of the way towards where the common ones were. Copies belong to shards, not to
-trainers, so the result does not depend on how many trainers there are.
+trainers, so the result does not depend on how many trainers there are; they begin anew with each pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class LocalRule(NamedTuple):
     updates: Updates
     optimizer: Optimizer
     shards: int
+    start_pass: int = 0
     start_samples: int = 0
+    """Trained before `start_pass`."""
 
 
 class _Copy:
@@ -68,6 +70,8 @@ class LocalLoop(Loop):
 
     def _run_pass(self, at: Position, rounds: int) -> None:
         every = self._updates.every
+        # Nothing that only we know outlives a pass, so that a job can be resumed where one begins.
+        self._copies = {}
         meetings = -(-rounds // every)
         self._adopt(at)
         while True:
@@ -84,7 +88,9 @@ class LocalLoop(Loop):
         common = self._memory.values(at.round)
         for shard in self._worker.share.shards:
             if shard not in self._copies:
-                self._copies[shard] = _Copy(self._worker, self._rule.optimizer, self._rule.start_samples)
+                rule, passes = self._rule, at.pass_id - self._rule.start_pass
+                before = rule.start_samples + rule.shards * passes * self._worker.ledger[shard].read
+                self._copies[shard] = _Copy(self._worker, self._rule.optimizer, before)
             elif self._updates.is_elastic:
                 continue
             self._copies[shard].values[:] = common

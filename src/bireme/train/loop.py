@@ -59,14 +59,16 @@ class Loop:
         self._listener = listener
         self._watch = Stopwatch()
 
-    def run(self, passes: int) -> None:
-        """Train for that many passes from wherever the lanes are."""
+    def run(self, end: int, saved: int | None = None) -> None:
+        """Train from wherever the lanes are until pass `end` would begin; models are on disk up to pass `saved`."""
         at = self._exchange.pull_now()
         self._watch.lap("begin")
-        last = at.pass_id + passes
-        while at.pass_id < last:
+        if saved is not None and at.batch == 0 and at.pass_id - 1 > saved:
+            # It ended, but whoever was to test and save it did not come to that.
+            self._end_pass(at.pass_id - 1, at, self._worker.open_pass(at.pass_id - 1, is_over=True))
+        while at.pass_id < end:
             pass_id = at.pass_id
-            rounds = self._worker.open_pass(pass_id)
+            rounds = self._worker.open_pass(pass_id, at.batch)
             self._run_pass(at, rounds)
             # Whoever is done waits here for those with longer shards.
             at = self._exchange.pull_pass(pass_id + 1)

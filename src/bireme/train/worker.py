@@ -127,10 +127,14 @@ class Worker:
         self._unused: Floats | None = None
         """A place for gradients that nobody computes."""
 
-    def open_pass(self, pass_id: int) -> int:
-        """Begin to count a pass; returns how many rounds this trainer takes part in."""
+    def open_pass(self, pass_id: int, done: int = 0, *, is_over: bool = False) -> int:
+        """Begin to count a pass of which so many rounds are done; returns how many this trainer takes part in."""
         self.batches = {shard: reader.batches(pass_id) for shard, reader in self._readers.items()}
-        self.ledger = {s: Counts(read=reader.open(pass_id)) for s, reader in self._readers.items()}
+        self.ledger = {}
+        for shard, reader in self._readers.items():
+            read = reader.open(pass_id)
+            trained = read if is_over else min(done * self._program.batch_size, read)
+            self.ledger[shard] = Counts(read, trained)
         self.totals = Running()
         # An empty shard takes part in the first round to say that it is empty.
         return max(max(self.batches.values()), 1)

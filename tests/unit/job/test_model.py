@@ -266,9 +266,7 @@ def test_of_an_unbounded_table_the_rows_that_exist_are_saved_beside_their_ids(
 
 
 @pytest.mark.parametrize("parameter", [BOUNDED, UNBOUNDED], ids=["bounded", "unbounded"])
-def test_training_goes_on_with_the_rows_that_were_trained(
-    tmp_path: Path, config: Path, parameter: Parameter
-) -> None:
+def test_training_goes_on_with_the_rows_that_were_trained(tmp_path: Path, config: Path, parameter: Parameter) -> None:
     saved = Block(np.array([1, 4], np.uint64), np.array([[0.5, 1.0], [2.0, 3.0]], np.float32))
     target = save_model(tmp_path / "m", table_arrays(parameter, 1, saved), config, {})
     found = load_trained(target, parameter, 1)

@@ -16,14 +16,12 @@ from bireme.job.manifest import (
     Manifest,
     PartRecord,
     differences,
-    part_name,
     rules_hash,
     seal,
-    snapshot_name,
     unseal,
 )
 from bireme.job.snapshots import abandon, candidates, check_all, commit, keep, load_newest, prepare
-from bireme.ps.parts import read_part, write_part
+from bireme.ps.parts import part_name, read_part, snapshot_name, write_part
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
 INPUTS = Inputs(program="a" * 64, data="b" * 64, rules="c" * 64, shards=3, seed=1)

@@ -1,4 +1,4 @@
-"""Pulls of trainers that share a lane's memory: no thread waits for them, whoever makes the answer possible gives it."""
+"""Pulls of trainers that share a lane's memory: no thread waits for them; whoever makes an answer possible gives it."""
 
 from __future__ import annotations
 

@@ -74,6 +74,6 @@ def test_a_sparse_parameter_needs_a_name_of_its_own(other: Parameter) -> None:
 
 def test_no_parameter_may_be_called_as_the_file_of_an_unbounded_tables_ids() -> None:
     taken = Parameter(name="emb.ids", shape=(4,))
-    with pytest.raises(SpecError, match="parameter emb.ids and the ids of emb would be one file"):
+    with pytest.raises(SpecError, match=r"parameter emb\.ids and the ids of emb would be one file"):
         check_names([taken, Parameter(name="emb", shape=(2**63, 2), rows=Rows())])
     check_names([taken, Parameter(name="emb", shape=(9, 2), rows=Rows())])

@@ -44,7 +44,7 @@ class Stage:
         share = self.lane.shares[rank]
         readers = readers_of(self.counts, is_whole=self.is_whole)[share.lo : share.hi]
         exchange = MemoryExchange(self.lane, rank)
-        how = LocalRule(self.updates, RULE, self.lane.shards, self.start_samples)
+        how = LocalRule(self.updates, RULE, self.lane.shards, start_samples=self.start_samples)
         return LocalLoop(Worker(program, readers, None), exchange.real, self.notes[rank], how)
 
     def run(self, passes: int = 1) -> Floats:
@@ -120,7 +120,7 @@ def test_elastic_shards_keep_their_own_and_both_sides_move() -> None:
     assert own[0].tolist() != common.tolist()
 
 
-def test_elastic_shards_keep_their_own_from_pass_to_pass_and_averaged_ones_do_not() -> None:
+def test_elastic_shards_keep_their_own_from_meeting_to_meeting_and_averaged_ones_do_not() -> None:
     for updates in (elastic(8, 0.25), averaged(8)):
         stage = Stage([10], 1, updates)
         loop = stage.loops[0]
@@ -130,6 +130,19 @@ def test_elastic_shards_keep_their_own_from_pass_to_pass_and_averaged_ones_do_no
         kept = copy if updates.is_elastic else common
         assert loop._copies[0].values.tobytes() == kept.tobytes()
         assert copy.tobytes() != common.tobytes() or not updates.is_elastic
+
+
+@pytest.mark.parametrize("updates", [averaged(2), elastic(2)], ids=["average", "elastic"])
+def test_a_pass_can_be_trained_by_trainers_that_know_nothing_of_the_one_before(updates: Updates) -> None:
+    rule = Optimizer(method="adam", learning_rate=0.5, schedule="poly", decay_a=1e-2, decay_b=0.5)
+    ends = []
+    for parts in ([3], [1, 3], [1, 2, 3]):
+        lane = MemoryLane(2, share_out(2, 1), rate=updates.rate / 2)
+        for end in parts:
+            worker = Worker(SumProgram(pull=0.5), readers_of([25, 31], is_whole=True), None)
+            LocalLoop(worker, MemoryExchange(lane).real, Notes(), LocalRule(updates, rule, 2)).run(end)
+        ends.append(lane.values.tobytes())
+    assert ends == [ends[0]] * 3
 
 
 @pytest.mark.parametrize(("every", "meetings"), [(1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2, 3]), (9, [3])])
