@@ -52,7 +52,7 @@ def test_the_output_tree_is_that_of_the_original(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
     assert {p.name for p in output.iterdir()} == {
         "node_0", "node_1", "node_2", "pass-00000", "pass-00001",
-        "job.json", "status.json", "metrics.jsonl", "ledger.jsonl",
+        "job.json", "status.json", "metrics.jsonl", "ledger.jsonl", "snapshots",
     }  # fmt: skip
     assert {p.name for p in (output / "node_1").iterdir()} == {"train.log", "server.log", "node.log"}
     model = output / "pass-00001"
@@ -88,13 +88,13 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(cli: Cli, job: Path, running
     _, err = running.communicate(timeout=30)
     assert running.returncode == 130, err
     assert nobody_left(job)
-    told = re.search(r"--start-pass (\d+)`", err)
+    told = re.search(r"resume (\S+)`", err)
     assert told, err
-    start = int(told[1])
-    assert (job.parent / "output" / f"pass-{start - 1:05d}" / "done").is_file()
-    went_on = cli.run("train", job, "--passes", start + 1, "--start-pass", start)
+    output = Path(told[1])
+    next_pass = 1 + max(int(p.parent.name[5:]) for p in output.glob("pass-*/done"))
+    went_on = cli.run("resume", output, "--passes", next_pass + 1)
     assert went_on.code == 0, went_on.err
-    assert (job.parent / "output" / f"pass-{start:05d}" / "done").is_file()
+    assert (output / f"pass-{next_pass:05d}" / "done").is_file()
 
 
 def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Path) -> None:

@@ -308,6 +308,22 @@ def test_a_loop_may_begin_when_others_are_at_work_already(cluster: Cluster, star
     assert notes.results[0].totals.samples == 25
 
 
+def test_what_a_loop_has_trained_does_not_depend_on_how_far_others_are(cluster: Cluster) -> None:
+    set_up_sums(cluster, share_out(2, 2), ASYNC)
+    other = open_exchange(cluster, Span(0, 1))
+
+    def go_ahead(pass_id: int) -> None:
+        """Be through with the other shard's next pass before the loop asks for it."""
+        for batch in range(3):
+            step(other, cluster, 0, batch, pass_id=pass_id + 1, is_last=batch == 2)
+        values_now(other, cluster)
+
+    go_ahead(-1)
+    notes = Watch(go_ahead)
+    loop_of(cluster, Span(1, 2), [30, 10], notes).run(2)
+    assert [(result.pass_id, result.ledger[1].trained) for result in notes.results] == [(0, 10), (1, 10)]
+
+
 def test_a_pass_may_end_while_one_lane_is_ahead_of_another(cluster: Cluster) -> None:
     set_up_sums(cluster, share_out(2, 2), ASYNC)
     other, half = open_exchange(cluster, Span(1, 2)), open_exchange(cluster, Span(1, 2), lanes=[1])

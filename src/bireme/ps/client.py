@@ -154,7 +154,9 @@ class Exchange:
     ) -> None:
         """Take the sparse lanes and the wire's coding where there are any; `is_streamed`: lanes share no rounds."""
         # Trainers begin with different lanes, so that all lanes have something to do at once.
-        first = memory.spans[0].lo % max(len(links), 1) if memory.spans else 0
+        self._own_shard = memory.spans[0].lo if memory.spans else 0
+        """Where shards go apart, an answer says how far one of them is: it must be one of ours."""
+        first = self._own_shard % max(len(links), 1)
         self._links = [*links[first:], *links[:first]]
         self._rows = rows
         self._coder = coder
@@ -265,12 +267,12 @@ class Exchange:
 
     def pull_pass(self, pass_id: int) -> Position:
         """Wait for the parameters at the start of a pass, that is, until everybody has ended the one before."""
-        self.ask_pass(pass_id)
+        self.ask_pass(pass_id, shard=self._own_shard)
         return self.receive()
 
     def pull_now(self) -> Position:
         """Take whatever is current; lanes that are one round apart are brought to the older one."""
-        self.ask_now()
+        self.ask_now(shard=self._own_shard)
         at = self.receive(may_differ=True)
         return at if self._is_streamed else self.pull_round(at.round)
 
