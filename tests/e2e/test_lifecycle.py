@@ -108,7 +108,7 @@ def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Pa
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
-    assert "no pass was finished" in err
+    assert "no snapshot was made yet" in err
     assert nobody_left(job)
 
 

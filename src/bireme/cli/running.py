@@ -119,4 +119,8 @@ def finish(job: Job, job_file: str, *, as_json: bool) -> None:
 
 def explain_stop(job: Job, error: Cancelled) -> Cancelled:
     """Tell how to go on after a stop."""
-    return Cancelled(error.what, fix=f"go on with `{command_name()} resume {job.output}`")
+    made = sorted(p.parent.name for p in Path(job.snapshots.path).glob("*/manifest.json"))
+    if not made:
+        return Cancelled(f"{error.what}; no snapshot was made yet, so the job starts from the beginning next time")
+    what = f"{error.what}; the newest snapshot is of round {int(made[-1].partition('-')[0])}"
+    return Cancelled(what, fix=f"go on with `{command_name()} resume {job.output}`")
