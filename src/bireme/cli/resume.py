@@ -26,13 +26,18 @@ def resume(output: Path, accept_changes: bool, as_json: bool, **overrides: Any) 
     It ends with the same bits as if it had never stopped, also with other numbers of trainers, pservers and lanes.
     """
     from bireme.job.entry import read_job
+    from bireme.ps.tree import share_out
 
     path = output / "job.json"
     if not path.is_file():
         raise SpecError(f"{output} is not a job's output: there is no {path}", fix="name the directory with pass-00000")
     changes = {name: value for name, value in overrides.items() if value is not None}
-    place = str(output.absolute())
-    changes |= {"is_resumed": True, "accepts_changes": accept_changes, "start_pass": 0, "init_model": ""}
-    job = msgspec.structs.replace(read_job(path), output=place, **changes)
-    snapshots = msgspec.structs.replace(job.snapshots, path=str(Path(place) / "snapshots"))
-    finish(msgspec.structs.replace(job, snapshots=snapshots), place, as_json=as_json)
+    place = output.absolute() / "snapshots"
+    job = msgspec.structs.replace(read_job(path), output=str(output.absolute()), **changes)
+    job = msgspec.structs.replace(job, snapshots=msgspec.structs.replace(job.snapshots, path=str(place)))
+    share_out(job.shards, job.trainers)
+    if any(place.glob("*/manifest.json")):
+        # Where the job began is in the snapshot; without one it begins there once more.
+        start = {"start_pass": 0, "init_model": "", "is_resumed": True, "accepts_changes": accept_changes}
+        job = msgspec.structs.replace(job, **start)
+    finish(job, str(output), as_json=as_json)

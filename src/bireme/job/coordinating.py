@@ -21,18 +21,8 @@ from bireme.core.errors import BiremeError, DataError, NetworkError, StorageErro
 from bireme.core.files import storage_errors, write_atomic
 from bireme.job import messages as m
 from bireme.job import snapshots
-from bireme.job.coordinator import (
-    Base,
-    Commit,
-    Coordinator,
-    Effect,
-    Leave,
-    Load,
-    RefuseJoin,
-    Send,
-    SetUpPservers,
-    Write,
-)
+from bireme.job.coordinator import Coordinator
+from bireme.job.effects import Base, Commit, Effect, Leave, Load, RefuseJoin, Send, SetUpPservers, Write
 from bireme.job.model import last_kept_pass
 from bireme.ps import wire
 from bireme.ps.client import connect
@@ -40,7 +30,7 @@ from bireme.ps.rounds import PassTotals
 
 log = logging.getLogger(__name__)
 SET_UP_TIMEOUT_S = 300.0
-"""Pservers compile their kernels here if nobody has before them: half a minute each on a slow machine."""
+"""Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
 STATUS_FILE = "status.json"
 """In the output tree: the coordinator's last word, for whoever asks after it has left."""
 
@@ -74,8 +64,8 @@ class Coordinating:
                     self._do(self._machine.model_saved(id(sock), message))
                 case m.Failed():
                     self._do(self._machine.trainer_failed(id(sock), message))
-                case m.CutPart():
-                    self._do(self._machine.part_done(message, time.time()))
+                case m.CutPart() if sock in self._pservers.values():
+                    self._do(self._machine.part_done(message, now))
                 case m.Cancel():
                     self._do(self._machine.cancelled())
                     m.send(sock, m.Status(status=self._machine.status(now)))
@@ -154,11 +144,6 @@ class Coordinating:
         facts = self._machine.facts
         assert facts is not None
         place = Path(facts.snapshots.path)
-        if not any(snapshots.candidates(place)):
-            log.info("no snapshot was made yet: beginning anew")
-            with self._lock:
-                self._do(self._machine.loaded(None))
-            return
         try:
             manifest, problems = snapshots.load_newest(place, effect.inputs)
         except BiremeError as e:
@@ -173,20 +158,18 @@ class Coordinating:
             self._do(self._machine.loaded(Base(manifest, files, saved)))
 
     def _commit(self, effect: Commit) -> None:
-        facts, manifest = self._machine.facts, effect.manifest
+        facts = self._machine.facts
         assert facts is not None
         place = Path(facts.snapshots.path)
+        manifest = msgspec.structs.replace(effect.manifest, created=time.time())
         try:
             snapshots.commit(place, manifest)
+            log.info("snapshot of round %d", manifest.round)
             snapshots.keep(place, facts.snapshots.keep)
         except BiremeError as e:
-            log.error("the snapshot of round %d is lost: %s", manifest.round, e)
-            with self._lock:
-                self._do(self._machine.not_committed(manifest, time.monotonic()))
-            return
-        log.info("snapshot of round %d", manifest.round)
+            log.error("the snapshot of round %d: %s", manifest.round, e)
         with self._lock:
-            self._do(self._machine.committed(manifest, time.monotonic()))
+            self._do(self._machine.cut_settled(manifest, time.monotonic()))
 
     def _write(self, effect: Write) -> None:
         facts = self._machine.facts

@@ -9,7 +9,6 @@ Events come in with the time they happened; what is to be done comes out as effe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -17,7 +16,9 @@ import msgspec
 
 from bireme.core.draws import stream_key
 from bireme.job import messages as m
-from bireme.job.manifest import EndedPass, Inputs, Manifest, PartRecord, rules_hash
+from bireme.job.cuts import Cuts, inputs_of, manifest_of
+from bireme.job.effects import Base, Commit, Effect, Leave, Load, RefuseJoin, Send, SetUpPservers, Write
+from bireme.job.manifest import Manifest
 from bireme.ps.rounds import PassTotals, Totals
 from bireme.ps.setup import Setup
 from bireme.ps.tree import share_out
@@ -26,77 +27,6 @@ Phase = Literal["gathering", "setting-up", "training"] | m.Ending
 _TRAINER_0_KNOWS = ("output", "start_samples")
 """Facts that only trainer 0's word matters for: it alone reads and writes models."""
 ENDED: tuple[m.Ending, ...] = get_args(m.Ending)
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Effect: send a message on a connection."""
-
-    to: int
-    message: m.Message
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseJoin:
-    """Effect: tell a would-be member no, and hang up."""
-
-    to: int
-    reason: str
-    fix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SetUpPservers:
-    """Effect: hand every pserver its part, then report back with `pservers_ready` or `pserver_failed`."""
-
-    addresses: tuple[m.Address, ...]
-    setups: tuple[Setup, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Effect: find the newest good snapshot of these inputs (None: of any), then report back with `loaded`."""
-
-    inputs: Inputs | None
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Effect: make a cut count, then report back with `committed` or `not_committed`."""
-
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What a job goes on from."""
-
-    manifest: Manifest
-    files: tuple[tuple[str, ...], ...]
-    """Its parts, after those of the snapshots that it builds on."""
-    saved: int
-    """The last pass whose model and ledger are on disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Effect: append a line to a file of the output tree."""
-
-    file: Literal["metrics.jsonl", "ledger.jsonl"]
-    line: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Effect: everything is over; leave a last status behind, and pservers may go."""
-
-    reason: str
-    how: m.Ending
-    is_own: bool = False
-    """The coordinator itself found the fault, so nobody else will tell."""
-
-
-Effect = Send | RefuseJoin | Load | SetUpPservers | Commit | Write | Leave
 
 
 @dataclass(slots=True)
@@ -122,8 +52,8 @@ class Coordinator:
         self._members: dict[int, _Member] = {}
         self._totals: dict[int, PassTotals] = {}
         self._unsaved: tuple[int, list[Effect]] = (-1, [])
-        self._parts: dict[int, dict[int, m.CutPart]] = {}
-        self._kept: set[int] = set()
+        self._cuts = Cuts()
+        self._settled: set[int] = set()
         """Passes whose end is in a committed cut, or cannot be: only these are closed for people to see."""
         self._begun_s = 0.0
         self._pass_begun_s = 0.0
@@ -179,18 +109,15 @@ class Coordinator:
         self.saved = self.facts.start_pass - 1
         return [self._set_up(self.facts)]
 
-    def loaded(self, base: Base | None) -> list[Effect]:
-        """A snapshot was found to go on from; None where none was ever made, so that the job begins anew."""
+    def loaded(self, base: Base) -> list[Effect]:
+        """A snapshot was found to go on from."""
         if self.facts is None:
             return []
-        if base is None:
-            self.saved = self.facts.start_pass - 1
-            return [self._set_up(self.facts)]
         self.saved = base.saved
         ended = base.manifest.ended
         if ended is not None and ended.pass_id > base.saved:
             self._totals[ended.pass_id] = ended.totals()
-            self._kept.add(ended.pass_id)
+            self._settled.add(ended.pass_id)
         return [self._set_up(self.facts, base.files)]
 
     def _difference(self, facts: m.Facts) -> str:
@@ -285,8 +212,8 @@ class Coordinator:
 
     def _close_pass(self, pass_id: int, now_s: float) -> list[Effect]:
         reports = [member.passes_done.get(pass_id) for member in self._members.values()]
-        is_kept = pass_id in self._kept or (self.facts is not None and not self.facts.snapshots.path)
-        if self.facts is None or pass_id not in self._totals or None in reports or not is_kept:
+        is_settled = pass_id in self._settled or (self.facts is not None and not self.facts.snapshots.path)
+        if self.facts is None or pass_id not in self._totals or None in reports or not is_settled:
             return []
         ended = self._totals.pop(pass_id)
         totals = ended.shards
@@ -321,53 +248,23 @@ class Coordinator:
 
     def part_done(self, message: m.CutPart, now_s: float) -> list[Effect]:
         """A pserver has written its part of a cut, or could not; the last part makes the cut complete."""
-        facts = self.facts
-        if facts is None or message.view != self.view or self.phase != "training":
+        if self.facts is None or message.view != self.view or self.phase != "training":
             return []
-        parts = self._parts.setdefault(message.round, {})
-        parts[message.pserver] = message
-        if not message.sha256:
-            return self._without_cut(message.pass_id - 1, now_s) if message.ends_pass else []
-        if len(parts) < len(facts.pservers) or not all(part.sha256 for part in parts.values()):
+        parts = self._cuts.add(message, len(self.facts.pservers))
+        if not message.sha256 and message.ends_pass:
+            return self._settle(message.pass_id - 1, now_s)
+        if parts is None:
             return []
-        # What is older and not complete never will be.
-        self._parts = {round_: some for round_, some in self._parts.items() if round_ > message.round}
-        return [Commit(self._manifest(facts, message, parts, now_s))]
+        ended = self._totals.get(message.pass_id - 1) if message.ends_pass else None
+        return [Commit(manifest_of(self.facts, self.incarnation, parts, ended))]
 
-    def _manifest(self, facts: m.Facts, last: m.CutPart, parts: Mapping[int, m.CutPart], now_s: float) -> Manifest:
-        records = tuple(
-            PartRecord(file=part.file, sha256=part.sha256, nbytes=part.nbytes, pserver=rank)
-            for rank, part in sorted(parts.items())
-        )
-        totals = self._totals.get(last.pass_id - 1) if last.ends_pass else None
-        return Manifest(
-            job=facts.name,
-            round=last.round,
-            pass_id=last.pass_id,
-            batch=last.batch,
-            samples=last.samples,
-            view=last.view,
-            incarnation=self.incarnation,
-            created=now_s,
-            inputs=inputs_of(facts),
-            pservers=len(facts.pservers),
-            dense_lanes=facts.dense_lanes,
-            sparse_lanes=facts.sparse_lanes,
-            parts=records,
-            ended=EndedPass.of(totals) if totals else None,
-        )
+    def cut_settled(self, manifest: Manifest, now_s: float) -> list[Effect]:
+        """A cut counts from now on, or is lost; either way a pass that ended with it can be closed."""
+        return self._settle(manifest.pass_id - 1, now_s) if manifest.ended else []
 
-    def committed(self, manifest: Manifest, now_s: float) -> list[Effect]:
-        """A cut counts from now on; if a pass ended with it, the pass can be closed."""
-        return self._without_cut(manifest.pass_id - 1, now_s) if manifest.ended else []
-
-    def not_committed(self, manifest: Manifest, now_s: float) -> list[Effect]:
-        """A cut is lost. Training goes on: the one before it still counts."""
-        return self._without_cut(manifest.pass_id - 1, now_s) if manifest.ended else []
-
-    def _without_cut(self, pass_id: int, now_s: float) -> list[Effect]:
-        """Nothing more is to be waited for before a pass is closed."""
-        self._kept.add(pass_id)
+    def _settle(self, pass_id: int, now_s: float) -> list[Effect]:
+        """No cut is to be waited for any more before a pass is closed."""
+        self._settled.add(pass_id)
         return self._close_pass(pass_id, now_s)
 
     def model_saved(self, connection: int, message: m.Saved) -> list[Effect]:
@@ -457,17 +354,6 @@ def _ledger_rows(pass_id: int, totals: dict[int, Totals], done: list[m.PassDone]
         }
         for s, t in sorted(totals.items())
     ]
-
-
-def inputs_of(facts: m.Facts) -> Inputs:
-    """What the job's result is a function of."""
-    return Inputs(
-        program=facts.fingerprint,
-        data=facts.data,
-        rules=rules_hash(facts.parameters, facts.optimizer, facts.updates, facts.wire),
-        shards=facts.shards,
-        seed=facts.seed,
-    )
 
 
 def _short(value: object) -> str:

@@ -14,8 +14,9 @@ from typing import Annotated
 import msgspec
 
 from bireme.core.errors import SnapshotError
+from bireme.ps.counts import Sums
 from bireme.ps.parts import snapshot_name
-from bireme.ps.rounds import PassTotals, Totals
+from bireme.ps.rounds import PassTotals
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
 VERSION = 1
@@ -52,26 +53,22 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class EndedPass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pass's sums over each shard; floats in hexadecimal, so that they survive to the bit."""
+    """What a pass came to, shard by shard."""
 
     pass_id: int
     samples: int
     """Of all passes so far."""
-    shards: dict[int, tuple[int, str, tuple[str, ...]]]
-    """Samples, cost and evaluators of each."""
+    shards: dict[int, Sums]
 
     @classmethod
     def of(cls, totals: PassTotals) -> EndedPass:
         """From what lane 0 told."""
-        shards = {s: (t.samples, t.cost.hex(), tuple(e.hex() for e in t.evals)) for s, t in totals.shards.items()}
+        shards = {shard: Sums.of(own) for shard, own in totals.shards.items()}
         return cls(pass_id=totals.pass_id, samples=totals.samples, shards=shards)
 
     def totals(self) -> PassTotals:
         """What lane 0 told."""
-        shards = {
-            s: Totals(n, float.fromhex(cost), [float.fromhex(e) for e in evals])
-            for s, (n, cost, evals) in self.shards.items()
-        }
+        shards = {shard: sums.totals() for shard, sums in self.shards.items()}
         return PassTotals(self.pass_id, self.samples, shards, {})
 
 
@@ -86,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     samples: _Count
     view: _Count
     incarnation: _Count
-    created: float
+    created: float = 0.0
     """Seconds since 1970."""
     inputs: Inputs
     pservers: int

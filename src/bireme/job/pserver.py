@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 from bireme.core.errors import FrameError, NetworkError, UsageError
 from bireme.job import messages as m
@@ -21,6 +22,7 @@ from bireme.ps.cutting import PartDone
 from bireme.ps.frames import Head
 from bireme.ps.rounds import PassTotals
 from bireme.ps.server import PServer, listen
+from bireme.ps.setup import Setup
 
 log = logging.getLogger(__name__)
 _SIOCGIFADDR = 0x8915
@@ -83,8 +85,6 @@ class PserverProcess:
         self._reason = ""
         self._coordinating: Coordinating | None = None
         self._coordinator_link: socket.socket | None = None
-        self._view = 0
-        self._rank = 0
         self._lock = threading.Lock()
 
     def run(self, discovery: Discovery | None = None) -> str:
@@ -121,10 +121,8 @@ class PserverProcess:
         match message:
             case m.SetUp():
                 with self._lock:
+                    self._server.set_up(message.setup, self._lane_passed, partial(self._part_done, message.setup))
                     self._coordinator_link = sock
-                    self._view = message.setup.view
-                    self._rank = message.setup.pserver
-                    self._server.set_up(message.setup, self._lane_passed, self._part_done)
                 for index, lane in enumerate(self._server.lanes):
                     log.info("lane %d keeps %s", index, lane.describe())
                 m.send(sock, m.Ready(pserver=message.setup.pserver))
@@ -150,15 +148,15 @@ class PserverProcess:
         elif self._coordinating is not None:
             self._coordinating.lost(sock)
 
-    def _part_done(self, part: PartDone) -> None:
+    def _part_done(self, setup: Setup, part: PartDone) -> None:
         """Tell the coordinator of our part of a cut; called on the writer's thread."""
         counts, written = part.counts, part.written
         told = m.CutPart(
-            pserver=self._rank,
-            view=self._view,
+            pserver=setup.pserver,
+            view=setup.view,
             round=counts.round,
             pass_id=counts.pass_id,
-            batch=counts.round - counts.pass_start,
+            batch=0 if part.ends_pass else counts.round - counts.pass_start,
             samples=counts.samples,
             ends_pass=part.ends_pass,
             file=part.path.name if written else "",

@@ -20,7 +20,7 @@ from bireme.core import faults
 from bireme.core.errors import SnapshotError
 from bireme.core.files import storage_errors, sync_directory, write_atomic
 from bireme.job.manifest import MANIFEST, Inputs, Manifest, PartRecord, differences, seal, unseal
-from bireme.ps.parts import hash_of, snapshot_name
+from bireme.ps.parts import hash_of
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f]{16})")
 
@@ -34,14 +34,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.what}"
-
-
-def prepare(directory: Path, round_: int, view: int) -> Path:
-    """Make a snapshot's directory, for parts to be written into; any number of pservers may do so."""
-    place = directory / snapshot_name(round_, view)
-    with storage_errors(str(place)):
-        place.mkdir(parents=True, exist_ok=True)
-    return place
 
 
 def commit(directory: Path, manifest: Manifest) -> Path:
@@ -64,14 +56,6 @@ def commit(directory: Path, manifest: Manifest) -> Path:
     faults.at("snapshot.commit")
     write_atomic(place / MANIFEST, data)
     return place / MANIFEST
-
-
-def abandon(directory: Path, round_: int, view: int) -> None:
-    """Remove what there is of a cut that will not be committed."""
-    name = snapshot_name(round_, view)
-    if (directory / name / MANIFEST).exists():
-        raise SnapshotError(f"{name} is committed and cannot be abandoned")
-    _remove(directory / name)
 
 
 def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from bireme.core.errors import ModelError, UsageError
-from bireme.job.inputs import data_fingerprint
 from bireme.job.model import pass_name
 from bireme.job.trainer import TrainerOptions
 from bireme.job.workdir import lay_workdir
@@ -49,7 +48,7 @@ def options_of_job(job: Job, rank: int, run: Path) -> TrainerOptions:
         snapshots=job.snapshots,
         is_resumed=job.is_resumed,
         accepts_changes=job.accepts_changes,
-        data=data_fingerprint(Path(job.data), job.shards),
+        data=job.data_fingerprint,
     )
 
 

@@ -31,6 +31,7 @@ from bireme.core.files import storage_errors, write_atomic
 from bireme.job import messages as m
 from bireme.job.coordinating import STATUS_FILE
 from bireme.job.discover import SharedDirectory
+from bireme.job.inputs import data_fingerprint
 from bireme.job.model import pass_name
 from bireme.job.reports import first_cause, read_reports
 from bireme.job.supervise import Child, Family, decide, describe_exit
@@ -133,7 +134,8 @@ class LocalRun:
         with storage_errors(str(output)):
             output.mkdir(parents=True, exist_ok=True)
         self._lock = lock_output(output)
-        self.job = check_output(self.job)
+        fingerprint = data_fingerprint(Path(self.job.data), self.job.shards)
+        self.job = msgspec.structs.replace(check_output(self.job), data_fingerprint=fingerprint)
         self._record, self._run = registry.new_run(self.job.name, self._job_file, self.job.output)
         (output / STATUS_FILE).unlink(missing_ok=True)
         path = output / "job.json"

@@ -20,10 +20,21 @@ COUNTS = "counts"
 """The key in a part's meta."""
 
 
-class _Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A shard's totals as JSON can hold them."""
+
     samples: int
     cost: str
     evals: tuple[str, ...]
+
+    @classmethod
+    def of(cls, totals: Totals) -> Sums:
+        """Write down to the bit."""
+        return cls(totals.samples, totals.cost.hex(), tuple(e.hex() for e in totals.evals))
+
+    def totals(self) -> Totals:
+        """Read back."""
+        return Totals(self.samples, float.fromhex(self.cost), [float.fromhex(e) for e in self.evals])
 
 
 class _Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +43,7 @@ class _Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass_start: int
     samples: int
     ended: tuple[int, ...]
-    totals: dict[int, _Sums]
+    totals: dict[int, Sums]
     next_q: tuple[int, ...]
     staleness: dict[int, int]
 
@@ -45,7 +56,7 @@ def counts_of(machine: LaneRounds | LaneStream) -> Counts:
         0 if isinstance(machine, LaneStream) else machine.pass_start,
         machine.samples,
         frozenset(machine.ended),
-        {s: Totals(t.samples, t.cost, list(t.evals)) for s, t in machine.totals.items()},
+        {shard: totals.copy() for shard, totals in machine.totals.items()},
         tuple(machine.next_q) if isinstance(machine, LaneStream) else (),
         dict(machine.staleness_counts) if isinstance(machine, LaneStream) else {},
     )
@@ -53,9 +64,7 @@ def counts_of(machine: LaneRounds | LaneStream) -> Counts:
 
 def pack_counts(counts: Counts) -> object:
     """As a JSON value, to be a part's `meta[COUNTS]`."""
-    totals = {
-        shard: _Sums(t.samples, t.cost.hex(), tuple(e.hex() for e in t.evals)) for shard, t in counts.totals.items()
-    }
+    totals = {shard: Sums.of(totals) for shard, totals in counts.totals.items()}
     found: object = msgspec.to_builtins(
         _Json(
             counts.round,
@@ -76,10 +85,7 @@ def unpack_counts(value: Any, where: str) -> Counts:
     """Read what `pack_counts` made; `where` it comes from goes into the message if it makes no sense."""
     try:
         j = msgspec.convert(value, _Json, str_keys=True)
-        totals = {
-            shard: Totals(t.samples, float.fromhex(t.cost), [float.fromhex(e) for e in t.evals])
-            for shard, t in j.totals.items()
-        }
+        totals = {shard: sums.totals() for shard, sums in j.totals.items()}
     except (msgspec.MsgspecError, ValueError, OverflowError) as e:
         raise SnapshotError(f"{where} does not say where its lanes were: {e}", fix="use another snapshot") from e
     return Counts(j.round, j.pass_id, j.pass_start, j.samples, frozenset(j.ended), totals, j.next_q, dict(j.staleness))

@@ -1,8 +1,9 @@
 """One pserver's part of a cut: its lanes' copies of one moment, written to a file while training goes on.
 
 Lanes hand in copies when they come to the cut's round; when the last one has, a thread of its own
-writes them. A cut that comes while the one before is still being written is left out: training never
-waits for a disk. A disk that refuses ends that cut, loudly, and nothing else.
+writes them. A cut that comes while the one before is still being written is left out, so that training does
+not wait for a disk; only the end of a pass does, as its cut is waited for anyway before people see the
+pass. A disk that refuses ends that cut, loudly, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import StorageError
 from bireme.ps.counts import COUNTS, pack_counts
-from bireme.ps.parts import Written, write_part
+from bireme.ps.parts import Written, part_path, write_part
 from bireme.ps.rounds import Counts
+from bireme.ps.setup import Setup
 
 log = logging.getLogger(__name__)
 Arrays = dict[str, NDArray[Any]]
@@ -48,14 +50,14 @@ class _Open:
 class Cutter:
     """Collects and writes the parts of one pserver."""
 
-    def __init__(self, lanes: int, place: Callable[[int], Path], on_done: Callable[[PartDone], None]) -> None:
-        """Expect copies of so many lanes for each cut; `place` makes a round's file name."""
+    def __init__(self, setup: Setup, lanes: int, on_done: Callable[[PartDone], None]) -> None:
+        """Expect copies of so many lanes for each cut."""
+        self._setup = setup
         self._lanes = lanes
-        self._place = place
         self._on_done = on_done
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
-        self._full: queue.Queue[_Open | None] = queue.Queue(maxsize=1)
+        self._full: queue.Queue[_Open] = queue.Queue(maxsize=1)
         threading.Thread(target=self._write_all, name="cuts", daemon=True).start()
 
     def give(self, counts: Counts, arrays: Arrays, *, ends_pass: bool) -> None:
@@ -74,15 +76,13 @@ class Cutter:
         except queue.Full:
             log.warning("the cut at round %d is left out: the one before is still being written", counts.round)
 
-    def close(self) -> None:
-        """Let the writer end when it has written what it has."""
-        self._full.put(None)
-
     def _write_all(self) -> None:
-        while (cut := self._full.get()) is not None:
+        setup = self._setup
+        while True:
+            cut = self._full.get()
             path, written = Path(), None
             try:
-                path = self._place(cut.counts.round)
+                path = part_path(Path(setup.snapshots), cut.counts.round, setup.view, setup.pserver)
                 written = write_part(path, cut.arrays, {COUNTS: pack_counts(cut.counts)})
             except StorageError as e:
                 log.error("no snapshot of round %d: %s", cut.counts.round, e)

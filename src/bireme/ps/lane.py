@@ -33,8 +33,6 @@ from bireme.ps.tree import Span, spans_of
 
 LOOK_S = 1.0
 """How often a thread that waits for a round looks whether its trainer is still there."""
-MAX_ROWS_NBYTES = MAX_ARRAY_NBYTES
-"""The longest payload where lengths differ from push to push."""
 OnPass = Callable[[PassTotals], None]
 Buffers = Sequence[NDArray[Any]]
 Answer = tuple[Flag, int, Buffers]
@@ -121,7 +119,7 @@ class Lane:
     def largest_payload(self) -> int:
         """How much a frame that is refused may still have to say."""
         whole = self._store.slice_nbytes
-        return MAX_ROWS_NBYTES if whole is None else whole
+        return MAX_ARRAY_NBYTES if whole is None else whole
 
     def describe(self) -> str:
         """What this lane keeps, for the log."""

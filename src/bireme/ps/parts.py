@@ -216,3 +216,11 @@ def snapshot_name(round_: int, view: int) -> str:
 def part_name(pserver: int) -> str:
     """The file of a pserver's part."""
     return f"part-{pserver}.bin"
+
+
+def part_path(snapshots: Path, round_: int, view: int, pserver: int) -> Path:
+    """Where a pserver's part of a cut goes; makes the cut's directory, as any of the pservers may."""
+    place = snapshots / snapshot_name(round_, view)
+    with storage_errors(str(place)):
+        place.mkdir(parents=True, exist_ok=True)
+    return place / part_name(pserver)

@@ -85,6 +85,10 @@ class Totals:
     cost: float = 0.0
     evals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
+    def copy(self) -> Totals:
+        """The same sums, to count on from."""
+        return Totals(self.samples, self.cost, list(self.evals))
+
     def add(self, record: Record) -> None:
         """Count one round's record."""
         self.samples += record.samples
@@ -163,7 +167,7 @@ class LaneRounds:
         self.round = self._oldest = counts.round
         self.pass_id, self.pass_start, self.samples = counts.pass_id, counts.pass_start, counts.samples
         self.ended = set(counts.ended)
-        self.totals = {shard: Totals(t.samples, t.cost, list(t.evals)) for shard, t in counts.totals.items()}
+        self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
 
     def row_of(self, span: Span) -> int | None:
         """The inbox row of a contribution; None for one that this view does not have."""

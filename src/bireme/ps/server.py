@@ -16,16 +16,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError
-from bireme.core.files import storage_errors
 from bireme.ps import wire
 from bireme.ps.cutting import Cutter, PartDone
 from bireme.ps.frames import Head, Kind
 from bireme.ps.lane import Lane, OnPass, Store
-from bireme.ps.parts import part_name, read_part, snapshot_name
+from bireme.ps.parts import read_part
 from bireme.ps.rounds import PassTotals
 from bireme.ps.segments import close_quietly
 from bireme.ps.setup import Setup
@@ -114,7 +112,7 @@ class PServer:
         stores += [SparseStore(setup, i) for i in range(setup.sparse_lanes)]
         # Sparse lanes of a job without sparse parameters see no round.
         active = len(stores) if setup.tables else setup.dense_lanes
-        cutter = Cutter(active, partial(_part_file, setup), on_part) if setup.snapshots and on_part else None
+        cutter = Cutter(setup, active, on_part) if setup.snapshots and on_part else None
         is_first = setup.pserver == 0
         lanes = [
             Lane(setup, store, on_pass if i == 0 and is_first else ignore, cutter if i < active else None)
@@ -124,7 +122,7 @@ class PServer:
             chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]
             for lane in lanes:
                 lane.restore(chain)
-        if cutter is not None and is_first and setup.cut_every_s and not setup.has_private_state:
+        if cutter is not None and is_first and setup.cut_every_s and not setup.cuts_only_at_passes:
             lanes[0].cut_every(setup.cut_every_s)
         self.lanes = lanes
 
@@ -213,14 +211,6 @@ class PServer:
             lane.set(sock, head)
         else:
             raise FrameError(f"a lane takes PUSH, PULL and SET, not {head.kind.name}")
-
-
-def _part_file(setup: Setup, round_: int) -> Path:
-    """Where this pserver's part of a cut goes; the directory may have been made by another one."""
-    place = Path(setup.snapshots) / snapshot_name(round_, setup.view)
-    with storage_errors(str(place)):
-        place.mkdir(parents=True, exist_ok=True)
-    return place / part_name(setup.pserver)
 
 
 def _listen_near(tcp: socket.socket) -> socket.socket | None:

@@ -42,8 +42,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return is_apart(self.updates, self.wire)
 
     @property
-    def has_private_state(self) -> bool:
-        """Whether trainers know something that lanes do not, except at the end of a pass: cuts are taken only there."""
+    def cuts_only_at_passes(self) -> bool:
+        """Whether lanes agree on a moment, and trainers know nothing that lanes do not, only at the end of a pass."""
         return self.updates.mode != "sync" or self.wire.gradients == "top_k"
 
     @property

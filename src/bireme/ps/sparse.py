@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bireme.core.errors import FrameError
 from bireme.ps import wire
 from bireme.ps.frames import Flag, Head
-from bireme.ps.lane import MAX_ROWS_NBYTES, Answer, Buffers, Machine
+from bireme.ps.lane import Answer, Buffers, Machine
 from bireme.ps.parts import Part
 from bireme.ps.rounds import Closing
 from bireme.ps.rowframes import Block, Ids, Payload, no_rows, pack_blocks, unpack_blocks, unpack_request
@@ -76,8 +76,6 @@ class SparseStore:
             raise FrameError("a sparse lane shares no memory")
 
     def _receive(self, sock: socket.socket, head: Head) -> Payload:
-        if head.nbytes > MAX_ROWS_NBYTES:
-            raise FrameError(f"{head.nbytes} bytes of rows in one frame are too many")
         try:
             # Memory that nothing was written to costs nothing, so a head that lies about its length does no harm.
             payload = np.empty(head.nbytes, np.uint8)

@@ -61,7 +61,7 @@ class LaneStream:
         """Go on from a cut."""
         self.round, self.pass_id, self.samples = counts.round, counts.pass_id, counts.samples
         self.ended, self.next_q = set(counts.ended), list(counts.next_q)
-        self.totals = {shard: Totals(t.samples, t.cost, list(t.evals)) for shard, t in counts.totals.items()}
+        self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
         self.staleness_counts = dict(counts.staleness)
 
     def row_of(self, span: Span) -> int | None:

@@ -190,6 +190,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """None leaves it to the program."""
     wire: Wire = Wire()
     snapshots: Snapshots = Snapshots()
+    data_fingerprint: str = ""
+    """What the shards are, in one hash; the runner fills it in."""
     is_resumed: bool = False
     """Go on from the newest snapshot in the output directory."""
     accepts_changes: bool = False

@@ -81,6 +81,7 @@ class LocalLoop(Loop):
             if at.batch + 1 >= meetings:
                 return
             at = self._exchange.pull_round(at.round + 1)
+            self._watch.lap("exchange")
             self._adopt(at)
 
     def _adopt(self, at: Position) -> None:
@@ -110,6 +111,7 @@ class LocalLoop(Loop):
                 self._memory.row(span)[:] = total.dense
             self._watch.lap("compute")
             self._exchange.push(at.round, span, records, None if total is None else [])
+            self._watch.lap("exchange")
 
     def _train(self, at: Position, shard: int, records: list[Record]) -> Part | None:
         """Train a shard up to the next meeting; returns how far its copy is from the common parameters."""

@@ -172,3 +172,4 @@ class ApartLoop(Loop):
             blocks = worker.gradient(at, shard, prepared, memory).blocks
         self._watch.lap("compute")
         exchange.push(batch, span, [worker.record(shard, batch)], blocks, pass_id=pass_id)
+        self._watch.lap("exchange")

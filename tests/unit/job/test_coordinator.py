@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from bireme.job import messages as m
-from bireme.job.coordinator import Coordinator, Effect, Leave, RefuseJoin, Send, SetUpPservers, Write
+from bireme.job.coordinator import Coordinator
+from bireme.job.effects import Effect, Leave, RefuseJoin, Send, SetUpPservers, Write
 from bireme.ps.rounds import PassTotals, Totals
 from bireme.ps.tree import Span
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire

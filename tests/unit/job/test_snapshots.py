@@ -20,8 +20,8 @@ from bireme.job.manifest import (
     seal,
     unseal,
 )
-from bireme.job.snapshots import abandon, candidates, check_all, commit, keep, load_newest, prepare
-from bireme.ps.parts import part_name, read_part, snapshot_name, write_part
+from bireme.job.snapshots import candidates, check_all, commit, keep, load_newest
+from bireme.ps.parts import part_name, part_path, read_part, snapshot_name, write_part
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
 INPUTS = Inputs(program="a" * 64, data="b" * 64, rules="c" * 64, shards=3, seed=1)
@@ -29,11 +29,10 @@ INPUTS = Inputs(program="a" * 64, data="b" * 64, rules="c" * 64, shards=3, seed=
 
 def write_cut(directory: Path, round_: int, view: int = 1, *, base: tuple[str, ...] = ()) -> Manifest:
     """The parts of two pservers, and the manifest that would commit them."""
-    place = prepare(directory, round_, view)
     records = []
     for pserver in (0, 1):
         arrays = {"w": np.full(100 + 20 * pserver, round_, np.float32)}
-        written = write_part(place / part_name(pserver), arrays, {"round": round_})
+        written = write_part(part_path(directory, round_, view, pserver), arrays, {"round": round_})
         records.append(
             PartRecord(file=part_name(pserver), sha256=written.sha256, nbytes=written.nbytes, pserver=pserver)
         )
@@ -268,16 +267,6 @@ def test_committing_twice_is_as_good_as_once_but_not_with_something_else(directo
     assert load_newest(directory, INPUTS)[0] == manifest
 
 
-def test_only_an_uncommitted_cut_can_be_abandoned(directory: Path) -> None:
-    place = snapshot(directory, 20)
-    write_cut(directory, 40)
-    abandon(directory, 40, 1)
-    abandon(directory, 60, 1)
-    with pytest.raises(SnapshotError, match="is committed"):
-        abandon(directory, 20, 1)
-    assert names(directory) == [place.name]
-
-
 def test_keep_removes_all_but_the_newest(directory: Path) -> None:
     for round_ in (10, 20, 30, 40):
         snapshot(directory, round_)
@@ -335,7 +324,6 @@ def test_a_full_disk_fails_the_commit_and_leaves_the_snapshots_before(directory:
     with pytest.raises(StorageError, match="the disk is full"):
         commit(directory, manifest)
     assert load_newest(directory, INPUTS)[0].round == 20
-    abandon(directory, 40, 1)
     snapshot(directory, 60)
     assert load_newest(directory, INPUTS)[0].round == 60
 
@@ -347,7 +335,7 @@ def test_a_disk_without_room_for_a_directory_is_told(directory: Path, monkeypatc
     snapshot(directory, 20)
     monkeypatch.setattr(os, "mkdir", mkdir)
     with pytest.raises(StorageError, match="the disk is full"):
-        prepare(directory, 40, 1)
+        part_path(directory, 40, 1, 0)
     assert load_newest(directory, INPUTS)[0].round == 20
 
 

@@ -1,0 +1,59 @@
+"""A cut on its way to a snapshot: parts come in from pservers, and when all are there a manifest follows. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bireme.job import messages as m
+from bireme.job.manifest import EndedPass, Inputs, Manifest, PartRecord, rules_hash
+from bireme.ps.rounds import PassTotals
+
+
+class Cuts:
+    """Parts of cuts that are not complete yet, by round."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, dict[int, m.CutPart]] = {}
+
+    def add(self, part: m.CutPart, pservers: int) -> list[m.CutPart] | None:
+        """Take a part; when that makes a cut complete, return all of its parts in the order of pservers."""
+        parts = self._parts.setdefault(part.round, {})
+        parts[part.pserver] = part
+        if len(parts) < pservers or not all(one.sha256 for one in parts.values()):
+            return None
+        # What is older and not complete never will be.
+        self._parts = {round_: some for round_, some in self._parts.items() if round_ > part.round}
+        return [parts[rank] for rank in sorted(parts)]
+
+
+def manifest_of(facts: m.Facts, incarnation: int, parts: Sequence[m.CutPart], ended: PassTotals | None) -> Manifest:
+    """What commits a complete cut; `ended` is what the pass came to that ended with it, if one did."""
+    last = parts[-1]
+    return Manifest(
+        job=facts.name,
+        round=last.round,
+        pass_id=last.pass_id,
+        batch=last.batch,
+        samples=last.samples,
+        view=last.view,
+        incarnation=incarnation,
+        inputs=inputs_of(facts),
+        pservers=len(facts.pservers),
+        dense_lanes=facts.dense_lanes,
+        sparse_lanes=facts.sparse_lanes,
+        parts=tuple(
+            PartRecord(file=part.file, sha256=part.sha256, nbytes=part.nbytes, pserver=part.pserver) for part in parts
+        ),
+        ended=EndedPass.of(ended) if ended else None,
+    )
+
+
+def inputs_of(facts: m.Facts) -> Inputs:
+    """What the job's result is a function of."""
+    return Inputs(
+        program=facts.fingerprint,
+        data=facts.data,
+        rules=rules_hash(facts.parameters, facts.optimizer, facts.updates, facts.wire),
+        shards=facts.shards,
+        seed=facts.seed,
+    )
