@@ -1,0 +1,116 @@
+"""`bireme verify`: everything that a job has left, checked. Reads only, changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from bireme.core.errors import BiremeError
+    from bireme.job.verifying import SnapshotFound, Verdict
+
+_MARKS = {"good": "✓", "note": "·", "bad": "✗"}
+
+
+@click.command(epilog="\b\nExample: bireme verify first-job/output")
+@click.argument("output", metavar="OUTPUT", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(output: Path, as_json: bool) -> None:
+    """Check all that a job has left in its output directory.
+
+    Holds snapshots against their hashes, models against their second copy, the ledger against what passes say of
+    themselves, and tells from where `bireme resume` would go on. Changes nothing.
+
+    Exits with 6 if a model or the ledger is not sound, with 15 if only snapshots are not, with 3 if the
+    job's own description is not.
+    """
+    from bireme.job.verifying import verify as check
+
+    verdict = check(output, is_running=_runs_now(output))
+    error = _error(verdict)
+    if as_json:
+        click.echo(json.dumps(_as_json(verdict)))
+    else:
+        for line in _describe(verdict):
+            click.echo(line)
+    if error is not None and as_json:
+        raise SystemExit(error.exit_code)
+    if error is not None:
+        raise error
+
+
+def _runs_now(output: Path) -> bool:
+    """Whether a job of this machine is at work in that directory."""
+    from bireme.local import registry
+
+    return any(run.state == "running" and run.output == str(output.absolute()) for run in registry.all_runs())
+
+
+def _error(verdict: Verdict) -> BiremeError | None:
+    """What to exit with: the gravest thing that is wrong, as one of the known errors."""
+    from bireme.core.errors import ModelError, SnapshotError, SpecError
+    from bireme.job.verifying import JOB, SNAPSHOTS
+
+    places = [problem.where.partition("/")[0] for problem in verdict.problems]
+    if not places:
+        return None
+    kind = SpecError if JOB in places else SnapshotError if set(places) == {SNAPSHOTS} else ModelError
+    count = "1 problem" if len(places) == 1 else f"{len(places)} problems"
+    return kind(f"{count} in {verdict.output}", fix="do as the lines with `fix:` say, then verify again")
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    problems = [asdict(finding) for finding in verdict.problems]
+    for problem in problems:
+        del problem["state"]
+    return {
+        "ok": not problems,
+        "job": verdict.job.name if verdict.job else None,
+        "phase": verdict.phase,
+        "problems": problems,
+        "notes": [{"where": f.where, "what": f.what} for f in verdict.findings if f.state == "note"],
+        "snapshots": [asdict(snapshot) for snapshot in verdict.snapshots],
+        "passes": [asdict(found) for found in verdict.passes],
+        "resume_from": _point_as_json(verdict.resume_from) if verdict.resume_from else None,
+    }
+
+
+def _point_as_json(point: SnapshotFound) -> dict[str, Any]:
+    """Without a snapshot the job begins anew."""
+    return {"snapshot": point.name or None, "round": point.round, "pass_id": point.pass_id, "batch": point.batch}
+
+
+def _describe(verdict: Verdict) -> Iterator[str]:
+    for finding in verdict.findings:
+        yield f"{_MARKS[finding.state]} {finding.where}: {finding.what}"
+        if finding.state == "bad":
+            yield f"    means: {finding.means}"
+            yield f"    fix:   {finding.fix}"
+    yield _describe_end(verdict)
+    if not verdict.problems:
+        yield "sound"
+
+
+def _describe_end(verdict: Verdict) -> str:
+    """Whether the job is over, and if not, how it would go on."""
+    from bireme.spec.load import command_name
+
+    point, command = verdict.resume_from, f"`{command_name()} resume {verdict.output}`"
+    if verdict.phase == "finished":
+        return "the job has finished"
+    if verdict.phase == "running":
+        return "the job runs now"
+    if point is None:
+        return f"the job has not finished, and {command} cannot go on"
+    if not point.name:
+        return f"the job has not finished; {command} would begin with pass {point.pass_id}"
+    return (
+        f"the job has not finished; {command} would go on from round {point.round}, "
+        f"batch {point.batch} of pass {point.pass_id}"
+    )
