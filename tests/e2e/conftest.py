@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,9 +66,9 @@ class Cli:
             env=self.environment(**env),
         )
 
-    def run(self, *args: object, cwd: Path | None = None, **env: str) -> Done:
+    def run(self, *args: object, cwd: Path | None = None, timeout_s: float = 240, **env: str) -> Done:
         process = self.start(*args, cwd=cwd, **env)
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=timeout_s)
         return Done(process.returncode, out, err)
 
 
@@ -137,6 +139,57 @@ def job(tmp_path: Path, reviews: Path) -> Path:
     path = lay_out(tmp_path / "job")
     split_lines(reviews, path.parent, 3)
     return path
+
+
+@pytest.fixture
+def often(job: Path) -> Path:
+    """The small job, with small batches and a snapshot every few rounds."""
+    return save_often(job, passes=4)
+
+
+def save_often(job: Path, *, passes: int) -> Path:
+    """Give a job small batches, and a snapshot every few rounds."""
+    edit(job.parent / "quick_start" / "trainer_config.lr.py", ("is_predict else 128", "is_predict else 4"))
+    edit(job, ("passes: 2", f"passes: {passes}"))
+    job.write_text(job.read_text() + "snapshots: {every_s: 0.05, keep: 4}\n")
+    return job
+
+
+def wait_until(claim: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    """Look again and again whether a claim has become true."""
+    deadline = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {what}"
+        time.sleep(0.02)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """A file of JSON lines so far, whether or not somebody is at work on the last one."""
+    text = path.read_text() if path.is_file() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def assert_ledger_is_exact(output: Path, passes: int) -> None:
+    """Every sample of every shard was read, trained and applied once in every pass."""
+    rows = lines_of(output / "ledger.jsonl")
+    assert [(row["pass"], row["shard"]) for row in rows] == [(p, s) for p in range(passes) for s in range(3)]
+    assert {(row["shard"], row[what]) for row in rows for what in ("read", "trained", "applied")} == {
+        (0, 201), (1, 200), (2, 200),
+    }  # fmt: skip
+
+
+def pids_of(output: Path) -> dict[str, int]:
+    """Live processes of the job that writes there, by name, as in `trainer 1`."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_text().split("\0") if entry.name.isdecimal() else []
+        except OSError:
+            continue  # it has just ended
+        if f"--job={output}/job.json" in line:
+            role, rank = line[line.index("bireme") + 1], next(a for a in line if a.startswith("--rank="))
+            found[f"{role} {rank.removeprefix('--rank=')}"] = int(entry.name)
+    return found
 
 
 def processes_mentioning(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from tests.unit.train.stage import Notes, SumProgram, readers_of
 
 from bireme.core.errors import RefusedError
 from bireme.ps import wire
-from bireme.ps.client import Exchange, Link
+from bireme.ps.client import Exchange, Link, Position
 from bireme.ps.frames import Head, Kind, Record, pack_records
 from bireme.ps.memory import TrainerMemory
 from bireme.ps.stream import LaneStream
@@ -251,9 +251,9 @@ class Watch(Notes):
         super().__init__()
         self._act = act
 
-    def round_done(self, pass_id: int, batch: int, batches: int, totals: Running) -> None:
-        super().round_done(pass_id, batch, batches, totals)
-        self._act(pass_id)
+    def round_done(self, at: Position, batches: int, totals: Running) -> None:
+        super().round_done(at, batches, totals)
+        self._act(at.pass_id)
 
 
 def set_up_sums(cluster: Cluster, shares: Sequence[Span], updates: Updates, **changes: object) -> None:

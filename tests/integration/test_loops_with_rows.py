@@ -17,7 +17,7 @@ from tests.integration.test_server_and_client import cluster as cluster  # a fix
 from bireme.programs.columns import Batch, InputType
 from bireme.programs.lookups import Lookup
 from bireme.programs.program import Arrays, Computation, Role, Source, SourceFacts, Sums
-from bireme.ps.client import Exchange, Link
+from bireme.ps.client import Exchange, Link, Position
 from bireme.ps.coder import Coder
 from bireme.ps.memory import TrainerMemory
 from bireme.ps.rowclient import RowLinks
@@ -103,7 +103,7 @@ class Notes:
         self.tests: list[tuple[int, float]] = []
         self.errors: list[float] = []
 
-    def round_done(self, pass_id: int, batch: int, batches: int, totals: Running) -> None:
+    def round_done(self, at: Position, batches: int, totals: Running) -> None:
         pass
 
     def pass_done(self, result: PassResult, values: Floats, tables: Tables) -> None:

@@ -360,7 +360,7 @@ def test_a_pserver_serves_one_job_with_the_lanes_it_opened(cluster: Cluster) -> 
         cluster.set_up(sparse_lanes=1)
     cluster.set_up()
     with pytest.raises(FrameError, match="this pserver already serves a job"):
-        cluster.set_up()
+        cluster.set_up(view=4, job=8)
 
 
 def test_a_pserver_that_stops_lets_its_trainers_go(cluster: Cluster) -> None:

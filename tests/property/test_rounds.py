@@ -1,4 +1,4 @@
-"""Whatever the order of arrival, repeats, losses and strangers: every round closes once, with the same sum.
+"""Whatever the order of arrival, repeats, losses, strangers and views: every round closes once, with the same sum.
 
 A `Play` sends all contributions of a small job to one lane's machine, in an order that Hypothesis
 chooses, and disturbs it in between; after each disturbance the machine's state must be what it was.
@@ -19,7 +19,7 @@ from bireme.ps.frames import Flag, Head, Kind, Record
 from bireme.ps.rounds import Closing, LaneRounds, Late, Ready, Refuse, Repeat, Take, Totals, Wait
 from bireme.ps.tree import Span, children, share_out, spans_of
 
-JOB, VIEW, NBYTES, WIDTH = 7, 3, 64, 3
+JOB, NBYTES, WIDTH = 7, 64, 3
 Gradient = NDArray[np.float32]
 
 
@@ -40,7 +40,8 @@ class Play:
         self.batches = list(batches)
         shards = len(self.batches)
         self.spans = list(spans_of(share_out(shards, trainers), shards))
-        self.rounds = LaneRounds(shards, self.spans, NBYTES, job=JOB, view=VIEW)
+        self.view = 3
+        self.rounds = LaneRounds(shards, self.spans, NBYTES, job=JOB, view=self.view)
         self.flying: set[Span] = set()
         self.landed: set[Span] = set()
         self.inbox = np.zeros((len(self.spans), WIDTH), dtype=np.float32)
@@ -66,7 +67,7 @@ class Play:
 
     def head(self, span: Span) -> Head:
         has_samples = any(r.samples for r in self.records(span))
-        head = Head(Kind.PUSH, job=JOB, view=VIEW, round=self.rounds.round, lo=span.lo, hi=span.hi)
+        head = Head(Kind.PUSH, job=JOB, view=self.view, round=self.rounds.round, lo=span.lo, hi=span.hi)
         return head._replace(nbytes=NBYTES * has_samples, records=len(self.live(span)))
 
     def subtree_sum(self, span: Span) -> Gradient | None:
@@ -78,7 +79,7 @@ class Play:
             return right if left is None else left
         return left + right
 
-    def state(self) -> object:
+    def state(self) -> dict[str, object]:
         machine = self.rounds
         names = ("round", "pass_id", "pass_start", "samples", "_before", "ended", "totals", "_rows")
         return copy.deepcopy({name: getattr(machine, name) for name in names})
@@ -138,7 +139,7 @@ class Play:
         elif kind == 1 and span in self.flying:
             assert isinstance(self.unchanged(head, records), Refuse)
         elif kind == 2 and span in self.before:
-            assert self.unchanged(*self.before[span]) == Late()
+            self.come_late(*self.before[span])
         elif kind == 3:
             other = [r._replace(samples=r.samples + 1) for r in records]
             if span in self.landed and head.nbytes:
@@ -147,17 +148,34 @@ class Play:
             self.refuse_strangers(head, records)
         elif kind == 5:
             self.look()
+        elif kind == 6:
+            self.change_view(head, records)
+
+    def change_view(self, head: Head, records: list[Record]) -> None:
+        """Somebody was lost: what the open round has got is sent again, and nothing else is forgotten."""
+        self.view += 1
+        before = self.state()
+        self.rounds.enter(self.view)
+        assert self.state() == before | {"_rows": {}}
+        verdict = self.unchanged(head, records)
+        assert isinstance(verdict, Refuse) and verdict.is_stale
+        self.flying.clear()
+        self.landed.clear()
+
+    def come_late(self, head: Head, records: list[Record]) -> None:
+        """What counted is sent again; whoever's shards have ended may do so many rounds later."""
+        for round_ in range(head.round + 1):
+            assert self.unchanged(head._replace(view=self.view, round=round_), records) == Late()
 
     def refuse_strangers(self, head: Head, records: list[Record]) -> None:
         at = self.rounds.round
         strangers = [
             head._replace(job=JOB + 1),
-            head._replace(view=VIEW - 1),
-            head._replace(view=VIEW + 1),
+            head._replace(view=self.view - 1),
+            head._replace(view=self.view + 1),
             head._replace(round=at + 1),
             head._replace(hi=head.hi + 1),
             head._replace(nbytes=NBYTES + 4),
-            *([head._replace(round=at - 2)] if at >= 2 else []),
         ]
         for stranger in strangers:
             assert isinstance(self.unchanged(stranger, records), Refuse)
@@ -166,7 +184,7 @@ class Play:
 
     def look(self) -> None:
         before = self.state()
-        machine, pull = self.rounds, Head(Kind.PULL, job=JOB, view=VIEW)
+        machine, pull = self.rounds, Head(Kind.PULL, job=JOB, view=self.view)
         now = Ready(machine.round, machine.pass_id, self.batch)
         assert machine.look(pull._replace(flags=Flag.NOW)) == now
         assert machine.look(pull._replace(round=machine.round)) == now
@@ -185,11 +203,11 @@ class Play:
 def run(batches: Sequence[int], trainers: int, choices: Sequence[int], passes: int) -> Play:
     play = Play(batches, trainers)
     for choice in choices:
-        span = play.spans[choice // 12 % len(play.spans)]
-        if choice % 12 < 6:
+        span = play.spans[choice // 13 % len(play.spans)]
+        if choice % 13 < 6:
             play.advance(span)
         else:
-            play.disturb(choice % 12 - 6, span)
+            play.disturb(choice % 13 - 6, span)
         if play.rounds.pass_id == passes:
             return play
     most = 2 * passes * max(*batches, 1)  # each round takes an offer and a landing
@@ -201,7 +219,7 @@ def run(batches: Sequence[int], trainers: int, choices: Sequence[int], passes: i
 
 
 _BATCHES = st.lists(st.integers(0, 4), min_size=1, max_size=7)
-_CHOICES = st.lists(st.integers(0, 12 * 7 - 1), max_size=150)
+_CHOICES = st.lists(st.integers(0, 13 * 7 - 1), max_size=150)
 
 
 @given(batches=_BATCHES, choices=_CHOICES, data=st.data())

@@ -18,19 +18,21 @@ from bireme.ps.counts import COUNTS, Counts, agreed_counts, pack_counts, unpack_
 from bireme.ps.optimizers import Segment, SliceOptimizer
 from bireme.ps.parts import Part, read_part, write_part
 from bireme.ps.plan import Layout, Slice
-from bireme.ps.rounds import Totals
+from bireme.ps.rounds import Closing, Totals
+from bireme.ps.rowframes import Block
+from bireme.ps.rowsums import lane_of
+from bireme.ps.setup import Setup
 from bireme.ps.slices import (
-    GONE,
     apply_delta,
     chained_rows,
-    delta_of,
     dense_slice,
     pack_dense,
     pack_table,
-    table_rows,
 )
-from bireme.ps.table import IDS, ROUNDS, Table, part_of
-from bireme.spec.model import Init, Optimizer, Parameter, Rows
+from bireme.ps.sparse import MOST_DELTAS, SparseStore
+from bireme.ps.table import IDS, ROUNDS, join_states, part_of
+from bireme.ps.tree import share_out
+from bireme.spec.model import Init, Method, Optimizer, Parameter, Rows
 
 State = Mapping[str, NDArray[Any]]
 TABLE = "emb.w"
@@ -201,25 +203,25 @@ def test_rows_are_the_same_from_any_cutting(
     state = table_state(ids)
     parts = data.draw(st.permutations(table_parts(state, before, pservers)))
     for lane in range(after):
-        assert same_bits(table_rows(parts, TABLE, lane, after), part_of(state, lane, after))
+        assert same_bits(chained_rows([parts], TABLE, lane, after), part_of(state, lane, after))
 
 
 def test_tables_whose_names_begin_alike_are_told_apart() -> None:
     one, two = table_state([1, 2]), table_state([3])
     arrays = pack_table(0, "emb", one) | pack_table(0, "emb.w", two) | pack_table(1, "w", two)
-    assert same_bits(table_rows([Part({}, arrays)], "emb", 0, 1), one)
-    assert same_bits(table_rows([Part({}, arrays)], "emb.w", 0, 1), two)
+    assert same_bits(chained_rows([[Part({}, arrays)]], "emb", 0, 1), one)
+    assert same_bits(chained_rows([[Part({}, arrays)]], "emb.w", 0, 1), two)
 
 
 def test_rows_that_nobody_or_several_hold_are_told() -> None:
     parts = table_parts(table_state([1, 2, 3]), 1)
     with pytest.raises(SnapshotError, match="no part holds rows of other"):
-        table_rows(parts, "other", 0, 1)
+        chained_rows([parts], "other", 0, 1)
     with pytest.raises(SnapshotError, match=r"several lanes hold the same rows of emb\.w"):
-        table_rows(parts * 2, TABLE, 0, 1)
+        chained_rows([parts * 2], TABLE, 0, 1)
     del parts[0].arrays[f"rows0.{TABLE}.{IDS}"]
     with pytest.raises(SnapshotError, match="lacks arrays"):
-        table_rows(parts, TABLE, 0, 1)
+        chained_rows([parts], TABLE, 0, 1)
 
 
 @given(old=IDS_OF, changed=IDS_OF, data=st.data())
@@ -235,42 +237,150 @@ def test_a_delta_does_what_a_plain_dict_does(old: list[int], changed: list[int],
     assert found[ROUNDS].tolist() == [9, -1]
 
 
-@settings(max_examples=60)
-@given(
-    rounds=st.lists(st.sets(st.integers(0, 12), max_size=5), min_size=2, max_size=14),
-    cuts=st.sets(st.integers(1, 13), max_size=4),
-    evict_after=st.sampled_from([0, 4]),
-    lanes=st.lists(st.integers(1, 3), min_size=6, max_size=6),
-)
-def test_a_chain_of_deltas_of_a_real_table_gives_its_state(
-    rounds: list[set[int]], cuts: set[int], evict_after: int, lanes: list[int]
-) -> None:
-    parameter = Parameter(
-        name=TABLE, shape=(2**64, 3), init=Init(spread=0.5), rows=Rows(admit_after=1, evict_after=evict_after)
-    )
-    table = Table(parameter, Optimizer(method="adagrad"), 3)
-    chain: list[list[Part]] = []
-    base_ids, base_round = np.empty(0, np.uint64), -1
-    for round_, touched in enumerate(rounds):
+class Stores:
+    """The sparse lanes of a job, their cuts, and which of these count; a whole table's state beside each cut."""
+
+    def __init__(self, lanes: int, parameter: Parameter, method: Method) -> None:
+        self.setup = Setup(
+            job=1, view=1, pserver=0, pservers=1, dense_lanes=1, sparse_lanes=lanes, parameters=(parameter,), seed=3,
+            optimizer=Optimizer(method=method, learning_rate=0.1, schedule="constant"), shards=1,
+            shares=share_out(1, 1),
+        )  # fmt: skip
+        self.stores = [SparseStore(self.setup, lane) for lane in range(lanes)]
+        self.round = 0
+        self.committed: list[int] = []
+        self.newest: list[list[Part]] = []
+        """The chain of the newest cut that counts."""
+
+    def step(self, touched: set[int], *, ends_pass: bool = False) -> None:
         ids = np.array(sorted(touched), np.uint64)
-        gradient = np.random.default_rng(round_).standard_normal((len(ids), 3), np.float32)
-        table.apply(ids, gradient, 0.1, round_)
-        if round_ in cuts or round_ in (0, len(rounds) - 1):
-            state = table.state()
-            delta = delta_of(state, base_ids, base_round)
-            assert delta is not None
-            changed, gone = delta if chain else (state, None)
-            chain.append(table_parts(changed, lanes[len(chain) % 6], 2, gone))
-            base_ids, base_round = state[IDS], round_
-    for lane in range(2):
-        assert same_bits(chained_rows(chain, TABLE, lane, 2), part_of(table.state(), lane, 2))
+        rows = np.random.default_rng(self.round).standard_normal((len(ids), 3), np.float32)
+        for lane, store in enumerate(self.stores):
+            is_own = lane_of(ids, len(self.stores)) == lane
+            store._inbox[0] = [Block(ids[is_own], rows[is_own])]
+            store.apply(Closing(self.round, 0, 0, (), 1, ends_pass), 0.1)
+        self.round += 1
+
+    def cut(self, bases: Sequence[int], *, counts: bool) -> list[list[Part]]:
+        """Take a cut in which each lane knows of one that counts, maybe not the newest; returns its chain."""
+        captures = [store.capture(self.round, base) for store, base in zip(self.stores, bases, strict=True)]
+        for capture in captures:
+            capture.make(self.round)
+        arrays = [{name: array.copy() for name, array in capture.arrays.items()} for capture in captures]
+        is_delta = any(capture.is_delta for capture in captures)
+        chain = [*(self.newest if is_delta else []), spread(arrays, 2)]
+        if counts:
+            self.newest = chain
+            self.committed.append(self.round)
+        return chain
+
+    def state(self) -> State:
+        return join_states([store._tables[0].state() for store in self.stores])
 
 
-def test_a_delta_that_would_miss_changes_is_not_made() -> None:
-    state = table_state([1, 2, 3], round_=9)
-    assert delta_of(state, state[IDS], 5) is not None
-    assert delta_of({**state, "clock": np.ones(3)}, state[IDS], 5) is None
-    assert delta_of({**state, ROUNDS: np.array([9, 8])}, state[IDS], 5) is None
+def table_of(method: Method, l2: float, lives: Rows) -> Parameter:
+    momentum = 0.9 if method == "sparse_momentum" else 0.0
+    return Parameter(name=TABLE, shape=(2**64, 3), init=Init(spread=0.5), rows=lives, l2=l2, momentum=momentum)
+
+
+STEP = st.tuples(
+    st.sets(st.integers(0, 40), max_size=6),
+    st.sampled_from(["", "", "ends", "cut", "cut", "lost"]),
+    st.lists(st.integers(0, 2), min_size=3, max_size=3),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    first=st.sets(st.integers(0, 40), min_size=20),
+    steps=st.lists(STEP, min_size=2, max_size=25),
+    lives=st.sampled_from([Rows(), Rows(admit_after=1, evict_after=4), Rows(evict_after=8)]),
+    rule=st.sampled_from([("adagrad", 0.0), ("momentum", 0.25), ("sparse_momentum", 0.0)]),
+    lanes=st.integers(1, 3),
+    after=st.integers(1, 3),
+)
+def test_a_chain_of_cuts_holds_what_a_whole_cut_would(
+    first: set[int],
+    steps: list[tuple[set[int], str, list[int]]],
+    lives: Rows,
+    rule: tuple[Method, float],
+    lanes: int,
+    after: int,
+) -> None:
+    job = Stores(lanes, table_of(rule[0], rule[1], lives), rule[0])
+    job.step(first)
+    for touched, what, behind in steps:
+        job.step(touched, ends_pass=what == "ends")
+        if what in ("cut", "lost"):
+            bases = [job.committed[-1 - n] if n < len(job.committed) else -1 for n in behind[:lanes]]
+            # What a lane has heard of never becomes older.
+            bases = [max(base, old) for base, old in zip(bases, job_bases(job), strict=True)]
+            chain = job.cut(bases, counts=what == "cut")
+            for lane in range(after):
+                assert same_bits(chained_rows(chain, TABLE, lane, after), part_of(job.state(), lane, after))
+
+
+def job_bases(job: Stores) -> list[int]:
+    return [min((r for r in store._cuts if r in job.committed), default=-1) for store in job.stores]
+
+
+def few(job: Stores, rounds: int = 1) -> None:
+    for _ in range(rounds):
+        job.step({job.round % 7})
+
+
+def made(method: Method = "adagrad", l2: float = 0.0, lives: Rows | None = None) -> Stores:
+    """One lane with a hundred rows and a cut that counts."""
+    job = Stores(1, table_of(method, l2, lives or Rows()), method)
+    job.step(set(range(100)))
+    job.cut([-1], counts=True)
+    return job
+
+
+def held(chain: list[list[Part]]) -> int:
+    """How many rows the last snapshot of a chain holds."""
+    return len(chain[-1][0].arrays[f"rows0.{TABLE}.{IDS}"])
+
+
+def test_a_cut_holds_only_the_rows_that_changed_since_the_last_one_that_counts() -> None:
+    job = made()
+    few(job, 3)
+    assert held(job.cut(job.committed[-1:], counts=False)) == 3
+    few(job, 2)
+    assert held(job.cut(job.committed[-1:], counts=True)) == 5
+    few(job)
+    assert held(job.cut(job.committed[-1:], counts=True)) == 1
+
+
+def test_a_chain_ends_after_so_many_cuts_or_when_it_is_half_as_large_as_the_table() -> None:
+    job = made()
+    lengths = []
+    for _ in range(2 * MOST_DELTAS + 2):
+        few(job)
+        lengths.append(len(job.cut(job.committed[-1:], counts=True)))
+    assert lengths == [*range(2, MOST_DELTAS + 2), *range(1, MOST_DELTAS + 2), 1]
+    job.step(set(range(51)))
+    assert len(job.cut(job.committed[-1:], counts=True)) == 1
+    for sizes, length in ((range(30), 2), (range(20), 3), (range(1), 1)):
+        job.step(set(sizes))
+        assert len(job.cut(job.committed[-1:], counts=True)) == length
+
+
+@pytest.mark.parametrize(("method", "l2"), [("sparse_momentum", 0.0), ("momentum", 0.1)])
+def test_rows_that_change_without_a_push_are_all_written(method: Method, l2: float) -> None:
+    job = made(method, l2)
+    job.step({1}, ends_pass=True)
+    assert held(job.cut(job.committed[-1:], counts=True)) == 100
+
+
+def test_more_forgotten_rows_than_are_remembered_make_a_whole_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bireme.ps.table.MOST_EVICTED", 0)
+    job = made(lives=Rows(evict_after=4))
+    for round_ in range(8):
+        job.step({200 + round_ % 2})
+    chain = job.cut(job.committed[-1:], counts=True)
+    assert len(chain) == 1
+    assert chained_rows(chain, TABLE, 0, 1)[IDS].tolist() == [200, 201]
 
 
 def test_a_chain_without_its_beginning_or_out_of_order_is_refused() -> None:
@@ -283,7 +393,6 @@ def test_a_chain_without_its_beginning_or_out_of_order_is_refused() -> None:
         chained_rows([full, delta], TABLE, 0, 1)
     with pytest.raises(SnapshotError, match="there is no snapshot of the rows"):
         chained_rows([], TABLE, 0, 1)
-    assert GONE in table_rows(delta, TABLE, 0, 1)
     assert same_bits(chained_rows([full, full], TABLE, 0, 1), table_state([1, 2], 9))
 
 

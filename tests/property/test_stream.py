@@ -1,4 +1,4 @@
-"""Whatever is repeated, reordered or lost, and whoever restarts: each push is applied once, within the bound.
+"""Whatever is repeated or lost, whoever restarts, whatever the view: each push is applied once, within the bound.
 
 A `World` has one trainer per shard that repeats what it says until it is answered, a network that
 keeps every frame ever sent and delivers any of them at any time, and one lane's machine.
@@ -18,7 +18,7 @@ from bireme.ps.rounds import Late, Ready, Refuse, Take, Totals, Wait
 from bireme.ps.stream import LaneStream
 from bireme.ps.tree import Span
 
-JOB, VIEW, NBYTES = 7, 3, 64
+JOB, NBYTES = 7, 64
 Name = tuple[int, int, int]
 """Pass, shard, q."""
 
@@ -43,7 +43,8 @@ class World:
     def __init__(self, batches: Sequence[int], staleness: int | None, passes: int) -> None:
         self.batches, self.passes = list(batches), passes
         self.shards = len(self.batches)
-        self.stream = LaneStream(self.shards, NBYTES, job=JOB, view=VIEW, staleness=staleness)
+        self.view = 3
+        self.stream = LaneStream(self.shards, NBYTES, job=JOB, view=self.view, staleness=staleness)
         self.trainers = [Trainer() for _ in self.batches]
         self.sent: list[Head] = []
         self.flying: dict[int, Name] = {}
@@ -63,7 +64,7 @@ class World:
         trainer = self.trainers[shard]
         if trainer.pass_id == self.passes:
             return None
-        head = Head(Kind.PUSH if trainer.has_pulled else Kind.PULL, job=JOB, view=VIEW, round=trainer.q)
+        head = Head(Kind.PUSH if trainer.has_pulled else Kind.PULL, job=JOB, view=self.view, round=trainer.q)
         head = head._replace(lo=shard, hi=shard + 1, extra=trainer.pass_id)
         if trainer.has_pulled:
             head = head._replace(nbytes=NBYTES if self.batches[shard] else 0)
@@ -86,18 +87,21 @@ class World:
             self.acknowledge(name)
         else:
             assert isinstance(verdict, Refuse)
-            assert self.flying[head.lo] == name, "only what is being received is refused to an honest trainer"
+            assert verdict.is_stale == (head.view != self.view)
+            if not verdict.is_stale:
+                assert self.flying[head.lo] == name, "only what is being received is refused to an honest trainer"
 
     def deliver_pull(self, head: Head) -> None:
         trainer, here = self.trainers[head.lo], (head.extra, head.round)
         verdict = self.stream.look(head)
         if isinstance(verdict, Ready):
-            assert (verdict.pass_id, verdict.batch) == here
+            is_applied = self.applied[head.extra, head.lo, head.round] == 1
+            assert is_applied or (verdict.pass_id, verdict.batch) == here
             assert verdict.round == self.applied.total()
             if (trainer.pass_id, trainer.q) == here:
                 trainer.has_pulled = True
         elif isinstance(verdict, Refuse):
-            assert self.applied[head.extra, head.lo, head.round] == 1
+            assert verdict.is_stale and head.view != self.view
         else:
             assert verdict == Wait()
 
@@ -132,12 +136,21 @@ class World:
         if self.flying.pop(shard, None):
             self.stream.dropped(Span(shard, shard + 1))
 
-    def restart(self, shard: int) -> None:
-        """The trainer is replaced; the new one asks the lane where to go on."""
-        now = self.stream.look(Head(Kind.PULL, Flag.NOW, job=JOB, view=VIEW, lo=shard))
+    def restart(self, shard: int, lacking: int) -> None:
+        """The trainer is replaced; the new one asks where to go on, and some other lane lacks so many pushes."""
+        now = self.stream.look(Head(Kind.PULL, Flag.NOW, job=JOB, view=self.view, lo=shard))
         assert isinstance(now, Ready)
-        has_ended = now.batch == self.pushes_of(shard)
-        self.trainers[shard] = Trainer(now.pass_id + 1) if has_ended else Trainer(now.pass_id, now.batch)
+        batch = max(now.batch - lacking, 0)
+        has_ended = batch == self.pushes_of(shard)
+        self.trainers[shard] = Trainer(now.pass_id + 1) if has_ended else Trainer(now.pass_id, batch)
+
+    def change_view(self, lacking: int) -> None:
+        """Somebody was lost: what was on its way is gone, and every trainer asks where to go on."""
+        self.view += 1
+        self.flying.clear()
+        self.stream.enter(self.view)
+        for shard in range(self.shards):
+            self.restart(shard, lacking)
 
     def go_on(self, shard: int) -> None:
         """The trainer's next step, with nothing in its way."""
@@ -158,7 +171,9 @@ class World:
         elif action == 8:
             self.lose(shard)
         elif action == 9:
-            self.restart(shard)
+            self.restart(shard, pick)
+        elif action == 10:
+            self.change_view(pick)
 
     def check(self) -> None:
         """The promises that hold at every moment."""
@@ -168,7 +183,7 @@ class World:
         if stream.staleness is not None:
             assert max(stream.staleness_counts, default=0) <= stream.staleness
         heads = [
-            Head(Kind.PULL, job=JOB, view=VIEW, round=stream.next_q[s], lo=s, extra=stream.pass_id)
+            Head(Kind.PULL, job=JOB, view=self.view, round=stream.next_q[s], lo=s, extra=stream.pass_id)
             for s in range(self.shards)
             if s not in stream.ended
         ]
@@ -195,7 +210,7 @@ def run(
 
 
 _BATCHES = st.lists(st.integers(0, 5), min_size=1, max_size=5)
-_CHOICES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.integers(0, 3)), max_size=120)
+_CHOICES = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 4), st.integers(0, 3)), max_size=120)
 _STALENESS = st.none() | st.integers(0, 4)
 
 

@@ -12,6 +12,7 @@
     │   └── PortInUseError      9
     ├── FrameError             10   bytes on the wire that are not a frame of this job
     │   └── RefusedError       10   a peer refused a frame and said why
+    │       └── StaleError     10   it was right in a view that is over
     ├── NumericError           11   NaN or infinity where a number is needed
     ├── DeterminismError       12   the same work gave different bits
     ├── ProcessError           13   a process of the job died
@@ -110,6 +111,10 @@ class FrameError(BiremeError):
 
 class RefusedError(FrameError):
     """A peer refused a frame and said why."""
+
+
+class StaleError(RefusedError):
+    """What was refused belongs to a view that is over: whoever sent it must wait for the word of the next one."""
 
 
 class NumericError(BiremeError):

@@ -1,50 +1,140 @@
 """Named places where a drill may interfere; in normal runs each costs one comparison.
 
-Code calls `faults.at("wire.send")`. Nothing happens unless the process was armed, so the
-product's own path is what a drill exercises. A plan is text, `delay:seed=7,max_ms=5`, and the
-same seed gives each process the same sequence of delays.
+Code calls `faults.at("lane.applied", round)`. Nothing happens unless the process was armed, so the product's own
+path is what a drill exercises. A plan is a list of rules; each names a process, a point and what happens there: the
+process is killed or stopped, one of its connections is cut, or it is delayed at random. A rule fires once in a
+job's life, however often its process is started: whoever makes the rule's file in the `fired` directory fires it.
 """
 
 from __future__ import annotations
 
-import math
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
 
 from bireme.core.errors import UsageError
 
-_armed: Callable[[str], None] | None = None
+POINTS = {
+    "push.before": "a trainer is about to send a gradient",
+    "push.after": "a trainer has sent its gradient, the lanes may not have applied it",
+    "lane.landed": "a lane has all gradients of a round and has not applied them",
+    "lane.applied": "a lane has applied a round and has told nobody",
+    "part.sync": "a part of a snapshot is written and not synced",
+    "part.rename": "a part of a snapshot is synced and does not have its name yet",
+    "snapshot.commit": "all parts of a snapshot have their names, its manifest is not written",
+    "snapshot.load": "the coordinator looks for the snapshot to go on from",
+    "view.set-up": "a pserver is being given its part",
+    "view.enter": "a pserver is between two views",
+    "view.begin": "a trainer was told of a view and has no connections yet",
+    "model.saved": "a model is on disk, the coordinator does not know",
+    "write.ledger": "a pass is about to be written into the ledger",
+}
+"""Where a drill may strike, beside `wire.send` and `wire.receive`, at which processes are delayed."""
 
 
-def at(point: str) -> None:
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One fault that is to happen inside a process."""
+
+    action: Literal["kill", "pause", "cut", "delay"]
+    who: str = ""
+    """As in `pserver:1`; '' for every process."""
+    point: str = ""
+    round: int = 0
+    """Not before this round, at points that have one."""
+    after: int = -1
+    """Not before this other rule has fired."""
+    target: str = ""
+    """Whose connection is cut."""
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 5.0
+
+
+class Fired(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left where a rule has fired."""
+
+    pid: int
+    unix: float
+    round: int
+
+
+_armed: Callable[[str, int], None] | None = None
+_on_cut: Callable[[str], None] | None = None
+
+
+def at(point: str, round_: int = 0) -> None:
     """Pass a named fault point."""
     if _armed is not None:
-        _armed(point)
+        _armed(point, round_)
 
 
-def arm(plan: str) -> None:
-    """Turn on the faults that `plan` describes for the rest of this process's life; '' turns them off."""
+def on_cut(cut: Callable[[str], None] | None) -> None:
+    """Say how a connection of this process is cut: called with a peer such as `pserver:1`."""
+    global _on_cut
+    _on_cut = cut
+
+
+def arm(plan: str, who: str = "", fired: Path | None = None) -> None:
+    """Turn on what `plan` wants of the process `who` for the rest of its life; '' turns everything off."""
     global _armed
+    _armed = None
     if not plan:
-        _armed = None
         return
+    rules = _parse(plan)
+    delays = [_delays(rule) for rule in rules if rule.action == "delay" and rule.who in ("", who)]
+    own = [(number, rule) for number, rule in enumerate(rules) if rule.action != "delay" and rule.who == who]
+
+    seen = [0]
+
+    def strike(point: str, round_: int) -> None:
+        seen[0] = max(seen[0], round_)  # for points that know of no round
+        for delay in delays:
+            delay()
+        for number, rule in own:
+            if rule.point == point and seen[0] >= rule.round and fired is not None:
+                _fire(fired, number, rule, seen[0])
+
+    _armed = strike
+
+
+def _parse(plan: str) -> list[Rule]:
+    """Rules as JSON, or as people write a delay for all processes: `delay:seed=7,max_ms=5`."""
     kind, _, rest = plan.partition(":")
     try:
-        options = {k: float(v) for k, v in (part.split("=") for part in rest.split(",") if part)}
-    except ValueError:
-        options = {"?": 0.0}
-    is_sane = all(math.isfinite(v) and v >= 0 for v in options.values())
-    if kind != "delay" or not is_sane or not set(options) <= {"seed", "max_ms"}:
-        raise UsageError(f"unknown fault plan {plan!r}", fix="write for example `delay:seed=7,max_ms=5`")
-    _armed = _delays(int(options.get("seed", 0)), options.get("max_ms", 5.0) / 1000)
+        if kind != "delay":
+            return msgspec.json.decode(plan, type=list[Rule])
+        options = dict(part.split("=") for part in rest.split(",") if part)
+        return [msgspec.convert({"action": "delay", **options}, Rule, strict=False)]
+    except (msgspec.MsgspecError, ValueError) as e:
+        raise UsageError(f"unknown fault plan {plan!r}", fix="write for example `delay:seed=7,max_ms=5`") from e
 
 
-def _delays(seed: int, max_s: float) -> Callable[[str], None]:
-    source, lock = random.Random(seed), threading.Lock()
+def _fire(fired: Path, number: int, rule: Rule, round_: int) -> None:
+    if rule.after >= 0 and not (fired / str(rule.after)).exists():
+        return
+    try:
+        fd = os.open(fired / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except OSError:
+        return  # it has fired before
+    with os.fdopen(fd, "wb") as f:
+        f.write(msgspec.json.encode(Fired(pid=os.getpid(), unix=time.time(), round=round_)))
+    if rule.action == "cut":
+        if _on_cut is not None:
+            _on_cut(rule.target)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL if rule.action == "kill" else signal.SIGSTOP)
 
-    def wait(point: str) -> None:
+
+def _delays(rule: Rule) -> Callable[[], None]:
+    source, lock, max_s = random.Random(rule.seed), threading.Lock(), rule.max_ms / 1000
+
+    def wait() -> None:
         with lock:
             # Most points pass at once and a few wait long: orders change more than with equal waits.
             pause = max_s * source.random() if source.random() < 0.25 else 0.0

@@ -1,14 +1,94 @@
-"""Writing files so that a reader sees the old one or the new one, never half of either."""
+"""Writing files so that a reader sees the old one or the new one, never half of either.
+
+What a disk promises beyond what a path can be asked for goes through a `Volume`. There is one for this machine; the
+simulator mounts one that loses what was not synced.
+"""
 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from bireme.core.errors import StorageError
+
+
+class Volume(Protocol):
+    """What files are kept on."""
+
+    def writer(self) -> int:
+        """The number of the process that asks, for names that no other process uses."""
+
+    def sync(self, f: BinaryIO) -> None:
+        """Make a file's content survive a power cut."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Make renames in a directory survive a power cut."""
+
+    def create(self, path: Path, data: bytes) -> None:
+        """Write a file that must not be there; FileExistsError if it is."""
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory and all that is in it."""
+
+    def show(self, f: BinaryIO) -> mmap.mmap | bytes:
+        """A file's content without a copy."""
+
+
+class _Machine:
+    """The disks of this machine."""
+
+    def writer(self) -> int:
+        return os.getpid()
+
+    def sync(self, f: BinaryIO) -> None:
+        os.fsync(f.fileno())
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def create(self, path: Path, data: bytes) -> None:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as f:
+            f.write(data)
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+    def show(self, f: BinaryIO) -> mmap.mmap | bytes:
+        return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+_volume: Volume = _Machine()
+
+
+def volume() -> Volume:
+    """What files are kept on right now."""
+    return _volume
+
+
+@contextmanager
+def mounted(other: Volume) -> Iterator[None]:
+    """Keep files on another volume for a while."""
+    global _volume
+    before, _volume = _volume, other
+    try:
+        yield
+    finally:
+        _volume = before
+
+
+def half_of(path: Path) -> Path:
+    """The name under which this process writes what is to become a file."""
+    return path.with_name(f".{path.name}.{_volume.writer()}.tmp")
 
 
 @contextmanager
@@ -31,13 +111,13 @@ def storage_errors(what: str) -> Iterator[None]:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace a file's content: temporary name, fsync, rename, fsync of the directory."""
-    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    half = half_of(path)
     with storage_errors(str(path)):
         try:
             with half.open("wb") as f:
                 f.write(data)
                 f.flush()
-                os.fsync(f.fileno())
+                _volume.sync(f)
             half.replace(path)
         finally:
             half.unlink(missing_ok=True)
@@ -46,8 +126,4 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make renames in a directory survive a power cut."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    _volume.sync_directory(path)

@@ -2,13 +2,15 @@
 
 It lives inside pserver 0 and is reached through that pserver's first port. Each call into the
 machine and the effects it returns are carried out under one lock, so what members are told has
-one order.
+one order. Snapshots are committed and looked for by one thread, one after the other: when a cut is chosen to go
+on from, none is half-way to being committed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import socket
 import threading
 import time
@@ -17,73 +19,86 @@ from pathlib import Path
 
 import msgspec
 
-from bireme.core.errors import BiremeError, DataError, NetworkError, StorageError
-from bireme.core.files import storage_errors, write_atomic
+from bireme.core import faults
+from bireme.core.errors import (
+    BiremeError,
+    DataError,
+    NetworkError,
+    ProcessError,
+    RefusedError,
+    StaleError,
+    StorageError,
+)
+from bireme.core.files import write_atomic
+from bireme.job import books, snapshots
 from bireme.job import messages as m
-from bireme.job import snapshots
+from bireme.job.books import Past
 from bireme.job.coordinator import Coordinator
-from bireme.job.effects import Base, Commit, Effect, Leave, Load, RefuseJoin, Send, SetUpPservers, Write
-from bireme.job.model import last_kept_pass
+from bireme.job.discover import Discovery
+from bireme.job.effects import Base, Commit, Conclude, Effect, HangUp, Leave, Load, Reach, RefuseJoin, Send, Write
+from bireme.job.reports import STATUS_FILE
+from bireme.job.status import status_of
 from bireme.ps import wire
 from bireme.ps.client import connect
 from bireme.ps.rounds import PassTotals
 
 log = logging.getLogger(__name__)
-SET_UP_TIMEOUT_S = 300.0
-"""Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
-STATUS_FILE = "status.json"
-"""In the output tree: the coordinator's last word, for whoever asks after it has left."""
+TICK_S = 0.1
+REACH_S = 1.0
 
 
 class Coordinating:
     """One coordinator with its connections."""
 
-    def __init__(self, trainers: int, on_leave: Callable[[str], None]) -> None:
-        self._machine = Coordinator(trainers)
+    def __init__(
+        self, trainers: int, on_leave: Callable[[str], None], discovery: Discovery | None = None, incarnation: int = 1
+    ) -> None:
+        self._machine = Coordinator(trainers, incarnation)
         self._on_leave = on_leave
+        self._discovery = discovery
         self._lock = threading.RLock()
-        self._members: dict[int, socket.socket] = {}
-        self._pservers: dict[int, socket.socket] = {}
+        self._connections: dict[int, socket.socket] = {}
+        self._pserver_links: set[socket.socket] = set()
+        self._disk_work: queue.SimpleQueue[Load | Commit] = queue.SimpleQueue()
         self._has_warned = False
         self.failure: BiremeError | None = None
         """What went wrong here, as opposed to in a member, who tells by itself."""
+        threading.Thread(target=self._tick, name="tick", daemon=True).start()
+        threading.Thread(target=self._work_on_disk, name="commits", daemon=True).start()
+
+    def _tick(self) -> None:
+        while True:
+            time.sleep(TICK_S)
+            with self._lock:
+                self._do(self._machine.tick(time.monotonic()))
 
     def handle(self, sock: socket.socket, message: m.Message) -> None:
-        """Act on a message from a trainer or a visitor."""
-        now = time.monotonic()
+        """Act on a message from a trainer, a pserver or a visitor."""
+        now, machine = time.monotonic(), self._machine
         with self._lock:
             match message:
                 case m.Join():
-                    self._members[id(sock)] = sock
-                    self._do(self._machine.joined(id(sock), message, now))
-                case m.Progress():
-                    self._do(self._machine.progressed(id(sock), message, now))
-                case m.PassDone():
-                    self._do(self._machine.pass_done(id(sock), message, now))
-                case m.Saved():
-                    self._do(self._machine.model_saved(id(sock), message))
-                case m.Failed():
-                    self._do(self._machine.trainer_failed(id(sock), message))
-                case m.CutPart() if sock in self._pservers.values():
-                    self._do(self._machine.part_done(message, now))
-                case m.Cancel():
-                    self._do(self._machine.cancelled())
-                    m.send(sock, m.Status(status=self._machine.status(now)))
-                case m.GetStatus():
-                    m.send(sock, m.Status(status=self._machine.status(now)))
+                    self._connections[id(sock)] = sock
+                    self._do(machine.joined(id(sock), message, now))
+                case m.CutPart() if sock not in self._pserver_links:
+                    log.warning("a part of a cut from somebody who is no pserver of ours")
+                case m.Cancel() | m.GetStatus():
+                    if isinstance(message, m.Cancel):
+                        self._do(machine.cancelled())
+                    m.send(sock, m.Status(status=status_of(machine, now)))
                 case _:
-                    log.warning("a message that a coordinator does not expect: %s", type(message).__name__)
+                    self._do(machine.told(id(sock), message, now))
 
     def lost(self, sock: socket.socket) -> None:
         """A connection has closed."""
         with self._lock:
-            if self._members.pop(id(sock), None) is not None:
-                self._do(self._machine.lost(id(sock)))
+            if self._connections.pop(id(sock), None) is not None:
+                self._do(self._machine.lost(id(sock), time.monotonic()))
 
-    def lane_passed(self, totals: PassTotals) -> None:
+    def lane_passed(self, history: int, totals: PassTotals) -> None:
         """The first lane has closed a pass. Called on a lane's thread: must not wait for one."""
         with self._lock:
-            self._do(self._machine.lane_passed(totals, time.monotonic()))
+            self._do(self._machine.lane_passed(history, totals, time.monotonic()))
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -91,85 +106,128 @@ class Coordinating:
                 case Send():
                     self._send(effect)
                 case RefuseJoin():
-                    log.warning("refused to let a trainer join: %s", effect.reason)
-                    refused = self._members.pop(effect.to)
-                    wire.refuse(refused, effect.reason, fix=effect.fix)
-                    with contextlib.suppress(OSError):
-                        refused.shutdown(socket.SHUT_WR)
-                case SetUpPservers():
-                    threading.Thread(target=self._set_up, args=(effect,), name="set-up", daemon=True).start()
-                case Load():
-                    threading.Thread(target=self._load, args=(effect,), name="load", daemon=True).start()
-                case Commit():
-                    threading.Thread(target=self._commit, args=(effect,), name="commit", daemon=True).start()
+                    self._refuse(effect)
+                case HangUp():
+                    self._hang_up(effect.to)
+                case Reach():
+                    threading.Thread(target=self._reach, args=(effect,), name="reach", daemon=True).start()
+                case Load() | Commit():
+                    self._disk_work.put(effect)
                 case Write():
                     self._write(effect)
+                case Conclude():
+                    self._conclude()
                 case Leave():
                     self._leave(effect)
 
     def _send(self, effect: Send) -> None:
-        sock = self._members.get(effect.to)
+        sock = self._connections.get(effect.to)
         if sock is None:
             return
+        if isinstance(effect.message, m.Begin):
+            log.info("view %x", effect.message.view)
         try:
             m.send(sock, effect.message)
         except NetworkError as e:
-            log.warning("cannot reach a trainer: %s", e.what)  # its connection's thread will tell us it is lost
+            log.warning("cannot reach a member: %s", e.what)  # its connection's thread will tell us it is lost
 
-    def _set_up(self, effect: SetUpPservers) -> None:
+    def _refuse(self, effect: RefuseJoin) -> None:
+        log.warning("refused to let a trainer join: %s", effect.reason)
+        refused = self._connections.pop(effect.to)
+        wire.refuse(refused, RefusedError(effect.reason, fix=effect.fix))
+        with contextlib.suppress(OSError):
+            refused.shutdown(socket.SHUT_WR)
+
+    def _hang_up(self, connection: int) -> None:
+        sock = self._connections.pop(connection, None)
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _reach(self, effect: Reach) -> None:
+        rank, address = effect.pserver, effect.address
         try:
-            for rank, (address, setup) in enumerate(zip(effect.addresses, effect.setups, strict=True)):
-                what = f"pserver {rank}"
-                sock = connect(address.host, address.ports[0], timeout_s=SET_UP_TIMEOUT_S, what=what)
-                self._pservers[rank] = sock
-                m.send(sock, m.SetUp(setup=setup))
-            for rank, sock in self._pservers.items():
-                sock.settimeout(SET_UP_TIMEOUT_S)
-                m.expect(sock)
-                sock.settimeout(None)
-                threading.Thread(target=self._listen, args=(sock,), name=f"pserver-{rank}", daemon=True).start()
+            if self._discovery is not None:
+                address = self._discovery.find()[rank]
+            if address is None:
+                raise NetworkError("it has not announced itself")
+            sock = connect(address.host, address.ports[0], timeout_s=REACH_S, what=f"pserver {rank}")
         except BiremeError as e:
-            self._fail(e)
+            with self._lock:
+                self._do(self._machine.pserver_out_of_reach(rank, e.what))
             return
         with self._lock:
-            self._do(self._machine.pservers_ready(time.monotonic()))
+            self._connections[id(sock)] = sock
+            self._pserver_links.add(sock)
+            self._do(self._machine.pserver_reached(rank, id(sock), address, time.monotonic()))
+        self._listen(rank, sock)
 
-    def _listen(self, sock: socket.socket) -> None:
-        """Take what a pserver tells by itself."""
-        with contextlib.suppress(NetworkError):
+    def _listen(self, rank: int, sock: socket.socket) -> None:
+        """Take what a pserver tells, until it has gone."""
+        try:
             while True:
                 self.handle(sock, m.expect(sock))
+        except StaleError as e:
+            log.warning("pserver %d: %s", rank, e.what)
+            with self._lock:
+                self._do(self._machine.superseded())
+        except RefusedError as e:
+            self._fail(e)
+        except BiremeError as e:
+            log.info("pserver %d: %s", rank, e.what)
+        with self._lock:
+            self._pserver_links.discard(sock)
+        self.lost(sock)
+        sock.close()
+
+    def _work_on_disk(self) -> None:
+        while True:
+            work = self._disk_work.get()
+            if isinstance(work, Load):
+                self._load(work)
+            else:
+                self._commit(work)
 
     def _load(self, effect: Load) -> None:
         facts = self._machine.facts
-        assert facts is not None
-        place = Path(facts.snapshots.path)
+        if facts is None:
+            return  # everybody whose word counted has gone meanwhile
         try:
-            manifest, problems = snapshots.load_newest(place, effect.inputs)
+            base = self._find_base(facts, effect)
         except BiremeError as e:
             self._fail(e)
             return
+        with self._lock:
+            self._do(self._machine.loaded(effect.view, base, time.monotonic()))
+
+    def _find_base(self, facts: m.Facts, effect: Load) -> Base:
+        """The newest good snapshot; none is no fault where this run has not made one yet."""
+        faults.at("snapshot.load")
+        past = books.mend(Path(facts.output), facts.shards, facts.since) if facts.output else Past()
+        place = Path(facts.snapshots.path)
+        if not facts.snapshots.path or not (facts.is_resumed or snapshots.has_any(place, effect.since)):
+            return Base(None, (), past)
+        manifest, problems = snapshots.load_newest(place, effect.inputs, effect.since)
         for problem in problems:
             log.warning("snapshot %s cannot be used: %s", problem.name, problem.what)
         log.info("going on from round %d, batch %d of pass %d", manifest.round, manifest.batch, manifest.pass_id)
-        files = snapshots.files_of(place, manifest)
-        saved = last_kept_pass(Path(facts.output))
-        with self._lock:
-            self._do(self._machine.loaded(Base(manifest, files, saved)))
+        return Base(manifest, snapshots.files_of(place, manifest), past)
 
     def _commit(self, effect: Commit) -> None:
         facts = self._machine.facts
         assert facts is not None
         place = Path(facts.snapshots.path)
         manifest = msgspec.structs.replace(effect.manifest, created=time.time())
+        is_committed = False
         try:
             snapshots.commit(place, manifest)
+            is_committed = True
             log.info("snapshot of round %d", manifest.round)
             snapshots.keep(place, facts.snapshots.keep)
         except BiremeError as e:
             log.error("the snapshot of round %d: %s", manifest.round, e)
         with self._lock:
-            self._do(self._machine.cut_settled(manifest, time.monotonic()))
+            self._do(self._machine.cut_settled(manifest, time.monotonic(), is_committed=is_committed))
 
     def _write(self, effect: Write) -> None:
         facts = self._machine.facts
@@ -182,9 +240,10 @@ class Coordinating:
                 log.warning("%s is not on this machine: metrics and ledger are not written", path.parent)
             self._has_warned = True
             return
+        faults.at(f"write.{path.stem}")
+        stamp = {"unix": round(time.time(), 3)} if effect.file == books.METRICS else {}
         try:
-            with storage_errors(str(path)), path.open("ab") as f:
-                f.write(msgspec.json.encode(effect.line) + b"\n")
+            books.append(path, [{**line, **stamp} for line in effect.lines])
         except StorageError as e:
             self._fail(e)
 
@@ -193,30 +252,20 @@ class Coordinating:
             self.failure = self.failure or error
             self._do(self._machine.failed(error.what))
 
+    def _conclude(self) -> None:
+        facts = self._machine.facts
+        if facts is None or not Path(facts.output).is_dir():
+            return
+        status = status_of(self._machine, time.monotonic())
+        try:
+            write_atomic(Path(facts.output) / STATUS_FILE, msgspec.json.encode(status))
+        except StorageError as e:
+            log.error("the last status is lost: %s", e)
+
     def _leave(self, effect: Leave) -> None:
         log.info("leaving: %s", effect.reason)
-        facts = self._machine.facts
         if effect.is_own:
-            self.failure = self.failure or DataError(effect.reason, fix="look into the shards' train.list")
-        if facts is not None and Path(facts.output).is_dir():
-            try:
-                write_atomic(
-                    Path(facts.output) / STATUS_FILE,
-                    msgspec.json.encode(self._machine.status(time.monotonic())),
-                )
-            except StorageError as e:
-                log.error("the last status is lost: %s", e)
-        # Pserver 0 is this process, which leaves last: `_on_leave` tells it.
-        for rank, address in enumerate(facts.pservers if facts is not None else ()):
-            if rank > 0:
-                self._tell_to_stop(rank, address, m.Stop(reason=effect.reason, how=effect.how))
+            is_empty = "sample" in effect.reason
+            fix = "look into the shards' train.list" if is_empty else "look into the logs in node_*/"
+            self.failure = self.failure or (DataError if is_empty else ProcessError)(effect.reason, fix=fix)
         self._on_leave(effect.reason)
-
-    def _tell_to_stop(self, rank: int, address: m.Address, stop: m.Stop) -> None:
-        try:
-            sock = self._pservers.get(rank)
-            if sock is None:  # the job ends before this pserver was given its part
-                sock = connect(address.host, address.ports[0], timeout_s=1.0, what=f"pserver {rank}")
-            m.send(sock, stop)
-        except NetworkError as e:
-            log.warning("pserver %d cannot be told to stop: %s", rank, e.what)

@@ -1,285 +1,401 @@
-"""Who is in the job, when it begins, when a pass is over and when it ends. No sockets, no files, no clock.
+"""Who is in the job, in which view, and when it ends. No sockets, no files, no clock.
 
 The coordinator is not on the data path: rounds go on between trainers and lanes without it.
 Events come in with the time they happened; what is to be done comes out as effects.
 
-    gathering ──all trainers joined──► setting-up ──all pservers ready──► training ──last pass saved──► finished
-        └──────────────────────────────────┴────────────────────────────────┴── somebody failed ──► failed | cancelled
+    gathering ──everybody is there──► setting-up ──all pservers ready──► training ──last pass saved──► finished
+        ▲                                  │                                │
+        └──────── somebody was lost ───────┴────────────────────────────────┘      anywhere: failed | cancelled
+
+Each way through setting-up makes a new view. If only trainers or connections were lost, lanes keep what they have
+(a mend); if a pserver was, all lanes load the last committed cut (a rewind, which begins a new history).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import msgspec
 
 from bireme.core.draws import stream_key
 from bireme.job import messages as m
 from bireme.job.cuts import Cuts, inputs_of, manifest_of
-from bireme.job.effects import Base, Commit, Effect, Leave, Load, RefuseJoin, Send, SetUpPservers, Write
+from bireme.job.effects import Base, Commit, Conclude, Effect, HangUp, Leave, Load, Reach, RefuseJoin, Send, Write
+from bireme.job.joining import begin_of, difference, settle_facts, setup_of, wrong_rank
 from bireme.job.manifest import Manifest
-from bireme.ps.rounds import PassTotals, Totals
-from bireme.ps.setup import Setup
-from bireme.ps.tree import share_out
+from bireme.job.members import Member, Pserver, Trainer
+from bireme.job.passes import Passes
+from bireme.job.phases import ENDED, ENDINGS, TRANSITIONS, Phase, Reason
+from bireme.ps.rounds import PassTotals
+from bireme.ps.setup import has_private_state
 
-Phase = Literal["gathering", "setting-up", "training"] | m.Ending
-_TRAINER_0_KNOWS = ("output", "start_samples")
-"""Facts that only trainer 0's word matters for: it alone reads and writes models."""
-ENDED: tuple[m.Ending, ...] = get_args(m.Ending)
-
-
-@dataclass(slots=True)
-class _Member:
-    connection: int
-    pid: int
-    host: str
-    progress: m.Progress | None = None
-    passes_done: dict[int, m.PassDone] = field(default_factory=dict)
+SET_UP_PATIENCE_S = 300.0
+"""Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
+MAX_MENDS = 20
+"""So many views in a row without one round, though everybody is there, mean that it will not get better."""
+RETRY_S = 0.25
 
 
 class Coordinator:
     """The state of one job's membership and passes."""
 
     def __init__(self, trainers: int, incarnation: int = 1) -> None:
-        self.trainers = trainers
+        self.expected = trainers
         self.incarnation = incarnation
         self.phase: Phase = "gathering"
         self.reason = ""
         self.facts: m.Facts | None = None
-        self.closed: list[m.PassClosed] = []
-        self.saved = -1
-        self._members: dict[int, _Member] = {}
-        self._totals: dict[int, PassTotals] = {}
-        self._unsaved: tuple[int, list[Effect]] = (-1, [])
+        self.trainers: dict[int, Trainer] = {}
+        self.pservers: dict[int, Pserver] = {}
+        self.passes = Passes()
+        self.history = 0
+        """The view in which lanes last were given what they have."""
+        self.begun_s = 0.0
+        self.trouble: dict[int, str] = {}
+        """Why pservers cannot be reached right now."""
+        self.losses: list[str] = []
+        """What went wrong since the last round, in words."""
+        self._number = 0
+        self._must_rewind = True
         self._cuts = Cuts()
-        self._settled: set[int] = set()
-        """Passes whose end is in a committed cut, or cannot be: only these are closed for people to see."""
-        self._begun_s = 0.0
-        self._pass_begun_s = 0.0
+        self._reaching: set[int] = set()
+        self._waits_since_s = 0.0
+        self._not_before_s = 0.0
+        self._mends = 0
+        self._base_round = 0
+        self._has_base = False
 
     @property
     def view(self) -> int:
-        """The current view: ordered by incarnation, then number; there is one view so far."""
-        return self.incarnation << 32 | 1
-
-    def joined(self, connection: int, join: m.Join, now_s: float) -> list[Effect]:
-        """A trainer says hello; the first one brings the facts, the others must agree."""
-        if self.phase != "gathering":
-            return [RefuseJoin(connection, f"the job is {self.phase}: nobody can join now")]
-        if not 0 <= join.trainer < self.trainers:
-            return [
-                RefuseJoin(
-                    connection,
-                    f"trainer_id {join.trainer}, but this job has trainers 0 to {self.trainers - 1}",
-                    f"start pserver 0 with --num_gradient_servers={join.trainer + 1}, or use a smaller --trainer_id",
-                )
-            ]
-        if join.trainer in self._members:
-            return [
-                RefuseJoin(
-                    connection,
-                    f"trainer {join.trainer} has joined already",
-                    "give each trainer its own --trainer_id",
-                )
-            ]
-        facts = join.facts
-        if facts.trainers == 0:  # started by hand: as in the original, only pservers know how many trainers there are
-            facts = msgspec.structs.replace(facts, trainers=self.trainers, shards=self.trainers)
-        if facts.shards < facts.trainers:
-            return [RefuseJoin(connection, f"{facts.trainers} trainers but only {facts.shards} data shards")]
-        difference = self._difference(facts)
-        if difference:
-            return [
-                RefuseJoin(
-                    connection,
-                    f"trainer {join.trainer} runs another job: {difference}",
-                    "give all trainers the same config and flags",
-                )
-            ]
-        if self.facts is None or join.trainer == 0:
-            self.facts = facts
-        self._members[join.trainer] = _Member(connection, join.pid, join.host)
-        if len(self._members) < self.trainers:
-            return []
-        self.phase = "setting-up"
-        self._begun_s = now_s
-        if self.facts.is_resumed:
-            return [Load(None if self.facts.accepts_changes else inputs_of(self.facts))]
-        self.saved = self.facts.start_pass - 1
-        return [self._set_up(self.facts)]
-
-    def loaded(self, base: Base) -> list[Effect]:
-        """A snapshot was found to go on from."""
-        if self.facts is None:
-            return []
-        self.saved = base.saved
-        ended = base.manifest.ended
-        if ended is not None and ended.pass_id > base.saved:
-            self._totals[ended.pass_id] = ended.totals()
-            self._settled.add(ended.pass_id)
-        return [self._set_up(self.facts, base.files)]
-
-    def _difference(self, facts: m.Facts) -> str:
-        if facts.trainers != self.trainers:
-            return f"it counts {facts.trainers} trainers, pserver 0 counts {self.trainers}"
-        if self.facts is None:
-            return ""
-        ours, theirs = msgspec.to_builtins(self.facts), msgspec.to_builtins(facts)
-        for name in ours:
-            if ours[name] != theirs[name] and name not in _TRAINER_0_KNOWS:
-                return f"`{name}` is {_short(theirs[name])} there and {_short(ours[name])} with the others"
-        return ""
-
-    def _set_up(self, facts: m.Facts, base: tuple[tuple[str, ...], ...] = ()) -> SetUpPservers:
-        setups = tuple(
-            Setup(
-                job=self.job_id,
-                view=self.view,
-                pserver=i,
-                pservers=len(facts.pservers),
-                dense_lanes=facts.dense_lanes,
-                sparse_lanes=facts.sparse_lanes,
-                parameters=facts.parameters,
-                optimizer=facts.optimizer,
-                seed=facts.seed,
-                shards=facts.shards,
-                shares=share_out(facts.shards, facts.trainers),
-                updates=facts.updates,
-                wire=facts.wire,
-                snapshots=facts.snapshots.path,
-                cut_every_s=facts.snapshots.every_s,
-                base=base,
-                is_set_by_trainer=facts.is_set_by_trainer,
-                start_pass=facts.start_pass,
-                start_samples=facts.start_samples,
-            )
-            for i in range(len(facts.pservers))
-        )
-        return SetUpPservers(facts.pservers, setups)
+        """The current view, or the one that is being made: ordered by incarnation, then number."""
+        return self.incarnation << 32 | self._number
 
     @property
     def job_id(self) -> int:
         """What frames carry so that two jobs cannot mix: differs with anything the job is made of."""
-        return stream_key(self.incarnation, msgspec.json.encode(self.facts).decode())
+        return stream_key(0, msgspec.json.encode(self.facts).decode())
 
-    def pservers_ready(self, now_s: float) -> list[Effect]:
-        """Every pserver holds its part: training begins."""
-        if self.phase != "setting-up" or self.facts is None:
+    def told(self, connection: int, message: m.Message, now_s: float) -> list[Effect]:
+        """A member has something to say."""
+        match message:
+            case m.Alive():
+                return self.alive(connection, now_s)
+            case m.Progress():
+                return self.progressed(connection, message, now_s)
+            case m.PassDone():
+                return self.pass_done(connection, message, now_s)
+            case m.Saved():
+                return self.model_saved(connection, message, now_s)
+            case m.LinkLost():
+                return self.link_lost(connection, message, now_s)
+            case m.Failed():
+                return self.trainer_failed(connection, message)
+            case m.Ready():
+                return self.ready(connection, message, now_s)
+            case m.CutPart():
+                return self.part_done(message, now_s)
+            case _:
+                return []  # nothing that a coordinator is told
+
+    def _to(self, why: Reason) -> None:
+        self.phase = TRANSITIONS[self.phase, why]
+
+    # Membership
+
+    def joined(self, connection: int, join: m.Join, now_s: float) -> list[Effect]:
+        """A trainer says hello; the first one brings the facts, the others must agree."""
+        facts = settle_facts(join.facts, self.expected)
+        refusal = self._refuse_join(join, facts)
+        if refusal is not None:
+            return [RefuseJoin(connection, *refusal)]
+        effects: list[Effect] = []
+        before = self.trainers.pop(join.trainer, None)
+        if before is not None:  # its successor came before anybody noticed that it had gone
+            effects = [HangUp(before.connection), *self._disturb(f"trainer {join.trainer} was replaced", now_s)]
+        if self.facts is None or join.trainer == 0:
+            self.facts = facts
+        self.trainers[join.trainer] = Trainer(connection, now_s, join)
+        return [*effects, *self._advance(now_s)]
+
+    def _refuse_join(self, join: m.Join, facts: m.Facts) -> tuple[str, str] | None:
+        if self.phase in ENDED:
+            return f"the job is {self.phase}: nobody can join now", ""
+        wrong = wrong_rank(join.trainer, self.expected)
+        if wrong:
+            return wrong
+        present = self.trainers.get(join.trainer)
+        # The same one again has lost its connection; one that was started by hand has no number to tell by.
+        if present is not None and (not join.incarnation or present.join.incarnation > join.incarnation):
+            return f"trainer {join.trainer} has joined already", "give each trainer its own --trainer_id"
+        if facts.shards < facts.trainers:
+            return f"{facts.trainers} trainers but only {facts.shards} data shards", ""
+        differs = difference(self.facts, facts, self.expected)
+        if differs:
+            what = f"trainer {join.trainer} runs another job: {differs}"
+            return what, "give all trainers the same config and flags"
+        return None
+
+    def pserver_reached(self, rank: int, connection: int, address: m.Address, now_s: float) -> list[Effect]:
+        """A connection to a pserver is open."""
+        self._reaching.discard(rank)
+        self.trouble.pop(rank, None)
+        if self.phase in ENDED or rank in self.pservers:
+            return [HangUp(connection)]
+        self.pservers[rank] = Pserver(connection, now_s, address)
+        return self._advance(now_s)
+
+    def pserver_out_of_reach(self, rank: int, why: str) -> list[Effect]:
+        """Nobody answers where a pserver should be; the next tick tries again."""
+        self._reaching.discard(rank)
+        self.trouble[rank] = why
+        return []
+
+    def alive(self, connection: int, now_s: float) -> list[Effect]:
+        """Somebody says that it is still there."""
+        members: list[Member] = [*self.trainers.values(), *self.pservers.values()]
+        for member in members:
+            if member.connection == connection:
+                member.heard_s = now_s
+        return []
+
+    def lost(self, connection: int, now_s: float) -> list[Effect]:
+        """A connection has closed; that matters if its process is needed."""
+        for rank, trainer in list(self.trainers.items()):
+            if trainer.connection == connection:
+                del self.trainers[rank]
+                if not self.trainers and not self.begun_s:
+                    self.facts = None  # nobody is left whose word would count
+                return self._disturb(f"trainer {rank} was lost", now_s)
+        for rank, pserver in list(self.pservers.items()):
+            if pserver.connection == connection:
+                del self.pservers[rank]
+                self._must_rewind = True
+                return self._disturb(f"pserver {rank} was lost", now_s)
+        return []
+
+    def link_lost(self, connection: int, message: m.LinkLost, now_s: float) -> list[Effect]:
+        """A trainer has lost a lane, though both may be well."""
+        if self._trainer(connection, message.trainer) is None or message.view != self.view or self.phase != "training":
             return []
-        self.phase = "training"
-        self._pass_begun_s = now_s
-        begin = m.Begin(
-            job=self.job_id,
-            view=self.view,
-            shares=share_out(self.facts.shards, self.facts.trainers),
-            start_samples=self.facts.start_samples,
-            saved=self.saved,
-        )
-        return [Send(member.connection, begin) for member in self._members.values()]
+        self._mends += 1
+        if self._mends > MAX_MENDS:
+            return self._end("failed", f"trainer {message.trainer} cannot keep its connections: {message.what}")
+        self._not_before_s = now_s + min(0.05 * 2**self._mends, 2.0)
+        return self._disturb(f"trainer {message.trainer} lost a connection: {message.what}", now_s)
 
-    def _member(self, connection: int, trainer: int) -> _Member | None:
-        """The member that speaks on this connection, if it is the one it says it is."""
-        member = self._members.get(trainer)
-        return member if member is not None and member.connection == connection else None
+    def tick(self, now_s: float) -> list[Effect]:
+        """Time has passed: give up, or try again."""
+        if self.phase in ENDED or self.facts is None or not self._waits_since_s:
+            return []
+        waited_s = now_s - self._waits_since_s
+        if self.phase == "gathering" and waited_s > self.facts.patience_s:
+            missing = "; ".join(self.missing())
+            return self._end("failed", f"waited {waited_s:.0f} s for {missing}", is_own=True)
+        if self.phase == "setting-up" and waited_s > self.facts.patience_s + SET_UP_PATIENCE_S:
+            late = [f"pserver {r}" for r, p in self.pservers.items() if p.ready_in != self.view]
+            return self._end("failed", f"waited {waited_s:.0f} s for {', '.join(late)} to get ready", is_own=True)
+        return self._advance(now_s)
+
+    def missing(self) -> list[str]:
+        """Who is not there, and why if that is known."""
+        pservers = range(self.facts.pservers if self.facts else 0)
+        found = [f"trainer {rank}" for rank in range(self.expected) if rank not in self.trainers]
+        found += [
+            f"pserver {rank}" + (f" ({self.trouble[rank]})" if rank in self.trouble else "")
+            for rank in pservers
+            if rank not in self.pservers
+        ]
+        return found
+
+    # Views
+
+    def _disturb(self, what: str, now_s: float) -> list[Effect]:
+        """Something was lost: gather again."""
+        if self.phase in ENDED:
+            return []
+        effects: list[Effect] = []
+        if self.begun_s:
+            self.losses.append(what)
+            effects = [self._event("lost", now_s, what=what)]
+            if self.facts is not None and has_private_state(self.facts.updates, self.facts.wire):
+                self._must_rewind = True
+        if self.phase != "gathering":
+            self._to("somebody was lost")
+            self._waits_since_s = now_s
+        return [*effects, *self._advance(now_s)]
+
+    def _advance(self, now_s: float) -> list[Effect]:
+        """Make a new view as soon as everybody is there."""
+        facts = self.facts
+        if facts is None or self.phase != "gathering":
+            return []
+        known = next((t.join.pservers for t in self.trainers.values()), ())
+        wanted = [r for r in range(facts.pservers) if r not in self.pservers and r not in self._reaching]
+        self._reaching.update(wanted)
+        effects: list[Effect] = [Reach(r, known[r] if r < len(known) else None) for r in wanted]
+        if len(self.trainers) < self.expected:
+            return effects
+        self._waits_since_s = self._waits_since_s or now_s
+        if len(self.pservers) < facts.pservers or now_s < self._not_before_s:
+            return effects
+        self._to("everybody is there")
+        self._waits_since_s = now_s
+        self._number += 1
+        if not self._must_rewind:
+            return [*effects, *self._tell_pservers(m.ChangeView(view=self.view, history=self.history))]
+        # Parts of cuts that are still to come are of a history that ends here.
+        self.history, self._cuts = self.view, Cuts()
+        inputs = None if facts.accepts_changes else inputs_of(facts)
+        return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.since)]
+
+    def _tell_pservers(self, message: m.Message) -> list[Effect]:
+        return [Send(pserver.connection, message) for _, pserver in sorted(self.pservers.items())]
+
+    def loaded(self, view: int, base: Base, now_s: float) -> list[Effect]:
+        """The snapshot to go on from was found, or there is none and the job goes from the beginning."""
+        facts = self.facts
+        if view != self.view or self.phase != "setting-up" or facts is None:
+            return []
+        manifest, past = base.manifest, base.past
+        ended = manifest.ended.totals() if manifest is not None and manifest.ended is not None else None
+        is_saved = ended is not None and ended.pass_id <= past.saved
+        self.passes.rewind(max(past.saved, facts.start_pass - 1), None if is_saved else ended)
+        self._has_base = manifest is not None
+        self._base_round = manifest.round if manifest is not None else 0
+        if past.elapsed_s and not self.begun_s:
+            self.begun_s = now_s - past.elapsed_s
+            self.losses.append("the coordinator was lost")
+            self.passes.closed = list(past.closed)
+        if ending := self._end_if_done(facts):
+            return ending  # the coordinator before this one died between its last word in the ledger and its last word
+        orders = [setup_of(facts, (self.job_id, self.view), rank, base) for rank in range(facts.pservers)]
+        return [Send(self.pservers[setup.pserver].connection, m.SetUp(setup=setup)) for setup in orders]
+
+    def ready(self, connection: int, message: m.Ready, now_s: float) -> list[Effect]:
+        """A pserver is in a view; when all are, training begins or goes on."""
+        pserver = self.pservers.get(message.pserver)
+        if pserver is None or pserver.connection != connection or self.facts is None:
+            return []
+        pserver.ready_in = message.view
+        if self.phase != "setting-up" or any(p.ready_in != self.view for p in self.pservers.values()):
+            return []
+        return self._begin(self.facts, now_s)
+
+    def _begin(self, facts: m.Facts, now_s: float) -> list[Effect]:
+        kind = ("rewind" if self._must_rewind else "mend") if self.begun_s else "begin"
+        self._to("all pservers are ready")
+        self._must_rewind, self._waits_since_s = False, 0.0
+        self.passes.begin(now_s)
+        event = self._event("view", now_s, kind=kind, round=self._base_round, run=facts.since)
+        self.begun_s = self.begun_s or now_s
+        where = tuple(self.pservers[rank].address for rank in range(facts.pservers))
+        begin = begin_of(facts, (self.job_id, self.view), where, saved=self.passes.saved, has_base=self._has_base)
+        return [event, *(Send(trainer.connection, begin) for _, trainer in sorted(self.trainers.items()))]
+
+    def _event(self, name: str, now_s: float, **more: object) -> Write:
+        since = round(now_s - self.begun_s, 3) if self.begun_s else 0.0
+        return Write("metrics.jsonl", ({"event": name, "t": since, "view": self.view, **more},))
+
+    # Passes and cuts
+
+    def _trainer(self, connection: int, rank: int) -> Trainer | None:
+        """The trainer that speaks on this connection, if it is the one it says it is."""
+        trainer = self.trainers.get(rank)
+        return trainer if trainer is not None and trainer.connection == connection else None
 
     def progressed(self, connection: int, message: m.Progress, now_s: float) -> list[Effect]:
         """A trainer tells how far it is."""
-        member = self._member(connection, message.trainer)
-        if member is None:
+        trainer = self._trainer(connection, message.trainer)
+        if trainer is None:
             return []
-        member.progress = message
-        samples = max(message.samples, 1)
+        trainer.progress, trainer.heard_s = message, now_s
+        effects: list[Effect] = []
+        if self.losses and message.closed and message.view == self.view and self.phase == "training":
+            effects = [self._event("recovered", now_s, round=message.round, after=list(self.losses))]
+            self.losses, self._mends = [], 0
+        n = max(message.samples, 1)
         line = {
-            "event": "progress", "t": round(now_s - self._begun_s, 3), "trainer": message.trainer,
-            "pass": message.pass_id, "batch": message.batch, "samples": message.samples, "cost": message.cost / samples,
-            "rate": round(message.rate, 1),
+            "event": "progress", "t": round(now_s - self.begun_s, 3), "trainer": message.trainer,
+            "pass": message.pass_id, "batch": message.batch, "samples": message.samples, "cost": message.cost / n,
+            "rate": round(message.rate, 1), "round": message.round,
         }  # fmt: skip
-        return [Write("metrics.jsonl", line)]
+        return [*effects, Write("metrics.jsonl", (line,))]
 
-    def lane_passed(self, totals: PassTotals, now_s: float) -> list[Effect]:
+    def lane_passed(self, history: int, totals: PassTotals, now_s: float) -> list[Effect]:
         """The first lane has closed a pass: these samples were applied."""
-        self._totals[totals.pass_id] = totals
+        if history != self.history:
+            return []
+        self.passes.lane_passed(totals)
         return self._close_pass(totals.pass_id, now_s)
 
     def pass_done(self, connection: int, message: m.PassDone, now_s: float) -> list[Effect]:
         """A trainer has ended a pass."""
-        member = self._member(connection, message.trainer)
-        if member is None:
+        if self._trainer(connection, message.trainer) is None:
             return []
-        member.passes_done[message.pass_id] = message
+        seen = self.passes.seen(message.pass_id)
+        if seen is not None:  # it was saved while trainer 0 was already on its way to another view
+            return [Send(connection, seen)] if message.trainer == 0 else []
+        self.passes.report(message)
         return self._close_pass(message.pass_id, now_s)
 
     def _close_pass(self, pass_id: int, now_s: float) -> list[Effect]:
-        reports = [member.passes_done.get(pass_id) for member in self._members.values()]
-        is_settled = pass_id in self._settled or (self.facts is not None and not self.facts.snapshots.path)
-        if self.facts is None or pass_id not in self._totals or None in reports or not is_settled:
+        closed = self.passes.close(pass_id, self.facts, now_s) if self.facts is not None else None
+        if closed is None or 0 not in self.trainers:
             return []
-        ended = self._totals.pop(pass_id)
-        totals = ended.shards
-        done = [report for report in reports if report is not None]
-        test = next((report.test for report in done if report.test is not None), None)
-        samples = sum(t.samples for t in totals.values())
-        if samples == 0:
+        if closed.samples == 0:
             return self._end("failed", "there is not one training sample in all shards", is_own=True)
-        closed = m.PassClosed(
-            pass_id=pass_id,
-            round=done[0].round,
-            samples=samples,
-            samples_so_far=ended.samples,
-            seconds=round(now_s - self._pass_begun_s, 3),
-            cost=sum(t.cost for _, t in sorted(totals.items())) / max(samples, 1),
-            evals={
-                name: sum(t.evals[i] for _, t in sorted(totals.items())) / max(samples, 1)
-                for i, name in enumerate(self.facts.evals)
-            },
-            test_samples=test.samples if test else 0,
-            test_cost=test.cost / max(test.samples, 1) if test and test.cost is not None else None,
-            test_evals={k: v / max(test.samples, 1) for k, v in test.evals.items()} if test else {},
-            staleness={str(ahead): count for ahead, count in sorted(ended.staleness.items())},
-            wire_error=max((report.wire_error for report in done), default=0.0),
-            spent={n: round(s, 6) for report in done if report.trainer == 0 for n, s in report.spent.items()},
-        )
-        self._pass_begun_s = now_s
-        self.closed.append(closed)
-        line = {"event": "pass", "t": round(now_s - self._begun_s, 3), **msgspec.to_builtins(closed)}
-        self._unsaved = (pass_id, [*(Write("ledger.jsonl", row) for row in _ledger_rows(pass_id, totals, done))])
-        return [Write("metrics.jsonl", line), Send(self._members[0].connection, closed)]
+        return [Send(self.trainers[0].connection, closed)]
 
     def part_done(self, message: m.CutPart, now_s: float) -> list[Effect]:
         """A pserver has written its part of a cut, or could not; the last part makes the cut complete."""
-        if self.facts is None or message.view != self.view or self.phase != "training":
+        if self.facts is None or message.history != self.history or self.phase in ENDED:
             return []
-        parts = self._cuts.add(message, len(self.facts.pservers))
+        parts = self._cuts.add(message, self.facts.pservers)
         if not message.sha256 and message.ends_pass:
             return self._settle(message.pass_id - 1, now_s)
         if parts is None:
             return []
-        ended = self._totals.get(message.pass_id - 1) if message.ends_pass else None
-        return [Commit(manifest_of(self.facts, self.incarnation, parts, ended))]
+        ended = self.passes.totals(message.pass_id - 1) if message.ends_pass else None
+        return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self._cuts.base_of(parts)))]
 
-    def cut_settled(self, manifest: Manifest, now_s: float) -> list[Effect]:
+    def cut_settled(self, manifest: Manifest, now_s: float, *, is_committed: bool = True) -> list[Effect]:
         """A cut counts from now on, or is lost; either way a pass that ended with it can be closed."""
-        return self._settle(manifest.pass_id - 1, now_s) if manifest.ended else []
+        if manifest.view != self.history:
+            return []
+        effects: list[Effect] = []
+        if is_committed:
+            self._cuts.committed(manifest)
+            if self.facts is not None and any(p.is_sparse for p in self.facts.parameters):
+                effects = self._tell_pservers(m.Committed(history=self.history, round=manifest.round))
+        return effects if manifest.ended is None else [*effects, *self._settle(manifest.pass_id - 1, now_s)]
 
     def _settle(self, pass_id: int, now_s: float) -> list[Effect]:
-        """No cut is to be waited for any more before a pass is closed."""
-        self._settled.add(pass_id)
+        self.passes.settle(pass_id)
         return self._close_pass(pass_id, now_s)
 
-    def model_saved(self, connection: int, message: m.Saved) -> list[Effect]:
+    def model_saved(self, connection: int, message: m.Saved, now_s: float) -> list[Effect]:
         """The model of a pass is on disk, so the pass counts; after the last one the job is over."""
-        pass_id, rows = self._unsaved
-        if self._member(connection, 0) is None or message.pass_id != pass_id or self.facts is None:
+        if self._trainer(connection, 0) is None or self.facts is None:
             return []
-        self.saved = pass_id
-        self._unsaved = (-1, [])
-        is_last = pass_id + 1 == self.facts.start_pass + self.facts.passes
-        return [*rows, *(self._end("finished", "all passes done") if is_last else [])]
+        saved = self.passes.save(message.pass_id, now_s)
+        counted = Send(connection, m.Counted(pass_id=message.pass_id))
+        if saved is None:
+            return [counted] if message.pass_id <= self.passes.saved else []
+        closed, rows = saved
+        return [
+            Write("ledger.jsonl", tuple(rows)),
+            self._event("pass", now_s, **msgspec.to_builtins(closed)),
+            counted,
+            *self._end_if_done(self.facts),
+        ]
+
+    def _end_if_done(self, facts: m.Facts) -> list[Effect]:
+        is_done = self.passes.saved + 1 >= facts.start_pass + facts.passes
+        return self._end("finished", "all passes done") if is_done else []
+
+    # Endings
 
     def trainer_failed(self, connection: int, message: m.Failed) -> list[Effect]:
-        """A trainer cannot go on, so nobody can."""
-        if self._member(connection, message.trainer) is None:
+        """A trainer cannot go on and would not be better a second time, so nobody can."""
+        if self._trainer(connection, message.trainer) is None:
             return []
         return self._end("failed", f"trainer {message.trainer}: {message.what}")
 
@@ -287,75 +403,23 @@ class Coordinator:
         """The coordinator's own shell cannot go on."""
         return self._end("failed", reason)
 
+    def superseded(self) -> list[Effect]:
+        """A pserver is in a later coordinator's view: this one was given up and has nothing to say any more."""
+        if self.phase in ENDED:
+            return []
+        self._to("it cannot go on")
+        self.reason = "another coordinator has taken over"
+        return [Leave(self.reason)]
+
     def cancelled(self) -> list[Effect]:
         """Somebody asked to stop."""
         return self._end("cancelled", "stopped on request")
 
-    def lost(self, connection: int) -> list[Effect]:
-        """A connection has closed; that matters only while its trainer is needed."""
-        gone = [rank for rank, member in self._members.items() if member.connection == connection]
-        if not gone or self.phase in ENDED:
-            return []
-        if self.phase == "gathering":
-            del self._members[gone[0]]
-            if not self._members:
-                self.facts = None
-            return []
-        return self._end("failed", f"trainer {gone[0]} went away")
-
     def _end(self, how: m.Ending, reason: str, *, is_own: bool = False) -> list[Effect]:
         if self.phase in ENDED:
             return []
-        self.phase, self.reason = how, reason
+        self._to(ENDINGS[how])
+        self.reason = reason
         stop = m.Stop(reason=reason, how=how)
-        sends: list[Effect] = [Send(member.connection, stop) for member in self._members.values()]
-        return [*sends, Leave(reason, how, is_own)]
-
-    def status(self, now_s: float) -> dict[str, object]:
-        """The job right now, for people and programs."""
-        facts = self.facts
-        return {
-            "phase": self.phase,
-            "reason": self.reason,
-            "job": facts.name if facts else "",
-            "view": self.view,
-            "seconds": round(now_s - self._begun_s, 3) if self._begun_s else 0.0,
-            "first_pass": facts.start_pass if facts else 0,
-            "passes": facts.passes if facts else 0,
-            "pass": max((p.progress.pass_id for p in self._members.values() if p.progress), default=0),
-            "trainers": [self._trainer_status(rank) for rank in sorted(self._members)],
-            "trainers_missing": [rank for rank in range(self.trainers) if rank not in self._members],
-            "pservers": [msgspec.to_builtins(a) for a in facts.pservers] if facts else [],
-            "passes_done": [msgspec.to_builtins(c) for c in self.closed],
-            "saved": self.saved,
-        }
-
-    def _trainer_status(self, rank: int) -> dict[str, object]:
-        member = self._members[rank]
-        known: dict[str, object] = {"trainer": rank, "pid": member.pid, "host": member.host}
-        if member.progress is not None:
-            p = member.progress
-            n = max(p.samples, 1)
-            known |= {"pass": p.pass_id, "batch": p.batch, "batches": p.batches, "samples": p.samples}
-            known |= {"cost": p.cost / n, "evals": [e / n for e in p.evals], "rate": p.rate}
-        return known
-
-
-def _ledger_rows(pass_id: int, totals: dict[int, Totals], done: list[m.PassDone]) -> list[dict[str, object]]:
-    read = {shard: n for report in done for shard, n in report.read.items()}
-    trained = {shard: n for report in done for shard, n in report.trained.items()}
-    return [
-        {
-            "pass": pass_id,
-            "shard": s,
-            "read": read.get(s, 0),
-            "trained": trained.get(s, 0),
-            "applied": t.samples,
-        }
-        for s, t in sorted(totals.items())
-    ]
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+        sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.trainers.values()]
+        return [Conclude(), *sends, *self._tell_pservers(stop), Leave(reason, is_own)]

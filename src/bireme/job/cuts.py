@@ -10,10 +10,11 @@ from bireme.ps.rounds import PassTotals
 
 
 class Cuts:
-    """Parts of cuts that are not complete yet, by round."""
+    """One history's cuts: parts of those that are not complete yet, by round, and the newest that counts."""
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, m.CutPart]] = {}
+        self._newest: Manifest | None = None
 
     def add(self, part: m.CutPart, pservers: int) -> list[m.CutPart] | None:
         """Take a part; when that makes a cut complete, return all of its parts in the order of pservers."""
@@ -25,8 +26,29 @@ class Cuts:
         self._parts = {round_: some for round_, some in self._parts.items() if round_ > part.round}
         return [parts[rank] for rank in sorted(parts)]
 
+    def committed(self, manifest: Manifest) -> None:
+        """A cut counts."""
+        if self._newest is None or manifest.round > self._newest.round:
+            self._newest = manifest
 
-def manifest_of(facts: m.Facts, incarnation: int, parts: Sequence[m.CutPart], ended: PassTotals | None) -> Manifest:
+    def base_of(self, parts: Sequence[m.CutPart]) -> tuple[str, ...]:
+        """The snapshots that a complete cut builds on: none, or the newest one and all that it builds on itself.
+
+        Some lanes may not have heard of the newest one yet and hold changes since an earlier one. That is more than
+        is needed, and right all the same.
+        """
+        if self._newest is None or not any(part.is_delta for part in parts):
+            return ()
+        return (*self._newest.base, self._newest.name)
+
+
+def manifest_of(
+    facts: m.Facts,
+    incarnation: int,
+    parts: Sequence[m.CutPart],
+    ended: PassTotals | None,
+    base: tuple[str, ...] = (),
+) -> Manifest:
     """What commits a complete cut; `ended` is what the pass came to that ended with it, if one did."""
     last = parts[-1]
     return Manifest(
@@ -35,15 +57,16 @@ def manifest_of(facts: m.Facts, incarnation: int, parts: Sequence[m.CutPart], en
         pass_id=last.pass_id,
         batch=last.batch,
         samples=last.samples,
-        view=last.view,
+        view=last.history,
         incarnation=incarnation,
         inputs=inputs_of(facts),
-        pservers=len(facts.pservers),
+        pservers=facts.pservers,
         dense_lanes=facts.dense_lanes,
         sparse_lanes=facts.sparse_lanes,
         parts=tuple(
             PartRecord(file=part.file, sha256=part.sha256, nbytes=part.nbytes, pserver=part.pserver) for part in parts
         ),
+        base=base,
         ended=EndedPass.of(ended) if ended else None,
     )
 

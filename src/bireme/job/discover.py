@@ -7,7 +7,9 @@ pservers asks until all of them are there.
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +18,9 @@ import msgspec
 from bireme.core.errors import NetworkError, UsageError
 from bireme.core.files import write_atomic
 from bireme.job.messages import Address
+from bireme.ps.client import connect
+
+LOOK_AGAIN_S = 0.5
 
 
 class Discovery(Protocol):
@@ -78,18 +83,24 @@ class HostList:
         return list(self._addresses)
 
 
-def await_pservers(discovery: Discovery, timeout_s: float) -> tuple[Address, ...]:
-    """Wait until every pserver is known."""
+def reach_coordinator(
+    discovery: Discovery, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+) -> socket.socket:
+    """Connect to pserver 0, wherever it says it is by now; gives up early when the job is over."""
     deadline = time.monotonic() + timeout_s
     while True:
-        found = discovery.find()
-        known = [address for address in found if address is not None]
-        if found and len(known) == len(found):
-            return tuple(known)
-        if time.monotonic() >= deadline:
-            missing = [rank for rank, address in enumerate(found) if address is None]
+        if is_over():
+            raise NetworkError("pserver 0 has left: the job is over")
+        address = discovery.find()[0]
+        left = deadline - time.monotonic()
+        if address is not None:
+            try:
+                return connect(address.host, address.ports[0], timeout_s=min(LOOK_AGAIN_S, left), what="pserver 0")
+            except NetworkError:
+                if time.monotonic() >= deadline:
+                    raise
+        elif left <= 0:
             raise NetworkError(
-                f"pserver {', '.join(map(str, missing))} did not announce itself within {timeout_s:g} s",
-                fix="look into its server.log",
+                f"pserver 0 did not announce itself within {timeout_s:g} s", fix="look into its server.log"
             )
         time.sleep(0.02)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bireme.job import messages as m
+from bireme.job.books import Past
 from bireme.job.manifest import Inputs, Manifest
-from bireme.ps.setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,29 @@ class RefuseJoin:
 
 
 @dataclass(frozen=True, slots=True)
-class SetUpPservers:
-    """Effect: hand every pserver its part, then report back with `pservers_ready` or `pserver_failed`."""
+class HangUp:
+    """Effect: close a connection whose process was replaced."""
 
-    addresses: tuple[m.Address, ...]
-    setups: tuple[Setup, ...]
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Effect: connect to a pserver, then report back with `pserver_reached` or `pserver_out_of_reach`."""
+
+    pserver: int
+    address: m.Address | None
+    """Where a trainer knows it to be; the shell may know better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """Effect: find the newest good snapshot of these inputs (None: of any), then report back with `loaded`."""
 
+    view: int
     inputs: Inputs | None
+    since: int = 0
+    """What older incarnations of a coordinator committed is of another run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +65,34 @@ class Commit:
 class Base:
     """What a job goes on from."""
 
-    manifest: Manifest
+    manifest: Manifest | None
+    """None: there is no snapshot, it goes from the beginning."""
     files: tuple[tuple[str, ...], ...]
     """Its parts, after those of the snapshots that it builds on."""
-    saved: int
-    """The last pass whose model and ledger are on disk."""
+    past: Past = Past()  # noqa: RUF009 - a tuple
+    """What the books say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Effect: append a line to a file of the output tree."""
+    """Effect: append lines to a file of the output tree."""
 
     file: Literal["metrics.jsonl", "ledger.jsonl"]
-    line: Mapping[str, object]
+    lines: tuple[Mapping[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """Effect: leave the last status behind. Before anybody is told: whoever has left would be started again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Effect: everything is over; leave a last status behind, and pservers may go."""
+    """Effect: go."""
 
     reason: str
-    how: m.Ending
     is_own: bool = False
     """The coordinator itself found the fault, so nobody else will tell."""
 
 
-Effect = Send | RefuseJoin | Load | SetUpPservers | Commit | Write | Leave
+Effect = Send | RefuseJoin | HangUp | Reach | Load | Commit | Write | Conclude | Leave

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, SpecError
-from bireme.job.reports import first_cause, read_reports, write_report
-from bireme.job.supervise import GRACE_S, Child, Family, decide, describe_exit
+from bireme.job.reports import first_cause, has_ended, read_reports, write_report
+from bireme.job.supervise import GRACE_S, Child, Ended, Family, Keeper, describe_exit, is_error
 from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)
@@ -59,30 +59,39 @@ def run_node(job_path: Path, rank: int, run: Path) -> None:
     children = children_of(job, job_path, rank, run)
     logs = {child.name: child.log for child in children}
     with Family() as family:
-        for child in children:
-            pid = family.start(child)
-            log.info("started %s as process %d", child.name, pid)
-        while decide(family.codes()) == "go-on" and not asked_to_stop:
+        keeper = Keeper(family, children, job.restarts)
+        while not asked_to_stop:
+            for name, pid, why in keeper.started:
+                log.info("started %s as process %d%s", name, pid, f": the one before {why}" if why else "")
+            keeper.started.clear()
+            found = keeper.look(lambda: has_ended(Path(job.output)))
+            if isinstance(found, Ended):
+                raise _cause(found, job, run, logs[found.name])
+            if found:
+                return
             time.sleep(WATCH_EVERY_S)
-        codes = family.codes()
-        if decide(codes) == "end-others":
-            _raise_for(codes, run, logs)
-        if decide(codes) == "go-on":
-            family.end(GRACE_S)
-            raise SystemExit(128 + signal.SIGTERM)
+        family.end(GRACE_S)
+        raise SystemExit(128 + signal.SIGTERM)
 
 
-def _raise_for(codes: dict[str, int | None], run: Path, logs: dict[str, Path]) -> None:
-    name, code = next((name, code) for name, code in codes.items() if code not in (None, 0))
-    told = [r for r in read_reports(run / "reports") if r.process in codes]
-    cause = first_cause(told)
+def _cause(ended: Ended, job: Job, run: Path, last_words: Path) -> BiremeError:
+    """What went wrong first, as far as this node knows."""
+    told = [report for report in read_reports(run / "reports") if report.process == ended.name]
+    cause = first_cause(told) if is_error(ended.code) else None
     if cause is not None:
-        raise cause.error()
-    error = ProcessError(f"{name} {describe_exit(code or 0)}", fix=f"its last words are in {logs[name]}")
-    if code == ProcessError.exit_code:
-        raise error  # it left because of somebody else, who tells
-    report_failure(run, f"node {name.split()[1]}", error)
-    raise error
+        return cause.error()
+    error = too_many_deaths(ended, job, f"its last words are in {last_words}")
+    if ended.code != ProcessError.exit_code:  # else it left because of somebody else, who tells
+        report_failure(run, f"node {ended.name.split()[1]}", error)
+    return error
+
+
+def too_many_deaths(ended: Ended, job: Job, where: str) -> ProcessError:
+    """A process that will not be started again, in words."""
+    how = describe_exit(ended.code)
+    if ended.deaths > 1:
+        how = f"died {ended.deaths} times within {job.restarts.within_s:g} s; at last it {how}"
+    return ProcessError(f"{ended.name} {how}", fix=where)
 
 
 def report_failure(run: Path, process: str, error: BiremeError) -> None:

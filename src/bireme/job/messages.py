@@ -1,17 +1,21 @@
 """Control messages: what processes of a job say to each other besides gradients and parameters.
 
 They travel as JSON in CONTROL frames on the first port of a pserver. Trainers talk to pserver 0,
-where the coordinator lives; the coordinator talks to every pserver.
+where the coordinator lives; the coordinator talks to every pserver. Where several threads of a
+process have something to say on one connection they share a `Line`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+import time
 from typing import Literal
 
 import msgspec
 
-from bireme.core.errors import FrameError
+from bireme.core.errors import FrameError, NetworkError
 from bireme.ps import wire
 from bireme.ps.frames import Head, Kind
 from bireme.ps.setup import Setup
@@ -48,7 +52,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trainers: int
     passes: int
     seed: int
-    pservers: tuple[Address, ...]
+    pservers: int
     dense_lanes: int
     sparse_lanes: int
     output: str
@@ -63,6 +67,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is_resumed: bool = False
     """Go on from the newest snapshot in the output directory."""
     accepts_changes: bool = False
+    since: int = 0
+    """Incarnations up to this one are of earlier runs, as are their snapshots."""
+    patience_s: float = 60.0
+    """How long to wait for somebody who was lost."""
 
 
 class Join(_Message, frozen=True):
@@ -72,14 +80,20 @@ class Join(_Message, frozen=True):
     pid: int
     host: str
     facts: Facts
+    pservers: tuple[Address, ...]
+    """Where it found the pservers, for a coordinator that cannot look by itself."""
+    incarnation: int = 0
 
 
 class Begin(_Message, frozen=True):
-    """Coordinator: everybody is here; this is the view."""
+    """Coordinator: everybody is here, or is here again; this is the view."""
 
     job: int
     view: int
     shares: tuple[Span, ...]
+    pservers: tuple[Address, ...]
+    wants_values: bool = False
+    """Trainer 0 is to send the values that a saved model gives."""
     start_samples: int = 0
     """What an earlier run trained, for schedules that trainers follow by themselves."""
     saved: int = -1
@@ -98,6 +112,10 @@ class Progress(_Message, frozen=True):
     evals: tuple[float, ...]
     rate: float
     """Samples per second since the last report."""
+    view: int = 0
+    round: int = 0
+    closed: int = 0
+    """Rounds that were closed while this trainer was in the view."""
 
 
 class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,6 +170,12 @@ class Saved(_Message, frozen=True):
     path: str
 
 
+class Counted(_Message, frozen=True):
+    """Coordinator to trainer 0: the pass is in the ledger, the next one may begin."""
+
+    pass_id: int
+
+
 class Failed(_Message, frozen=True):
     """Trainer: I cannot go on."""
 
@@ -159,6 +183,18 @@ class Failed(_Message, frozen=True):
     what: str
     why: str = ""
     fix: str = ""
+
+
+class LinkLost(_Message, frozen=True):
+    """Trainer: a connection to a lane broke in this view, and I wait for the next one."""
+
+    trainer: int
+    view: int
+    what: str
+
+
+class Alive(_Message, frozen=True):
+    """Trainer or pserver, every second: I am still here, however long my work takes."""
 
 
 class Stop(_Message, frozen=True):
@@ -174,17 +210,26 @@ class SetUp(_Message, frozen=True):
     setup: Setup
 
 
+class ChangeView(_Message, frozen=True):
+    """Coordinator to pserver: go on in this view with what you keep, if it is of this history."""
+
+    view: int
+    history: int
+
+
 class Ready(_Message, frozen=True):
-    """Pserver: done."""
+    """Pserver: done, I am in this view."""
 
     pserver: int
+    view: int
 
 
 class CutPart(_Message, frozen=True):
     """Pserver: my part of a cut is on disk, or with an empty hash: it could not be written."""
 
     pserver: int
-    view: int
+    history: int
+    """The view in which the pservers were last set up."""
     round: int
     pass_id: int
     batch: int
@@ -193,6 +238,15 @@ class CutPart(_Message, frozen=True):
     file: str = ""
     sha256: str = ""
     nbytes: int = 0
+    is_delta: bool = False
+    """It holds of some tables only what has changed since an earlier cut that counts."""
+
+
+class Committed(_Message, frozen=True):
+    """Coordinator to pserver: the cut at this round counts, so that a later one may build on it."""
+
+    history: int
+    round: int
 
 
 class GetStatus(_Message, frozen=True):
@@ -216,11 +270,16 @@ Message = (
     | PassDone
     | PassClosed
     | Saved
+    | Counted
     | Failed
+    | LinkLost
+    | Alive
     | Stop
     | SetUp
+    | ChangeView
     | Ready
     | CutPart
+    | Committed
     | GetStatus
     | Cancel
     | Status
@@ -232,6 +291,34 @@ def send(sock: socket.socket, message: Message) -> None:
     """Send a control message."""
     body = msgspec.json.encode(message)
     wire.send(sock, Head(Kind.CONTROL, nbytes=len(body)), body)
+
+
+class Line:
+    """A control connection on which several threads have something to say."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Send a control message."""
+        with self._lock:
+            send(self.sock, message)
+
+    def beat(self, every_s: float) -> None:
+        """Say every so often that we are alive, until the connection has gone."""
+        threading.Thread(target=self._beat, args=(every_s,), name="alive", daemon=True).start()
+
+    def _beat(self, every_s: float) -> None:
+        with contextlib.suppress(NetworkError):
+            while True:
+                time.sleep(every_s)
+                self.send(Alive())
+
+    def close(self) -> None:
+        """Hang up; a thread that waits for a message gets a NetworkError."""
+        with contextlib.suppress(OSError):  # it is down already
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
 def receive(sock: socket.socket, head: Head) -> Message:

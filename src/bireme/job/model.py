@@ -76,14 +76,9 @@ def pass_name(pass_id: int) -> str:
     return f"pass-{pass_id:05d}"
 
 
-def last_kept_pass(output: Path) -> int:
-    """The last pass whose model and ledger are both on disk; -1 for none."""
-    done = {int(p.name[5:]) for p in output.glob("pass-[0-9][0-9][0-9][0-9][0-9]") if (p / "done").is_file()}
-    try:
-        rows = [msgspec.json.decode(line) for line in (output / "ledger.jsonl").read_bytes().splitlines()]
-    except (OSError, msgspec.MsgspecError):
-        rows = []
-    return max(done & {row["pass"] for row in rows}, default=-1)
+def finished_passes(output: Path) -> set[int]:
+    """Passes whose models are complete."""
+    return {int(p.name[5:]) for p in output.glob("pass-[0-9][0-9][0-9][0-9][0-9]") if (p / "done").is_file()}
 
 
 def save_model(
@@ -120,15 +115,13 @@ def save_model(
 
 def parameter_names(directory: Path) -> list[str]:
     """The parameters in a model directory, in byte order."""
-    if not directory.is_dir():
-        raise ModelError(
-            f"there is no model directory {directory}", fix="name a pass directory such as output/pass-00009"
-        )
     if not (directory / "done").is_file():
-        passes = sorted(p.name for p in directory.glob("pass-*") if (p / "done").is_file())
-        hint = (
-            f"did you mean {directory / passes[-1]}?" if passes else "name a pass directory such as output/pass-00009"
-        )
+        above = directory if directory.is_dir() and finished_passes(directory) else directory.parent
+        passes = finished_passes(above)
+        is_there = f"did you mean {above / pass_name(max(passes))}?" if passes else ""
+        hint = is_there or "name a finished pass's directory in a job's output, pass-00000 or a later one"
+        if not directory.is_dir():
+            raise ModelError(f"there is no model directory {directory}", fix=hint)
         raise ModelError(f"{directory} is not a finished model: it has no file `done`", fix=hint)
     config = config_name(directory)
     names = [p.name for p in directory.iterdir() if p.is_file() and p.name not in RESERVED_NAMES and p.name != config]

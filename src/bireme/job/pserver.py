@@ -1,16 +1,19 @@
 """The pserver process: opens its ports, keeps what the coordinator gives it, leaves on its word.
 
-Pserver 0 is also where the coordinator lives: it comes to life when the first trainer knocks.
+Pserver 0 is also where the coordinator lives: it comes to life when the first trainer knocks. The
+others go on serving while it is away, and leave if nobody takes its place.
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import signal
 import socket
 import struct
 import threading
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +30,8 @@ from bireme.ps.setup import Setup
 log = logging.getLogger(__name__)
 _SIOCGIFADDR = 0x8915
 SIGNAL_LOOK_S = 0.1
+ALIVE_EVERY_S = 1.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class PserverOptions:
     rank: int = 0
     host: str = ""
     """The address to listen on and to announce; '' listens everywhere."""
+    incarnation: int = 1
 
 
 def address_of(nic: str) -> str:
@@ -83,8 +89,13 @@ class PserverProcess:
         self._server = PServer(open_ports(options), options.ports_num, self._control, self._closed)
         self._over = threading.Event()
         self._reason = ""
+        self._rank = options.rank
         self._coordinating: Coordinating | None = None
-        self._coordinator_link: socket.socket | None = None
+        self._discovery: Discovery | None = None
+        self._link: m.Line | None = None
+        """To the coordinator whose word counts."""
+        self._patience_s = PATIENCE_S
+        self._alone_since_s = math.inf
         self._lock = threading.Lock()
 
     def run(self, discovery: Discovery | None = None) -> str:
@@ -94,6 +105,7 @@ class PserverProcess:
         for i, port in enumerate(ports):
             kind = "dense" if i < self._options.ports_num else "sparse"
             log.info("Starting parameterServer[%d]: %s lane on port %d", i, kind, port)
+        self._discovery = discovery
         self._server.start()
         if discovery is not None:
             discovery.announce(
@@ -106,6 +118,8 @@ class PserverProcess:
         while not self._over.wait(SIGNAL_LOOK_S):
             if signals:
                 self._leave("asked to stop by a signal")
+            if time.monotonic() - self._alone_since_s > self._patience_s:
+                self._leave(f"the coordinator went away and did not come back within {self._patience_s:.0f} s")
         self._server.stop()
         log.info("pserver leaves: %s", self._reason)
         if self._coordinating is not None and self._coordinating.failure is not None:
@@ -120,31 +134,53 @@ class PserverProcess:
         message = m.receive(sock, head)
         match message:
             case m.SetUp():
+                self._set_up(sock, message.setup)
+            case m.ChangeView():
                 with self._lock:
-                    self._server.set_up(message.setup, self._lane_passed, partial(self._part_done, message.setup))
-                    self._coordinator_link = sock
-                for index, lane in enumerate(self._server.lanes):
-                    log.info("lane %d keeps %s", index, lane.describe())
-                m.send(sock, m.Ready(pserver=message.setup.pserver))
+                    self._server.enter(message.view, message.history)
+                    line = self._follow(sock)
+                line.send(m.Ready(pserver=self._rank, view=message.view))
+            case m.Committed():
+                self._server.committed(message.history, message.round)
             case m.Stop():
-                if self._coordinator_link not in (None, sock):
+                if self._link is not None and self._link.sock is not sock:
                     raise FrameError("only the coordinator may tell a pserver to stop")
                 self._leave(message.reason)
-            case m.Begin() | m.Ready() | m.PassClosed() | m.Status():
+            case m.Begin() | m.PassClosed() | m.Status():
                 raise FrameError(f"a pserver does not take {type(message).__name__}")
             case _:
                 self._coordinator().handle(sock, message)
+
+    def _set_up(self, sock: socket.socket, setup: Setup) -> None:
+        with self._lock:
+            on_pass = partial(self._lane_passed, setup.view)
+            self._server.set_up(setup, on_pass, partial(self._part_done, setup))
+            line = self._follow(sock)
+            self._rank, self._patience_s = setup.pserver, setup.patience_s
+        for index, lane in enumerate(self._server.lanes):
+            log.info("lane %d keeps %s", index, lane.describe())
+        line.send(m.Ready(pserver=setup.pserver, view=setup.view))
+
+    def _follow(self, sock: socket.socket) -> m.Line:
+        """Take a coordinator's word from now on: it has shown the newest view."""
+        if self._link is None or self._link.sock is not sock:
+            self._link = m.Line(sock)
+            self._link.beat(ALIVE_EVERY_S)
+        self._alone_since_s = math.inf
+        return self._link
 
     def _coordinator(self) -> Coordinating:
         with self._lock:
             if self._coordinating is None:
                 log.info("coordinating: waiting for %d trainers", self._options.trainers)
-                self._coordinating = Coordinating(self._options.trainers, self._leave)
+                options = self._options
+                self._coordinating = Coordinating(options.trainers, self._leave, self._discovery, options.incarnation)
             return self._coordinating
 
     def _closed(self, sock: socket.socket) -> None:
-        if sock is self._coordinator_link:
-            self._leave("the coordinator went away")
+        if self._link is not None and sock is self._link.sock:
+            log.warning("the coordinator went away")
+            self._alone_since_s = time.monotonic()
         elif self._coordinating is not None:
             self._coordinating.lost(sock)
 
@@ -153,7 +189,7 @@ class PserverProcess:
         counts, written = part.counts, part.written
         told = m.CutPart(
             pserver=setup.pserver,
-            view=setup.view,
+            history=setup.view,
             round=counts.round,
             pass_id=counts.pass_id,
             batch=0 if part.ends_pass else counts.round - counts.pass_start,
@@ -162,12 +198,13 @@ class PserverProcess:
             file=part.path.name if written else "",
             sha256=written.sha256 if written else "",
             nbytes=written.nbytes if written else 0,
+            is_delta=part.is_delta,
         )
         try:
-            assert self._coordinator_link is not None
-            m.send(self._coordinator_link, told)
+            if self._link is not None:
+                self._link.send(told)
         except NetworkError as e:
             log.warning("the coordinator does not hear of a snapshot: %s", e.what)
 
-    def _lane_passed(self, totals: PassTotals) -> None:
-        self._coordinator().lane_passed(totals)
+    def _lane_passed(self, history: int, totals: PassTotals) -> None:
+        self._coordinator().lane_passed(history, totals)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         known = getattr(errors, self.kind, ProcessError)
         cls = known if isinstance(known, type) and issubclass(known, BiremeError) else ProcessError
         return cls(f"{self.process}: {self.what}", why=self.why, fix=self.fix)
+
+
+STATUS_FILE = "status.json"
+"""In the output tree: the coordinator's last word, for whoever asks after it has left."""
+
+
+def last_status(output: Path) -> dict[str, Any]:
+    """The coordinator's last word; empty while it has not said one."""
+    try:
+        return msgspec.json.decode((output / STATUS_FILE).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
+def has_ended(output: Path) -> bool:
+    """Whether the coordinator has said its last word."""
+    return last_status(output).get("phase") in ("finished", "failed", "cancelled")
 
 
 def write_report(path: Path, process: str, error: BiremeError) -> None:

@@ -11,14 +11,13 @@ step leaves snapshots that are whole or none. Whoever loads believes nothing tha
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.core import faults
 from bireme.core.errors import SnapshotError
-from bireme.core.files import storage_errors, sync_directory, write_atomic
+from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 from bireme.job.manifest import MANIFEST, Inputs, Manifest, PartRecord, differences, seal, unseal
 from bireme.ps.parts import hash_of
 
@@ -76,12 +75,19 @@ def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
     return found, problems
 
 
-def load_newest(directory: Path, inputs: Inputs | None) -> tuple[Manifest, list[Problem]]:
+def has_any(directory: Path, since: int) -> bool:
+    """Whether a coordinator of a later incarnation than this has committed anything."""
+    return any(manifest.incarnation > since for manifest in candidates(directory)[0])
+
+
+def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple[Manifest, list[Problem]]:
     """The newest snapshot all of whose files, and those of its bases, are as they were committed.
 
-    Also returns what is wrong with newer ones. Refuses a snapshot of other inputs; None accepts any.
+    Also returns what is wrong with newer ones. Refuses a snapshot of other inputs; None accepts any. Those of
+    incarnations up to `since` are passed over: they are of an earlier run in the same directory.
     """
     found, problems = candidates(directory)
+    found = [manifest for manifest in found if manifest.incarnation > since]
     check = _Check(directory, found)
     for manifest in found:
         wrong = check.snapshot(manifest)
@@ -241,5 +247,5 @@ def _remove(place: Path) -> None:
         if (place / MANIFEST).exists():
             (place / MANIFEST).unlink()
             sync_directory(place)
-        shutil.rmtree(place)
+        volume().remove_tree(place)
         sync_directory(place.parent)

@@ -1,31 +1,30 @@
 """Looking after child processes: decide first, then act.
 
-`decide` is a pure function of what is known about the children; `Family` starts, watches and
-ends them for real. For now one child's failure ends the others: nobody is started again.
+`Lives` decides, from how a child ended and how often it has, whether it is started again and when; `Family` starts,
+watches and ends children for real. A child that was killed, or left though the job is not over, comes back. One
+that left with an error would do so again: its error is the job's.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from bireme.core.files import storage_errors
 from bireme.spec.load import child_environment
+from bireme.spec.model import Restarts
 
-Verdict = Literal["go-on", "all-done", "end-others"]
 GRACE_S = 5.0
-
-
-def decide(codes: Mapping[str, int | None]) -> Verdict:
-    """What the exit codes so far mean; None is a child that runs."""
-    if any(code not in (None, 0) for code in codes.values()):
-        return "end-others"
-    return "all-done" if all(code == 0 for code in codes.values()) else "go-on"
+LINGER_S = 10.0
+"""How long whoever is still there after the end of the job may take to leave."""
+SHORT_S = 2.0
+"""Whoever lives no longer than this is given more and more time before the next life."""
+MAX_DELAY_S = 5.0
 
 
 def describe_exit(code: int) -> str:
@@ -36,6 +35,29 @@ def describe_exit(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
+
+
+def is_error(code: int) -> bool:
+    """Whether a process says by itself that it cannot go on; shells report signals as codes above 128."""
+    return 0 < code <= 128
+
+
+@dataclass(slots=True)
+class Lives:
+    """One child's lives so far. No clock, no process."""
+
+    rule: Restarts
+    born_s: float = 0.0
+    ended_s: list[float] = field(default_factory=list)
+    _short: int = 0
+
+    def again_s(self, now_s: float) -> float | None:
+        """The child has died: when to start it again; None if it has died too often."""
+        self._short = self._short + 1 if now_s - self.born_s < SHORT_S else 0
+        self.ended_s = [t for t in self.ended_s if now_s - t < self.rule.within_s] + [now_s]
+        if len(self.ended_s) > self.rule.limit:
+            return None
+        return now_s + (min(0.1 * 2**self._short, MAX_DELAY_S) if self._short else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +119,65 @@ class Family:
         for process in self._running.values():
             if process.poll() is None:
                 process.send_signal(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A child that will not come back."""
+
+    name: str
+    code: int
+    deaths: int = 1
+
+
+class Keeper:
+    """Keeps children alive until their job is over."""
+
+    def __init__(self, family: Family, children: Sequence[Child], rule: Restarts) -> None:
+        self._family = family
+        self._children = {child.name: child for child in children}
+        self._lives = {child.name: Lives(rule) for child in children}
+        self._due_s: dict[str, float] = {}
+        self._over_s = math.inf
+        self.started: list[tuple[str, int, str]] = []
+        """Who was started as which process and why, since somebody last looked."""
+        for child in children:
+            self._start(child.name, "")
+
+    def _start(self, name: str, why: str) -> None:
+        self._lives[name].born_s = time.monotonic()
+        self.started.append((name, self._family.start(self._children[name]), why))
+
+    def look(self, is_over: Callable[[], bool]) -> Ended | bool:
+        """Start again whoever is due; returns who ended the job, or whether all have left."""
+        codes = self._family.codes()
+        gone = {name: code for name, code in codes.items() if code is not None}
+        for name, code in gone.items():
+            if is_error(code):
+                return Ended(name, code)
+        if is_over():
+            return len(gone) == len(codes) or self._has_lingered(time.monotonic())
+        for name, code in gone.items():
+            if not self._revive(name, code, time.monotonic()):
+                return Ended(name, code, len(self._lives[name].ended_s))
+        return False
+
+    def _has_lingered(self, now_s: float) -> bool:
+        """End those who have not heard that the job is over, as they were being started or cut off just then."""
+        self._over_s = min(self._over_s, now_s)
+        if now_s - self._over_s < LINGER_S:
+            return False
+        self._family.end(GRACE_S)
+        return True
+
+    def _revive(self, name: str, code: int, now_s: float) -> bool:
+        """Start a child again once it is due; returns whether there is hope."""
+        if name not in self._due_s:
+            again = self._lives[name].again_s(now_s)
+            if again is None:
+                return False
+            self._due_s[name] = again
+        if now_s >= self._due_s[name]:
+            del self._due_s[name]
+            self._start(name, describe_exit(code))
+        return True

@@ -12,19 +12,21 @@ from __future__ import annotations
 import logging
 import math
 import queue
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from bireme.core import faults
 from bireme.core.errors import NetworkError
 from bireme.job import messages as m
 from bireme.job.model import Array, pass_name, save_model, table_arrays
+from bireme.ps.client import Position
 from bireme.ps.plan import Layout
 from bireme.spec.model import Parameter
 from bireme.train.loop import PassResult, Tables
@@ -32,6 +34,7 @@ from bireme.train.worker import Running
 
 log = logging.getLogger(__name__)
 REPORT_EVERY_S = 0.2
+Word = TypeVar("Word", m.PassClosed, m.Counted)
 
 
 def evals_text(totals: Running) -> str:
@@ -54,6 +57,8 @@ class ModelPlace:
     seed: int
     output: Path | None
     config: Path
+    is_exact: bool = True
+    """Whether the same pass always ends with the same values."""
 
 
 def _finite(totals: Running) -> m.Sum:
@@ -64,19 +69,23 @@ def _finite(totals: Running) -> m.Sum:
 class Teller:
     """The loop's listener in a trainer process."""
 
-    def __init__(self, control: socket.socket, trainer: int, log_period: int, place: ModelPlace) -> None:
+    def __init__(self, control: m.Line, me: tuple[int, int, int], log_period: int, place: ModelPlace) -> None:
+        """Speak for a trainer in a view, in which models are on disk up to a pass."""
         self._control = control
-        self._trainer = trainer
+        self._trainer, self._view, self._saved = me
         self._log_period = log_period
         self._place = place
-        self.closed: queue.Queue[m.PassClosed | None] = queue.Queue()
+        self.closed: queue.Queue[m.PassClosed | m.Counted | None] = queue.Queue()
         """What the coordinator says about passes, put here by the thread that listens to it."""
         self._logged = Running()
         self._told = (time.monotonic(), 0)
+        self._pushed = 0
+        """Rounds in this view: all but the last of them are closed."""
 
-    def round_done(self, pass_id: int, batch: int, batches: int, totals: Running) -> None:
+    def round_done(self, at: Position, batches: int, totals: Running) -> None:
         """Log every log_period rounds, report a few times a second."""
-        number = batch + 1
+        number = at.batch + 1
+        self._pushed += 1
         if number == 1:
             self._logged = Running()
             self._told = (self._told[0], 0)
@@ -88,20 +97,21 @@ class Teller:
                 evals_text(totals), evals_text(current),
             )  # fmt: skip
             self._logged = replace(totals, evals=dict(totals.evals))
-        if number == batches or time.monotonic() - self._told[0] >= REPORT_EVERY_S:
-            self._report(pass_id, number, batches, totals)
+        is_first = self._pushed == 2
+        if number == batches or is_first or time.monotonic() - self._told[0] >= REPORT_EVERY_S:
+            self._report(at, batches, totals)
 
-    def _report(self, pass_id: int, number: int, batches: int, totals: Running) -> None:
+    def _report(self, at: Position, batches: int, totals: Running) -> None:
         now = time.monotonic()
         then, samples = self._told
         self._told = (now, totals.samples)
-        m.send(
-            self._control,
+        self._control.send(
             m.Progress(
-                trainer=self._trainer, pass_id=pass_id, batch=number, batches=batches, samples=totals.samples,
-                cost=totals.cost, evals=tuple(totals.evals.values()),
-                rate=(totals.samples - samples) / max(now - then, 1e-6),
-            ),
+                trainer=self._trainer, pass_id=at.pass_id, batch=at.batch + 1, batches=batches,
+                samples=totals.samples, cost=totals.cost, evals=tuple(totals.evals.values()),
+                rate=(totals.samples - samples) / max(now - then, 1e-6), view=self._view, round=at.round,
+                closed=self._pushed - 1,
+            )
         )  # fmt: skip
 
     def pass_done(self, result: PassResult, values: NDArray[np.float32], tables: Tables) -> None:
@@ -119,7 +129,9 @@ class Teller:
                 result.test.cost / n,
                 evals_text(result.test),
             )
-        m.send(self._control, self._pass_message(result))
+        if result.pass_id <= self._saved:
+            return  # it was saved before everything was taken back to a cut within it
+        self._control.send(self._pass_message(result))
         if self._trainer == 0:
             self._save(result.pass_id, values, tables)
 
@@ -137,17 +149,29 @@ class Teller:
         )
 
     def _save(self, pass_id: int, values: NDArray[np.float32], tables: Tables) -> None:
-        closed = self.closed.get()
-        if closed is None:
-            raise NetworkError("the coordinator went away at the end of a pass")
-        metrics: Mapping[str, object] = msgspec.to_builtins(closed)
-        path = ""
+        closed = self._await(m.PassClosed, pass_id)
+        output = self._place.output
+        path = self._write(output / pass_name(pass_id), closed, values, tables) if output is not None else ""
+        faults.at("model.saved")
+        self._control.send(m.Saved(trainer=self._trainer, pass_id=pass_id, path=path))
+        # Were that word lost after the next pass has begun, nobody could say any more what this one ended with.
+        self._await(m.Counted, pass_id)
+
+    def _write(self, target: Path, closed: m.PassClosed, values: NDArray[np.float32], tables: Tables) -> str:
         place = self._place
-        if place.output is not None:
-            target = place.output / pass_name(pass_id)
-            log.info("Saving parameters to %s", target)
-            arrays: dict[str, Array] = dict(place.layout.views(values))
-            for parameter, block in zip(place.tables, tables(), strict=True):
-                arrays |= table_arrays(parameter, place.seed, block)
-            path = str(save_model(target, arrays, place.config, metrics))
-        m.send(self._control, m.Saved(trainer=self._trainer, pass_id=pass_id, path=path))
+        if not place.is_exact and (target / "done").is_file():
+            # It was saved, and everything was taken back before it counted: that one is as good as ours.
+            return str(target)
+        log.info("Saving parameters to %s", target)
+        arrays: dict[str, Array] = dict(place.layout.views(values))
+        for parameter, block in zip(place.tables, tables(), strict=True):
+            arrays |= table_arrays(parameter, place.seed, block)
+        metrics: Mapping[str, object] = msgspec.to_builtins(closed)
+        return str(save_model(target, arrays, place.config, metrics))
+
+    def _await(self, kind: type[Word], pass_id: int) -> Word:
+        """Wait for a word of this kind about a pass."""
+        while (word := self.closed.get()) is not None:
+            if isinstance(word, kind) and word.pass_id == pass_id:
+                return word
+        raise NetworkError("the view ended at the end of a pass")

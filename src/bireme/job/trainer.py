@@ -1,11 +1,13 @@
 """The trainer process: loads the program, joins the job, runs the loop, and saves models if it is trainer 0.
 
-A second thread listens to the coordinator. When it says stop, the lanes' connections are closed
-under the loop, which ends there.
+A second thread listens to the coordinator. When it announces another view or says stop, or is lost, the lanes'
+connections are closed under the loop, which ends there. What follows is in the orders: train in the new view, leave,
+or look for the coordinator's successor.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -16,11 +18,23 @@ from pathlib import Path
 
 import msgspec
 
-from bireme.core.errors import BiremeError, Cancelled, DataError, NetworkError, ProcessError, SpecError
+from bireme.core import faults
+from bireme.core.errors import (
+    BiremeError,
+    Cancelled,
+    DataError,
+    NetworkError,
+    ProcessError,
+    RefusedError,
+    SpecError,
+    StaleError,
+)
 from bireme.job import messages as m
-from bireme.job.discover import Discovery, await_pservers
+from bireme.job.discover import Discovery, reach_coordinator
 from bireme.job.model import load_into, load_trained
+from bireme.job.orders import Orders
 from bireme.job.preflight import check_lanes, updates_of
+from bireme.job.reports import has_ended, last_status
 from bireme.job.telling import ModelPlace, Teller
 from bireme.programs.config import load_config
 from bireme.programs.program import Program, Role
@@ -39,6 +53,9 @@ from bireme.train.reader import ShardReader
 from bireme.train.worker import Worker
 
 log = logging.getLogger(__name__)
+ALIVE_EVERY_S = 1.0
+LANE_S = 5.0
+"""How long a lane may take to accept a connection: it was ready a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +90,9 @@ class TrainerOptions:
     accepts_changes: bool = False
     data: str = ""
     """Fingerprint of the shards."""
+    since: int = 0
+    incarnation: int = 0
+    """0: started by hand, so that a second one with the same id is a mistake and not a successor."""
 
 
 class TrainerProcess:
@@ -80,10 +100,9 @@ class TrainerProcess:
 
     def __init__(self, options: TrainerOptions) -> None:
         self._options = options
-        self._stop: m.Stop | None = None
-        self._stopped = threading.Event()
-        self._control: socket.socket | None = None
+        self._lock = threading.Lock()
         self._exchange: Exchange | None = None
+        self._teller: Teller | None = None
         self._updates = Updates()
 
     def run(self, discovery: Discovery) -> None:
@@ -100,14 +119,57 @@ class TrainerProcess:
         check_names(program.parameters)
         worker = Worker(program, self._readers(program, own), tester)
         worker.rehearse(options.start_pass)
-        pservers = await_pservers(discovery, options.connect_timeout_s)
-        begin = self._join(program, pservers)
-        if begin.shares[options.trainer] != own:
-            raise AssertionError(f"told to own {begin.shares[options.trainer]}, prepared {own}: this is a bug")
+        while True:
+            try:
+                line, orders = self._join(program, discovery)
+            except NetworkError:
+                stop = self._last_word()
+                if stop is None:
+                    raise
+            else:
+                try:
+                    stop = self._follow(program, worker, line, orders)
+                finally:
+                    line.close()
+            if stop is not None:
+                _take_leave(stop)
+                return
+            log.warning("the coordinator went away; looking for the next one")
+
+    def _follow(self, program: Program, worker: Worker, line: m.Line, orders: Orders) -> m.Stop | None:
+        """Train in view after view; returns the order to leave, or None if the coordinator is lost."""
+        view = 0
+        while isinstance(order := orders.await_news(view), m.Begin):
+            view = order.view
+            log.info("view %x", view)
+            try:
+                self._train(program, worker, line, order, orders)
+            except (NetworkError, StaleError) as e:
+                if not orders.is_news(view):
+                    log.warning("waiting for another view: %s", e.what)
+                    self._tell(line, m.LinkLost(trainer=self._options.trainer, view=view, what=e.what))
+            except BiremeError as e:
+                if not orders.is_news(view):
+                    failed = m.Failed(trainer=self._options.trainer, what=e.what, why=e.why, fix=e.fix)
+                    self._tell(line, failed)
+                    raise
+                log.warning("in a view that is over: %s", e.what)
+            finally:
+                self._close()
+        return order
+
+    def _last_word(self) -> m.Stop | None:
+        """How the job has ended without us, as far as the output directory says; by hand it may be an earlier job's."""
+        if not self._options.incarnation or self._options.output is None or not has_ended(self._options.output):
+            return None
+        status = last_status(self._options.output)
+        return m.Stop(reason=status.get("reason", ""), how=status["phase"])
+
+    def _tell(self, line: m.Line, message: m.Message) -> None:
         try:
-            self._train(program, worker, pservers, begin)
-        except BiremeError as e:
-            self._explain(e)
+            line.send(message)
+        except NetworkError as e:
+            log.warning("the coordinator is gone too: %s", e.what)
 
     def _own_shards(self) -> Span:
         options = self._options
@@ -139,7 +201,7 @@ class TrainerProcess:
         log.info("shards %d to %d: %d samples", own.lo, own.hi - 1, found)
         return readers
 
-    def _facts(self, program: Program, pservers: tuple[m.Address, ...]) -> m.Facts:
+    def _facts(self, program: Program, pservers: int) -> m.Facts:
         options = self._options
         return m.Facts(
             name=options.name,
@@ -162,53 +224,73 @@ class TrainerProcess:
             snapshots=options.snapshots,
             is_resumed=options.is_resumed,
             accepts_changes=options.accepts_changes,
+            since=options.since,
+            patience_s=options.connect_timeout_s,
             output=str(options.output or ""),
             is_set_by_trainer=options.init_model is not None,
             start_pass=options.start_pass,
             start_samples=_samples_before(options.init_model) if options.init_model else 0,
         )
 
-    def _join(self, program: Program, pservers: tuple[m.Address, ...]) -> m.Begin:
+    def _join(self, program: Program, discovery: Discovery) -> tuple[m.Line, Orders]:
+        """Find the coordinator and say hello."""
         options = self._options
-        for rank, address in enumerate(pservers):
-            for port in address.ports:
-                log.info("pserver %d %s:%d", rank, address.host, port)
-        where = pservers[0]
-        self._control = connect(where.host, where.ports[0], timeout_s=options.connect_timeout_s, what="pserver 0")
-        facts = self._facts(program, pservers)
-        m.send(
-            self._control,
-            m.Join(trainer=options.trainer, pid=os.getpid(), host=socket.gethostname(), facts=facts),
+        found = discovery.find()
+        join = m.Join(
+            trainer=options.trainer,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            facts=self._facts(program, len(found)),
+            pservers=tuple(address for address in found if address is not None) if all(found) else (),
+            incarnation=options.incarnation,
         )
-        reply = m.expect(self._control)
-        if isinstance(reply, m.Stop):
-            kind = ProcessError if reply.how == "failed" else Cancelled
-            raise kind(f"the job ended before it began: {reply.reason}")
-        if not isinstance(reply, m.Begin):
-            raise AssertionError(f"expected Begin, got {type(reply).__name__}: this is a bug")
-        return reply
+        while True:
+            is_over = lambda: self._last_word() is not None  # noqa: E731
+            line = m.Line(reach_coordinator(discovery, options.connect_timeout_s, is_over))
+            try:
+                line.send(join)
+                break
+            except NetworkError as e:
+                log.warning("pserver 0 has just gone: %s", e.what)
+        line.beat(ALIVE_EVERY_S)
+        orders = Orders(self._close)
+        threading.Thread(target=self._listen, args=(line, orders), name="control", daemon=True).start()
+        return line, orders
 
-    def _train(self, program: Program, worker: Worker, pservers: tuple[m.Address, ...], begin: m.Begin) -> None:
+    def _train(self, program: Program, worker: Worker, line: m.Line, begin: m.Begin, orders: Orders) -> None:
         options = self._options
-        assert self._control is not None
-        exchange = self._open_exchange(worker, pservers, begin)
-        self._exchange = exchange
+        if begin.shares[options.trainer] != worker.share:
+            raise AssertionError(f"told to own {begin.shares[options.trainer]}, prepared {worker.share}: this is a bug")
+        is_exact = not self._updates.is_streamed
+        model = ModelPlace(worker.layout, worker.tables, options.seed, options.output, options.config, is_exact)
+        teller = Teller(line, (options.trainer, begin.view, begin.saved), options.log_period, model)
+        faults.at("view.begin")
+        exchange = self._open_exchange(worker, begin)
+        with self._lock:
+            self._exchange, self._teller = exchange, teller
+        if orders.is_news(begin.view):  # whoever said so found nothing to close yet
+            raise NetworkError("something else is to be done by now")
         log.info("carriers: %s", ", ".join(exchange.carriers))
-        model = ModelPlace(worker.layout, worker.tables, options.seed, options.output, options.config)
-        teller = Teller(self._control, options.trainer, options.log_period, model)
-        threading.Thread(target=self._listen, args=(teller,), name="control", daemon=True).start()
-        if options.init_model is not None and options.trainer == 0:
+        if begin.wants_values and options.init_model is not None and options.trainer == 0:
             values = aligned_zeros(worker.layout.size)
             load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
             tables = [load_trained(options.init_model, table, options.seed) for table in worker.tables]
             exchange.set(values, tables)
         self._loop(program, worker, teller, begin).run(options.start_pass + options.passes, begin.saved)
-        self._stopped.wait()  # trainer 0 may test and save for as long as it likes
-        if self._stop is None:
-            raise NetworkError("the coordinator went away before it had ended the job")
+
+    def _close(self) -> None:
+        """Hang up on the lanes, and wake whoever waits for the end of a pass."""
+        with self._lock:
+            exchange, teller = self._exchange, self._teller
+            self._exchange = self._teller = None
+        if exchange is not None:
+            exchange.close()
+        if teller is not None:
+            teller.closed.put(None)
 
     def _loop(self, program: Program, worker: Worker, teller: Teller, begin: m.Begin) -> Loop:
         assert self._exchange is not None
+        worker.forget()
         if self._updates.mode == "local":
             how = LocalRule(
                 self._updates,
@@ -221,9 +303,10 @@ class TrainerProcess:
         kind = ApartLoop if self._updates.is_streamed else Loop
         return kind(worker, self._exchange, teller)
 
-    def _open_exchange(self, worker: Worker, pservers: tuple[m.Address, ...], begin: m.Begin) -> Exchange:
-        options = self._options
+    def _open_exchange(self, worker: Worker, begin: m.Begin) -> Exchange:
+        options, pservers = self._options, begin.pservers
         dense = self._connect_all(pservers, range(options.ports_num))
+        faults.on_cut(lambda peer: _cut(dense, int(peer.partition(":")[2]), options.ports_num))
         links = [Link(sock, part) for sock, part in zip(dense, worker.layout.slices(len(dense)), strict=True)]
         is_exact = options.wire.is_exact and not self._updates.is_streamed
         is_shared = is_exact and options.carrier == "auto" and any(link.carrier == "unix" for link in links)
@@ -231,7 +314,8 @@ class TrainerProcess:
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
         rows = self._open_rows(worker, pservers) if worker.tables else None
         coder = None if options.wire.is_exact else Coder(options.wire, worker.layout)
-        return Exchange(links, memory, Identity(begin.job, begin.view, 1), rows, coder, self._updates.is_streamed)
+        me = Identity(begin.job, begin.view, options.incarnation)
+        return Exchange(links, memory, me, rows, coder, self._updates.is_streamed)
 
     def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...]) -> RowLinks:
         options = self._options
@@ -246,41 +330,39 @@ class TrainerProcess:
         host, port = pservers[rank].host, pservers[rank].ports[lane]
         near = connect_near(host, port) if options.carrier != "tcp" else None
         what = f"pserver {rank}, lane {lane}"
-        return near or connect(host, port, timeout_s=options.connect_timeout_s, what=what)
+        return near or connect(host, port, timeout_s=LANE_S, what=what)
 
-    def _listen(self, teller: Teller) -> None:
-        assert self._control is not None
+    def _listen(self, line: m.Line, orders: Orders) -> None:
         try:
             while True:
-                message = m.expect(self._control)
-                if isinstance(message, m.Stop):
-                    self._stop = message
-                    break
-                if isinstance(message, m.PassClosed):
-                    teller.closed.put(message)
+                message = m.expect(line.sock)
+                if isinstance(message, m.Begin | m.Stop):
+                    orders.say(message)
+                elif isinstance(message, m.PassClosed | m.Counted):
+                    with self._lock:
+                        teller = self._teller
+                    if teller is not None:
+                        teller.closed.put(message)
+        except RefusedError as e:
+            orders.refuse(e)
         except BiremeError as e:
             log.debug("control connection ended: %s", e.what)
-        finally:
-            self._stopped.set()
-            teller.closed.put(None)
-            if (self._stop is None or self._stop.how != "finished") and self._exchange is not None:
-                self._exchange.close()
+            orders.say(None)
 
-    def _explain(self, error: BiremeError) -> None:
-        """Say why the loop ended: on request, because of somebody else, or through a fault of our own."""
-        if isinstance(error, NetworkError):
-            self._stopped.wait(2.0)  # the coordinator's word, if there is one, is on its way
-        if self._stop is not None and self._stop.how == "failed":
-            raise ProcessError(f"stopped because the job failed: {self._stop.reason}") from error
-        if self._stop is not None:
-            raise Cancelled(self._stop.reason) from error
-        if self._control is not None:
-            failed = m.Failed(trainer=self._options.trainer, what=error.what, why=error.why, fix=error.fix)
-            try:
-                m.send(self._control, failed)
-            except NetworkError:
-                log.warning("the coordinator is gone too")
-        raise error
+
+def _cut(connections: list[socket.socket], pserver: int, lanes: int) -> None:
+    """Lose the connections to a pserver's lanes, as a network would."""
+    for sock in connections[pserver * lanes : (pserver + 1) * lanes]:
+        with contextlib.suppress(OSError):  # it is down already
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def _take_leave(stop: m.Stop) -> None:
+    """Leave as the coordinator said: well, on request, or because of somebody else."""
+    if stop.how == "failed":
+        raise ProcessError(f"stopped because the job failed: {stop.reason}")
+    if stop.how == "cancelled":
+        raise Cancelled(stop.reason)
 
 
 def _samples_before(model: Path) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme.core.errors import ModelError, UsageError
+from bireme.job import incarnations
 from bireme.job.model import pass_name
 from bireme.job.trainer import TrainerOptions
 from bireme.job.workdir import lay_workdir
@@ -49,6 +50,8 @@ def options_of_job(job: Job, rank: int, run: Path) -> TrainerOptions:
         is_resumed=job.is_resumed,
         accepts_changes=job.accepts_changes,
         data=job.data_fingerprint,
+        since=job.since,
+        incarnation=incarnations.take(Path(job.output), f"trainer {rank}"),
     )
 
 

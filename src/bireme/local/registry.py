@@ -59,7 +59,7 @@ def new_run(name: str, job_file: str, output: str) -> tuple[Record, Path]:
             break
         except FileExistsError:
             continue
-    for part in ("meet", "reports", "work"):
+    for part in ("meet", "reports", "work", "fired"):
         (run / part).mkdir()
     record = Record(
         id=run.name,
@@ -82,7 +82,7 @@ def save(record: Record) -> None:
 
 def clear(run: Path) -> None:
     """Remove what a run needed only while it ran."""
-    for part in ("meet", "reports", "work"):
+    for part in ("meet", "reports", "work", "fired"):
         shutil.rmtree(run / part, ignore_errors=True)
 
 
@@ -98,6 +98,14 @@ def all_runs() -> list[Record]:
             record = msgspec.structs.replace(record, state="died", reason="its process is gone")
         found.append(record)
     return sorted(found, key=lambda r: r.started, reverse=True)
+
+
+def newest_runs() -> list[Record]:
+    """The newest run of each output directory, newest first: a job that was resumed is one job."""
+    found: dict[str, Record] = {}
+    for record in all_runs():
+        found.setdefault(record.output, record)
+    return list(found.values())
 
 
 def find_run(name: str | None) -> Record:

@@ -28,16 +28,18 @@ from bireme.core.errors import (
     SpecError,
 )
 from bireme.core.files import storage_errors, write_atomic
+from bireme.job import incarnations
 from bireme.job import messages as m
-from bireme.job.coordinating import STATUS_FILE
 from bireme.job.discover import SharedDirectory
+from bireme.job.entry import read_job, too_many_deaths
 from bireme.job.inputs import data_fingerprint
 from bireme.job.model import pass_name
-from bireme.job.reports import first_cause, read_reports
-from bireme.job.supervise import Child, Family, decide, describe_exit
+from bireme.job.reports import STATUS_FILE, first_cause, has_ended, last_status, read_reports
+from bireme.job.supervise import Child, Ended, Family, Keeper, describe_exit
 from bireme.local import registry
 from bireme.ps.client import connect
 from bireme.spec.job import Job
+from bireme.spec.load import command_name
 
 ASK_TIMEOUT_S = 2.0
 CANCEL_GRACE_S = 5.0
@@ -87,15 +89,29 @@ def check_output(job: Job) -> Job:
     passes = sorted(p.name for p in output.iterdir() if re.fullmatch(r"pass-\d{5}", p.name))
     if job.start_pass == 0:
         if passes:
-            next_pass = int(passes[-1][5:10]) + 1
-            go_on = f", or go on with `--start-pass {next_pass}`" if next_pass < job.passes else ""
             raise OutputExistsError(
                 f"{output} already holds a run up to {passes[-1]}",
                 why="a new run would mix its logs and models with the old ones",
-                fix=f"give another directory with `--output DIR`{go_on}",
+                fix=_ways_out(job, output, int(passes[-1][5:10]) + 1),
             )
         return job
     return _go_on(job, output, passes)
+
+
+def _ways_out(job: Job, output: Path, next_pass: int) -> str:
+    """What to do instead of training into a directory whose passes are done up to `next_pass`."""
+    elsewhere = "give another directory with `--output DIR`"
+    if any((output / "snapshots").glob("*/manifest.json")):
+        resume = f"{command_name()} resume {output}"
+        if next_pass >= job.passes:
+            return f"train more passes with `{resume} --passes N`, or {elsewhere}"
+        has_grown = read_job(output / "job.json").passes != job.passes
+        exact = f"{resume} --passes {job.passes}" if has_grown else resume
+        return f"go on with `{exact}`, as if it had never stopped (`--passes N` for more passes), or {elsewhere}"
+    if next_pass >= job.passes:
+        return elsewhere
+    fresh = "which starts with fresh optimizer state, so that the bits differ"
+    return f"{elsewhere}, or go on with `--start-pass {next_pass}`, {fresh}"
 
 
 def _go_on(job: Job, output: Path, passes: list[str]) -> Job:
@@ -135,7 +151,8 @@ class LocalRun:
             output.mkdir(parents=True, exist_ok=True)
         self._lock = lock_output(output)
         fingerprint = data_fingerprint(Path(self.job.data), self.job.shards)
-        self.job = msgspec.structs.replace(check_output(self.job), data_fingerprint=fingerprint)
+        job, since = check_output(self.job), incarnations.take(output, "runner")
+        self.job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
         self._record, self._run = registry.new_run(self.job.name, self._job_file, self.job.output)
         (output / STATUS_FILE).unlink(missing_ok=True)
         path = output / "job.json"
@@ -148,12 +165,14 @@ class LocalRun:
         return self
 
     def _start_nodes(self, path: Path) -> None:
+        nodes = []
         for rank in range(self.job.nodes):
             command = [
                 sys.executable, "-m", "bireme", "node", f"--job={path}", f"--rank={rank}",
                 f"--run={self._run}", f"--parent={os.getpid()}",
             ]  # fmt: skip
-            self._family.start(Child(f"node {rank}", command, path.parent / f"node_{rank}" / "node.log"))
+            nodes.append(Child(f"node {rank}", command, path.parent / f"node_{rank}" / "node.log"))
+        self._keeper = Keeper(self._family, nodes, self.job.restarts)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._family.end(5.0 if error is None else 2.0)
@@ -170,20 +189,25 @@ class LocalRun:
 
     def poll(self) -> dict[str, Any] | None:
         """Ask for the status; None when the job is finished. Raises what went wrong, or Cancelled."""
-        verdict = decide(self._family.codes())
-        if verdict == "go-on":
+        found = self._keeper.look(lambda: self._is_cancelled or has_ended(Path(self.job.output)))
+        if found is False:
             if time.monotonic() > self._patience_ends:
                 self._family.end(1.0)
             self._ask(m.GetStatus())
             return self._status
-        self._read_last_word()
+        self._status = last_status(Path(self.job.output)) or self._status
         phase = self._status.get("phase")
         if phase == "finished" and not self._has_cause():
             return None
         if phase != "finished" and (self._is_cancelled or phase == "cancelled"):
             raise Cancelled("stopped on request")
-        self._raise()
+        self._raise(found if isinstance(found, Ended) else None)
         return None
+
+    @property
+    def fired(self) -> Path:
+        """Where fault rules leave word that they have fired."""
+        return self._run / "fired"
 
     @property
     def status(self) -> dict[str, Any]:
@@ -211,19 +235,12 @@ class LocalRun:
             return False  # it has just left, or not yet come; the next poll or the exit codes will tell
         return True
 
-    def _read_last_word(self) -> None:
-        try:
-            said = msgspec.json.decode((Path(self.job.output) / STATUS_FILE).read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.MsgspecError):
-            return  # it was killed before it could say anything
-        self._status = said
-
     def _has_cause(self) -> bool:
         """Whether somebody reports a fault of its own; dying on the way out harms nothing that is saved."""
         cause = first_cause(read_reports(self._run / "reports"))
         return cause is not None and cause.kind != ProcessError.__name__
 
-    def _raise(self) -> None:
+    def _raise(self, gone: Ended | None) -> None:
         # A moment for the others to leave their word: the first to exit need not be the cause.
         time.sleep(0.3)
         cause = first_cause(read_reports(self._run / "reports"))
@@ -232,6 +249,8 @@ class LocalRun:
         is_silent = any(code is not None and code < 0 for code in codes.values())
         if cause is not None and not (is_silent and cause.kind in (NetworkError.__name__, RefusedError.__name__)):
             raise cause.error()
+        if gone is not None and gone.deaths > 1:
+            raise too_many_deaths(gone, self.job, f"their last words are in {self.job.output}/node_*/")
         ended = [f"{name} {describe_exit(code)}" for name, code in sorted(codes.items(), key=_killed_first) if code]
         raise ProcessError(
             ended[0] if ended else "all processes left before the job was finished",

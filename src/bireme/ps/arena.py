@@ -8,7 +8,10 @@ the place of a row, which nobody outside sees.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from bireme.core.errors import StorageError
 from bireme.ps import table_kernels as kernels
@@ -20,6 +23,25 @@ TOUCHED, PUSHES = 0, 1
 """Columns of `_marks`: the round of a row's last push, and how many pushes it had."""
 _FREE = -(2**62)
 _SMALLEST = 64
+
+
+class RowCopies(NamedTuple):
+    """Room for copies of arena rows and of what is known of them."""
+
+    block: Floats
+    ids: Ids
+    touched: Numbers
+    pushes: NDArray[np.uint32]
+
+    @classmethod
+    def of_size(cls, rows: int, stride: int) -> RowCopies:
+        """Room for so many rows."""
+        block, ids = np.empty((rows, stride), np.float32), np.empty(rows, np.uint64)
+        return cls(block, ids, np.empty(rows, np.int64), np.empty(rows, np.uint32))
+
+    def part(self, rows: slice) -> RowCopies:
+        """Room for some of the rows."""
+        return RowCopies(self.block[rows], self.ids[rows], self.touched[rows], self.pushes[rows])
 
 
 class Arena:
@@ -54,6 +76,19 @@ class Arena:
         """The arena rows in use, by ascending id."""
         rows = np.flatnonzero(self._marks[: self._used, TOUCHED] != _FREE).astype(np.int32)
         return rows[np.argsort(self._ids[rows])]
+
+    def pushed_since(self, round_: int | None) -> Slots:
+        """The arena rows whose last push came after this round (None: all in use), in the order in which they lie."""
+        touched = self._marks[: self._used, TOUCHED]
+        return np.flatnonzero(touched > (_FREE if round_ is None else round_)).astype(np.int32)
+
+    def copy_into(self, rows: Slots, room: RowCopies) -> None:
+        """Copy all that is known of these arena rows, as they lie."""
+        # "clip" only because numpy goes through a second copy where it may have to raise.
+        np.take(self._block, rows, axis=0, out=room.block, mode="clip")
+        np.take(self._ids, rows, out=room.ids, mode="clip")
+        room.touched[:], pushes = self.marks_of(rows)
+        room.pushes[:] = pushes.clip(max=2**32 - 1)
 
     def ids_of(self, rows: Slots) -> Ids:
         """Whose rows these are."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from bireme.core import faults
 from bireme.core.errors import FrameError, NetworkError
 from bireme.ps import wire
 from bireme.ps.frames import Flag, Head, Kind, Record, pack_records
@@ -41,6 +42,15 @@ class Position(NamedTuple):
     round: int
     pass_id: int
     batch: int
+
+
+def oldest(found: Iterable[Position]) -> Position:
+    """Where to go on when lanes are not all at the same place: where the last one of them is."""
+    return min(found, key=lambda at: (at.pass_id, at.batch, at.round))
+
+
+def _always(at: Position) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +206,7 @@ class Exchange:
 
         `blocks` are the gradient rows of sparse parameters. Where shards go apart, `round_` is the batch of the pass.
         """
+        faults.at("push.before", round_)
         packed = pack_records(records)
         row = self.memory.row(span)
         extra = pass_id if self._is_streamed else self._cut_at
@@ -213,6 +224,7 @@ class Exchange:
                 link.send(head._replace(nbytes=coded.nbytes), packed, coded)
         if self._rows is not None:
             self._rows.push(head, packed, blocks)
+        faults.at("push.after", round_)
 
     def flush(self) -> None:
         """Send now what would leave with the next pull: there is something else to do before that."""
@@ -258,7 +270,7 @@ class Exchange:
             found |= {Position(head.round, head.extra, head.lo) for head in self._rows.receive(targets)}
         if len(found) > 1 and not may_differ and not self._is_streamed:
             raise AssertionError(f"lanes answered from different rounds {sorted(found)}: this is a bug")
-        return min(found)
+        return oldest(found)
 
     def pull_round(self, round_: int, wanted: Sequence[Ids] = (), targets: Sequence[Floats] = ()) -> Position:
         """Wait for the parameters after this many rounds."""
@@ -270,11 +282,15 @@ class Exchange:
         self.ask_pass(pass_id, shard=self._own_shard)
         return self.receive()
 
-    def pull_now(self) -> Position:
-        """Take whatever is current; lanes that are one round apart are brought to the older one."""
-        self.ask_now(shard=self._own_shard)
+    def pull_now(self, shard: int | None = None, *, is_needed: Callable[[Position], bool] = _always) -> Position:
+        """Take whatever is current; lanes that are one round apart are brought to the older one.
+
+        Where shards go apart, the answer says from which batch on some lane lacks this shard's pushes. Lanes do not wait
+        for whoever is not needed in their round: he gets to know where they are, but no parameters of one round.
+        """
+        self.ask_now(shard=self._own_shard if shard is None else shard)
         at = self.receive(may_differ=True)
-        return at if self._is_streamed else self.pull_round(at.round)
+        return at if self._is_streamed or not is_needed(at) else self.pull_round(at.round)
 
     def pull_rows(self, pass_id: int, wanted: Sequence[Ids], targets: Sequence[Floats]) -> None:
         """Take these rows of sparse parameters as they were at the start of a pass, and nothing else."""

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from bireme.core import draws
 from bireme.core.errors import FrameError
 from bireme.ps import codec, wire
+from bireme.ps.cutting import Capture, copy_pieces
 from bireme.ps.frames import Flag, Head
 from bireme.ps.lane import Answer, Machine
 from bireme.ps.memory import LaneMemory, Rows
-from bireme.ps.optimizers import Segment, SliceOptimizer, warm
+from bireme.ps.optimizers import UPDATES, Segment, SliceOptimizer, warm
 from bireme.ps.parts import Part
 from bireme.ps.plan import Layout, Piece, Slice
 from bireme.ps.rounds import Closing
@@ -69,9 +70,19 @@ class DenseStore:
         self._is_streamed = setup.updates.is_streamed
         self._attached: dict[int, list[int]] = {}
         self._size = pieces[-1].end if pieces else 0
+        self._spare: dict[str, NDArray[Any]] = self._make_spare() if setup.snapshots else {}
         if not setup.base:
             for piece in pieces:
                 self._memory.buffers[0][piece.begin : piece.end] = initial_values(piece, setup.seed)
+
+    def _make_spare(self) -> dict[str, NDArray[Any]]:
+        """What cuts are copied into. Written to now: the first touch of fresh memory costs more than a copy."""
+        state = self._optimizer.state_in_place()
+        spare = {name: np.empty_like(array) for name, array in state.items() if name != UPDATES}
+        spare[VALUES] = np.empty(len(self.part), np.float32)
+        for array in spare.values():
+            array.fill(0)
+        return spare
 
     def describe(self) -> str:
         """What is kept here."""
@@ -160,9 +171,16 @@ class DenseStore:
             steps = np.array(closing.steps, dtype=np.int32).reshape(-1, 2)
             self._optimizer.apply(self._memory.inbox, closing.root, steps, before, after, rate)
 
-    def copy(self, round_: int) -> dict[str, NDArray[Any]]:
-        """The slice and the optimizer's state at the beginning of a round."""
-        return pack_dense(self._index, self.part, self._buffer(round_).copy(), self._optimizer.state())
+    def capture(self, round_: int, base: int) -> Capture:
+        """The slice and the optimizer's state at the beginning of a round, always whole.
+
+        State changes with this round's update; the slice stays where it is until the update after it.
+        """
+        spare, state = self._spare, self._optimizer.state_in_place()
+        pieces = [piece for name in state if name in spare for piece in copy_pieces(round_, state[name], spare[name])]
+        pieces += copy_pieces(round_ + 1, self._buffer(round_), spare[VALUES])
+        packed = pack_dense(self._index, self.part, spare[VALUES], {n: spare.get(n, a) for n, a in state.items()})
+        return Capture(packed, pieces)
 
     def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
         """Go on from a snapshot of any layout."""
@@ -187,8 +205,11 @@ class DenseStore:
         # Where others' pushes are applied at any moment, the buffer may change while it is being sent.
         return Flag.NONE, part.nbytes, [part.copy() if self._is_streamed else part]
 
-    def receive_values(self, sock: socket.socket, head: Head) -> None:
+    def receive_values(self, sock: socket.socket, head: Head, *, is_wanted: bool) -> None:
         """Take the slice's first values."""
         if head.nbytes != 4 * len(self.part):
             raise FrameError(f"{head.nbytes} bytes for a slice of {4 * len(self.part)}")
-        wire.receive_into(sock, self._buffer(0))
+        if is_wanted:
+            wire.receive_into(sock, self._buffer(0))
+        else:
+            wire.discard(sock, head.nbytes)

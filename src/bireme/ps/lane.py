@@ -19,10 +19,11 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
+from bireme.core import faults
+from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError, StaleError
 from bireme.ps import wire
 from bireme.ps.counts import agreed_counts, counts_of
-from bireme.ps.cutting import Cutter
+from bireme.ps.cutting import Capture, Cutter
 from bireme.ps.frames import MAX_ARRAY_NBYTES, Flag, Head, Kind, Record, unpack_records
 from bireme.ps.parts import Part
 from bireme.ps.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take
@@ -69,8 +70,11 @@ class Store(Protocol):
     def apply(self, closing: Closing, rate: float) -> None:
         """* Update the parameters."""
 
-    def copy(self, round_: int) -> dict[str, NDArray[Any]]:
-        """* What is kept here at the beginning of a round, as named arrays of a snapshot's part."""
+    def capture(self, round_: int, base: int) -> Capture:
+        """* What is kept here at the beginning of a round, under the names of a snapshot's part.
+
+        Where the cut at round `base` counts, what has changed since may be enough.
+        """
 
     def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
         """Go on from a snapshot; `chain` holds its parts, after those of the snapshots that it builds on."""
@@ -84,8 +88,8 @@ class Store(Protocol):
     def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
         """* The reply to a PULL: flags, its length, and what is to be sent."""
 
-    def receive_values(self, sock: socket.socket, head: Head) -> None:
-        """Take first values."""
+    def receive_values(self, sock: socket.socket, head: Head, *, is_wanted: bool) -> None:
+        """Take first values, or read and forget them."""
 
 
 class Lane:
@@ -94,6 +98,8 @@ class Lane:
     def __init__(self, setup: Setup, store: Store, on_pass: OnPass, cutter: Cutter | None = None) -> None:
         self._on_pass = on_pass
         self._cutter = cutter
+        self._capture: Capture | None = None
+        """A cut that is still being copied: nothing of it may be overwritten."""
         self._cut_every_s = 0.0
         self._next_cut_s = math.inf
         self._store = store
@@ -109,8 +115,10 @@ class Lane:
         self.rounds.start_at(setup.start_pass, setup.start_samples)
         self._rule = setup.dense_rule
         self._is_set = not setup.is_set_by_trainer
-        self._is_being_set = False
         self._turn = threading.Condition()
+        self._busy = 0
+        """Payloads that are being received."""
+        self._is_leaving_view = False
         self._parked: dict[socket.socket, Head] = {}
         """Pulls of trainers that share our memory: whoever closes the round answers them."""
         self._failure: BiremeError | None = None
@@ -133,15 +141,14 @@ class Lane:
             parked, self._parked = list(self._parked), {}
         for sock in parked:
             if failure is not None:
-                wire.refuse(sock, failure.what, why=failure.why, fix=failure.fix)
+                wire.refuse(sock, failure)
 
     def attach(self, sock: socket.socket, head: Head, fds: list[int]) -> None:
         """Answer the greeting of a trainer of this machine, sharing memory where the store can."""
-        refusal = self.rounds.check(head)
-        if refusal:
-            raise FrameError(refusal.reason)
+        self._check(head)
         offer = wire.receive_bytes(sock, head.nbytes)
         with self._turn:
+            self._check(head)
             given = self._store.attach(sock, offer, fds, self.rounds)
         wire.send_with(sock, given, Head(Kind.ATTACH), b"")
 
@@ -159,8 +166,9 @@ class Lane:
         with self._turn:
             self._store.check_place(sock, self.rounds.row_of(span), in_place=in_place)
             verdict = self.rounds.offer(head, records)
+            self._busy += isinstance(verdict, Take)
         if isinstance(verdict, Refuse):
-            raise FrameError(verdict.reason)
+            raise _refusal(verdict)
         if isinstance(verdict, Take):
             self._take(sock, head, records, verdict)
         elif in_place:
@@ -179,11 +187,29 @@ class Lane:
         except BaseException:
             with self._turn:
                 self.rounds.dropped(span)
+                self._done()
             raise
         with self._turn:
             closing = self.rounds.landed(span)
             if closing is not None:
                 self._close(closing)
+            self._done()
+
+    def _done(self) -> None:
+        """Nothing is being received any more on behalf of one connection."""
+        self._busy -= 1
+        if self._is_leaving_view and not self._busy:
+            self._turn.notify_all()
+
+    def enter(self, view: int) -> None:
+        """Move to a later view. Connections of the one before have been cut, so what they still sent ends soon."""
+        with self._turn:
+            self._is_leaving_view = True
+            self._turn.wait_for(lambda: not self._busy)
+            self._is_leaving_view = False
+            self.rounds.enter(view)
+            self._parked.clear()
+            self._turn.notify_all()  # whoever waits is of the view before and is sent away
 
     def _compare(self, sock: socket.socket, head: Head, row: int) -> None:
         again = self._store.receive_aside(sock, head)
@@ -201,7 +227,9 @@ class Lane:
     def _close(self, closing: Closing) -> None:
         """Apply a complete round. Runs under the lane's lock, which kernels do not need."""
         rate = learning_rate(self._rule, closing.samples, closing.pass_id)
+        faults.at("lane.landed", closing.round)
         self._store.apply(closing, rate)
+        faults.at("lane.applied", closing.round)
         done = self.rounds.close()
         if done is not None:
             self._on_pass(PassTotals(closing.pass_id, closing.samples, done, self.rounds.take_staleness()))
@@ -216,10 +244,13 @@ class Lane:
         self._next_cut_s = time.monotonic() + seconds
 
     def _cut(self, cutter: Cutter, *, ends_pass: bool) -> None:
-        """Copy what is kept if this is the moment, and name the next one if it is time."""
+        """Have a copy made of what is kept if this is the moment, and name the next one if it is time."""
         now = time.monotonic()
         if ends_pass or self.rounds.round == self.rounds.cut_at:
-            cutter.give(counts_of(self.rounds), self._store.copy(self.rounds.round), ends_pass=ends_pass)
+            cut = cutter.open(counts_of(self.rounds), ends_pass=ends_pass)
+            if cut is not None:
+                self._capture = self._store.capture(self.rounds.round, cut.base)
+                cutter.give(cut, self._capture)
             self._next_cut_s = now + self._cut_every_s if self._cut_every_s else math.inf
         elif now >= self._next_cut_s:
             # Our answers carry it to the trainers, and their next pushes to every lane.
@@ -243,9 +274,7 @@ class Lane:
 
     def pull(self, sock: socket.socket, head: Head) -> None:
         """Answer as soon as the wanted round is there."""
-        refusal = self.rounds.check(head)
-        if refusal:
-            raise FrameError(refusal.reason)
+        self._check(head)
         request = self._store.receive_request(sock, head)
         with self._turn:
             while True:
@@ -253,7 +282,7 @@ class Lane:
                     raise self._failure
                 verdict = self.rounds.look(head) if self._is_set else None
                 if isinstance(verdict, Refuse):
-                    raise FrameError(verdict.reason)
+                    raise _refusal(verdict)
                 if isinstance(verdict, Ready):
                     break
                 if self._store.is_shared_with(sock):
@@ -284,17 +313,25 @@ class Lane:
     def set(self, sock: socket.socket, head: Head) -> None:
         """Take the first values from a trainer that loaded a saved model."""
         with self._turn:
-            refusal = self.rounds.check(head)
-            if refusal:
-                raise FrameError(refusal.reason)
-            if self._is_set or self._is_being_set:
-                raise FrameError("the lane has its values already")
-            self._is_being_set = True
+            self._check(head)
+            if self._busy and not self._is_set:
+                raise FrameError("the lane is being given its values already")
+            self._busy += 1
         try:
-            self._store.receive_values(sock, head)
+            # It may have been set already by a trainer that died before it had told all lanes.
+            self._store.receive_values(sock, head, is_wanted=not self._is_set)
             self._is_set = True
         finally:
             with self._turn:
-                self._is_being_set = False
+                self._done()
                 self._turn.notify_all()
                 self._answer_parked()
+
+    def _check(self, head: Head) -> None:
+        refusal = self.rounds.check(head)
+        if refusal:
+            raise _refusal(refusal)
+
+
+def _refusal(verdict: Refuse) -> FrameError:
+    return StaleError(verdict.reason) if verdict.is_stale else FrameError(verdict.reason)

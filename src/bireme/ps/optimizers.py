@@ -105,7 +105,11 @@ class SliceOptimizer:
 
     def state(self) -> State:
         """Return a copy of all that the next round depends on, by name: whole-slice arrays and `updates`."""
-        arrays: State = {name: row.copy() for name, row in zip(self._names, self._state, strict=True)}
+        return {name: array.copy() for name, array in self.state_in_place().items()}
+
+    def state_in_place(self) -> State:
+        """What `state` copies, where it lies: the next round changes it."""
+        arrays: State = dict(zip(self._names, self._state, strict=True))
         arrays[UPDATES] = np.array([self._updates], np.int64)
         return arrays
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
-import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -29,16 +28,17 @@ from numpy.typing import NDArray
 
 from bireme.core import faults
 from bireme.core.errors import SnapshotError
-from bireme.core.files import storage_errors, sync_directory
+from bireme.core.files import half_of, storage_errors, sync_directory, volume
 
 MAGIC = b"bireme\0P"
 VERSION = 1
 BORDER = 64
 """Arrays start on multiples of this, as kernels like it."""
-BLOCK = 1 << 22
+BLOCK = 1 << 20
 """How many bytes are hashed and handed to the system at once."""
 _PREFIX = struct.Struct("<8sIIQQ")
 _LENGTHS = struct.Struct("<QQ")
+_Block = bytes | memoryview
 _KINDS = "biuf"
 """Booleans and numbers; nothing that could refer to objects."""
 
@@ -73,19 +73,25 @@ class Part:
     """The file it comes from, for messages."""
 
 
-def write_part(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, object]) -> Written:
+def write_part(
+    path: Path,
+    arrays: Mapping[str, NDArray[Any]],
+    meta: Mapping[str, object],
+    rest: Callable[[], None] | None = None,
+) -> Written:
     """Write a part: all of it or, with a StorageError, nothing. `meta` must be JSON; floats as `float.hex()` say.
 
-    The same arrays and the same meta give the same bytes.
+    The same arrays and the same meta give the same bytes. `rest` is called after each block, for whoever is to
+    leave the processor to others in between.
     """
-    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    half = half_of(path)
     with storage_errors(str(path)):
         try:
             with half.open("wb") as f:
-                written = _stream(f, arrays, meta)
+                written = _stream(f, _rested(_blocks(arrays, meta), rest))
                 f.flush()
                 faults.at("part.sync")
-                os.fsync(f.fileno())
+                volume().sync(f)
             faults.at("part.rename")
             half.replace(path)
         finally:
@@ -94,16 +100,23 @@ def write_part(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str
     return written
 
 
-def _stream(f: BinaryIO, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, object]) -> Written:
+def _rested(blocks: Iterable[_Block], rest: Callable[[], None] | None) -> Iterator[_Block]:
+    for block in blocks:
+        yield block
+        if rest is not None:
+            rest()
+
+
+def _stream(f: BinaryIO, blocks: Iterable[_Block]) -> Written:
     digest, position = hashlib.sha256(), 0
-    for block in _blocks(arrays, meta):
+    for block in blocks:
         f.write(block)
         digest.update(block)
         position += len(block)
     return Written(digest.hexdigest(), position)
 
 
-def _blocks(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, object]) -> Iterator[bytes | memoryview]:
+def _blocks(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, object]) -> Iterator[_Block]:
     """The whole file, a block at a time."""
     entries, end = {}, 0
     for name, array in arrays.items():
@@ -152,7 +165,7 @@ def read_part(path: Path, *, sha256: str | None) -> Part:
             if sha256 is not None and hash_of(f) != sha256:
                 raise _damage(path, "has flipped bits or is another part: it does not have its hash")
             # The file is never written to again, so the map shows what was hashed.
-            memory = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+            memory = volume().show(f)
     except FileNotFoundError as e:
         raise _damage(path, "is missing") from e
     except OSError as e:
@@ -169,7 +182,7 @@ def hash_of(f: BufferedReader) -> str:
 
 def _read_header(path: Path, f: BufferedReader) -> tuple[_Header, int]:
     """The checked header, and where the arrays begin."""
-    size = os.fstat(f.fileno()).st_size
+    size = path.stat().st_size
     prefix = f.read(_PREFIX.size)
     if not prefix.startswith(MAGIC[: len(prefix)]):
         raise _damage(path, f"is not a part of a snapshot: it starts with {prefix[:8]!r}")
@@ -190,7 +203,7 @@ def _read_header(path: Path, f: BufferedReader) -> tuple[_Header, int]:
         raise _damage(path, f"has a header that makes no sense: {e}") from e
 
 
-def _view(path: Path, memory: mmap.mmap, name: str, entry: _Entry, start: int) -> NDArray[Any]:
+def _view(path: Path, memory: mmap.mmap | bytes, name: str, entry: _Entry, start: int) -> NDArray[Any]:
     try:
         dtype = np.dtype(entry.dtype)
     except (TypeError, ValueError, SyntaxError) as e:

@@ -47,6 +47,8 @@ class Refuse:
     """Change nothing and say why."""
 
     reason: str
+    is_stale: bool = False
+    """It was right in a view that is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class _Row:
 
 
 class LaneRounds:
-    """The state of one lane's rounds in one view."""
+    """The state of one lane's rounds."""
 
     def __init__(self, shards: int, spans: Sequence[Span], slice_nbytes: int | None, *, job: int, view: int) -> None:
         """Take `slice_nbytes` as the length of a whole payload; None where that differs from push to push."""
@@ -169,6 +171,11 @@ class LaneRounds:
         self.ended = set(counts.ended)
         self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
 
+    def enter(self, view: int) -> None:
+        """Move to a later view: what the open round has got so far is sent again by whoever is in it."""
+        self.view = view
+        self._rows.clear()
+
     def row_of(self, span: Span) -> int | None:
         """The inbox row of a contribution; None for one that this view does not have."""
         return self._index.get(span)
@@ -192,11 +199,9 @@ class LaneRounds:
         if self.slice_nbytes is not None and head.nbytes not in (0, self.slice_nbytes):
             return Refuse(f"a payload of {head.nbytes} bytes for a slice of {self.slice_nbytes}")
         if head.round < self.round:
-            return (
-                Late()
-                if head.round == self.round - 1
-                else Refuse(f"round {head.round} is gone, pull: now {self.round}")
-            )
+            # No round closes without its live shards, so it counted, maybe in an earlier view. Where its shards have
+            # no further batch, others may have closed any number of rounds meanwhile.
+            return Late()
         if head.round > self.round:
             return Refuse(f"round {head.round} is ahead of round {self.round}")
         wrong = self._wrong_records(head, span, records)
@@ -311,7 +316,7 @@ def check_origin(head: Head, job: int, view: int) -> Refuse | None:
     if head.job != job:
         return Refuse(f"this pserver serves job {job:016x}, the frame is of job {head.job:016x}")
     if head.view != view:
-        return Refuse(f"view {head.view} is not the current view {view}")
+        return Refuse(f"view {head.view} is not the current view {view}", is_stale=True)
     return None
 
 

@@ -15,10 +15,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError
+from bireme.core import faults
+from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError, StaleError
 from bireme.ps import wire
 from bireme.ps.cutting import Cutter, PartDone
 from bireme.ps.frames import Head, Kind
@@ -57,6 +59,32 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+@dataclass(slots=True)
+class Standing:
+    """Which job a pserver serves, in which view, and since which one it keeps what it has. No I/O."""
+
+    job: int | None = None
+    view: int = 0
+    history: int = 0
+    """The view in which what is kept here was loaded or made; 0: nothing is."""
+
+    def check_set_up(self, job: int, view: int) -> None:
+        """Refuse to be given parameters by whoever is not newer, or is of another job."""
+        self._check_newer(view)
+        if self.job not in (None, job):
+            raise FrameError("this pserver already serves a job", fix="start a fresh pserver for another job")
+
+    def check_enter(self, view: int, history: int) -> None:
+        """Refuse to go on in a view that is not newer, or is about something else than what is kept here."""
+        self._check_newer(view)
+        if not self.history or self.history != history:
+            raise StaleError(f"this pserver keeps nothing of history {history:x}")
+
+    def _check_newer(self, view: int) -> None:
+        if view <= self.view:
+            raise StaleError(f"view {view:x} is not newer than view {self.view:x}, in which this pserver is")
+
+
 class PServer:
     """Lanes of one pserver process: opened at once, given parameters when a job sets them up."""
 
@@ -68,6 +96,11 @@ class PServer:
         self._on_control = on_control
         self._on_closed = on_closed
         self.lanes: list[Lane] = []
+        self.standing = Standing()
+        self._cutter: Cutter | None = None
+        self._data: dict[socket.socket, int] = {}
+        """Connections that gradients and parameters go through, and to which lane."""
+        self._is_changing = False
         self._near: list[socket.socket] = []
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -87,16 +120,11 @@ class PServer:
             threading.Thread(target=self._accept, args=(sock, index), name=name, daemon=True).start()
 
     def set_up(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None = None) -> None:
-        """Take this part of a job's parameters; a pserver serves one job in its life.
+        """Take this part of a job's parameters, in place of what was kept in an earlier view.
 
         `on_part` is told of parts of cuts that were written; without it there are no cuts.
         """
-        if self.lanes:
-            raise FrameError("this pserver already serves a job", fix="start a fresh pserver for another job")
-        # Here: they bring Numba, which takes half a second to import, and ports are open before that.
-        from bireme.ps.dense import DenseStore
-        from bireme.ps.sparse import SparseStore
-
+        self.standing.check_set_up(setup.job, setup.view)
         opened = (self._dense_lanes, len(self._sockets) - self._dense_lanes)
         wanted = (setup.dense_lanes, setup.sparse_lanes)
         if wanted != opened:
@@ -104,6 +132,52 @@ class PServer:
                 "the job wants {} dense and {} sparse lanes, this pserver opened {} and {}".format(*wanted, *opened),
                 fix="give the same --ports_num and --ports_num_for_sparse to pservers and trainers",
             )
+        with self._changing(setup.view):
+            self._let_go()
+            faults.at("view.set-up")
+            self._make_lanes(setup, on_pass, on_part)
+
+    def enter(self, view: int, history: int) -> None:
+        """Go on in a later view with what is kept here, if it is what that view is about; its trainers connect anew."""
+        self.standing.check_enter(view, history)
+        with self._changing(view):
+            faults.at("view.enter")
+            for lane in self.lanes:
+                lane.enter(view)
+
+    def committed(self, history: int, round_: int) -> None:
+        """A cut of what is kept here counts."""
+        if self._cutter is not None and history == self.standing.history:
+            self._cutter.committed(round_)
+
+    @contextlib.contextmanager
+    def _changing(self, view: int) -> Iterator[None]:
+        """Between two views nobody is served, and whoever was connected is not any more."""
+        with self._lock:
+            self._is_changing = True
+            data, self._data = self._data, {}
+        for sock, index in data.items():
+            _hang_up(sock)
+            self.lanes[index].detach(sock)
+        try:
+            yield
+            self.standing.view = view
+        finally:
+            with self._lock:
+                self._is_changing = False
+
+    def _let_go(self) -> None:
+        """Forget what was kept before, first of all: there may not be memory for both."""
+        if self._cutter is not None:
+            self._cutter.stop()
+        for lane in self.lanes:
+            lane.stop()
+        self.lanes, self._cutter, self.standing.history = [], None, 0
+
+    def _make_lanes(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None) -> None:
+        # Here: they bring Numba, which takes half a second to import, and ports are open before that.
+        from bireme.ps.dense import DenseStore
+        from bireme.ps.sparse import SparseStore
 
         def ignore(totals: PassTotals) -> None:
             """Totals are the same on every lane: the first one tells."""
@@ -124,7 +198,8 @@ class PServer:
                 lane.restore(chain)
         if cutter is not None and is_first and setup.cut_every_s and not setup.cuts_only_at_passes:
             lanes[0].cut_every(setup.cut_every_s)
-        self.lanes = lanes
+        self.lanes, self._cutter = lanes, cutter
+        self.standing.job, self.standing.history = setup.job, setup.view
 
     @property
     def _largest_payload(self) -> int:
@@ -135,6 +210,8 @@ class PServer:
         with self._lock:
             self._is_stopping = True
             connections = list(self._connections)
+        if self._cutter is not None:
+            self._cutter.stop()
         for lane in self.lanes:
             lane.stop(failure)
         for sock in [*self._sockets, *self._near, *connections]:
@@ -169,15 +246,17 @@ class PServer:
             log.debug("connection ended: %s", e.what)
         except BiremeError as e:
             log.warning("refused a frame from %s: %s", wire.peer_name(sock), e.what)
-            wire.refuse(sock, e.what, why=e.why, fix=e.fix)
+            wire.refuse(sock, e)
             wire.drain(sock, seconds=DRAIN_S, nbytes=self._largest_payload)
         except Exception as e:
             log.exception("a bug in the lane: the job cannot go on")
-            wire.refuse(sock, f"{type(e).__name__} in the pserver: {e}", why="this is a bug", fix="see its server.log")
-            self.stop(ProcessError(f"{type(e).__name__} in the pserver: {e}"))
+            bug = ProcessError(f"{type(e).__name__} in the pserver: {e}", why="this is a bug", fix="see its server.log")
+            wire.refuse(sock, bug)
+            self.stop(bug)
         finally:
             with self._lock:
                 self._connections.discard(sock)
+                self._data.pop(sock, None)
             self._on_closed(sock)
             if index < len(self.lanes):
                 self.lanes[index].detach(sock)
@@ -189,9 +268,9 @@ class PServer:
             raise FrameError("another user's process")
         head, fds = wire.receive_with(sock)
         try:
-            if head.kind is not Kind.ATTACH or index >= len(self.lanes):
-                raise FrameError("a connection to a lane of this machine begins with ATTACH, once the lane has a job")
-            self.lanes[index].attach(sock, head, fds)
+            if head.kind is not Kind.ATTACH:
+                raise FrameError("a connection to a lane of this machine begins with ATTACH")
+            self._lane_for(sock, index).attach(sock, head, fds)
         finally:
             for fd in fds:
                 close_quietly(fd)
@@ -200,9 +279,7 @@ class PServer:
         if head.kind is Kind.CONTROL:
             self._on_control(sock, head)
             return
-        if not self.lanes:
-            raise FrameError("this pserver has no job yet")
-        lane = self.lanes[index]
+        lane = self._lane_for(sock, index)
         if head.kind is Kind.PUSH:
             lane.push(sock, head)
         elif head.kind is Kind.PULL:
@@ -211,6 +288,14 @@ class PServer:
             lane.set(sock, head)
         else:
             raise FrameError(f"a lane takes PUSH, PULL and SET, not {head.kind.name}")
+
+    def _lane_for(self, sock: socket.socket, index: int) -> Lane:
+        """The lane that a connection is about, which from now on ends with the view."""
+        with self._lock:
+            if self._is_changing or not self.lanes:
+                raise StaleError("this pserver has no job yet, or is about to enter another view")
+            self._data[sock] = index
+            return self.lanes[index]
 
 
 def _listen_near(tcp: socket.socket) -> socket.socket | None:
@@ -226,7 +311,12 @@ def _listen_near(tcp: socket.socket) -> socket.socket | None:
     return sock
 
 
-def _shut(sock: socket.socket) -> None:
+def _hang_up(sock: socket.socket) -> None:
+    """End a connection without taking its descriptor from the thread that reads it."""
     with contextlib.suppress(OSError):  # not connected any more
         sock.shutdown(socket.SHUT_RDWR)
+
+
+def _shut(sock: socket.socket) -> None:
+    _hang_up(sock)
     sock.close()

@@ -13,6 +13,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     job: int
     view: int
+    """The view in which this is given; later views may go on with it."""
     pserver: int
     pservers: int
     dense_lanes: int
@@ -35,6 +36,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Values come from a saved model that a trainer sends, not from the generator."""
     start_pass: int = 0
     start_samples: int = 0
+    patience_s: float = 60.0
+    """How long to wait for a coordinator that was lost."""
 
     @property
     def is_apart(self) -> bool:
@@ -67,6 +70,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def is_apart(updates: Updates, wire: Wire) -> bool:
     """Whether trainers send each shard's gradient by itself."""
     return updates.is_streamed or not wire.is_exact
+
+
+def has_private_state(updates: Updates, wire: Wire) -> bool:
+    """Whether trainers know what lanes do not, so that the loss of one takes everybody back to a cut."""
+    return updates.mode == "local" or wire.gradients == "top_k"
 
 
 def plain(parameter: Parameter) -> Parameter:

@@ -2,7 +2,7 @@
 
 A part holds of each dense lane `lane<k>.place` (begin and end in the flat vector of all dense parameters),
 `lane<k>.w` and the optimizer's rows; of each sparse lane and table `rows<k>.<table>.<name>`, a table's
-state. An incremental part holds of a table only the rows that changed since the snapshot before it, and
+state. Where a lane writes only the rows that changed since an earlier snapshot, it adds
 `gone`, the ids that are no longer there. All rules are elementwise or by row, so a lane that is put
 together from others' pieces goes on with the same bits.
 """
@@ -10,7 +10,7 @@ together from others' pieces goes on with the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from bireme.core.errors import SnapshotError
 from bireme.ps.optimizers import UPDATES, VELOCITY
 from bireme.ps.parts import Part
 from bireme.ps.plan import Slice
-from bireme.ps.table import CLOCK, IDS, ROUNDS, TOUCHED, Ids, State, join_states, part_of
+from bireme.ps.table import CLOCK, IDS, ROUNDS, Ids, State, join_states, part_of
 
 PLACE, VALUES = "place", "w"
 GONE = "gone"
@@ -113,30 +113,60 @@ def _holes(position: int, begin: int) -> SnapshotError:
     )
 
 
-def table_rows(parts: Iterable[Part], table: str, lane: int, lanes: int) -> State:
-    """The rows of a table that one of so many lanes keeps, from all parts of one snapshot.
+class _Level(NamedTuple):
+    """What one snapshot of a chain says about a lane's rows."""
 
-    Of an incremental snapshot, the rows that changed, and under `GONE` the ids that are no longer there.
+    rows: State
+    gone: Ids
+    """Ids that are no longer there, from lanes that wrote what changed."""
+    whole: list[int]
+    """Lanes that wrote everything: of their rows, whatever was known before does not count."""
+    lanes: int
+
+
+def chained_rows(chain: Iterable[Iterable[Part]], table: str, lane: int, lanes: int) -> State:
+    """The rows of a table that one of so many lanes keeps, from a snapshot and those that it builds on, oldest first.
+
+    Each is given by its parts. In each snapshot every lane, of however many there were, may have written all
+    of its rows or those that changed since some earlier snapshot: lanes hear at different moments what counts.
     """
+    from bireme.ps.rowsums import lane_of  # here: it brings Numba
+
+    state: State | None = None
+    for parts in chain:
+        level = _level(parts, table, lane, lanes)
+        if len(level.whole) == level.lanes:
+            state = level.rows
+        elif state is None:
+            raise SnapshotError(f"the rows of {table} build on a snapshot that is not there", fix="use another one")
+        else:
+            is_replaced = np.isin(lane_of(state[IDS], level.lanes), level.whole)
+            state = apply_delta(state, level.rows, np.concatenate([level.gone, state[IDS][is_replaced]]))
+    if state is None:
+        raise SnapshotError(f"there is no snapshot of the rows of {table}")
+    return state
+
+
+def _level(parts: Iterable[Part], table: str, lane: int, lanes: int) -> _Level:
     found: list[State] = []
-    gone: list[Ids] = []
-    kinds: set[str] = set()
-    for where, arrays in _table_lanes(parts, table):
-        kinds = kinds or set(arrays) | {IDS, ROUNDS}
-        if set(arrays) != kinds:
-            raise SnapshotError(f"{where} lacks arrays, or has some that others lack", fix="use another snapshot")
+    gone, whole = [np.empty(0, np.uint64)], []
+    for where, number, arrays in _table_lanes(parts, table):
         if GONE in arrays:
             gone.append(part_of({IDS: arrays.pop(GONE)}, lane, lanes)[IDS])
+        else:
+            whole.append(number)
+        if set(arrays) != (set(found[0]) if found else set(arrays) | {IDS, ROUNDS}):
+            raise SnapshotError(f"{where} lacks arrays, or has some that others lack", fix="use another snapshot")
         found.append(part_of(arrays, lane, lanes))
     if not found:
         raise SnapshotError(f"no part holds rows of {table}", fix="use the config that the snapshot was made with")
-    state = join_states(found)
-    if bool((state[IDS][1:] == state[IDS][:-1]).any()):
+    rows = join_states(found)
+    if bool((rows[IDS][1:] == rows[IDS][:-1]).any()):
         raise SnapshotError(f"several lanes hold the same rows of {table}", fix="use another snapshot")
-    return {**state, GONE: np.sort(np.concatenate(gone))} if gone else state
+    return _Level(rows, np.concatenate(gone), whole, len(found))
 
 
-def _table_lanes(parts: Iterable[Part], table: str) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+def _table_lanes(parts: Iterable[Part], table: str) -> Iterator[tuple[str, int, dict[str, NDArray[Any]]]]:
     for part in parts:
         lanes: dict[str, dict[str, NDArray[Any]]] = {}
         for name, array in part.arrays.items():
@@ -144,37 +174,8 @@ def _table_lanes(parts: Iterable[Part], table: str) -> Iterator[tuple[str, dict[
             owner, _, kind = rest.rpartition(".")
             if name.startswith("rows") and owner == table:
                 lanes.setdefault(lane, {})[kind] = array
-        yield from ((f"{part.name}, {lane}.{table}", arrays) for lane, arrays in lanes.items())
-
-
-def chained_rows(chain: Iterable[Iterable[Part]], table: str, lane: int, lanes: int) -> State:
-    """A lane's rows from a full snapshot and the incremental ones after it, oldest first, each by its parts."""
-    state: State | None = None
-    for parts in chain:
-        level = table_rows(parts, table, lane, lanes)
-        gone = level.pop(GONE, None)
-        if gone is None:
-            state = level
-        elif state is None:
-            raise SnapshotError(f"the rows of {table} build on a snapshot that is not there", fix="use another one")
-        else:
-            state = apply_delta(state, level, gone)
-    if state is None:
-        raise SnapshotError(f"there is no snapshot of the rows of {table}")
-    return state
-
-
-def delta_of(state: Arrays, base_ids: Ids, base_round: int) -> tuple[State, Ids] | None:
-    """What changed in a table since it had these rows, after that round: changed rows, and ids that are gone.
-
-    None where rows changed without being touched, so that only a full state will do: regularisation was brought
-    up to date in all of them at the end of a pass, or a lazy momentum's clock may have started anew.
-    """
-    if CLOCK in state or int(state[ROUNDS][1]) > base_round:
-        return None
-    is_changed = state[TOUCHED] > base_round
-    changed = {name: array if name in _WHOLE else array[is_changed] for name, array in state.items()}
-    return changed, base_ids[~np.isin(base_ids, state[IDS])]
+        for lane, arrays in lanes.items():
+            yield f"{part.name}, {lane}.{table}", int(lane.removeprefix("rows")), arrays
 
 
 def apply_delta(full: Arrays, delta: Arrays, gone: Ids) -> State:

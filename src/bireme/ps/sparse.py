@@ -2,20 +2,22 @@
 
 A round's contributions are lists of rows. They are summed id by id along the job's fixed tree, so
 that it does not matter how many trainers sent them, and the sum is applied to the table. Rows that a
-round does not name stay as they are.
+round does not name stay as they are. So a cut, too, need only hold the rows that were pushed to since the
+last cut that counts, and the ids of rows that were forgotten.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError
 from bireme.ps import wire
+from bireme.ps.cutting import PIECE_NBYTES, Capture, Piece
 from bireme.ps.frames import Flag, Head
 from bireme.ps.lane import Answer, Buffers, Machine
 from bireme.ps.parts import Part
@@ -25,7 +27,26 @@ from bireme.ps.rowsums import combine, is_ascending, lane_of
 from bireme.ps.rowsums import warm as warm_sums
 from bireme.ps.setup import Setup
 from bireme.ps.slices import chained_rows, pack_table
-from bireme.ps.table import Table, warm
+from bireme.ps.table import Slots, Table, warm
+
+MOST_DELTAS = 8
+"""After so many cuts that hold only what changed, one holds everything again: whoever loads reads them all."""
+
+
+class _Chain(NamedTuple):
+    """What a cut of a table builds on: so many deltas, itself among them, with so many rows."""
+
+    deltas: int = 0
+    rows: int = 0
+
+
+def _choose(table: Table, base: int, before: _Chain | None) -> tuple[_Chain, Slots]:
+    """Which rows to write: those that changed since the base, or all when a chain is long or about as large as that."""
+    if before is not None and before.deltas < MOST_DELTAS and table.can_tell_changes(base - 1):
+        rows = table.changed_rows(base - 1)
+        if 2 * (before.rows + len(rows)) <= len(table):
+            return _Chain(before.deltas + 1, before.rows + len(rows)), rows
+    return _Chain(), table.changed_rows(None)
 
 
 class SparseStore:
@@ -44,13 +65,25 @@ class SparseStore:
         self._lane = setup.pserver * setup.sparse_lanes + index
         self._round = 0
         self._inbox: dict[int, list[Block]] = {}
+        self._cuts: dict[int, dict[str, _Chain]] = {}
+        """By round and table, what cuts build on that count or may still come to count."""
 
-    def copy(self, round_: int) -> dict[str, NDArray[Any]]:
-        """All rows with their state."""
+    def capture(self, round_: int, base: int) -> Capture:
+        """Rows with their state: all, or those that changed since the cut at round `base` where that is much less."""
         packed: dict[str, NDArray[Any]] = {}
+        pieces: list[Piece] = []
+        before, now = self._cuts.get(base, {}), {}
         for parameter, table in zip(self._parameters, self._tables, strict=True):
-            packed |= pack_table(self._lane, parameter.name, table.state())
-        return packed
+            chain, rows = _choose(table, base, before.get(parameter.name))
+            state, copies = table.state_of(rows, PIECE_NBYTES)
+            gone = table.evicted(base - 1) if chain.deltas else None
+            packed |= pack_table(self._lane, parameter.name, state, gone)
+            pieces += [Piece(round_, copy) for copy in copies]
+            now[parameter.name] = chain
+            table.forget_changes(base - 1)
+        # Cuts before the base are not asked for any more: what counts never becomes older.
+        self._cuts = {r: chains for r, chains in self._cuts.items() if r >= base} | {round_: now}
+        return Capture(packed, pieces, is_delta=any(chain.deltas for chain in now.values()))
 
     def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
         """Go on from a snapshot of any layout."""
@@ -164,8 +197,8 @@ class SparseStore:
         parts = [(table.read(ids) if is_now else table.read_before(ids)).reshape(-1) for table, ids in pairs]
         return Flag.NONE, sum(part.nbytes for part in parts), parts
 
-    def receive_values(self, sock: socket.socket, head: Head) -> None:
+    def receive_values(self, sock: socket.socket, head: Head, *, is_wanted: bool) -> None:
         """Take rows of a saved model."""
         blocks = self._receive_blocks(sock, head)
-        for table, block in zip(self._tables, blocks, strict=True):
+        for table, block in zip(self._tables, blocks, strict=True) if is_wanted else ():
             table.put(block.ids, block.rows)

@@ -30,7 +30,7 @@ from bireme.ps.tree import Span
 
 
 class LaneStream:
-    """The state of one lane's updates in one view; `staleness` is None where nothing bounds it."""
+    """The state of one lane's updates; `staleness` is None where nothing bounds it."""
 
     def __init__(self, shards: int, slice_nbytes: int | None, *, job: int, view: int, staleness: int | None) -> None:
         self.shards = shards
@@ -63,6 +63,12 @@ class LaneStream:
         self.ended, self.next_q = set(counts.ended), list(counts.next_q)
         self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
         self.staleness_counts = dict(counts.staleness)
+
+    def enter(self, view: int) -> None:
+        """Move to a later view: a push that was on its way is sent again."""
+        self.view = view
+        self._flying.clear()
+        self._landed = None
 
     def row_of(self, span: Span) -> int | None:
         """The inbox row of a shard; None for what is not one shard of this job."""
@@ -183,7 +189,7 @@ class LaneStream:
     def _look_batch(self, head: Head) -> Ready | Wait | Refuse:
         shard, now = head.lo, self.next_q[head.lo]
         if (head.extra, head.round) < (self.pass_id, now):
-            return Refuse(f"{_place(head)} is gone: {self._now(shard)}")
+            return self._ready(shard)  # its push counted here and not on every lane: it is computed once more
         if (head.extra, head.round) in ((self.pass_id + 1, 0), (self.pass_id, now + 1)):
             return Wait()  # for other shards to end this pass, or for its own push before this one
         if (head.extra, head.round) != (self.pass_id, now):

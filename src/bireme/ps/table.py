@@ -10,6 +10,7 @@ rounds that their numbers fix. What the last round changed can still be read as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,8 @@ IDS, VALUES, TOUCHED, PUSHES = "ids", "values", "touched", "pushes"
 ROUNDS = "rounds"
 """In a state: the last round, and the one after which all rows were last regularised."""
 CLOCK = "clock"
+MOST_EVICTED = 1 << 16
+"""How many ids of forgotten rows are remembered however few rows there are."""
 
 
 def check_sparse(parameters: Iterable[Parameter], optimizer: Optimizer) -> None:
@@ -84,7 +87,9 @@ class Table:
     """
 
     def __init__(self, parameter: Parameter, optimizer: Optimizer, seed: int) -> None:
-        from bireme.ps.table_rules import RowRule  # here: Numba takes half a second to import
+        # Here: Numba takes half a second to import.
+        from bireme.ps.arena import RowCopies
+        from bireme.ps.table_rules import RowRule
 
         check_sparse([parameter], optimizer)
         lives = parameter.rows or Rows()
@@ -99,6 +104,10 @@ class Table:
         self._round = -1
         self._caught_up = -1
         self._undo: list[tuple[Ids, Floats]] = []
+        self._room = RowCopies.of_size(0, 0)
+        self._evicted: list[tuple[int, Ids]] = []
+        self._evicted_after = -1
+        """Of later rounds than this one it is known what was forgotten in them."""
         self._before_room = np.empty((0, self.width), np.float32)
         room = self._rule.block_rows * self.width
         self._after_room = np.empty(room, np.float32)
@@ -210,8 +219,12 @@ class Table:
             return
         rows = self._arena.older_than(round_ - self._evict_after)
         if len(rows):
-            self._undo.append((self._arena.ids_of(rows), self._arena.values(rows)))
+            ids = self._arena.ids_of(rows)
+            self._undo.append((ids, self._arena.values(rows)))
+            self._evicted.append((round_, ids))
             self._arena.remove(rows)
+        if sum(len(ids) for _, ids in self._evicted) > len(self) + MOST_EVICTED:
+            self.forget_changes(round_)  # nobody asks for them, or there are more than a whole state has rows
 
     def end_pass(self, learning_rate: float, round_: int) -> None:
         """Bring regularisation up to date in all rows; `round_` is the pass's last, after its `apply`."""
@@ -261,7 +274,49 @@ class Table:
         found: State = {IDS: self._arena.ids_of(rows), VALUES: w.reshape(shape)}
         found |= {name: part.reshape(shape) for name, part in zip(self._rule.names, state, strict=True)}
         found[TOUCHED], found[PUSHES] = touched, pushes.clip(max=2**32 - 1).astype(np.uint32)
-        found[ROUNDS] = np.array([self._round, self._caught_up], np.int64)
+        return found | self._whole_state()
+
+    def can_tell_changes(self, since: int) -> bool:
+        """Whether all that changed after that round is in `changed_rows` and `evicted`.
+
+        Not where rows change without a push: with regularisation at the end of a pass, or with a lazy momentum.
+        """
+        return not self._rule.is_lazy and self._caught_up <= since and self._evicted_after <= since
+
+    def changed_rows(self, since: int | None) -> Slots:
+        """Arena rows that were pushed to after that round, or all of them."""
+        return self._arena.pushed_since(since)
+
+    def evicted(self, since: int) -> Ids:
+        """Ids that were forgotten after that round, by ascending id; those that came back are in `changed_rows` too."""
+        gone = [ids for round_, ids in self._evicted if round_ > since]
+        return np.unique(np.concatenate(gone)) if gone else np.empty(0, np.uint64)
+
+    def forget_changes(self, until: int) -> None:
+        """Nobody will ask any more what was evicted up to that round."""
+        self._evicted = [(round_, ids) for round_, ids in self._evicted if round_ > until]
+        self._evicted_after = max(self._evicted_after, until)
+
+    def state_of(self, rows: Slots, nbytes: int) -> tuple[State, list[Callable[[], None]]]:
+        """What `state` returns, of some rows and in their order, once all calls are made, each for so many bytes.
+
+        They must be made before the next round; the arrays are good until this is called again.
+        """
+        from bireme.ps.arena import RowCopies
+
+        count, stride = len(rows), self._arena.block.shape[1]
+        step = max(nbytes // (4 * stride), 1)
+        if len(self._room.ids) < count:
+            self._room = RowCopies.of_size(count + count // 4, stride)
+        room, names = self._room.part(slice(count)), (VALUES, *self._rule.names)
+        found: State = {IDS: room.ids, TOUCHED: room.touched, PUSHES: room.pushes}
+        found |= {name: room.block[:, i * self.width : (i + 1) * self.width] for i, name in enumerate(names)}
+        parts = [slice(begin, begin + step) for begin in range(0, count, step)]
+        return found | self._whole_state(), [partial(self._arena.copy_into, rows[p], room.part(p)) for p in parts]
+
+    def _whole_state(self) -> State:
+        """What a state has once, not for each row."""
+        found: State = {ROUNDS: np.array([self._round, self._caught_up], np.int64)}
         if self._rule.is_lazy:
             clock = self._rule.clock
             found[CLOCK] = np.array([clock.alpha, clock.beta, clock.tau], np.float64)
@@ -273,6 +328,7 @@ class Table:
         self._arena = self._empty_arena()
         self._undo = []
         self._round, self._caught_up = (int(r) for r in arrays[ROUNDS])
+        self._evicted, self._evicted_after = [], self._round
         rows = self._arena.find_or_add(_plain(arrays[IDS], np.uint64), self._round)
         w = _plain(arrays[VALUES], np.float32).reshape(-1)
         state = self._blank(len(rows))

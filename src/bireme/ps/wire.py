@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core import faults
-from bireme.core.errors import FrameError, NetworkError, RefusedError
+from bireme.core.errors import BiremeError, FrameError, NetworkError, RefusedError, StaleError
 from bireme.ps.frames import HEAD_NBYTES, Head, Kind, unpack_head
 
 STALL_S = 60.0
+SILENCE_S = 15
+"""After so many seconds without a sign of the peer's machine a connection is given up."""
 MAX_FDS = 4
 READ_AHEAD = 4096
 LARGE = 1 << 20
@@ -38,6 +40,7 @@ class Refusal(msgspec.Struct, frozen=True):
     reason: str
     why: str = ""
     fix: str = ""
+    is_stale: bool = False
 
 
 class Buffered(socket.socket):
@@ -127,12 +130,13 @@ def tune(sock: socket.socket) -> socket.socket:
     if sock.family == socket.AF_UNIX:
         return sock
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A machine that loses power says nothing: ask after half a minute of silence, give up after a minute more.
+    # A machine that loses power says nothing, and nor does a cut cable: ask after a few seconds of silence. The peer's
+    # kernel answers, so a process that is merely stopped is not taken for dead.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 90_000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
     return sock
 
 
@@ -230,6 +234,15 @@ def _bytes_of(buffer: Buffer) -> memoryview:
     return raw.cast("B")
 
 
+def discard(sock: socket.socket, nbytes: int) -> None:
+    """Read a payload that is not wanted."""
+    scratch = bytearray(min(nbytes, LARGE))
+    while nbytes:
+        piece = memoryview(scratch)[:nbytes]
+        receive_into(sock, piece)
+        nbytes -= len(piece)
+
+
 def receive_bytes(sock: socket.socket, nbytes: int) -> bytearray:
     """Receive a small payload; the caller has checked its length."""
     buffer = bytearray(nbytes)
@@ -237,9 +250,9 @@ def receive_bytes(sock: socket.socket, nbytes: int) -> bytearray:
     return buffer
 
 
-def refuse(sock: socket.socket, reason: str, *, why: str = "", fix: str = "") -> None:
-    """Tell the peer no; it is no news if it has gone already."""
-    body = msgspec.json.encode(Refusal(reason, why, fix))
+def refuse(sock: socket.socket, error: BiremeError) -> None:
+    """Tell the peer no and why; it is no news if it has gone already."""
+    body = msgspec.json.encode(Refusal(error.what, error.why, error.fix, isinstance(error, StaleError)))
     try:
         send(sock, Head(Kind.REFUSE, nbytes=len(body)), body)
     except NetworkError:
@@ -270,7 +283,8 @@ def raise_refusal(sock: socket.socket, head: Head) -> None:
             said = msgspec.json.decode(receive_bytes(sock, head.nbytes), type=Refusal)
         except msgspec.MsgspecError as e:
             raise FrameError(f"{peer_name(sock)} refused, for a reason that cannot be read") from e
-        raise RefusedError(f"{peer_name(sock)} refused: {said.reason}", why=said.why, fix=said.fix)
+        kind = StaleError if said.is_stale else RefusedError
+        raise kind(f"{peer_name(sock)} refused: {said.reason}", why=said.why, fix=said.fix)
 
 
 def expect(sock: socket.socket, kind: Kind) -> Head:

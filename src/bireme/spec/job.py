@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from bireme.spec.model import Coding, Snapshots, UpdateMode, Updates, Wire
+from bireme.spec.model import Coding, Restarts, Snapshots, UpdateMode, Updates, Wire
 
 Name = Annotated[
     str,
@@ -117,6 +117,18 @@ class SnapshotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 2
 
 
+class RestartsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often a process that dies is started again."""
+
+    limit: Annotated[
+        Annotated[int, Meta(ge=0, le=1_000_000)],
+        Meta(description="Deaths of one process within `within_s` after which the job is given up. 0: the first."),
+    ] = 10
+    within_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)], Meta(description="Seconds over which deaths are counted.")
+    ] = 60.0
+
+
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole job.yaml."""
 
@@ -157,10 +169,13 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     snapshots: Annotated[SnapshotsFile, Meta(description="When the job's state is saved for `bireme resume`.")] = (
         SnapshotsFile()
     )
+    restarts: Annotated[RestartsFile, Meta(description="How often a process that dies is started again.")] = (
+        RestartsFile()
+    )
     log_period: Annotated[Count, Meta(description="Rounds between two progress lines in train.log.")] = 50
     connect_timeout_s: Annotated[
         Annotated[float, Meta(gt=0, le=3600)],
-        Meta(description="How long processes wait for each other at the start, in seconds."),
+        Meta(description="How long processes wait for each other, at the start and after one was lost, in seconds."),
     ] = 60.0
 
 
@@ -190,6 +205,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """None leaves it to the program."""
     wire: Wire = Wire()
     snapshots: Snapshots = Snapshots()
+    restarts: Restarts = Restarts()
     data_fingerprint: str = ""
     """What the shards are, in one hash; the runner fills it in."""
     is_resumed: bool = False
@@ -199,6 +215,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     start_pass: int = 0
     init_model: str = ""
     """Directory of a saved model to start from; '' starts from the generator."""
+    since: int = 0
+    """The runner's own incarnation: what was taken up to it is of earlier runs."""
     carrier: CarrierChoice = "auto"
     faults: str = ""
     """What a drill wants disturbed; '' for nothing."""

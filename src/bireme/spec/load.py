@@ -17,8 +17,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from bireme.core.errors import SpecError
-from bireme.spec.job import CarrierChoice, Job, JobFile, LanePorts, LocalFile, WireFile
-from bireme.spec.model import Snapshots, Updates, Wire
+from bireme.spec.job import CarrierChoice, Job, JobFile, LocalFile, WireFile
+from bireme.spec.model import Restarts, Snapshots, Updates, Wire
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 # Sets of strings iterate by hash, files are decoded by locale, libraries with a thread per core add in their own order.
@@ -29,10 +29,12 @@ OVERRIDES = ("trainers", "pservers", "ports_num", "passes", "seed", "output")
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One thing wrong with a file, and where."""
+    """One thing wrong with a file, and where; line 0 is for what did not come from the file."""
 
     line: int
     text: str
+    why: str = ""
+    fix: str = ""
 
 
 def read_yaml(text: str, name: str) -> Any:
@@ -48,10 +50,8 @@ def read_yaml(text: str, name: str) -> Any:
         mark = getattr(e, "problem_mark", None)
         line = mark.line + 1 if mark else 1
         problem = str(getattr(e, "problem", None) or str(e).splitlines()[0]).rstrip()
-        raise SpecError(
-            f"{name}:{line}: not valid YAML: {problem}",
-            fix="check the indentation and quotes around that line",
-        ) from e
+        fix = "check the indentation and quotes around that line"
+        raise SpecError(f"{name}:{line}: not valid YAML: {problem}", fix=fix) from e
 
 
 def plain(value: Any) -> Any:
@@ -97,12 +97,8 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
             problem = _expected(hint).lstrip(": ")
         if "enum value" in problem:
             problem = "expected one of the known words"
-        return [
-            Mistake(
-                line,
-                f"`{path}`: {problem[0].lower()}{problem[1:]}, got {value!r}{_did_you_mean(value, inner)}",
-            )
-        ]
+        told = f"{problem[0].lower()}{problem[1:]}, got {value!r}{_did_you_mean(value, inner)}"
+        return [Mistake(line, f"`{path}`: {told}")]
     return []
 
 
@@ -142,10 +138,51 @@ def _lines_of(value: Any, default: int) -> dict[Any, int]:
     return {key: marks.key(key)[0] + 1 if key in (marks.data or {}) else default for key in value}
 
 
-def load_job_file(path: Path) -> JobFile:
-    """Read and check a job.yaml; one SpecError tells all mistakes."""
-    if path.is_dir() and (path / "job.yaml").is_file():
-        path = path / "job.yaml"
+def find_clashes(data: Any) -> list[Mistake]:
+    """Keys of a parsed file that may each be right and do not go together."""
+    if not isinstance(data, Mapping):
+        return []
+    lines, mode = _lines_of(data, 1), data.get("mode")
+    found = []
+    apart = [key for key in ("pservers", "trainers") if data.get(key) is not None]
+    if apart and data.get("nodes") is not None:
+        text = "`nodes` and `pservers`/`trainers` are both given"
+        why = "`nodes: 3` already means 3 pservers and 3 trainers"
+        found.append(Mistake(lines[apart[0]], text, why, "keep `nodes`, or count `pservers` and `trainers` apart"))
+    wire: Any = data.get("wire")
+    if _says_more(wire, WireFile(), "top_k") and wire.get("gradients") != "top_k":
+        text, line = "`wire.top_k` is for `wire.gradients: top_k`", _lines_of(wire, lines["wire"])["top_k"]
+        found.append(Mistake(line, text, fix="set that, or leave `top_k` out"))
+    given = {"bounded": ("staleness", data.get("staleness") is not None)}
+    given["local"] = ("local", _says_more(data.get("local"), LocalFile(), *LocalFile.__struct_fields__))
+    for wanted, (key, is_given) in given.items():
+        if is_given and mode != wanted:
+            now = f"mode is {mode}" if mode else "no mode is given"
+            fix = f"set `mode: {wanted}`, or leave `{key}` out"
+            found.append(Mistake(lines[key], f"`{key}` is for `mode: {wanted}`, and {now}", fix=fix))
+    return found
+
+
+def _says_more(section: Any, default: msgspec.Struct, *keys: str) -> bool:
+    """Whether one of these keys of a section says something else than it would mean if it were left out."""
+    return isinstance(section, Mapping) and any(
+        section.get(k, getattr(default, k)) != getattr(default, k) for k in keys
+    )
+
+
+def _refusal(path: Path, mistakes: list[Mistake]) -> SpecError:
+    """One error for all mistakes; a single one has room for its own why and fix."""
+    is_single = len(mistakes) == 1 and bool(mistakes[0].fix)
+    told = [
+        (f"{path}:{m.line}: " if m.line else "") + m.text + (f"; {m.fix}" if m.fix and not is_single else "")
+        for m in sorted(mistakes, key=lambda m: m.line)
+    ]
+    why, fix = (mistakes[0].why, mistakes[0].fix) if is_single else ("", "docs/reference/job.md lists every key")
+    return SpecError("\n".join(told), why=why, fix=fix)
+
+
+def read_job_file(path: Path) -> Any:
+    """Parse a job.yaml, with the lines of its keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as e:
@@ -155,11 +192,7 @@ def load_job_file(path: Path) -> JobFile:
     except (OSError, UnicodeDecodeError) as e:
         raise SpecError(f"cannot read {path}: {e}") from e
     data = read_yaml(text, str(path))
-    mistakes = find_mistakes(JobFile, data if data is not None else {})
-    if mistakes:
-        told = "\n".join(f"{path}:{m.line}: {m.text}" for m in sorted(mistakes, key=lambda m: m.line))
-        raise SpecError(told, fix="docs/reference/job.md lists every key")
-    return msgspec.convert(plain(data), JobFile)
+    return data if data is not None else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +210,13 @@ def places(environment: Mapping[str, str] | None = None) -> Places:
     cache = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
     state = Path(env.get("XDG_STATE_HOME") or home / ".local" / "state")
     return Places(cache / "bireme", state / "bireme")
+
+
+def kernel_caches(package: Path, environment: Mapping[str, str] | None = None) -> list[Path]:
+    """Where Numba may keep what it has compiled for a folder of ours: as told, or else beside it or at home."""
+    env = os.environ if environment is None else environment
+    told = env.get("NUMBA_CACHE_DIR")
+    return [Path(told)] if told else [package / "__pycache__", places(env).cache.parent / "numba"]
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -207,11 +247,16 @@ def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str
     environment = os.environ if environment is None else environment
     if path.is_dir():
         path = path / "job.yaml"
-    file = load_job_file(path)
+    data = read_job_file(path)
+    if wrong := find_mistakes(JobFile, data):
+        raise _refusal(path, wrong + find_clashes(data))
     overrides = {**overrides_from(environment), **{k: v for k, v in flags.items() if v is not None}}
     if "output" in overrides:
         overrides["output"] = str(overrides["output"])
-    job = resolve(_override(file, overrides), path.resolve().parent, overrides)
+    file, base = _override(msgspec.convert(plain(data), JobFile), overrides), path.resolve().parent
+    if wrong := find_clashes(data) + find_misfits(file, base, _key_lines(data, overrides)):
+        raise _refusal(path, wrong)
+    job = resolve(file, base, overrides)
     return msgspec.structs.replace(job, faults=environment.get("BIREME_FAULTS", ""), carrier=_carrier(environment))
 
 
@@ -239,36 +284,61 @@ def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
         problem, _, where = str(e).replace(" | null`", "`").partition(" - at `$.")
         name = where.rstrip("`").removeprefix("lanes.")
         problem = f"{problem.split(', got `')[0]}, got {overrides.get(name)!r}"
-        raise SpecError(
-            f"--{name.replace('_', '-')} (or BIREME_{name.upper()}): {problem[0].lower()}{problem[1:]}"
-        ) from e
+        flag = f"--{name.replace('_', '-')} (or BIREME_{name.upper()})"
+        raise SpecError(f"{flag}: {problem[0].lower()}{problem[1:]}") from e
+
+
+def _key_lines(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, int]:
+    """Where the file says what counts: the lines of its keys but for those that something else has replaced."""
+    lines = _lines_of(data, 1)
+    found = {key: line for key, line in lines.items() if key not in overrides}
+    for key, section in data.items():
+        if isinstance(section, Mapping):
+            found |= {f"{key}.{inner}": line for inner, line in _lines_of(section, lines[key]).items()}
+    if {"trainers", "pservers"} & set(overrides):
+        found.pop("nodes", None)
+    return found
+
+
+def find_misfits(file: JobFile, base: Path, lines: Mapping[str, int]) -> list[Mistake]:
+    """What the file asks for and this machine does not hold: files, directories, shards, ports."""
+    found = []
+    config, data = base / file.program.config, base / file.data.path
+    if not config.is_file():
+        text, fix = f"program.config: there is no file {config}", "paths in job.yaml are relative to job.yaml"
+        found.append(Mistake(lines["program.config"], text, fix=fix))
+    try:
+        shards = count_shards(data)
+    except SpecError as e:
+        return [*found, Mistake(lines.get("data.path", 0), e.what, e.why, e.fix)]
+    if file.data.shards not in (None, shards):
+        fix = f"run `bireme data split --shards {file.data.shards}`, or set `shards: {shards}`"
+        text = f"data.shards is {file.data.shards}, but {data} holds {shards}"
+        found.append(Mistake(lines["data.shards"], text, fix=fix))
+    trainers = file.trainers or file.nodes or shards
+    key = "nodes" if file.nodes and not file.trainers else "trainers"
+    if trainers > shards:
+        text = f"{trainers} trainers but only {shards} data shards"
+        why = f"trainers from rank {shards} up would have nothing to read"
+        fix = f"split the data again with `bireme data split --shards {trainers}`, or set `{key}: {shards}`"
+        found.append(Mistake(lines.get(key, 0), text, why, fix))
+    pservers = file.pservers or file.nodes or (trainers if "trainers" in lines else shards)
+    last = (file.lanes.port or 0) + pservers * (file.lanes.ports_num + file.lanes.ports_num_for_sparse) - 1
+    if last > 65535:
+        text = f"lanes.port: {pservers} pservers need ports up to {last}"
+        found.append(Mistake(lines.get("lanes.port", 0), text, "ports end at 65535", "choose a smaller `port`"))
+    return found
 
 
 def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
-    """Settle paths and counts; refuse what cannot run."""
-    if file.nodes is not None and (file.pservers is not None or file.trainers is not None):
-        raise SpecError(
-            "`nodes` and `pservers`/`trainers` are both given",
-            why="`nodes: 3` already means 3 pservers and 3 trainers",
-            fix="keep `nodes`, or count `pservers` and `trainers` apart",
-        )
-    config = base / file.program.config
-    if not config.is_file():
-        raise SpecError(f"program.config: there is no file {config}", fix="paths in job.yaml are relative to job.yaml")
-    data = base / file.data.path
+    """Settle the paths and counts of a file that was checked."""
+    config, data = base / file.program.config, base / file.data.path
     shards = count_shards(data)
-    if file.data.shards not in (None, shards):
-        raise SpecError(
-            f"data.shards is {file.data.shards}, but {data} holds {shards}",
-            fix=f"run `bireme data split --shards {file.data.shards}`, or set `shards: {shards}`",
-        )
     trainers = file.trainers or file.nodes or shards
     output = Path(overrides["output"]).absolute() if overrides.get("output") else base / file.output
-    _check_trainers(trainers, shards, "nodes" if file.nodes else "trainers")
     lanes = file.lanes
     # A flag that changes the trainers leaves the pservers as they would have been without it.
     pservers = file.pservers or file.nodes or (shards if "trainers" in overrides else trainers)
-    _check_ports(lanes, pservers)
     return Job(
         name=file.name,
         config=str(config),
@@ -287,19 +357,12 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
         connect_timeout_s=file.connect_timeout_s,
         updates=_updates(file),
         snapshots=Snapshots(path=str(output / "snapshots"), every_s=file.snapshots.every_s, keep=file.snapshots.keep),
+        restarts=Restarts(limit=file.restarts.limit, within_s=file.restarts.within_s),
         wire=Wire(gradients=file.wire.gradients, top_k=file.wire.top_k),
     )
 
 
 def _updates(file: JobFile) -> Updates | None:
-    if file.wire.top_k != WireFile().top_k and file.wire.gradients != "top_k":
-        raise SpecError("`wire.top_k` is for `wire.gradients: top_k`", fix="set that, or leave `top_k` out")
-    given = {"bounded": ("staleness", file.staleness is not None), "local": ("local", file.local != LocalFile())}
-    for mode, (key, is_given) in given.items():
-        if is_given and file.mode != mode:
-            now = f"mode is {file.mode}" if file.mode else "no mode is given"
-            fix = f"set `mode: {mode}`, or leave `{key}` out"
-            raise SpecError(f"`{key}` is for `mode: {mode}`, and {now}", fix=fix)
     if file.mode is None:
         return None
     local = file.local
@@ -312,27 +375,8 @@ def _updates(file: JobFile) -> Updates | None:
     )
 
 
-def _check_ports(lanes: LanePorts, pservers: int) -> None:
-    last = (lanes.port or 0) + pservers * (lanes.ports_num + lanes.ports_num_for_sparse) - 1
-    if last > 65535:
-        raise SpecError(
-            f"lanes.port: {pservers} pservers need ports up to {last}",
-            why="ports end at 65535",
-            fix="choose a smaller `port`",
-        )
-
-
 def _as_arg(value: str | int | float | bool) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
-
-
-def _check_trainers(trainers: int, shards: int, key: str) -> None:
-    if trainers > shards:
-        raise SpecError(
-            f"{trainers} trainers but only {shards} data shards",
-            why=f"trainers from rank {shards} up would have nothing to read",
-            fix=f"split the data again with `bireme data split --shards {trainers}`, or set `{key}: {shards}`",
-        )
 
 
 def is_shard_name(name: str) -> bool:

@@ -119,6 +119,13 @@ class Snapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     keep: int = 2
 
 
+class Restarts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often a process may die before the job is given up."""
+
+    limit: int = 10
+    within_s: float = 60.0
+
+
 class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How dense gradients are written on the wire."""
 

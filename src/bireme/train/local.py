@@ -77,7 +77,7 @@ class LocalLoop(Loop):
         while True:
             self._push_meeting(at)
             done = min((at.batch + 1) * every, rounds)
-            self._listener.round_done(at.pass_id, done - 1, rounds, self._worker.totals)
+            self._listener.round_done(Position(at.round, at.pass_id, done - 1), rounds, self._worker.totals)
             if at.batch + 1 >= meetings:
                 return
             at = self._exchange.pull_round(at.round + 1)

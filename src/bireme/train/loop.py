@@ -42,11 +42,27 @@ class PassResult:
 class Listener(Protocol):
     """Whoever wants to know how the loop is doing."""
 
-    def round_done(self, pass_id: int, batch: int, batches: int, totals: Running) -> None:
-        """A round of this trainer is over."""
+    def round_done(self, at: Position, batches: int, totals: Running) -> None:
+        """A round of this trainer is over, which began there."""
 
     def pass_done(self, result: PassResult, values: Floats, tables: Tables) -> None:
         """A pass is over and `values` are the parameters that ended it; return before they may change."""
+
+
+def unsaved_pass(at: Position, saved: int) -> int | None:
+    """The pass before the one where a trainer begins, if it does not count yet: it is to be reported once more.
+
+    Where shards go apart, trainers do not wait for it to count; only trainer 0, who saves it, does.
+    """
+    return at.pass_id - 1 if at.pass_id - 1 > saved else None
+
+
+def first_batches(at: Position, begins: Mapping[int, Position], rounds_of: Callable[[int], int]) -> dict[int, int]:
+    """Where each shard begins if they go apart: where the last lane is, or at the end if all lanes are in a later pass.
+
+    Lanes may have taken a different number of pushes from each shard: whoever lacks one gets it again.
+    """
+    return {s: begin.batch if begin.pass_id == at.pass_id else rounds_of(s) for s, begin in begins.items()}
 
 
 class Loop:
@@ -61,11 +77,11 @@ class Loop:
 
     def run(self, end: int, saved: int | None = None) -> None:
         """Train from wherever the lanes are until pass `end` would begin; models are on disk up to pass `saved`."""
-        at = self._exchange.pull_now()
+        at = self._exchange.pull_now(is_needed=self._is_needed)
         self._watch.lap("begin")
-        if saved is not None and at.batch == 0 and at.pass_id - 1 > saved:
-            # It ended, but whoever was to test and save it did not come to that.
-            self._end_pass(at.pass_id - 1, at, self._worker.open_pass(at.pass_id - 1, is_over=True))
+        unsaved = None if saved is None else unsaved_pass(at, saved)
+        if unsaved is not None:
+            self._end_pass(unsaved, at, self._worker.open_pass(unsaved, is_over=True))
         while at.pass_id < end:
             pass_id = at.pass_id
             rounds = self._worker.open_pass(pass_id, at.batch)
@@ -75,6 +91,10 @@ class Loop:
             self._watch.lap("exchange")
             self._end_pass(pass_id, at, rounds)
             self._watch.lap("save")
+
+    def _is_needed(self, at: Position) -> bool:
+        """Whether a shard of ours has a batch in this round; in the first round of a pass all have, if an empty one."""
+        return at.batch == 0 or at.batch < self._worker.open_pass(at.pass_id, at.batch)
 
     def _end_pass(self, pass_id: int, at: Position, rounds: int) -> None:
         worker, exchange = self._worker, self._exchange
@@ -87,13 +107,15 @@ class Loop:
 
     def _run_pass(self, at: Position, rounds: int) -> None:
         worker, exchange = self._worker, self._exchange
+        if at.batch >= rounds:
+            return  # others have longer shards
         prepared = worker.prepare(at.pass_id, at.batch)
         self._watch.lap("read")
         if worker.tables:
             at = exchange.pull_round(at.round, worker.wanted(prepared), worker.targets(prepared))
         while True:
             self._push_round(at, prepared)
-            self._listener.round_done(at.pass_id, at.batch, rounds, worker.totals)
+            self._listener.round_done(at, rounds, worker.totals)
             self._watch.lap("tell")
             if at.batch + 1 >= rounds:
                 return
@@ -152,11 +174,15 @@ class ApartLoop(Loop):
 
     def _run_pass(self, at: Position, rounds: int) -> None:
         """Take turns between the shards, so that none of ours has to wait for another of ours."""
-        for batch in range(rounds):
-            for shard in self._worker.share.shards:
-                if batch < self._worker.rounds_of(shard):
+        worker = self._worker
+        begins = {shard: self._exchange.pull_now(shard) for shard in worker.share.shards}
+        first = first_batches(at, begins, worker.rounds_of)
+        worker.open_pass(at.pass_id, first)
+        for batch in range(min(first.values()), rounds):
+            for shard in worker.share.shards:
+                if first[shard] <= batch < worker.rounds_of(shard):
                     self._step(at.pass_id, shard, batch)
-            self._listener.round_done(at.pass_id, batch, rounds, self._worker.totals)
+            self._listener.round_done(Position(batch, at.pass_id, batch), rounds, worker.totals)
 
     def _step(self, pass_id: int, shard: int, batch: int) -> None:
         worker, exchange = self._worker, self._exchange

@@ -127,13 +127,18 @@ class Worker:
         self._unused: Floats | None = None
         """A place for gradients that nobody computes."""
 
-    def open_pass(self, pass_id: int, done: int = 0, *, is_over: bool = False) -> int:
+    def forget(self) -> None:
+        """Let go of memory that was lent for a view."""
+        self._bound.clear()
+
+    def open_pass(self, pass_id: int, done: int | Mapping[int, int] = 0, *, is_over: bool = False) -> int:
         """Begin to count a pass of which so many rounds are done; returns how many this trainer takes part in."""
         self.batches = {shard: reader.batches(pass_id) for shard, reader in self._readers.items()}
         self.ledger = {}
         for shard, reader in self._readers.items():
             read = reader.open(pass_id)
-            trained = read if is_over else min(done * self._program.batch_size, read)
+            rounds = done if isinstance(done, int) else done[shard]
+            trained = read if is_over else min(rounds * self._program.batch_size, read)
             self.ledger[shard] = Counts(read, trained)
         self.totals = Running()
         # An empty shard takes part in the first round to say that it is empty.

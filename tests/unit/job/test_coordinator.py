@@ -1,357 +1,298 @@
-"""The coordinator decides without I/O, so each story here is a few calls and the effects that follow."""
+"""The coordinator decides without I/O, so each story here is a few calls and the effects that follow.
+
+Here: which view is made when. Who may join is in test_joining.py, passes and endings are in test_passes.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
 import pytest
+from tests.unit.job.story import ADDRESSES, CUTS, Story, leaves, lines, manifest, only, progress, sent, told, totals
 
+from bireme.job import coordinator as c
 from bireme.job import messages as m
-from bireme.job.coordinator import Coordinator
-from bireme.job.effects import Effect, Leave, RefuseJoin, Send, SetUpPservers, Write
-from bireme.ps.rounds import PassTotals, Totals
+from bireme.job.books import Past
+from bireme.job.effects import Base, Conclude, HangUp, Leave, Load, Reach
 from bireme.ps.tree import Span
-from bireme.spec.model import Optimizer, Parameter, Updates, Wire
-
-FACTS = m.Facts(
-    name="demo",
-    program="config.py",
-    fingerprint="f",
-    parameters=(Parameter(name="w", shape=(4,)),),
-    optimizer=Optimizer(),
-    batch_size=10,
-    evals=("error",),
-    shards=3,
-    trainers=2,
-    passes=2,
-    seed=1,
-    pservers=(m.Address(host="a", ports=(1,)), m.Address(host="b", ports=(2,))),
-    dense_lanes=1,
-    sparse_lanes=1,
-    output="/out",
-)
+from bireme.spec.model import Updates, Wire
 
 
-def join(rank: int, **changes: object) -> m.Join:
-    return m.Join(trainer=rank, pid=100 + rank, host="h", facts=msgspec.structs.replace(FACTS, **changes))
+def test_pservers_are_reached_as_soon_as_the_first_trainer_tells_where_they_are() -> None:
+    story = Story()
+    assert story.join(1) == [Reach(0, ADDRESSES[0]), Reach(1, ADDRESSES[1])]
+    assert story.join(0) == [], "nobody is reached for twice at a time"
 
 
-def gathered() -> Coordinator:
-    machine = Coordinator(2)
-    assert machine.joined(11, join(1), 1.0) == []
-    machine.joined(10, join(0), 2.0)
-    return machine
+def test_a_coordinator_that_is_not_told_where_pservers_are_looks_by_itself() -> None:
+    story = Story()
+    join = m.Join(trainer=1, pid=1, host="h", facts=story.facts, pservers=(), incarnation=1)
+    assert story.machine.joined(11, join, 1.0) == [Reach(0, None), Reach(1, None)]
 
 
-def training() -> Coordinator:
-    machine = gathered()
-    machine.pservers_ready(3.0)
-    return machine
-
-
-def pass_done(rank: int, pass_id: int = 0, test: m.Sum | None = None) -> m.PassDone:
-    shards = {0: (0, 1), 1: (2,)}[rank]
-    counts = {s: 10 + s for s in shards}
-    return m.PassDone(trainer=rank, pass_id=pass_id, round=5, read=counts, trained=counts, test=test)
-
-
-def progress(rank: int) -> m.Progress:
-    return m.Progress(trainer=rank, pass_id=0, batch=3, batches=9, samples=20, cost=10.0, evals=(5.0,), rate=7.0)
-
-
-def totals(pass_id: int = 0, samples: int = 33, staleness: dict[int, int] | None = None) -> PassTotals:
-    shards = {s: Totals(10 + s, 2.0 * (10 + s), [float(s), 0.0, 0.0]) for s in (2, 0, 1)}
-    return PassTotals(pass_id, samples, shards, staleness or {})
-
-
-def close_pass(machine: Coordinator, pass_id: int) -> list[Effect]:
-    machine.lane_passed(totals(pass_id, 33 * (pass_id + 1)), 4.0)
-    machine.pass_done(11, pass_done(1, pass_id), 5.0)
-    return machine.pass_done(10, pass_done(0, pass_id), 6.0)
-
-
-def refusal(effects: list[Effect]) -> RefuseJoin:
-    (effect,) = effects
-    assert isinstance(effect, RefuseJoin)
-    return effect
-
-
-def sent(effects: list[Effect]) -> list[tuple[int, m.Message]]:
-    return [(e.to, e.message) for e in effects if isinstance(e, Send)]
-
-
-def test_pservers_are_set_up_when_the_last_trainer_has_joined() -> None:
-    machine = Coordinator(2)
-    assert machine.joined(11, join(1), 1.0) == []
-    (effect,) = machine.joined(10, join(0), 2.0)
-    assert isinstance(effect, SetUpPservers)
-    assert effect.addresses == FACTS.pservers
-    assert [s.pserver for s in effect.setups] == [0, 1]
-    assert {s.shares for s in effect.setups} == {(Span(0, 2), Span(2, 3))}
-    assert {(s.job, s.view) for s in effect.setups} == {(machine.job_id, machine.view)}
-    assert machine.phase == "setting-up"
-
-
-def test_pservers_are_told_how_to_update_and_how_gradients_are_written() -> None:
-    machine, asked = Coordinator(1), {"updates": Updates(mode="bounded", staleness=2), "wire": Wire(gradients="top_k")}
-    (effect,) = machine.joined(10, join(0, trainers=1, sparse_lanes=3, **asked), 1.0)
-    assert isinstance(effect, SetUpPservers)
-    told = [(s.dense_lanes, s.sparse_lanes, s.updates, s.wire) for s in effect.setups]
-    assert told == [(1, 3, asked["updates"], asked["wire"])] * 2
-
-
-def test_training_begins_only_when_all_pservers_are_ready() -> None:
-    machine = gathered()
-    begin = m.Begin(job=machine.job_id, view=machine.view, shares=(Span(0, 2), Span(2, 3)))
-    assert sorted(sent(machine.pservers_ready(3.0))) == [(10, begin), (11, begin)]
-    assert machine.phase == "training"
-    assert machine.pservers_ready(4.0) == []
-
-
-def test_pservers_that_are_ready_before_anybody_asked_begin_nothing() -> None:
-    machine = Coordinator(2)
-    assert machine.pservers_ready(1.0) == []
-    assert machine.phase == "gathering"
-
-
-@pytest.mark.parametrize("rank", [2, 7, -1])
-def test_a_rank_out_of_range_is_refused(rank: int) -> None:
-    told = refusal(Coordinator(2).joined(12, join(rank), 1.0))
-    assert told.reason == f"trainer_id {rank}, but this job has trainers 0 to 1"
-    assert told.to == 12
-
-
-def test_a_rank_that_joined_already_is_refused() -> None:
-    machine = Coordinator(2)
-    machine.joined(11, join(1), 1.0)
-    told = refusal(machine.joined(12, join(1), 1.0))
-    assert told.reason == "trainer 1 has joined already"
-    assert "--trainer_id" in told.fix
-    assert machine.joined(10, join(0), 1.0) != []
+@pytest.mark.parametrize("order", [("t1", "t0", "p0", "p1"), ("t0", "p1", "p0", "t1"), ("t1", "p0", "t0", "p1")])
+def test_a_view_is_made_when_everybody_is_there_in_whatever_order(order: tuple[str, ...]) -> None:
+    story = Story(since=4)
+    steps = [(story.join if who[0] == "t" else story.reach)(int(who[1])) for who in order]
+    assert [e for step in steps[:-1] for e in step if not isinstance(e, Reach)] == []
+    load = only(Load, steps[-1])
+    assert (load.view, load.since) == (1 << 32 | 1, 4)
+    assert load.inputs is not None and load.inputs.seed == 1
+    assert story.machine.phase == "setting-up"
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"seed": 2}, "`seed` is 2 there and 1 with the others"),
-        ({"batch_size": 20}, "`batch_size` is 20 there and 10 with the others"),
-        ({"program": "other.py"}, "`program` is 'other.py' there"),
-        ({"shards": 4}, "`shards` is 4 there and 3"),
-        ({"parameters": (Parameter(name="w", shape=(5,)),)}, "`parameters` is"),
-        ({"optimizer": Optimizer(method="adam")}, "`optimizer` is"),
-        ({"dense_lanes": 2}, "`dense_lanes` is 2 there"),
-        ({"sparse_lanes": 0}, "`sparse_lanes` is 0 there and 1"),
-        ({"updates": Updates(mode="async")}, "`updates` is"),
-        ({"wire": Wire(gradients="float16")}, "`wire` is"),
-        ({"trainers": 3}, "it counts 3 trainers, pserver 0 counts 2"),
-    ],
+    ("changes", "since", "has_inputs"),
+    [({}, 4, True), ({"is_resumed": True}, 0, True), ({"is_resumed": True, "accepts_changes": True}, 0, False)],
 )
-def test_facts_that_differ_are_refused_by_the_name_of_the_field(change: dict[str, object], told: str) -> None:
-    machine = Coordinator(2)
-    machine.joined(10, join(0), 1.0)
-    found = refusal(machine.joined(11, join(1, **change), 1.0))
-    assert found.reason.startswith("trainer 1 runs another job: ")
-    assert told in found.reason
-    assert machine.phase == "gathering"
+def test_a_resumed_job_goes_on_from_earlier_runs_and_of_other_inputs_only_if_told_so(
+    changes: dict[str, bool], since: int, has_inputs: bool
+) -> None:
+    load = only(Load, Story(since=4, **changes).gather())
+    assert (load.since, load.inputs is not None) == (since, has_inputs)
 
 
-def test_only_trainer_0_has_a_say_in_where_models_go() -> None:
-    machine = Coordinator(2)
-    machine.joined(11, join(1, output="", start_samples=0), 1.0)
-    (effect,) = machine.joined(10, join(0, output="/out", start_samples=70), 1.0)
-    assert isinstance(effect, SetUpPservers)
-    assert machine.facts is not None
-    assert machine.facts.output == "/out"
-    assert {s.start_samples for s in effect.setups} == {70}
-    told = [message for _, message in sent(machine.pservers_ready(2.0))]
-    assert [(b.start_samples, len(b.shares)) for b in told if isinstance(b, m.Begin)] == [(70, 2)] * 2
+def test_training_begins_only_when_all_pservers_are_ready() -> None:
+    story = Story()
+    story.gather()
+    story.load()
+    view = story.machine.view
+    assert story.tell(21, m.Ready(pserver=1, view=view)) == []
+    effects = story.tell(20, m.Ready(pserver=0, view=view))
+    begin = m.Begin(job=story.machine.job_id, view=view, shares=(Span(0, 2), Span(2, 3)), pservers=ADDRESSES, saved=-1)
+    assert sent(effects) == [(10, begin), (11, begin)]
+    (event,) = lines("metrics.jsonl", effects)
+    assert (event["event"], event["kind"], event["t"]) == ("view", "begin", 0.0)
+    assert story.machine.phase == "training"
 
 
-def test_trainers_started_by_hand_take_the_count_from_the_pserver() -> None:
-    machine = Coordinator(2)
-    machine.joined(10, join(0, trainers=0, shards=0), 1.0)
-    (effect,) = machine.joined(11, join(1, trainers=0, shards=0), 1.0)
-    assert isinstance(effect, SetUpPservers)
-    assert effect.setups[0].shards == 2
-    assert effect.setups[0].shares == (Span(0, 1), Span(1, 2))
+def test_a_ready_of_another_view_or_of_somebody_else_begins_nothing() -> None:
+    story = Story()
+    story.gather()
+    story.load()
+    view = story.machine.view
+    story.tell(20, m.Ready(pserver=0, view=view))
+    assert story.tell(21, m.Ready(pserver=1, view=view - 1)) == []
+    assert story.tell(20, m.Ready(pserver=1, view=view)) == []
+    assert story.tell(99, m.Ready(pserver=1, view=view)) == []
+    assert story.machine.phase == "setting-up"
 
 
-def test_facts_with_fewer_shards_than_trainers_are_refused_as_such() -> None:
-    machine = Coordinator(2)
-    effects = [*machine.joined(10, join(0, shards=1), 1.0), *machine.joined(11, join(1, shards=1), 1.0)]
-    reasons = [e.reason for e in effects if isinstance(e, RefuseJoin | Leave)]
-    assert any("2 trainers but only 1 data shards" in reason for reason in reasons)
+def test_a_lost_trainer_is_replaced_and_lanes_keep_what_they_have() -> None:
+    story = Story().train()
+    first, history = story.machine.view, story.machine.history
+    story.now_s += 5
+    (event,) = lines("metrics.jsonl", story.lose(11))
+    assert (event["event"], event["what"], event["t"]) == ("lost", "trainer 1 was lost", 5.0)
+    assert (story.machine.phase, story.machine.missing()) == ("gathering", ["trainer 1"])
+    change = m.ChangeView(view=first + 1, history=history)
+    assert sent(story.join(1, connection=12, incarnation=2)) == [(20, change), (21, change)]
+    effects = story.ready()
+    assert {to: b.view for to, b in told(m.Begin, effects).items()} == {10: first + 1, 12: first + 1}
+    assert [line["kind"] for line in lines("metrics.jsonl", effects)] == ["mend"]
+    assert (story.machine.phase, story.machine.history) == ("training", history)
 
 
-def test_nobody_can_join_once_the_job_has_begun() -> None:
-    told = refusal(training().joined(12, join(0), 9.0))
-    assert told.reason == "the job is training: nobody can join now"
+def test_a_lost_pserver_takes_everybody_back_to_the_last_cut() -> None:
+    story = Story(snapshots=CUTS).train()
+    first = story.machine.view
+    effects = story.lose(21)
+    assert only(Reach, effects) == Reach(1, ADDRESSES[1])
+    assert [line["what"] for line in lines("metrics.jsonl", effects)] == ["pserver 1 was lost"]
+    assert only(Load, story.reach(1, connection=22)).view == first + 1
+    assert story.machine.history == first + 1
+    effects = story.load(Base(manifest(first), (("a", "b"),)))
+    setups = told(m.SetUp, effects)
+    assert set(setups) == {20, 22}
+    assert [(s.setup.view, s.setup.base) for s in setups.values()] == [(first + 1, (("a", "b"),))] * 2
+    effects = story.ready()
+    assert set(told(m.Begin, effects)) == {10, 11}
+    (event,) = lines("metrics.jsonl", effects)
+    assert (event["kind"], event["round"]) == ("rewind", 5)
 
 
-def test_a_trainer_lost_while_gathering_may_join_again() -> None:
-    machine = Coordinator(2)
-    machine.joined(11, join(1), 1.0)
-    assert machine.lost(11) == []
-    assert machine.facts is None
-    assert machine.joined(12, join(1, seed=5), 1.0) == []
-    assert machine.status(1.0)["trainers_missing"] == [0]
+@pytest.mark.parametrize("has_loaded", [False, True])
+def test_a_pserver_lost_while_setting_up_begins_the_setting_up_again(has_loaded: bool) -> None:
+    story = Story()
+    story.gather()
+    first = story.machine.view
+    if has_loaded:
+        story.load()
+        story.tell(20, m.Ready(pserver=0, view=first))
+    story.lose(21)
+    assert story.machine.phase == "gathering"
+    assert story.machine.loaded(first, Base(None, ()), story.now_s) == [], "what was loaded for that view is not used"
+    assert only(Load, story.reach(1, connection=22)).view == first + 1
+    assert story.machine.loaded(first, Base(None, ()), story.now_s) == []
+    assert set(told(m.SetUp, story.load())) == {20, 22}
+    assert story.tell(22, m.Ready(pserver=1, view=first + 1)) == [], "pserver 0 was ready in the view before only"
+    assert set(told(m.Begin, story.tell(20, m.Ready(pserver=0, view=first + 1)))) == {10, 11}
 
 
-def test_frames_of_two_incarnations_cannot_mix() -> None:
-    first, second = gathered(), Coordinator(2, incarnation=2)
-    second.joined(11, join(1), 1.0)
-    second.joined(10, join(0), 1.0)
-    assert first.view < second.view
-    assert first.job_id != second.job_id
+def test_a_pserver_lost_during_a_mend_makes_it_a_rewind() -> None:
+    story = Story().train()
+    story.lose(11)
+    story.join(1, connection=12, incarnation=2)
+    assert story.machine.phase == "setting-up"
+    story.lose(20)
+    assert only(Load, story.reach(0, connection=22)).view == story.machine.history
 
 
-@pytest.mark.parametrize("order", ["lane first", "lane last", "lane between"])
-def test_a_pass_closes_when_the_lane_and_all_trainers_have_reported(order: str) -> None:
-    machine = training()
-    steps: list[Callable[[], list[Effect]]] = [
-        lambda: machine.pass_done(10, pass_done(0), 5.0),
-        lambda: machine.pass_done(11, pass_done(1), 5.0),
-    ]
-    at = {"lane first": 0, "lane between": 1, "lane last": 2}[order]
-    steps.insert(at, lambda: machine.lane_passed(totals(), 5.0))
-    effects = [step() for step in steps]
-    assert effects[:2] == [[], []]
-    ((to, closed),) = sent(effects[2])
-    assert to == 10
-    assert isinstance(closed, m.PassClosed)
-    assert (closed.pass_id, closed.round, closed.samples, closed.samples_so_far) == (0, 5, 33, 33)
-    assert closed.cost == 2.0
-    assert closed.evals == {"error": 3.0 / 33}
-    assert closed.seconds == 2.0
+def test_a_trainer_lost_while_setting_up_begins_the_setting_up_again() -> None:
+    story = Story()
+    story.gather()
+    story.load()
+    story.tell(20, m.Ready(pserver=0, view=story.machine.view))
+    assert lines("metrics.jsonl", story.lose(11)) == [], "the job's own time has not begun"
+    late = story.tell(21, m.Ready(pserver=1, view=story.machine.view))
+    assert late == [] and story.machine.phase == "gathering"
+    only(Load, story.join(1, connection=12, incarnation=2))
+    story.load()
+    assert set(told(m.Begin, story.ready())) == {10, 12}
 
 
-def test_a_pass_is_in_the_ledger_once_its_model_is_saved_with_one_row_per_shard() -> None:
-    machine = training()
-    effects = close_pass(machine, 0)
-    assert not [e for e in effects if isinstance(e, Write) and e.file == "ledger.jsonl"]
-    effects += machine.model_saved(10, m.Saved(trainer=0, pass_id=0, path="p"))
-    rows = [e.line for e in effects if isinstance(e, Write) and e.file == "ledger.jsonl"]
-    assert rows == [{"pass": 0, "shard": s, "read": 10 + s, "trained": 10 + s, "applied": 10 + s} for s in range(3)]
-    (metric,) = [e.line for e in effects if isinstance(e, Write) and e.file == "metrics.jsonl"]
-    assert (metric["event"], metric["pass_id"], metric["samples"]) == ("pass", 0, 33)
+def test_a_trainer_lost_during_a_mend_makes_another_mend() -> None:
+    story = Story().train()
+    first = story.machine.view
+    story.lose(11)
+    story.join(1, connection=12, incarnation=2)
+    story.lose(12)
+    effects = story.join(1, connection=13, incarnation=3)
+    assert {c.view for c in told(m.ChangeView, effects).values()} == {first + 2}
+    assert {c.history for c in told(m.ChangeView, effects).values()} == {first}
 
 
-def test_the_test_result_of_whoever_tested_is_in_the_closed_pass() -> None:
-    machine = training()
-    machine.lane_passed(totals(), 4.0)
-    machine.pass_done(11, pass_done(1), 4.0)
-    effects = machine.pass_done(10, pass_done(0, test=m.Sum(samples=4, cost=8.0, evals={"error": 1.0})), 4.0)
-    ((_, closed),) = sent(effects)
-    assert isinstance(closed, m.PassClosed)
-    assert (closed.test_samples, closed.test_cost, closed.test_evals) == (4, 2.0, {"error": 0.25})
+@pytest.mark.parametrize(
+    "changes", [{"updates": Updates(mode="local")}, {"wire": Wire(gradients="top_k")}], ids=["local", "top_k"]
+)
+def test_where_trainers_know_what_lanes_do_not_the_loss_of_one_is_a_rewind(changes: dict[str, object]) -> None:
+    story = Story(**changes).train()
+    story.lose(11)
+    only(Load, story.join(1, connection=12, incarnation=2))
+    story.load()
+    story.ready()
+    story.tell(10, m.LinkLost(trainer=0, view=story.machine.view, what="cut"))
+    only(Load, story.wait(2.1))
 
 
-def test_staleness_and_the_worst_error_of_any_trainer_are_in_the_closed_pass() -> None:
-    machine = training()
-    machine.lane_passed(totals(staleness={1: 4, 0: 9}), 4.0)
-    machine.pass_done(11, msgspec.structs.replace(pass_done(1), wire_error=0.25), 4.0)
-    ((_, closed),) = sent(machine.pass_done(10, msgspec.structs.replace(pass_done(0), wire_error=0.125), 4.0))
-    assert isinstance(closed, m.PassClosed)
-    assert (list(closed.staleness.items()), closed.wire_error) == ([("0", 9), ("1", 4)], 0.25)
+@pytest.mark.parametrize("incarnation", [1, 2], ids=["itself", "its successor"])
+def test_a_trainer_that_comes_again_takes_its_place_and_the_old_connection_is_closed(incarnation: int) -> None:
+    story = Story().train()
+    effects = story.join(1, connection=12, incarnation=incarnation)
+    assert effects[0] == HangUp(11)
+    assert [line["what"] for line in lines("metrics.jsonl", effects)] == ["trainer 1 was replaced"]
+    assert set(told(m.ChangeView, effects)) == {20, 21}
+    assert story.lose(11) == []
+    assert set(told(m.Begin, story.ready())) == {10, 12}
 
 
-def test_a_repeated_report_closes_nothing_twice() -> None:
-    machine = training()
-    close_pass(machine, 0)
-    assert machine.pass_done(10, pass_done(0), 7.0) == []
-    assert len(machine.closed) == 1
+def test_a_lost_connection_to_a_lane_is_mended_after_a_moment() -> None:
+    story = Story().train()
+    view = story.machine.view
+    effects = story.tell(11, m.LinkLost(trainer=1, view=view, what="the lane hung up"))
+    (event,) = lines("metrics.jsonl", effects)
+    assert event["what"] == "trainer 1 lost a connection: the lane hung up"
+    assert not told(m.ChangeView, effects)
+    assert story.wait(0.05) == []
+    assert set(told(m.ChangeView, story.wait(0.1))) == {20, 21}
+    assert story.tell(10, m.LinkLost(trainer=0, view=view, what="me too")) == [], "that view is over for everybody"
 
 
-def test_the_saved_model_of_the_last_pass_ends_the_job() -> None:
-    machine = training()
-    close_pass(machine, 0)
-    assert not sent(machine.model_saved(10, m.Saved(trainer=0, pass_id=0, path="p")))
-    close_pass(machine, 1)
-    effects = machine.model_saved(10, m.Saved(trainer=0, pass_id=1, path="p"))
-    stop = m.Stop(reason="all passes done", how="finished")
-    assert sorted(sent(effects)) == [(10, stop), (11, stop)]
-    assert effects[-1] == Leave("all passes done", "finished")
-    assert (machine.phase, machine.saved) == ("finished", 1)
+def test_links_that_break_again_and_again_are_given_more_and_more_time_and_then_end_the_job() -> None:
+    story = Story().train()
+    waits = []
+    for _ in range(c.MAX_MENDS):
+        story.tell(11, m.LinkLost(trainer=1, view=story.machine.view, what="the cable"))
+        began_s = story.now_s
+        while not told(m.ChangeView, story.wait(0.0625)):
+            assert story.now_s - began_s < 3.0
+        waits.append(story.now_s - began_s)
+        story.ready()
+    assert waits == sorted(waits) and waits[0] < 0.2 and 1.9 < waits[-1] < 2.2
+    effects = story.tell(11, m.LinkLost(trainer=1, view=story.machine.view, what="the cable"))
+    assert leaves(effects) == Leave("trainer 1 cannot keep its connections: the cable")
+    assert effects[0] == Conclude()
 
 
-def test_a_resumed_job_ends_after_its_own_passes() -> None:
-    machine = Coordinator(1)
-    machine.joined(10, join(0, trainers=1, start_pass=4, passes=2), 1.0)
-    machine.pservers_ready(1.0)
-    for pass_id, is_over in ((4, False), (5, True)):
-        machine.lane_passed(totals(pass_id), 4.0)
-        machine.pass_done(10, pass_done(0, pass_id), 5.0)
-        machine.model_saved(10, m.Saved(trainer=0, pass_id=pass_id, path="p"))
-        assert (machine.phase == "finished") == is_over
+def test_a_round_after_a_mend_makes_the_past_forgotten() -> None:
+    story = Story().train()
+    for _ in range(c.MAX_MENDS + 5):
+        story.tell(11, m.LinkLost(trainer=1, view=story.machine.view, what="the cable"))
+        story.wait(2.1)
+        story.ready()
+        assert lines("metrics.jsonl", story.tell(10, progress(0, story.machine.view - 1)))[0]["event"] == "progress"
+        recovered, _ = lines("metrics.jsonl", story.tell(10, progress(0, story.machine.view)))
+        assert (recovered["event"], recovered["round"]) == ("recovered", 2)
+        assert recovered["after"] == ["trainer 1 lost a connection: the cable"]
+    assert story.machine.phase == "training"
 
 
-@pytest.mark.parametrize("make", [gathered, training])
-def test_a_lost_trainer_fails_the_job(make: Callable[[], Coordinator]) -> None:
-    machine = make()
-    effects = machine.lost(11)
-    assert effects[-1] == Leave("trainer 1 went away", how="failed")
-    assert {to for to, _ in sent(effects)} == {10, 11}
-    assert machine.phase == "failed"
-    assert machine.lost(10) == []
+def test_a_pserver_that_does_not_answer_is_tried_again_at_every_tick() -> None:
+    story = Story()
+    story.join(0)
+    story.join(1)
+    story.reach(0)
+    assert story.wait(0.1) == [], "it is being tried"
+    assert story.machine.pserver_out_of_reach(1, "connection refused") == []
+    assert story.wait(0.1) == [Reach(1, ADDRESSES[1])]
+    assert story.machine.missing() == ["pserver 1 (connection refused)"]
+    only(Load, story.reach(1))
+    assert story.machine.missing() == []
 
 
-def test_a_lost_visitor_matters_to_nobody() -> None:
-    assert training().lost(99) == []
+def test_a_second_connection_to_a_pserver_is_closed() -> None:
+    story = Story()
+    story.gather()
+    assert story.reach(1, connection=33) == [HangUp(33)]
 
 
-def test_a_failure_stops_everybody_with_its_reason_once() -> None:
-    machine = training()
-    effects = machine.failed("trainer 1: a NaN")
-    assert effects[-1] == Leave("trainer 1: a NaN", how="failed")
-    assert all(message == m.Stop(reason="trainer 1: a NaN", how="failed") for _, message in sent(effects))
-    assert machine.failed("again") == []
-    assert machine.status(9.0)["reason"] == "trainer 1: a NaN"
+@pytest.mark.parametrize(
+    ("connection", "words"), [(11, "trainer 1"), (21, r"pserver 1 (nobody is there)")], ids=["trainer", "pserver"]
+)
+def test_whoever_does_not_come_back_is_named_when_patience_runs_out(connection: int, words: str) -> None:
+    story = Story().train()
+    story.lose(connection)
+    story.machine.pserver_out_of_reach(1, "nobody is there")
+    assert not [e for e in story.wait(60.0) if isinstance(e, Leave)]
+    effects = story.wait(1.0)
+    assert leaves(effects) == Leave(f"waited 61 s for {words}", is_own=True)
+    assert story.machine.phase == "failed"
+    assert set(told(m.Stop, effects)) == {10, 11, 20, 21} - {connection}
+    assert story.wait(1.0) == []
 
 
-@pytest.mark.parametrize("make", [lambda: Coordinator(2), gathered, training])
-def test_a_cancelled_job_is_no_failure(make: Callable[[], Coordinator]) -> None:
-    machine = make()
-    effects = machine.cancelled()
-    assert effects[-1] == Leave("stopped on request", "cancelled")
-    assert machine.phase == "cancelled"
-    assert machine.cancelled() == []
+def test_nobody_is_given_up_while_trainers_are_still_coming_for_the_first_time() -> None:
+    story = Story()
+    story.join(0)
+    assert story.wait(1e6) == []
+    assert story.machine.phase == "gathering"
 
 
-def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
-    machine = training()
-    (effect,) = machine.progressed(11, progress(1), 5.0)
-    assert isinstance(effect, Write)
-    assert (effect.line["cost"], effect.line["t"], effect.line["trainer"]) == (0.5, 3.0, 1)
-    status = machine.status(6.0)
-    assert (status["phase"], status["seconds"], status["trainers_missing"]) == ("training", 4.0, [])
-    trainers = status["trainers"]
-    assert isinstance(trainers, list)
-    assert trainers[1]["evals"] == [0.25]
+def test_pservers_have_longer_to_get_ready_and_are_named_if_they_do_not() -> None:
+    story = Story()
+    story.gather()
+    story.load()
+    story.tell(20, m.Ready(pserver=0, view=story.machine.view))
+    assert story.wait(60.0 + c.SET_UP_PATIENCE_S) == []
+    assert leaves(story.wait(1.0)) == Leave("waited 361 s for pserver 1 to get ready", is_own=True)
 
 
-@pytest.mark.parametrize(("connection", "rank"), [(99, 1), (10, 1), (10, 9)])
-def test_what_is_said_on_another_connection_than_the_members_own_is_ignored(connection: int, rank: int) -> None:
-    machine = training()
-    before = machine.status(5.0)
-    assert machine.progressed(connection, progress(rank), 5.0) == []
-    done = m.PassDone(trainer=rank, pass_id=0, round=1, read={}, trained={})
-    assert machine.pass_done(connection, done, 5.0) == []
-    assert machine.trainer_failed(connection, m.Failed(trainer=rank, what="a lie")) == []
-    assert machine.status(5.0) == before
+def test_views_of_a_later_coordinator_are_higher_whatever_their_number() -> None:
+    first, second = Story().train(), Story(incarnation=2).train()
+    for _ in range(3):
+        first.join(1, connection=12)
+        first.ready()
+    assert first.machine.view < second.machine.view
+    assert first.machine.job_id == second.machine.job_id
 
 
-def test_only_trainer_0_can_say_that_a_closed_pass_is_saved() -> None:
-    machine = training()
-    assert machine.model_saved(10, m.Saved(trainer=0, pass_id=1, path="p")) == []
-    close_pass(machine, 0)
-    assert machine.model_saved(11, m.Saved(trainer=1, pass_id=0, path="p")) == []
-    assert machine.saved == -1
-
-
-def test_a_pass_without_a_sample_fails_the_job_by_the_coordinators_own_word() -> None:
-    machine = training()
-    machine.pass_done(11, pass_done(1), 5.0)
-    machine.pass_done(10, pass_done(0), 5.0)
-    effects = machine.lane_passed(PassTotals(0, 0, {s: Totals() for s in range(3)}, {}), 5.0)
-    assert effects[-1] == Leave("there is not one training sample in all shards", "failed", is_own=True)
+def test_a_coordinator_that_comes_back_goes_on_where_the_books_end() -> None:
+    story = Story(incarnation=7, snapshots=CUTS)
+    story.gather()
+    closed = m.PassClosed(pass_id=0, round=5, samples=33, samples_so_far=33, seconds=1.0, cost=2.0, evals={})
+    story.load(Base(manifest(3, ended=totals()), (("a",),), Past(saved=0, elapsed_s=40.0, closed=(closed,))))
+    effects = story.ready()
+    (event,) = lines("metrics.jsonl", effects)
+    assert (event["kind"], event["t"], event["round"]) == ("rewind", 40.0, 5)
+    assert {b.saved for b in told(m.Begin, effects).values()} == {0}
+    recovered, _ = lines("metrics.jsonl", story.tell(10, progress(0, story.machine.view)))
+    assert recovered["after"] == ["the coordinator was lost"]
+    assert story.machine.passes.closed == [closed]

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from bireme.core.errors import BiremeError, NetworkError
-from bireme.job.discover import HostList, SharedDirectory, await_pservers
+from bireme.core.errors import BiremeError, NetworkError, UsageError
+from bireme.job.discover import HostList, SharedDirectory, reach_coordinator
 from bireme.job.messages import Address
 
 HERE, THERE = Address(host="127.0.0.1", ports=(7164, 7165)), Address(host="10.0.0.2", ports=(7164,))
@@ -17,7 +18,7 @@ def test_pservers_find_each_other_in_a_directory(tmp_path: Path) -> None:
     place.announce(1, THERE)
     assert place.find() == [None, THERE]
     place.announce(0, HERE)
-    assert await_pservers(place, 0.0) == (HERE, THERE)
+    assert place.find() == [HERE, THERE]
 
 
 def test_a_pserver_that_comes_back_elsewhere_is_found_there(tmp_path: Path) -> None:
@@ -27,17 +28,49 @@ def test_a_pserver_that_comes_back_elsewhere_is_found_there(tmp_path: Path) -> N
     assert place.find() == [THERE]
 
 
-def test_pservers_that_did_not_come_are_named(tmp_path: Path) -> None:
+def test_a_coordinator_that_did_not_come_is_told_as_such(tmp_path: Path) -> None:
     place = SharedDirectory(tmp_path, 3)
     place.announce(1, HERE)
-    with pytest.raises(NetworkError, match="pserver 0, 2 did not announce itself within 0 s") as caught:
-        await_pservers(place, 0.0)
+    with pytest.raises(NetworkError, match="pserver 0 did not announce itself within 0 s") as caught:
+        reach_coordinator(place, 0.0)
     assert "server.log" in caught.value.fix
 
 
+class Moving:
+    """A discovery in which pserver 0 is found in one place after the other, and stays in the last."""
+
+    def __init__(self, *places: Address | None) -> None:
+        self._places = list(places)
+
+    def announce(self, pserver: int, address: Address) -> None:
+        raise AssertionError("nobody announces anything here")
+
+    def find(self) -> list[Address | None]:
+        return [self._places.pop(0) if len(self._places) > 1 else self._places[0]]
+
+
+def closed_port() -> Address:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return Address(host="127.0.0.1", ports=(sock.getsockname()[1],))
+
+
+def test_a_coordinator_is_reached_wherever_it_is_by_now() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        place = Moving(None, closed_port(), Address(host="127.0.0.1", ports=(port,)))
+        with reach_coordinator(place, 60.0) as found:
+            assert found.getpeername() == ("127.0.0.1", port)
+
+
+def test_a_coordinator_that_does_not_answer_is_named_with_its_address() -> None:
+    gone = closed_port()
+    with pytest.raises(NetworkError, match=f"pserver 0 at 127.0.0.1:{gone.ports[0]} does not answer"):
+        reach_coordinator(Moving(gone), 0.0)
+
+
 def test_hosts_by_hand_share_one_port_unless_they_bring_their_own() -> None:
-    found = await_pservers(HostList("10.0.0.1, 10.0.0.2:9000 ,", 7164, 2), 0.0)
-    assert found == (Address(host="10.0.0.1", ports=(7164, 7165)), Address(host="10.0.0.2", ports=(9000, 9001)))
+    found = HostList("10.0.0.1, 10.0.0.2:9000 ,", 7164, 2).find()
+    assert found == [Address(host="10.0.0.1", ports=(7164, 7165)), Address(host="10.0.0.2", ports=(9000, 9001))]
 
 
 @pytest.mark.parametrize("hosts", ["10.0.0.1:70x4", "10.0.0.1:", "10.0.0.1:99999"])
@@ -47,6 +80,5 @@ def test_a_host_with_a_port_that_is_none_is_refused_by_name(hosts: str) -> None:
 
 
 def test_an_empty_list_of_hosts_is_told_as_such() -> None:
-    with pytest.raises(BiremeError) as caught:
-        await_pservers(HostList(" , ", 7164, 1), 0.0)
-    assert "pserver  did not" not in caught.value.what
+    with pytest.raises(UsageError, match="names no host"):
+        HostList(" , ", 7164, 1)

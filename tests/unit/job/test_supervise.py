@@ -1,28 +1,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from bireme.job.supervise import Child, Family, decide, describe_exit
+from bireme.job import supervise
+from bireme.job.supervise import MAX_DELAY_S, SHORT_S, Child, Ended, Family, Keeper, Lives, describe_exit, is_error
+from bireme.spec.model import Restarts
 
-
-@pytest.mark.parametrize(
-    ("codes", "verdict"),
-    [
-        ({}, "all-done"),
-        ({"a": None, "b": None}, "go-on"),
-        ({"a": 0, "b": None}, "go-on"),
-        ({"a": 0, "b": 0}, "all-done"),
-        ({"a": 1, "b": None}, "end-others"),
-        ({"a": None, "b": -9}, "end-others"),
-        ({"a": 0, "b": 3}, "end-others"),
-    ],
-)
-def test_one_failure_ends_the_others(codes: dict[str, int | None], verdict: str) -> None:
-    assert decide(codes) == verdict
+WAIT_S = 30.0
 
 
 @pytest.mark.parametrize(
@@ -38,15 +28,58 @@ def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
+@pytest.mark.parametrize(("code", "expected"), [(0, False), (1, True), (128, True), (137, False), (-9, False)])
+def test_only_a_process_that_says_so_itself_cannot_go_on(code: int, expected: bool) -> None:
+    assert is_error(code) == expected
+
+
+def test_whoever_lived_long_enough_comes_back_at_once() -> None:
+    lives = Lives(Restarts(), born_s=10.0)
+    assert lives.again_s(10.0 + SHORT_S) == 10.0 + SHORT_S
+
+
+def test_whoever_dies_young_is_given_more_and_more_time() -> None:
+    lives, delays = Lives(Restarts(limit=100)), []
+    for birth in range(0, 100, 10):
+        lives.born_s = float(birth)
+        again = lives.again_s(birth + 1.0)
+        assert again is not None
+        delays.append(again - (birth + 1.0))
+    assert delays[:3] == pytest.approx([0.2, 0.4, 0.8])
+    assert delays[-1] == pytest.approx(MAX_DELAY_S)
+    lives.born_s = 200.0
+    assert lives.again_s(200.0 + SHORT_S) == 200.0 + SHORT_S
+    lives.born_s = 300.0
+    assert lives.again_s(301.0) == pytest.approx(301.2), "a long life makes the young deaths before it forgotten"
+
+
+def test_too_many_deaths_within_the_time_are_the_end() -> None:
+    lives = Lives(Restarts(limit=2, within_s=60.0))
+    assert [lives.again_s(t) is not None for t in (100.0, 110.0, 150.0)] == [True, True, False]
+
+
+def test_deaths_that_are_long_past_do_not_count() -> None:
+    lives = Lives(Restarts(limit=2, within_s=60.0))
+    assert all(lives.again_s(100.0 + 31.0 * i) is not None for i in range(20))
+
+
+def test_with_a_limit_of_none_the_first_death_is_the_end() -> None:
+    assert Lives(Restarts(limit=0)).again_s(100.0) is None
+
+
 def python(name: str, code: str, log: Path) -> Child:
-    return Child(name, [sys.executable, "-c", code], log)
+    return Child(name, [sys.executable, "-S", "-c", code], log)
+
+
+def await_end(pid: int) -> None:
+    """Wait until a child has ended, without taking its exit code from whoever wants to know."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def test_output_goes_to_the_log_and_codes_are_known(tmp_path: Path) -> None:
     log = tmp_path / "node_0" / "train.log"
     with Family() as family:
-        pid = family.start(python("a", "import sys; print('hello'); sys.exit(7)", log))
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        await_end(family.start(python("a", "import sys; print('hello'); sys.exit(7)", log)))
         assert family.codes() == {"a": 7}
     assert log.read_text() == "hello\n"
 
@@ -69,3 +102,91 @@ def test_a_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
             pass
         family.end(0.05)
         assert family.codes() == {"deaf": -9}
+
+
+PAUSE = "import signal; signal.pause()"
+
+
+class House:
+    """A keeper, its children, and whether their job is over."""
+
+    def __init__(self, family: Family, children: list[Child], rule: Restarts) -> None:
+        self.keeper = Keeper(family, children, rule)
+        self.is_over = False
+
+    def look(self) -> Ended | bool:
+        return self.keeper.look(lambda: self.is_over)
+
+    def born(self) -> tuple[str, int, str]:
+        """The next child to be started, waited for if it is not due yet."""
+        deadline = time.monotonic() + WAIT_S
+        while not self.keeper.started:
+            assert self.look() is False
+            assert time.monotonic() < deadline
+        return self.keeper.started.pop(0)
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        await_end(pid)
+
+
+def test_a_child_that_was_killed_comes_back_and_it_is_known_why(tmp_path: Path) -> None:
+    with Family() as family:
+        house = House(family, [python(n, PAUSE, tmp_path / n) for n in ("a", "b")], Restarts())
+        (_, first, why), (_, other, _) = house.born(), house.born()
+        assert why == ""
+        house.kill(first)
+        name, second, why = house.born()
+        assert (name, why) == ("a", "was killed by SIGKILL")
+        assert second not in (first, other)
+        assert family.codes() == {"a": None, "b": None}
+
+
+def test_a_child_that_left_though_the_job_is_not_over_comes_back(tmp_path: Path) -> None:
+    with Family() as family:
+        house = House(family, [python("a", "", tmp_path / "a")], Restarts())
+        await_end(house.born()[1])
+        assert house.born()[2] == "exited with code 0"
+
+
+def test_a_young_death_is_not_answered_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(supervise.time, "monotonic", lambda: clock[0])
+    with Family() as family:
+        keeper = Keeper(family, [python("a", "", tmp_path / "a")], Restarts())
+        await_end(keeper.started.pop()[1])
+        for now, count in ((100.5, 0), (100.6, 0), (100.8, 1)):  # due at 100.7
+            clock[0] = now
+            assert keeper.look(lambda: False) is False
+            assert len(keeper.started) == count
+
+
+def test_a_child_that_dies_too_often_ends_the_job_and_its_deaths_are_counted(tmp_path: Path) -> None:
+    with Family() as family:
+        house = House(family, [python(n, PAUSE, tmp_path / n) for n in ("a", "b")], Restarts(limit=1))
+        house.kill(house.born()[1])
+        house.born()
+        house.kill(house.born()[1])
+        assert house.look() == Ended("a", -9, deaths=2)
+
+
+def test_a_child_that_leaves_with_an_error_is_not_started_again(tmp_path: Path) -> None:
+    with Family() as family:
+        house = House(
+            family, [python("a", PAUSE, tmp_path / "a"), python("b", "raise SystemExit(3)", tmp_path / "b")], Restarts()
+        )
+        house.born()
+        await_end(house.born()[1])
+        assert house.look() == Ended("b", 3)
+
+
+def test_when_the_job_is_over_nobody_comes_back_and_all_may_leave(tmp_path: Path) -> None:
+    with Family() as family:
+        house = House(family, [python(n, PAUSE, tmp_path / n) for n in ("a", "b")], Restarts())
+        pids = [house.born()[1] for _ in range(2)]
+        house.is_over = True
+        house.kill(pids[0])
+        assert house.look() is False
+        house.kill(pids[1])
+        assert house.look() is True
+        assert house.keeper.started == []

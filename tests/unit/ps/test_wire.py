@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bireme.core.errors import FrameError, NetworkError, RefusedError
+from bireme.core.errors import BiremeError, FrameError, NetworkError, RefusedError, StaleError
 from bireme.ps import wire
 from bireme.ps.client import connect_near
 from bireme.ps.frames import HEAD_NBYTES, RECORD_NBYTES, Head, Kind, Record, pack_records
@@ -93,10 +93,23 @@ def test_junk_is_refused_after_64_bytes(pair: Pair) -> None:
 
 
 def test_a_refusal_is_raised_with_its_reason_why_and_fix(pair: Pair) -> None:
-    wire.refuse(pair[0], "no", why="because", fix="do this")
+    wire.refuse(pair[0], BiremeError("no", why="because", fix="do this"))
     with pytest.raises(RefusedError, match="refused: no") as caught:
         wire.expect(pair[1], Kind.SLICE)
     assert (caught.value.why, caught.value.fix) == ("because", "do this")
+
+
+def test_a_refusal_for_an_old_view_is_raised_as_such(pair: Pair) -> None:
+    wire.refuse(pair[0], StaleError("that view is over"))
+    with pytest.raises(StaleError, match="refused: that view is over"):
+        wire.expect(pair[1], Kind.SLICE)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 64])
+def test_a_payload_that_is_not_wanted_is_read_to_its_last_byte(pair: Pair, nbytes: int) -> None:
+    pair[0].sendall(bytes(nbytes) + b"next")
+    wire.discard(pair[1], nbytes)
+    assert pair[1].recv(10) == b"next"
 
 
 @pytest.mark.parametrize("body", [b"", b"not json", b"[]", b'{"reason": 3}', b"\xff\xfe"])
@@ -108,7 +121,7 @@ def test_a_refusal_that_makes_no_sense_is_still_a_frame_error(pair: Pair, body: 
 
 def test_refusing_a_peer_that_has_gone_is_no_error(pair: Pair) -> None:
     pair[1].close()
-    wire.refuse(pair[0], "no")
+    wire.refuse(pair[0], BiremeError("no"))
 
 
 def test_sending_to_a_peer_that_has_gone_is_a_network_error(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-# Sentiment of product reviews: word vectors, averaged, then a softmax (needs PaddlePaddle: pip install "bireme[paddle]").
+# Sentiment of product reviews: word vectors, averaged, then a softmax (needs PaddlePaddle: see `bireme doctor`).
 # The configuration language is PaddlePaddle's `trainer_config_helpers`; bireme brings its own.
 from paddle.trainer_config_helpers import *
 

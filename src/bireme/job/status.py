@@ -1,0 +1,65 @@
+"""The job right now, for people and programs: one plain value from what the coordinator knows. No I/O."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bireme.job.coordinator import Coordinator
+from bireme.job.members import Member, Pserver, Trainer
+from bireme.job.phases import ENDED
+
+SILENT_S = 3.0
+"""Whoever has not said for so long that it is alive is named."""
+
+
+def status_of(machine: Coordinator, now_s: float) -> dict[str, object]:
+    """Everything that `bireme status --json` shows."""
+    facts = machine.facts
+    progress = [t.progress for t in machine.trainers.values() if t.progress]
+    return {
+        "phase": machine.phase,
+        "reason": machine.reason,
+        "job": facts.name if facts else "",
+        "view": machine.view,
+        "seconds": round(now_s - machine.begun_s, 3) if machine.begun_s else 0.0,
+        "first_pass": facts.start_pass if facts else 0,
+        "passes": facts.passes if facts else 0,
+        "pass": max((p.pass_id for p in progress), default=0),
+        "round": max((p.round for p in progress), default=0),
+        "trainers": [_trainer(rank, t, now_s) for rank, t in sorted(machine.trainers.items())],
+        "trainers_missing": [rank for rank in range(machine.expected) if rank not in machine.trainers],
+        "pservers": [_pserver(rank, p, now_s) for rank, p in sorted(machine.pservers.items())],
+        "waits_for": waits_for(machine, now_s),
+        "passes_done": [msgspec.to_builtins(c) for c in machine.passes.closed],
+        "saved": machine.passes.saved,
+    }
+
+
+def waits_for(machine: Coordinator, now_s: float) -> list[str]:
+    """Whom everybody waits for: who is missing, and who is there and says nothing."""
+    if machine.phase in ENDED:
+        return []
+    found = machine.missing() if machine.facts is not None else []
+    members: list[tuple[str, Member]] = [(f"trainer {rank}", t) for rank, t in sorted(machine.trainers.items())]
+    members += [(f"pserver {rank}", p) for rank, p in sorted(machine.pservers.items())]
+    for name, member in members if machine.phase == "training" else ():
+        silent_s = now_s - member.heard_s
+        if silent_s > SILENT_S:
+            found.append(f"{name}, which has said nothing for {silent_s:.0f} s")
+    return found
+
+
+def _trainer(rank: int, trainer: Trainer, now_s: float) -> dict[str, object]:
+    known: dict[str, object] = {"trainer": rank, "pid": trainer.join.pid, "host": trainer.join.host}
+    known["silent_s"] = round(now_s - trainer.heard_s, 1)
+    p = trainer.progress
+    if p is not None:
+        n = max(p.samples, 1)
+        known |= {"pass": p.pass_id, "batch": p.batch, "batches": p.batches, "samples": p.samples}
+        known |= {"cost": p.cost / n, "evals": [e / n for e in p.evals], "rate": p.rate}
+    return known
+
+
+def _pserver(rank: int, pserver: Pserver, now_s: float) -> dict[str, object]:
+    silent_s = round(now_s - pserver.heard_s, 1)
+    return {"pserver": rank, **msgspec.to_builtins(pserver.address), "silent_s": silent_s}

@@ -1,0 +1,47 @@
+"""What a drill's faults cost, from the lines that the job left in metrics.jsonl. No I/O."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from bireme.local.drilling import Struck
+
+
+def cost_of(struck: Sequence[Struck], metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each fault when it happened, how long it was until the next new round, and how many rounds were redone."""
+    begun = next((row["unix"] for row in metrics if row.get("event") == "view"), 0.0)
+    told = []
+    for one in sorted(struck, key=lambda s: s.unix):
+        found: dict[str, Any] = {"fault": str(one.fault), "at_s": round(one.unix - begun, 2)}
+        found |= _return(one, metrics)
+        told.append(found)
+    return told
+
+
+def _return(one: Struck, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """When rounds went on after a fault, and from where."""
+    later = [row for row in metrics if row.get("unix", 0.0) >= one.unix]
+    lost = next((row for row in later if row.get("event") == "lost"), None)
+    back = next((row for row in later if row.get("event") == "recovered"), None)
+    if back is None or (one.fault.action == "pause" and (lost is None or lost["unix"] > one.unix + one.fault.seconds)):
+        # Nobody missed it, or it came back before anybody did: the others have waited.
+        return {"back_s": None, "redone": 0}
+    view = next((row for row in reversed(later) if row.get("event") == "view" and row["unix"] <= back["unix"]), None)
+    earlier = [row for row in metrics if row.get("event") == "progress" and row["unix"] < one.unix]
+    before = max((row.get("round", 0) for row in earlier), default=0)
+    redone = max(before - back["round"], 0) + 1 if view is not None and view["kind"] == "rewind" else 1
+    return {"back_s": round(back["unix"] - one.unix, 2), "redone": redone, "kind": view["kind"] if view else ""}
+
+
+def summary(told: Sequence[dict[str, Any]], undisturbed_s: float | None, disturbed_s: float) -> dict[str, Any]:
+    """Medians over all faults, and the share of the time that was not lost."""
+    back = [row["back_s"] for row in told if row["back_s"] is not None]
+    return {
+        "faults": len(told),
+        "back_s_median": round(statistics.median(back), 2) if back else None,
+        "back_s_worst": max(back, default=None),
+        "redone": sum(row["redone"] for row in told),
+        "goodput": round(min(undisturbed_s / disturbed_s, 1.0), 4) if undisturbed_s and disturbed_s else None,
+    }

@@ -1,0 +1,106 @@
+"""Jobs that are disturbed on purpose end as if nothing had happened, and the drill says what it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.core.faults import POINTS
+from tests.e2e.conftest import Cli, save_often
+from tests.e2e.counting import count_updates
+
+EVERY_POINT = (
+    "--kill trainer:0@round=20,point=push.before",
+    "--kill trainer:1@round=40,point=push.after",
+    "--kill pserver:1@round=60,point=lane.landed",
+    "--kill pserver:2@round=80,point=lane.applied",
+    "--kill pserver:1@round=100,point=part.sync",
+    "--kill pserver:2@round=120,point=part.rename",
+    "--kill coordinator@round=140,point=snapshot.commit",
+    "--kill pserver:1@round=160",
+    "--kill pserver:2@recovery,point=view.set-up",
+    "--kill trainer:0@recovery,point=view.begin",
+    "--kill trainer:2@round=200",
+    "--kill pserver:1@recovery,point=view.enter",
+    "--kill coordinator@recovery,point=snapshot.load",
+    "--kill trainer:0@round=220,point=model.saved",
+    "--kill coordinator@round=260,point=write.ledger",
+)
+
+
+def drill(cli: Cli, job: Path, *faults: str) -> dict[str, Any]:
+    words = [word for fault in faults for word in fault.split()]
+    done = cli.run("drill", job, *words, "--output", job.parent / "drill", "--json")
+    assert done.code == 0, done.err
+    told: dict[str, Any] = done.json
+    return told
+
+
+def test_a_process_may_be_killed_at_every_named_point(cli: Cli, job: Path) -> None:
+    missing = set(POINTS) - {word.partition("point=")[2] for word in EVERY_POINT}
+    assert not missing, "a point without a drill"
+    told = drill(cli, save_often(job, passes=8), *EVERY_POINT)
+    assert told["same"] is True
+    assert told["never"] == []
+    assert len(told["each"]) == len(EVERY_POINT)
+    sound = cli.run("verify", job.parent / "drill" / "disturbed")
+    assert sound.code == 0, sound.out
+
+
+def test_pauses_and_cut_connections_are_survived(cli: Cli, job: Path) -> None:
+    told = drill(
+        cli,
+        save_often(job, passes=5),
+        "--pause trainer:0@round=50,2s",
+        "--cut trainer:1-pserver:2@round=100",
+        "--pause pserver:1@round=150,2s",
+        "--kill all@round=180",
+    )
+    assert (told["same"], told["never"]) == (True, [])
+    paused = [row for row in told["each"] if row["fault"].startswith("pause")]
+    assert all(row["redone"] == 0 for row in paused), "a paused process was taken for dead"
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+def test_no_update_is_lost_or_applied_twice_in_any_mode(cli: Cli, job: Path, mode: str) -> None:
+    count_updates(job)
+    job.write_text(job.read_text().replace("passes: 2", "passes: 4") + f"mode: {mode}\n")
+    told = drill(
+        cli,
+        job,
+        "--kill trainer:0@round=20,point=push.after",
+        "--kill pserver:1@round=40,point=lane.applied",
+        "--cut trainer:2-pserver:0@round=30",
+        "--kill trainer:1@round=45,point=push.before",
+    )
+    assert told["hash"] == told["undisturbed"], "the counts of updates differ"
+    assert told["never"] == []
+
+
+def test_faults_that_never_happened_are_named(cli: Cli, job: Path) -> None:
+    told = drill(cli, job, "--kill trainer:0@round=100000")
+    assert told["never"] == ["kill trainer:0 @round=100000"]
+    assert (told["faults"], told["same"]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ((), "no fault was asked for"),
+        (("--kill", "pserver:9@round=1"), "there is no pserver 9: the job has pservers 0 to 2"),
+        (("--kill", "pserver:1"), "'pserver:1' is not understood"),
+        (("--kill", "trainer:0@round=1,point=nowhere"), "there is no fault point 'nowhere'"),
+        (("--pause", "trainer:0@sometime"), "does not say when"),
+        (("--cut", "trainer:0@round=3"), "is not understood"),
+        (("--random", "--mtbf", "soon"), "'soon' is no duration"),
+    ],
+)
+def test_a_fault_that_makes_no_sense_is_refused_before_anything_runs(
+    cli: Cli, job: Path, words: tuple[str, ...], complaint: str
+) -> None:
+    done = cli.run("drill", job, *words)
+    assert done.code == 2
+    assert complaint in done.err
+    assert not list(job.parent.glob("drill*"))

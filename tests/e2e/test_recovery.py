@@ -1,0 +1,144 @@
+"""Whoever is killed or stopped while a job runs, it ends by itself with the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.data.split import split_lines
+from bireme.job.verifying import verify
+from tests.e2e.conftest import Cli, assert_ledger_is_exact, lay_out, lines_of, pids_of, save_often, wait_until
+
+PASSES = 10
+
+
+@pytest.fixture
+def long(job: Path) -> Path:
+    """A job that lasts for some seconds, with a snapshot every few rounds."""
+    return save_often(job, passes=PASSES)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> str:
+    """The hash of the same job's model when nobody interferes."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    path = save_often(lay_out(home / "job"), passes=PASSES)
+    split_lines(reviews, path.parent, 3)
+    done = Cli(home).run("train", path, "--json")
+    assert done.code == 0, done.err
+    return str(done.json["hash"])
+
+
+class Disturbed:
+    """A job that has saved its first pass, and has most of its work before it."""
+
+    def __init__(self, cli: Cli, job: Path) -> None:
+        self._cli = cli
+        self.output = job.parent / "output"
+        self.process: subprocess.Popen[str] = cli.start("train", job, "--json")
+        wait_until(lambda: self.events("pass") or self.process.poll() is not None, "the first pass is saved")
+        assert self.process.poll() is None, self.process.communicate()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What the coordinator has noted of a kind."""
+        return [line for line in lines_of(self.output / "metrics.jsonl") if line["event"] == name]
+
+    def signal(self, number: signal.Signals, *names: str) -> None:
+        """Send a signal to these processes, or to all but the runner."""
+        pids = pids_of(self.output)
+        for name in names or pids:
+            os.kill(pids[name], number)
+
+    def ends_as(self, undisturbed: str) -> None:
+        """The job ends well, as if nothing had happened."""
+        out, err = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, (out, err)
+        assert f'"hash": "{undisturbed}"' in out
+        assert_ledger_is_exact(self.output, PASSES)
+        assert verify(self.output).problems == []
+
+    def was_restarted(self, name: str, how: str) -> bool:
+        role, rank = name.split()
+        log = (self.output / f"node_{rank}" / "node.log").read_text()
+        return re.search(rf"started {role} {rank} as process \d+: the one before {how}", log) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("trainer 0", "mend", "trainer 0 was lost"),
+        ("pserver 1", "rewind", "pserver 1 was lost"),
+        ("pserver 0", "rewind", "the coordinator was lost"),
+    ],
+)
+def test_a_killed_process_comes_back_and_the_job_ends_with_the_same_bits(
+    cli: Cli, long: Path, undisturbed: str, name: str, kind: str, told: str
+) -> None:
+    job = Disturbed(cli, long)
+    job.signal(signal.SIGKILL, name)
+    job.ends_as(undisturbed)
+    assert job.was_restarted(name, "was killed by SIGKILL")
+    assert [event["kind"] for event in job.events("view")] == ["begin", kind]
+    (recovered,) = job.events("recovered")
+    assert told in recovered["after"]
+
+
+def test_a_node_that_is_lost_with_all_its_processes_comes_back(cli: Cli, long: Path, undisturbed: str) -> None:
+    job = Disturbed(cli, long)
+    job.signal(signal.SIGKILL, "node 1")
+    job.ends_as(undisturbed)
+    assert {event["kind"] for event in job.events("view")} == {"begin", "rewind"}
+    assert {"pserver 1 was lost", "trainer 1 was lost"} <= {event["what"] for event in job.events("lost")}
+
+
+def test_a_job_comes_back_when_everybody_but_the_runner_was_killed(cli: Cli, long: Path, undisturbed: str) -> None:
+    job = Disturbed(cli, long)
+    job.signal(signal.SIGKILL)
+    job.ends_as(undisturbed)
+    (recovered,) = job.events("recovered")
+    assert "the coordinator was lost" in recovered["after"]
+
+
+def test_a_stopped_trainer_is_named_and_nobody_takes_its_place(cli: Cli, long: Path, undisturbed: str) -> None:
+    job = Disturbed(cli, long)
+    job.signal(signal.SIGSTOP, "trainer 1")
+    said = re.compile(r"trainer 1, which has said nothing for (\d+) s")
+    seconds: list[int] = []
+
+    def is_named() -> bool:
+        status = cli.run("status", "small", "--json").json["status"]
+        seconds.extend(int(found[1]) for who in status["waits_for"] if (found := said.fullmatch(who)))
+        return max(seconds, default=0) >= 5
+
+    try:
+        wait_until(is_named, "the status says that trainer 1 is silent for 5 s")
+    finally:
+        job.signal(signal.SIGCONT, "trainer 1")
+    job.ends_as(undisturbed)
+    assert [event["kind"] for event in job.events("view")] == ["begin"]
+
+
+def test_a_process_that_dies_again_and_again_ends_the_job_with_words(cli: Cli, long: Path) -> None:
+    long.write_text(long.read_text() + "restarts: {limit: 2, within_s: 90}\n")
+    job = Disturbed(cli, long)
+    killed: set[int] = set()
+
+    def kill_it_as_soon_as_it_is_there() -> bool:
+        pid = pids_of(job.output).get("trainer 1")
+        if pid is not None and pid not in killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        return job.process.poll() is not None
+
+    wait_until(kill_it_as_soon_as_it_is_there, "the job is given up")
+    out, err = job.process.communicate()
+    assert job.process.returncode == 13, (out, err)
+    assert "trainer 1 died 3 times within 90 s; at last it was killed by SIGKILL" in out + err
+    assert "node_1/train.log" in out + err
+    assert (job.output / "pass-00000" / "done").is_file()

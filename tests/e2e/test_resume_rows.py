@@ -1,0 +1,86 @@
+"""A job with tables that is killed goes on from a chain of snapshots, each of which holds only what had changed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.e2e.conftest import Cli, edit, processes_mentioning, take_rows
+
+WAIT_S = 60.0
+
+
+class _Manifest(msgspec.Struct):
+    base: list[str]
+
+
+class _Sealed(msgspec.Struct):
+    manifest: _Manifest
+
+
+@pytest.fixture
+def often(job: Path) -> Path:
+    """The small job with a table, rounds that touch few of its rows, and a snapshot every few rounds."""
+    take_rows(job, is_unbounded=True, method="AdaGradOptimizer()")
+    edit(job.parent / "quick_start" / "trainer_config.lr.py", ("is_predict else 16", "is_predict else 2"))
+    edit(job, ("passes: 2", "passes: 3"))
+    job.write_text(job.read_text() + "snapshots: {every_s: 0.02, keep: 2}\n")
+    return job
+
+
+def chain_of(output: Path) -> list[str]:
+    """What the newest snapshot builds on."""
+    for path in sorted(output.glob("snapshots/*/manifest.json"), reverse=True):
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_Sealed).manifest.base
+        except FileNotFoundError:
+            continue  # it has just been removed, so there are newer ones
+    return []
+
+
+def kill_all(process: subprocess.Popen[str], output: Path) -> None:
+    """Kill the runner; the kernel kills the rest, as a power cut would."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + WAIT_S
+    while processes_mentioning(str(output)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert processes_mentioning(str(output)) == []
+
+
+@pytest.mark.parametrize("layout", [(), ("--trainers=1", "--pservers=4")], ids=["as before", "another"])
+def test_a_job_that_goes_on_from_a_chain_ends_with_the_same_bits(
+    cli: Cli, often: Path, tmp_path: Path, layout: tuple[str, ...]
+) -> None:
+    whole = cli.run("train", often, "--output", tmp_path / "whole", "--json")
+    assert whole.code == 0, whole.err
+    output = tmp_path / "killed"
+    process = cli.start("train", often, "--output", output)
+    deadline = time.monotonic() + WAIT_S
+    while process.poll() is None and time.monotonic() < deadline and len(chain_of(output)) < 2:
+        time.sleep(0.005)
+    assert process.poll() is None, "it ended before it could be killed"
+    kill_all(process, output)
+    chain = chain_of(output)
+    assert chain, "there was no snapshot of changes to go on from"
+    done = cli.run("resume", output, *layout, "--json")
+    assert done.code == 0, done.err
+    assert done.json["hash"] == whole.json["hash"]
+
+
+def test_a_disk_that_takes_no_snapshots_does_not_stop_a_job(cli: Cli, often: Path, tmp_path: Path) -> None:
+    whole = cli.run("train", often, "--output", tmp_path / "whole", "--json")
+    output = tmp_path / "refused"
+    output.mkdir()
+    (output / "snapshots").write_text("in the way")
+    done = cli.run("train", often, "--output", output, "--json")
+    assert done.code == 0, done.err
+    assert done.json["hash"] == whole.json["hash"]
+    log = "".join(path.read_text() for path in output.glob("node_*/server.log"))
+    assert "no snapshot of round" in log

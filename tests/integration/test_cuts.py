@@ -1,0 +1,180 @@
+"""Cuts of lanes at work: they hold one round exactly, however training goes on meanwhile, and lanes go on from them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.integration.test_rows import ALL, DENSE, SHARDS, TABLES, bits, open_exchange, records, tables_now
+from tests.integration.test_server_and_client import WAIT_S, Cluster
+from tests.integration.test_server_and_client import cluster as cluster  # a fixture
+
+from bireme.core import faults
+from bireme.ps.client import Exchange
+from bireme.ps.cutting import PartDone
+from bireme.ps.parts import read_part
+from bireme.ps.plan import Layout
+from bireme.ps.rowframes import Block
+from bireme.ps.setup import Setup
+from bireme.ps.tree import share_out
+from bireme.spec.model import Optimizer, Parameter
+
+WIDE = Parameter(name="a", shape=(3000,))
+ROWS = (50, 40)
+"""How many rows of each table the first round touches; later ones touch three."""
+CUT_AFTER = 2
+"""Lane 0 names the cut when it closes the round in which it is asked; it is taken when the next one closes."""
+State = tuple[bytes, list[tuple[list[int], bytes]]]
+Parts = queue.Queue[PartDone]
+
+
+def start(cluster: Cluster, place: Path, *, pservers: int = 2, lanes: int = 2, **changes: object) -> Parts:
+    """Pservers with a dense lane and some sparse ones each, which tell of their parts of cuts."""
+    parts: Parts = queue.Queue()
+    cluster.start(pservers, 1, sparse_lanes=lanes)
+    cluster.layout, cluster.shards = Layout([WIDE, DENSE]), SHARDS
+    for rank, server in enumerate(cluster.servers):
+        plain: dict[str, object] = {
+            "job": 7, "view": 3, "pserver": rank, "pservers": pservers, "dense_lanes": 1, "sparse_lanes": lanes,
+            "parameters": (WIDE, DENSE, *TABLES), "seed": 1, "shards": SHARDS, "shares": share_out(SHARDS, 1),
+            "optimizer": Optimizer(method="adagrad", learning_rate=0.5, schedule="constant"), "snapshots": str(place),
+        }  # fmt: skip
+        server.set_up(Setup(**{**plain, **changes}), cluster.passes.append, parts.put)  # type: ignore[arg-type]
+    return parts
+
+
+@pytest.fixture
+def other() -> Iterator[Cluster]:
+    """Pservers that go on from what others have left."""
+    made = Cluster()
+    yield made
+    made.stop()
+
+
+def push(exchange: Exchange, round_: int) -> None:
+    draw = np.random.default_rng(round_)
+    row = exchange.memory.row(ALL)
+    row[:] = draw.standard_normal(len(row), np.float32)
+    blocks = []
+    for count, parameter, step in zip(ROWS, TABLES, (1, 2**33), strict=True):
+        ids = np.arange(count) if round_ == 0 else np.sort(draw.choice(count, 3, replace=False))
+        rows = draw.standard_normal((len(ids), parameter.shape[1]), np.float32)
+        blocks.append(Block((ids * step).astype(np.uint64), rows))
+    exchange.push(round_, ALL, records(ALL), blocks)
+
+
+def train(cluster: Cluster, rounds: range, before: Callable[[int], None] = lambda _: None) -> list[State]:
+    """Train without a rest, and tell what all parameters are before each round and at the end."""
+    exchange = open_exchange(cluster)
+    assert exchange.pull_now().round == rounds.start
+    found = [state_of(exchange, rounds.start)]
+    for round_ in rounds:
+        before(round_)
+        push(exchange, round_)
+        exchange.pull_round(round_ + 1)
+        found.append(state_of(exchange, round_ + 1))
+    exchange.close()
+    return found
+
+
+def state_of(exchange: Exchange, round_: int) -> State:
+    return exchange.memory.values(round_).tobytes(), bits(tables_now(exchange))
+
+
+def ask(cluster: Cluster) -> None:
+    """Have lane 0 name a cut when it closes the next round."""
+    cluster.servers[0].lanes[0].cut_every(0.0)
+
+
+def all_parts(parts: Parts, pservers: int = 2) -> list[PartDone]:
+    """One cut's parts, as soon as they are written."""
+    found = [parts.get(timeout=WAIT_S) for _ in range(pservers)]
+    assert len({part.counts.round for part in found}) == 1
+    return found
+
+
+def base_of(chain: Sequence[Sequence[PartDone]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(str(part.path) for part in parts) for parts in chain)
+
+
+@pytest.mark.parametrize(("pservers", "lanes"), [(2, 2), (1, 3)], ids=["the same lanes", "others"])
+def test_a_cut_holds_its_round_though_training_goes_on(
+    cluster: Cluster, other: Cluster, tmp_path: Path, pservers: int, lanes: int
+) -> None:
+    parts = start(cluster, tmp_path)
+    states = train(cluster, range(9), lambda round_: ask(cluster) if round_ == 3 else None)
+    cut = all_parts(parts)
+    at = cut[0].counts.round
+    assert at == 3 + CUT_AFTER
+    start(other, tmp_path / "more", pservers=pservers, lanes=lanes, base=base_of([cut]))
+    assert train(other, range(at, 9)) == states[at:]
+
+
+def test_lanes_go_on_from_a_chain_of_cuts_as_if_nothing_had_happened(
+    cluster: Cluster, other: Cluster, tmp_path: Path
+) -> None:
+    parts = start(cluster, tmp_path)
+    chain: list[list[PartDone]] = []
+
+    def before(round_: int) -> None:
+        if round_ in (4, 8, 12):  # what was asked for before is cut by now: take it, and let it count
+            chain.append(all_parts(parts))
+            for server in cluster.servers:
+                server.committed(3, chain[-1][0].counts.round)
+        if round_ in (1, 5, 9, 13):
+            ask(cluster)
+
+    states = train(cluster, range(17), before)
+    chain.append(all_parts(parts))
+    assert [{part.is_delta for part in level} for level in chain] == [{False}, {True}, {True}, {True}]
+    at = chain[-1][0].counts.round
+    start(other, tmp_path / "more", pservers=1, lanes=3, base=base_of(chain))
+    assert train(other, range(at, 17)) == states[at:]
+
+
+def test_a_commit_of_another_history_is_nothing_to_build_on(cluster: Cluster, tmp_path: Path) -> None:
+    parts = start(cluster, tmp_path)
+
+    def before(round_: int) -> None:
+        if round_ == 4:
+            at = all_parts(parts)[0].counts.round
+            for server in cluster.servers:
+                server.committed(2, at)
+        if round_ in (1, 5):
+            ask(cluster)
+
+    train(cluster, range(9), before)
+    assert not any(part.is_delta for part in all_parts(parts))
+
+
+@pytest.mark.parametrize("point", ["part.sync", "part.rename"])
+def test_a_full_disk_does_not_stop_training_nor_harm_what_is_saved(
+    cluster: Cluster, other: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def refuse(at: str, *_: object) -> None:
+        if at == point:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found: list[list[PartDone]] = []
+    parts = start(cluster, tmp_path / "cut")
+
+    def before(round_: int) -> None:
+        if round_ in (4, 8):
+            found.append(all_parts(parts))
+            monkeypatch.setattr(faults, "_armed", refuse if round_ == 4 else None)
+        if round_ in (1, 5, 9):
+            ask(cluster)
+
+    states = train(cluster, range(13), before)
+    found.append(all_parts(parts))
+    assert [{part.written is None for part in level} for level in found] == [{False}, {True}, {False}]
+    for part in found[0] + found[2]:
+        assert part.written is not None
+        read_part(part.path, sha256=part.written.sha256)
+    start(other, tmp_path / "quiet")
+    assert train(other, range(13)) == states

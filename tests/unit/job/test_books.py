@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bireme.job import books
+from bireme.job import messages as m
+from bireme.job.books import LEDGER, METRICS, Past, append, counted, mend
+
+RUN = 4
+
+
+def row(pass_id: int, shard: int) -> dict[str, object]:
+    return {"pass": pass_id, "shard": shard, "read": 9, "trained": 9, "applied": 9}
+
+
+def whole(pass_id: int, shards: int = 3) -> list[dict[str, object]]:
+    return [row(pass_id, shard) for shard in range(shards)]
+
+
+def closed(pass_id: int) -> m.PassClosed:
+    return m.PassClosed(
+        pass_id=pass_id, round=5, samples=27, samples_so_far=27, seconds=1.5, cost=0.5, evals={"error": 0.25}
+    )
+
+
+def events(run: int = RUN, passes: Sequence[int] = ()) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = [{"event": "view", "kind": "begin", "t": 0.0, "run": run, "unix": 1000.0 * run}]
+    for pass_id in passes:
+        found.append({"event": "pass", "t": 10.0 * (pass_id + 1), "view": 1, **msgspec.to_builtins(closed(pass_id))})
+    return found
+
+
+@pytest.fixture
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in which passes 0 and 1 have models, and pass 2 has half of one, 20 s after the run has begun."""
+    monkeypatch.setattr(books.time, "time", lambda: 1000.0 * RUN + 20.0)
+    for pass_id in range(3):
+        (tmp_path / f"pass-{pass_id:05d}").mkdir()
+    for pass_id in range(2):
+        (tmp_path / f"pass-{pass_id:05d}" / "done").touch()
+    return tmp_path
+
+
+def rows_in(path: Path) -> list[Mapping[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_is_appended_is_there_a_line_each(output: Path) -> None:
+    append(output / LEDGER, whole(0))
+    append(output / LEDGER, [])
+    append(output / LEDGER, whole(1))
+    assert rows_in(output / LEDGER) == whole(0) + whole(1)
+
+
+def test_whole_books_are_left_as_they_are(output: Path) -> None:
+    append(output / LEDGER, whole(0) + whole(1))
+    append(output / METRICS, events(passes=[0, 1]))
+    before = [(output / name).read_bytes() for name in (LEDGER, METRICS)]
+    assert mend(output, 3, RUN) == Past(1, 20.0, [closed(0), closed(1)])
+    assert [(output / name).read_bytes() for name in (LEDGER, METRICS)] == before
+
+
+def test_a_job_without_books_has_no_past(output: Path) -> None:
+    assert mend(output, 3, RUN) == Past(-1, 0.0, [])
+    assert not (output / LEDGER).exists()
+
+
+@pytest.mark.parametrize("kept", range(1, 24, 5))
+def test_half_a_line_at_the_end_is_cut_off(output: Path, kept: int) -> None:
+    append(output / LEDGER, whole(0))
+    append(output / METRICS, events(passes=[0]))
+    whole_books = [(output / name).read_bytes() for name in (LEDGER, METRICS)]
+    for name in (LEDGER, METRICS):
+        torn = msgspec.json.encode(row(1, 0))[:kept]
+        (output / name).write_bytes((output / name).read_bytes() + torn)
+    assert mend(output, 3, RUN).saved == 0
+    assert [(output / name).read_bytes() for name in (LEDGER, METRICS)] == whole_books
+
+
+def test_half_a_pass_is_removed_as_it_will_be_written_again(output: Path) -> None:
+    append(output / LEDGER, [*whole(0), *whole(1)[:2]])
+    append(output / METRICS, events(passes=[0, 1]))
+    assert mend(output, 3, RUN) == Past(0, 20.0, [closed(0)])
+    assert rows_in(output / LEDGER) == whole(0)
+
+
+def test_a_pass_without_a_finished_model_does_not_count(output: Path) -> None:
+    append(output / LEDGER, [*whole(0), *whole(1), *whole(2)])
+    append(output / METRICS, events(passes=[0, 1, 2]))
+    assert mend(output, 3, RUN).saved == 1
+    assert rows_in(output / LEDGER) == whole(0) + whole(1)
+
+
+def test_damage_in_the_middle_is_not_ours_to_hide(output: Path) -> None:
+    append(output / LEDGER, whole(0))
+    (output / LEDGER).write_bytes((output / LEDGER).read_bytes() + b'{"pass": \xff\n')
+    append(output / LEDGER, whole(1))
+    before = (output / LEDGER).read_bytes()
+    assert mend(output, 3, RUN).saved == 1
+    assert (output / LEDGER).read_bytes() == before
+
+
+def test_only_what_this_run_has_written_is_its_past(output: Path) -> None:
+    append(output / LEDGER, whole(0) + whole(1))
+    append(output / METRICS, [*events(RUN - 1, [0]), *events(RUN, [1])])
+    assert mend(output, 3, RUN) == Past(1, 20.0, [closed(1)])
+    assert mend(output, 3, RUN + 1) == Past(1, 0.0, [])
+
+
+def test_mending_twice_changes_nothing_more(output: Path) -> None:
+    append(output / LEDGER, [*whole(0), *whole(1)[:1]])
+    append(output / METRICS, events(passes=[0]))
+    first = mend(output, 3, RUN)
+    assert mend(output, 3, RUN) == first
+
+
+def test_a_pass_counts_when_every_shard_has_its_line() -> None:
+    assert counted([*whole(0), row(1, 0), row(1, 2), *whole(2)], 3) == {0, 2}
+    assert counted([*whole(0)], 4) == set()

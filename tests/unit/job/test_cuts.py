@@ -1,0 +1,93 @@
+"""When a cut is complete, what it builds on, and who is told that it counts."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.unit.job.story import CUTS, Story, cut_part, only, told
+
+from bireme.job import messages as m
+from bireme.job.cuts import Cuts
+from bireme.job.effects import Commit
+from bireme.job.manifest import Manifest
+from bireme.ps.parts import snapshot_name
+from bireme.spec.model import Parameter, Rows
+
+TABLES = (Parameter(name="w", shape=(4,)), Parameter(name="emb", shape=(50, 4), rows=Rows()))
+
+
+def part(pserver: int, history: int, round_: int, *, is_delta: bool) -> m.CutPart:
+    plain = cut_part(pserver, history, round_=round_, ends_pass=False)
+    return msgspec.structs.replace(plain, is_delta=is_delta)
+
+
+def cut(story: Story, round_: int, *, is_delta: tuple[bool, bool] = (False, False)) -> Manifest:
+    """Both parts of a cut come in."""
+    history = story.machine.history
+    story.tell(20, part(0, history, round_, is_delta=is_delta[0]))
+    return only(Commit, story.tell(21, part(1, history, round_, is_delta=is_delta[1]))).manifest
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story(snapshots=CUTS, parameters=TABLES).train()
+
+
+def test_a_cut_with_a_part_that_could_not_be_written_is_never_complete() -> None:
+    cuts = Cuts()
+    lost = msgspec.structs.replace(part(0, 1, 5, is_delta=False), sha256="")
+    assert cuts.add(lost, 2) is None
+    assert cuts.add(part(1, 1, 5, is_delta=False), 2) is None
+
+
+def test_an_older_cut_is_forgotten_when_a_later_one_is_complete() -> None:
+    cuts = Cuts()
+    cuts.add(part(0, 1, 5, is_delta=False), 2)
+    cuts.add(part(0, 1, 7, is_delta=False), 2)
+    found = cuts.add(part(1, 1, 7, is_delta=False), 2)
+    assert found is not None and [p.pserver for p in found] == [0, 1]
+    assert cuts.add(part(1, 1, 5, is_delta=False), 2) is None
+
+
+def test_a_cut_of_changes_builds_on_the_newest_that_counts_and_on_all_that_this_builds_on(story: Story) -> None:
+    view = story.machine.history
+    first = cut(story, 5)
+    assert first.base == ()
+    story.machine.cut_settled(first, story.now_s)
+    second = cut(story, 7, is_delta=(True, True))
+    assert second.base == (snapshot_name(5, view),)
+    story.machine.cut_settled(second, story.now_s)
+    # One pserver has written everything again, the other has not.
+    third = cut(story, 9, is_delta=(False, True))
+    assert third.base == (snapshot_name(5, view), snapshot_name(7, view))
+    story.machine.cut_settled(third, story.now_s)
+    assert cut(story, 11).base == ()
+
+
+def test_nothing_builds_on_a_cut_that_was_lost(story: Story) -> None:
+    first, view = cut(story, 5), story.machine.history
+    story.machine.cut_settled(first, story.now_s)
+    second = cut(story, 7, is_delta=(True, True))
+    assert story.machine.cut_settled(second, story.now_s, is_committed=False) == []
+    assert cut(story, 9, is_delta=(True, True)).base == (snapshot_name(5, view),)
+
+
+def test_pservers_are_told_which_cut_counts_where_there_are_tables(story: Story) -> None:
+    effects = story.machine.cut_settled(cut(story, 5), story.now_s)
+    word = m.Committed(history=story.machine.history, round=5)
+    assert told(m.Committed, effects) == {20: word, 21: word}
+    dense = Story(snapshots=CUTS).train()
+    assert dense.machine.cut_settled(cut(dense, 5), dense.now_s) == []
+
+
+def test_a_new_history_builds_on_nothing_before_it(story: Story) -> None:
+    old = cut(story, 5)
+    story.machine.cut_settled(old, story.now_s)
+    story.lose(21)
+    story.reach(1, connection=22)
+    story.load()
+    story.ready()
+    assert story.machine.cut_settled(old, story.now_s) == [], "it is of the history before"
+    history = story.machine.history
+    story.tell(20, part(0, history, 7, is_delta=False))
+    assert only(Commit, story.tell(22, part(1, history, 7, is_delta=False))).manifest.base == ()

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from bireme.core.errors import StorageError
+from bireme.job.incarnations import DIRECTORY, take
+
+
+def test_numbers_grow_from_one_and_say_who_took_them(tmp_path: Path) -> None:
+    assert [take(tmp_path, who) for who in ("runner", "pserver 0", "trainer 1")] == [1, 2, 3]
+    assert (tmp_path / DIRECTORY / "00000002").read_text() == f"pserver 0, process {os.getpid()}\n"
+
+
+def test_a_number_is_larger_than_any_before_even_where_some_are_gone(tmp_path: Path) -> None:
+    for _ in range(4):
+        take(tmp_path, "runner")
+    for name in ("00000001", "00000003"):
+        (tmp_path / DIRECTORY / name).unlink()
+    assert take(tmp_path, "runner") == 5
+
+
+def test_what_is_no_number_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / DIRECTORY).mkdir()
+    (tmp_path / DIRECTORY / ".nfs0001").touch()
+    (tmp_path / DIRECTORY / "readme.txt").touch()
+    assert take(tmp_path, "runner") == 1
+
+
+def test_many_at_once_take_different_numbers(tmp_path: Path) -> None:
+    at_once = threading.Barrier(8)
+    taken: list[int] = []
+
+    def run() -> None:
+        at_once.wait(10.0)
+        own = [take(tmp_path, "trainer") for _ in range(10)]
+        assert own == sorted(own)
+        taken.extend(own)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert sorted(taken) == list(range(1, 81))
+
+
+def test_an_output_that_is_a_file_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / DIRECTORY).touch()
+    with pytest.raises(StorageError, match=DIRECTORY):
+        take(tmp_path, "runner")

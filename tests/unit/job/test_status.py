@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+
+from tests.unit.job.story import ADDRESSES, Story, lines, progress
+
+from bireme.job import messages as m
+from bireme.job.status import SILENT_S, status_of, waits_for
+
+
+def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
+    story = Story().train()
+    story.now_s += 3
+    (line,) = lines("metrics.jsonl", story.tell(11, progress(1)))
+    assert (line["cost"], line["t"], line["trainer"]) == (0.5, 3.0, 1)
+    status = status_of(story.machine, story.now_s + 1)
+    assert (status["phase"], status["seconds"], status["trainers_missing"]) == ("training", 4.0, [])
+    assert (status["pass"], status["round"], status["job"], status["passes"]) == (0, 2, "demo", 2)
+    trainers = status["trainers"]
+    assert isinstance(trainers, list)
+    assert (trainers[1]["evals"], trainers[1]["silent_s"], trainers[0]["silent_s"]) == ([0.25], 1.0, 4.0)
+
+
+def test_the_status_of_a_coordinator_that_knows_nobody_waits_for_the_trainers() -> None:
+    status = status_of(Story().machine, 1.0)
+    assert (status["phase"], status["trainers_missing"], status["seconds"]) == ("gathering", [0, 1], 0.0)
+    json.dumps(status)
+
+
+def test_the_status_tells_where_pservers_are() -> None:
+    story = Story().train()
+    pservers = status_of(story.machine, story.now_s)["pservers"]
+    assert pservers == [
+        {"pserver": r, "host": a.host, "ports": a.ports, "silent_s": 0.0} for r, a in enumerate(ADDRESSES)
+    ]
+
+
+def test_whoever_is_missing_is_named_with_the_reason_if_there_is_one() -> None:
+    story = Story().train()
+    assert waits_for(story.machine, story.now_s) == []
+    story.lose(11)
+    story.lose(20)
+    story.machine.pserver_out_of_reach(0, "connection refused")
+    assert waits_for(story.machine, story.now_s) == ["trainer 1", "pserver 0 (connection refused)"]
+    json.dumps(status_of(story.machine, story.now_s))
+
+
+def test_whoever_says_nothing_is_named_until_it_speaks_again() -> None:
+    story = Story().train()
+    story.now_s += SILENT_S + 4
+    for connection in (10, 20):
+        story.tell(connection, m.Alive())
+    said = f"which has said nothing for {SILENT_S + 4:.0f} s"
+    assert waits_for(story.machine, story.now_s) == [f"trainer 1, {said}", f"pserver 1, {said}"]
+    story.tell(11, progress(1))
+    story.tell(21, m.Alive())
+    assert waits_for(story.machine, story.now_s) == []
+
+
+def test_nobody_is_waited_for_when_the_job_is_over() -> None:
+    story = Story().train()
+    story.lose(11)
+    story.machine.cancelled()
+    assert waits_for(story.machine, story.now_s + 100) == []
