@@ -21,7 +21,16 @@ import msgspec
 
 from bireme.cli.main import COMMANDS, bireme
 from bireme.local.demo import JOB_YAML
-from bireme.spec.job import DataFiles, JobFile, LanePorts, LocalFile, ProgramFile, SnapshotsFile, WireFile
+from bireme.spec.job import (
+    DataFiles,
+    JobFile,
+    LanePorts,
+    LocalFile,
+    ProgramFile,
+    RestartsFile,
+    SnapshotsFile,
+    WireFile,
+)
 from bireme.spec.load import OVERRIDES, find_mistakes, read_yaml
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -34,6 +43,7 @@ SECTIONS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("local", LocalFile),
     ("wire", WireFile),
     ("snapshots", SnapshotsFile),
+    ("restarts", RestartsFile),
 )
 EXAMPLES: dict[str, Any] = {
     "program": {"config": "quick_start/trainer_config.lr.py"},
@@ -49,6 +59,7 @@ EXAMPLES: dict[str, Any] = {
     "wire": {"gradients": "bfloat16"},
     "seed": 7,
     "snapshots": {"every_s": 60.0},
+    "restarts": {"limit": 3},
     "output": "output",
     "log_period": 50,
     "connect_timeout_s": 120.0,
@@ -65,6 +76,8 @@ EXAMPLES: dict[str, Any] = {
     "wire.top_k": 0.05,
     "snapshots.every_s": 60.0,
     "snapshots.keep": 3,
+    "restarts.limit": 3,
+    "restarts.within_s": 600.0,
 }
 
 

@@ -19,6 +19,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("bireme.cli.demo", "Train the quick-start job on this machine, from nothing to a model."),
     "train": ("bireme.cli.train", "Run a job here, in the foreground."),
     "resume": ("bireme.cli.resume", "Go on with a job that was stopped or died."),
+    "drill": ("bireme.cli.drill", "Kill, pause and cut on purpose, and see what it costs."),
+    "verify": ("bireme.cli.verify", "Check all that a job has left: snapshots, models and the ledger."),
+    "simulate": ("bireme.cli.simulate", "A job at another scale, in virtual time."),
     "list": ("bireme.cli.jobs", "Jobs on this machine."),
     "status": ("bireme.cli.jobs", "How a job is doing."),
     "logs": ("bireme.cli.jobs", "What a job's processes have said."),
@@ -85,6 +88,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code: Any = bireme.main(given, prog_name="bireme", standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as e:
+        click.echo(e.format_message())
+        raise SystemExit(0) from None
     except click.ClickException as e:
         tell_error(UsageError(e.format_message(), fix=_usage_of(e)), as_json="--json" in given)
         raise SystemExit(e.exit_code) from None

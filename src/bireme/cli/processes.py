@@ -21,7 +21,7 @@ def _family_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _settle(parent: int | None, faults: str = "") -> None:
+def _settle(parent: int | None, faults: str = "", who: str = "", run: Path | None = None) -> None:
     from bireme.core import faults as points
     from bireme.core import log
     from bireme.core.processes import die_with
@@ -30,7 +30,7 @@ def _settle(parent: int | None, faults: str = "") -> None:
         die_with(parent)
     log.start()
     logging.getLogger("bireme").info("commandline: %s", " ".join(sys.argv))
-    points.arm(faults)
+    points.arm(faults, who, run / "fired" if run is not None else None)
 
 
 def _guarded(run: Path | None, process: str, work: Callable[[], object]) -> None:
@@ -83,6 +83,7 @@ def pserver(  # noqa: PLR0913 - the original's flags
     Started by hand on each machine, with the original's flags; the first host in the trainers'
     --pservers list also coordinates the job.
     """
+    from bireme.job import incarnations
     from bireme.job.discover import SharedDirectory
     from bireme.job.entry import read_job
     from bireme.job.pserver import PserverOptions, PserverProcess
@@ -94,13 +95,14 @@ def pserver(  # noqa: PLR0913 - the original's flags
         return
     assert rank is not None and run is not None
     spec = read_job(job)
-    _settle(parent, spec.faults)
+    _settle(parent, spec.faults, f"pserver:{rank}", run)
     # Pservers of one local job share a machine: each has its own block of ports.
     lanes = spec.ports_num + spec.ports_num_for_sparse
     first = None if spec.port is None else spec.port + rank * lanes
     options = PserverOptions(
-        spec.trainers, first, spec.ports_num, spec.ports_num_for_sparse, rank=rank, host="127.0.0.1"
-    )
+        spec.trainers, first, spec.ports_num, spec.ports_num_for_sparse, rank=rank, host="127.0.0.1",
+        incarnation=incarnations.take(Path(spec.output), f"pserver {rank}"),
+    )  # fmt: skip
     meet = SharedDirectory(run / "meet", spec.pservers)
     _guarded(run, f"pserver {rank}", lambda: PserverProcess(options).run(meet))
 
@@ -188,6 +190,6 @@ def trainer(job: Path | None, rank: int | None, run: Path | None, parent: int | 
         return
     assert rank is not None and run is not None
     spec = read_job(job)
-    _settle(parent, spec.faults)
+    _settle(parent, spec.faults, f"trainer:{rank}", run)
     meet = SharedDirectory(run / "meet", spec.pservers)
     _guarded(run, f"trainer {rank}", lambda: TrainerProcess(options_of_job(spec, rank, run)).run(meet))

@@ -2,42 +2,144 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from bireme.cli.progress import Progress, job_in, progress_in, progress_of
 from bireme.cli.running import finish
-from bireme.core.errors import SpecError
+from bireme.core.errors import SpecError, UsageError
+from bireme.spec.load import command_name
+
+if TYPE_CHECKING:
+    from bireme.job.manifest import Manifest
+    from bireme.spec.job import Job
 
 
 @click.command(epilog="\b\nExample: bireme resume first-job/output --trainers 1")
-@click.argument("output", metavar="OUTPUT", type=Path)
+@click.argument("output", metavar="[OUTPUT]", required=False)
 @click.option("--trainers", type=click.IntRange(1), help="Trainers instead of as many as before.")
 @click.option("--pservers", type=click.IntRange(1), help="Pservers instead of as many as before.")
 @click.option("--ports-num", type=click.IntRange(1, 64), help="Dense lanes of each pserver.")
 @click.option("--passes", type=click.IntRange(1), help="Passes over the data, counted from the first.")
 @click.option("--accept-changes", is_flag=True, help="Go on even if the program, the data or its rules have changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
-def resume(output: Path, accept_changes: bool, as_json: bool, **overrides: Any) -> None:
-    """Go on with the job whose output directory this is, from its newest snapshot.
+def resume(output: str | None, accept_changes: bool, as_json: bool, **overrides: Any) -> None:
+    """Go on with a job from its newest snapshot.
 
-    It ends with the same bits as if it had never stopped, also with other numbers of trainers, pservers and lanes.
+    OUTPUT is the job's output directory, its name or a run's id; left out, the newest job on this machine that is
+    not finished. It ends with the same bits as if it had never stopped, also with other numbers of trainers,
+    pservers and lanes, except in the modes `bounded` and `async`.
     """
-    from bireme.job.entry import read_job
+    from bireme.job.inputs import origin_of, refuse_changes
+    from bireme.job.preflight import check_program
     from bireme.ps.tree import share_out
 
-    path = output / "job.json"
-    if not path.is_file():
-        raise SpecError(f"{output} is not a job's output: there is no {path}", fix="name the directory with pass-00000")
-    changes = {name: value for name, value in overrides.items() if value is not None}
-    place = output.absolute() / "snapshots"
-    job = msgspec.structs.replace(read_job(path), output=str(output.absolute()), **changes)
-    job = msgspec.structs.replace(job, snapshots=msgspec.structs.replace(job.snapshots, path=str(place)))
+    place = find_output(output)
+    job = job_to_resume(place, {name: value for name, value in overrides.items() if value is not None})
+    progress = progress_in(place, job)
+    if progress.done >= job.passes:
+        tell_finished(place, job, progress, asked=overrides["passes"], as_json=as_json)
+        return
     share_out(job.shards, job.trainers)
-    if any(place.glob("*/manifest.json")):
+    program = check_program(job)
+    base, remarks = find_base(job)
+    if not accept_changes:
+        refuse_changes(job, base, origin_of(job, program))
+    if base is not None:
         # Where the job began is in the snapshot; without one it begins there once more.
         start = {"start_pass": 0, "init_model": "", "is_resumed": True, "accepts_changes": accept_changes}
         job = msgspec.structs.replace(job, **start)
-    finish(job, str(output), as_json=as_json)
+    if not as_json and (base is not None or not progress.done):
+        for line in [*remarks, describe_start(base)]:
+            click.echo(line)
+    finish(job, str(place), as_json=as_json, program=program)
+
+
+def find_output(given: str | None) -> Path:
+    """The output directory that is meant by a path, a job's name, a run's id, or nothing."""
+    from bireme.local import registry
+
+    if given is None:
+        return _newest_unfinished()
+    path = Path(given)
+    if (path / "job.json").is_file():
+        return path
+    if not path.exists():
+        known = [r for r in registry.newest_runs() if given in (r.name, r.id)]
+        if not known:
+            fix = f"name an output directory, or a job that `{command_name()} list` shows"
+            raise UsageError(f"there is neither a directory nor a job {given!r} on this machine", fix=fix)
+        unfinished = [r.output for r in known if _is_unfinished(r)]
+        return Path((unfinished or [known[0].output])[0])
+    hint = path / "output"
+    is_above = (hint / "job.json").is_file()
+    fix = f"did you mean {hint}?" if is_above else "name the directory with pass-00000"
+    raise SpecError(f"{given} is not a job's output: there is no {path / 'job.json'}", fix=fix)
+
+
+def _newest_unfinished() -> Path:
+    from bireme.local import registry
+
+    for record in registry.newest_runs():
+        if _is_unfinished(record):
+            return Path(record.output)
+    raise UsageError("no job on this machine waits to be resumed", fix=f"`{command_name()} list` shows all jobs")
+
+
+def _is_unfinished(record: Any) -> bool:
+    if record.state == "running" or job_in(Path(record.output)) is None:
+        return False
+    done, passes = progress_of(record, record.status)
+    return done < passes
+
+
+def job_to_resume(output: Path, changes: dict[str, Any]) -> Job:
+    """The job of an output directory, which may have been moved, with what the command line changes."""
+    from bireme.job.entry import read_job
+
+    job = msgspec.structs.replace(read_job(output / "job.json"), output=str(output.absolute()), **changes)
+    snapshots = msgspec.structs.replace(job.snapshots, path=str(output.absolute() / "snapshots"))
+    return msgspec.structs.replace(job, snapshots=snapshots)
+
+
+def tell_finished(output: Path, job: Job, progress: Progress, *, asked: int | None, as_json: bool) -> None:
+    """Say that there is nothing to do; asking for fewer passes than there are is a mistake."""
+    from bireme.job.model import model_hash, pass_name
+
+    done = progress.done
+    if asked is not None and asked < done:
+        fix = f"the model of that pass is {output / pass_name(asked - 1)}; ask for more than {done} to go on"
+        raise SpecError(f"--passes {asked}, but the job in {output} has done {done} passes already", fix=fix)
+    model = output / pass_name(done - 1)
+    told = {"job": job.name, "output": job.output, "model": str(model), "hash": model_hash(model), "passes": done}
+    if as_json:
+        click.echo(json.dumps({**told, "phase": "finished", "resumed": False}))
+        return
+    click.echo(f"already finished, {'its one pass' if done == 1 else f'all {done} passes'}: the model is in {model}")
+    click.echo(f"hash: {told['hash']}")
+    click.echo(f"for more passes: `{command_name()} resume {output} --passes N`")
+
+
+def find_base(job: Job) -> tuple[Manifest | None, list[str]]:
+    """The snapshot to go on from, None where there is none yet, and remarks on newer ones that cannot be used."""
+    from bireme.job import snapshots
+
+    place = Path(job.snapshots.path)
+    if not any(place.glob("*/manifest.json")):
+        return None, []
+    base, problems = snapshots.load_newest(place, None)
+    return base, [f"the snapshot {problem.name} cannot be used: {problem.what}" for problem in problems]
+
+
+def describe_start(base: Manifest | None) -> str:
+    """From where the job goes on."""
+    if base is None:
+        return "no snapshot yet: from the beginning"
+    made, today = time.localtime(base.created), time.localtime()
+    when = time.strftime("%H:%M:%S" if made[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", made)
+    return f"going on from round {base.round}, batch {base.batch} of pass {base.pass_id} (snapshot of {when})"

@@ -7,18 +7,24 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import click
 
-from bireme.core.errors import Cancelled
+from bireme.cli.progress import has_snapshot, way_on
+from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
+from bireme.job.inputs import origin_of, write_origin
 from bireme.job.preflight import check_program
 from bireme.local.runner import LocalRun
+from bireme.programs.program import Program
 from bireme.spec.job import Job
-from bireme.spec.load import command_name
+from bireme.spec.load import kernel_caches
 
 POLL_S = 0.1
+_PASSING = (ProcessError, NetworkError, FrameError, StorageError)
+"""What may be over when the job is started again; a wrong config or bad data are not."""
 
 
 class View(Protocol):
@@ -30,6 +36,12 @@ class View(Protocol):
 
     def update(self, status: dict[str, Any]) -> None:
         """Show the newest status."""
+
+    def note(self, text: str) -> None:
+        """Show a remark."""
+
+    def alert(self, text: str) -> None:
+        """Show what must not be missed."""
 
 
 def choose_view(*, is_silent: bool) -> View:
@@ -80,17 +92,44 @@ def show(view: View, status: dict[str, Any]) -> View:
     return view
 
 
-def follow(job: Job, job_file: str, view: View) -> dict[str, Any]:
-    """Run a job to its end and return the coordinator's last status."""
-    check_program(job)
+def are_kernels_compiled() -> bool:
+    """Whether this machine has run the kernels as they are now: compiling them takes longer than a small job."""
+    source = Path(__file__).parents[1] / "ps" / "kernels.py"
+    name = f"kernels.*.py{sys.version_info[0]}{sys.version_info[1]}.nbi"
+    found = (
+        path for cache in kernel_caches(source.parent) for path in (*cache.glob(name), *cache.glob(f"ps_*/{name}"))
+    )
+    return any(path.stat().st_mtime >= source.stat().st_mtime for path in found)
+
+
+def follow(
+    job: Job,
+    job_file: str,
+    view: View,
+    *,
+    program: Program | None = None,
+    each: Callable[[LocalRun], None] | None = None,
+) -> dict[str, Any]:
+    """Run a job to its end and return the coordinator's last status.
+
+    `program` is given where it was checked before; `each` is called whenever the status was asked for.
+    """
+    origin = origin_of(job, program or check_program(job))
+    is_first = not are_kernels_compiled()
     with Interrupts() as interrupts, LocalRun(job, job_file) as run, view:
+        if run.job.snapshots.path:
+            write_origin(Path(run.job.snapshots.path), run.job.since, origin)
+        if is_first:
+            view.note("compiling kernels, once on this machine: the first run starts up to a minute later")
         asked = 0
         while (status := run.poll()) is not None:
             view = show(view, status)
+            if each is not None:
+                each(run)
             if interrupts.count > asked:
                 asked = interrupts.count
                 if asked == 1:
-                    click.echo("stopping; Ctrl-C again to stop at once", err=True)
+                    view.alert("stopping; Ctrl-C again to stop at once")
                     run.cancel()
                 else:
                     run.kill()
@@ -99,12 +138,17 @@ def follow(job: Job, job_file: str, view: View) -> dict[str, Any]:
         return run.status
 
 
-def finish(job: Job, job_file: str, *, as_json: bool) -> None:
-    """Run a job to its end and say where its model is."""
+def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | None = None) -> dict[str, Any]:
+    """Follow a job on the screen; what ends it early is told with how to go on."""
     try:
-        status = follow(job, job_file, choose_view(is_silent=as_json))
-    except Cancelled as e:
-        raise explain_stop(job, e) from e
+        return follow(job, job_file, choose_view(is_silent=is_silent), program=program)
+    except (Cancelled, *_PASSING) as e:
+        raise explain_end(job, e) from e
+
+
+def finish(job: Job, job_file: str, *, as_json: bool, program: Program | None = None) -> None:
+    """Run a job to its end and say where its model is."""
+    status = run_to_end(job, job_file, is_silent=as_json, program=program)
     from bireme.job.model import model_hash, pass_name
 
     model = Path(job.output) / pass_name(job.passes - 1)
@@ -117,10 +161,16 @@ def finish(job: Job, job_file: str, *, as_json: bool) -> None:
     click.echo(f"hash: {digest}")
 
 
-def explain_stop(job: Job, error: Cancelled) -> Cancelled:
-    """Tell how to go on after a stop."""
-    made = sorted(p.parent.name for p in Path(job.snapshots.path).glob("*/manifest.json"))
-    if not made:
-        return Cancelled(f"{error.what}; no snapshot was made yet, so the job starts from the beginning next time")
-    what = f"{error.what}; the newest snapshot is of round {int(made[-1].partition('-')[0])}"
-    return Cancelled(what, fix=f"go on with `{command_name()} resume {job.output}`")
+def explain_end(job: Job, error: BiremeError) -> BiremeError:
+    """Tell how to go on after a stop, or after a failure that may not come again."""
+    output = Path(job.output)
+    if isinstance(error, Cancelled):
+        made = sorted(p.parent.name for p in Path(job.snapshots.path).glob("*/manifest.json"))
+        if not made:
+            return Cancelled(f"{error.what}; no snapshot was made yet, so the job starts from the beginning next time")
+        what = f"{error.what}; the newest snapshot is of round {int(made[-1].partition('-')[0])}"
+        return Cancelled(what, fix=way_on(output))
+    if not has_snapshot(output):
+        return error
+    fix = f"{error.fix}; then {way_on(output)}" if error.fix else way_on(output)
+    return type(error)(error.what, why=error.why, fix=fix)
