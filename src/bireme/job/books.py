@@ -64,7 +64,7 @@ def mend(output: Path, shards: int, run: int) -> Past:
 def _cut_tail(path: Path) -> list[Row]:
     """A book's lines, after half a line at its end was cut off."""
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if path.is_file() else b""  # a device would have no end
     except OSError:
         return []
     whole = data[: data.rfind(b"\n") + 1]

@@ -203,15 +203,15 @@ class Coordinating:
     def _find_base(self, facts: m.Facts, effect: Load) -> Base:
         """The newest good snapshot; none is no fault where this run has not made one yet."""
         faults.at("snapshot.load")
-        past = books.mend(Path(facts.output), facts.shards, facts.since) if facts.output else Past()
-        place = Path(facts.snapshots.path)
-        if not facts.snapshots.path or not (facts.is_resumed or snapshots.has_any(place, effect.since)):
-            return Base(None, (), past)
-        manifest, problems = snapshots.load_newest(place, effect.inputs, effect.since)
+        output = Path(facts.output) if facts.output else None
+        place = Path(facts.snapshots.path) if facts.snapshots.path else None
+        base, problems = snapshots.find_base(output, place, facts, effect)
         for problem in problems:
             log.warning("snapshot %s cannot be used: %s", problem.name, problem.what)
-        log.info("going on from round %d, batch %d of pass %d", manifest.round, manifest.batch, manifest.pass_id)
-        return Base(manifest, snapshots.files_of(place, manifest), past)
+        at = base.manifest
+        if at is not None:
+            log.info("going on from round %d, batch %d of pass %d", at.round, at.batch, at.pass_id)
+        return base
 
     def _commit(self, effect: Commit) -> None:
         facts = self._machine.facts

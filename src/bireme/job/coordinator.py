@@ -32,6 +32,7 @@ SET_UP_PATIENCE_S = 300.0
 MAX_MENDS = 20
 """So many views in a row without one round, though everybody is there, mean that it will not get better."""
 RETRY_S = 0.25
+TAKEN_OVER = "another coordinator has taken over"
 
 
 class Coordinator:
@@ -102,6 +103,8 @@ class Coordinator:
 
     def joined(self, connection: int, join: m.Join, now_s: float) -> list[Effect]:
         """A trainer says hello; the first one brings the facts, the others must agree."""
+        if self.phase in ENDED:
+            return [self._turn_away(connection)]
         facts = settle_facts(join.facts, self.expected)
         refusal = self._refuse_join(join, facts)
         if refusal is not None:
@@ -115,15 +118,19 @@ class Coordinator:
         self.trainers[join.trainer] = Trainer(connection, now_s, join)
         return [*effects, *self._advance(now_s)]
 
+    def _turn_away(self, connection: int) -> Effect:
+        """Tell who comes after the end how it ended, or if it goes on elsewhere, nothing."""
+        if self.reason == TAKEN_OVER:
+            return HangUp(connection)
+        how = next(ending for ending in ENDED if ending == self.phase)
+        return Send(connection, m.Stop(reason=self.reason, how=how))
+
     def _refuse_join(self, join: m.Join, facts: m.Facts) -> tuple[str, str] | None:
-        if self.phase in ENDED:
-            return f"the job is {self.phase}: nobody can join now", ""
         wrong = wrong_rank(join.trainer, self.expected)
         if wrong:
             return wrong
         present = self.trainers.get(join.trainer)
-        # The same one again has lost its connection; one that was started by hand has no number to tell by.
-        if present is not None and (not join.incarnation or present.join.incarnation > join.incarnation):
+        if present is not None and not _is_later(present.join, join):
             return f"trainer {join.trainer} has joined already", "give each trainer its own --trainer_id"
         if facts.shards < facts.trainers:
             return f"{facts.trainers} trainers but only {facts.shards} data shards", ""
@@ -408,7 +415,7 @@ class Coordinator:
         if self.phase in ENDED:
             return []
         self._to("it cannot go on")
-        self.reason = "another coordinator has taken over"
+        self.reason = TAKEN_OVER
         return [Leave(self.reason)]
 
     def cancelled(self) -> list[Effect]:
@@ -423,3 +430,14 @@ class Coordinator:
         stop = m.Stop(reason=reason, how=how)
         sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.trainers.values()]
         return [Conclude(), *sends, *self._tell_pservers(stop), Leave(reason, is_own)]
+
+
+def _is_later(present: m.Join, join: m.Join) -> bool:
+    """Whether who joins is the successor of who is there, or the same one again, which has lost its connection.
+
+    Those that were started by hand have no numbers to tell by: a second one with the same id is a mistake. Where there
+    are numbers, they decide alone: in containers a successor has the name and the process id of the one before.
+    """
+    if join.incarnation or present.incarnation:
+        return join.incarnation >= present.incarnation
+    return (present.pid, present.host) == (join.pid, join.host)

@@ -18,7 +18,10 @@ from pathlib import Path
 from bireme.core import faults
 from bireme.core.errors import SnapshotError
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
+from bireme.job import books
+from bireme.job.effects import Base, Load
 from bireme.job.manifest import MANIFEST, Inputs, Manifest, PartRecord, differences, seal, unseal
+from bireme.job.messages import Facts
 from bireme.ps.parts import hash_of
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f]{16})")
@@ -102,6 +105,18 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
         why="; ".join(map(str, sorted(problems, key=_by_name, reverse=True))),
         fix="bring the files back from a copy, or train again into another output directory",
     )
+
+
+def find_base(output: Path | None, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[Problem]]:
+    """What a job goes on from, after its books were mended; also what is wrong with newer snapshots.
+
+    That there is none is no fault where this run has not made one yet.
+    """
+    past = books.mend(output, facts.shards, facts.since) if output is not None else books.Past()
+    if directory is None or not (facts.is_resumed or has_any(directory, load.since)):
+        return Base(None, (), past), []
+    manifest, problems = load_newest(directory, load.inputs, load.since)
+    return Base(manifest, files_of(directory, manifest), past), problems
 
 
 def files_of(directory: Path, manifest: Manifest) -> tuple[tuple[str, ...], ...]:

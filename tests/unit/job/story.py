@@ -52,7 +52,7 @@ class Story:
     def join(self, rank: int, connection: int | None = None, incarnation: int = 1, **changes: object) -> list[Effect]:
         join = m.Join(
             trainer=rank,
-            pid=1000 + rank,
+            pid=1000 * incarnation + rank,
             host="h",
             facts=msgspec.structs.replace(self.facts, **changes),
             pservers=ADDRESSES,

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.job.story import CUTS, Story, manifest, only, told
 
 from bireme.job import messages as m
-from bireme.job.effects import Base, RefuseJoin
+from bireme.job.effects import Base, HangUp, RefuseJoin
 from bireme.ps.tree import Span
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
@@ -118,3 +118,16 @@ def test_one_trainer_too_many_is_refused_and_disturbs_nobody(incarnation: int) -
     assert "--trainer_id" in refusal.fix
     assert story.machine.phase == "training"
     assert story.machine.trainers[1].connection == 11
+
+
+@pytest.mark.parametrize("incarnation", [0, 3], ids=["by hand", "supervised"])
+def test_the_same_process_may_join_again_when_it_has_lost_its_connection(incarnation: int) -> None:
+    story = Story()
+    for rank in range(2):
+        story.join(rank, incarnation=incarnation)
+        story.reach(rank)
+    story.load()
+    story.ready()
+    effects = story.join(1, connection=12, incarnation=incarnation)
+    assert only(HangUp, effects).to == 11
+    assert story.machine.trainers[1].connection == 12

@@ -328,6 +328,24 @@ def test_a_full_disk_fails_the_commit_and_leaves_the_snapshots_before(directory:
     assert load_newest(directory, INPUTS)[0].round == 60
 
 
+def test_a_disk_without_room_for_a_name_fails_the_commit_and_leaves_the_snapshots_before(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    snapshot(directory, 20)
+    manifest = write_cut(directory, 40, base=(snapshot_name(20, 1),))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(StorageError, match="the disk is full"):
+            commit(directory, manifest)
+    assert load_newest(directory, INPUTS)[0].round == 20
+    assert names(directory / manifest.name) == ["part-0.bin", "part-1.bin"]
+    commit(directory, manifest)
+    assert load_newest(directory, INPUTS)[0].round == 40
+
+
 def test_a_disk_without_room_for_a_directory_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mkdir(path: object, mode: int = 0o777) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

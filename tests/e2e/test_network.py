@@ -1,0 +1,108 @@
+"""A network between two machines that goes away and comes back: two network namespaces and a cable that is pulled.
+
+Pulling it leaves connections half-open on both sides: nobody is told anything. Needs root and `ip netns`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bireme.job.model import model_hash
+from tests.e2e.conftest import Cli, save_often, wait_until
+
+PASSES = 30
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def cable() -> Iterator[tuple[str, str]]:
+    """Two namespaces with a cable between them; 10.77.0.1 and 10.77.0.2."""
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("needs root and the `ip` command to make network namespaces")
+    ends = (f"bireme-{os.getpid()}-a", f"bireme-{os.getpid()}-b")
+    try:
+        for end in ends:
+            ip("netns", "add", end)
+        ip("-n", ends[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", ends[1])
+        for number, end in enumerate(ends, 1):
+            ip("-n", end, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
+            ip("-n", end, "link", "set", "cable", "up")
+            ip("-n", end, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as e:
+        pytest.skip(f"network namespaces cannot be made here: {e.stderr!r}")
+    yield ends
+    for end in ends:
+        subprocess.run(["ip", "netns", "delete", end], check=False)
+
+
+class Machines:
+    """Starts bireme's processes by hand in either namespace, and ends what is left of them."""
+
+    def __init__(self, cli: Cli, ends: tuple[str, str]) -> None:
+        self._cli = cli
+        self._ends = ends
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, end: int, cwd: Path, *words: str) -> subprocess.Popen[str]:
+        command = ["ip", "netns", "exec", self._ends[end], sys.executable, "-m", "bireme", *words]
+        with (cwd / f"{words[0]}-{len(self.running)}.log").open("w") as log:
+            process = subprocess.Popen(
+                command, cwd=cwd, stdout=log, stderr=log, text=True, env=self._cli.environment()
+            )  # fmt: skip
+        self.running.append(process)
+        return process
+
+    def pull(self, seconds: float) -> None:
+        """Pull the cable for a while."""
+        ip("-n", self._ends[0], "link", "set", "cable", "down")
+        time.sleep(seconds)
+        ip("-n", self._ends[0], "link", "set", "cable", "up")
+
+
+def train(cli: Cli, job: Path, ends: tuple[str, str], place: Path, pulls: tuple[float, ...]) -> str:
+    """One pserver on one machine, three trainers on the other; the cable is pulled for these many seconds."""
+    machines = Machines(cli, ends)
+    try:
+        place.mkdir()
+        machines.start(0, place, "pserver", "--port=7164", "--num_gradient_servers=3")
+        for rank in range(3):
+            work = place / str(rank)
+            shutil.copytree(job.parent / "quick_start", work)
+            shutil.copytree(job.parent / str(rank) / "data", work / "data")
+            machines.start(
+                1, work, "trainer", "--config=trainer_config.lr.py", "--pservers=10.77.0.1", "--port=7164",
+                f"--trainer_id={rank}", f"--num_passes={PASSES}", f"--save_dir={place / 'model'}",
+            )  # fmt: skip
+        for seconds in pulls:
+            wait_until(lambda: (place / "model" / "pass-00000" / "done").is_file(), "the first pass is saved")
+            machines.pull(seconds)
+        codes = [process.wait(120) for process in machines.running]
+        logs = [path.read_text() for path in place.rglob("*.log")]
+        assert codes == [0] * 4, logs
+        if pulls:
+            assert any("waiting for another view" in text or "went away" in text for text in logs), logs
+        return model_hash(place / "model" / f"pass-{PASSES - 1:05d}")
+    finally:
+        for process in machines.running:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_cable_that_is_pulled_until_everybody_gives_up_on_it_changes_nothing(
+    cli: Cli, job: Path, cable: tuple[str, str], tmp_path: Path
+) -> None:
+    save_often(job, passes=PASSES)
+    undisturbed = train(cli, job, cable, tmp_path / "undisturbed", ())
+    assert train(cli, job, cable, tmp_path / "disturbed", (25.0,)) == undisturbed
