@@ -2,7 +2,8 @@
 
 Bare loops with no protocol around them: copying memory, a stream through loopback TCP and through a Unix
 socket, reading memory that another process wrote, waking another process, and summing rows as a lane's
-kernel does. Beside them stand the dense figures of the last `./dev bench peers`, as shares of a limit.
+kernel does. Beside them stand the dense figures of the last `./dev bench peers`, as shares of a limit. Those are of
+another run, so a share is a hint: it is marked as such, and left out where the machine is another one.
 """
 
 from __future__ import annotations
@@ -206,8 +207,19 @@ LIMITS: dict[str, Callable[[], float]] = {
 }
 
 
-def shares(figures: Mapping[str, Mapping[str, Any]], peers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """How near our dense figures come: what goes through sockets to TCP's limit, what is shared to the kernel's."""
+SAME = ("cpu", "cores", "kernel")
+"""What two machines must have in common for their figures to be divided."""
+
+
+def shares(
+    figures: Mapping[str, Mapping[str, Any]], peers: Mapping[str, Any], facts: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """How near our dense figures come: what goes through sockets to TCP's limit, what is shared to the kernel's.
+
+    Each says when it was measured; there is no share where that was on another machine.
+    """
+    there = peers.get("machine", {})
+    is_same = all(there.get(key) == facts.get(key) for key in SAME)
     found = {}
     for name, entry in peers.get("figures", {}).items():
         size = DENSE_SIZES.get(name.rpartition("-")[0])
@@ -217,9 +229,28 @@ def shares(figures: Mapping[str, Mapping[str, Any]], peers: Mapping[str, Any]) -
         moved = KERNEL_ARRAYS * 4 * size if is_shared else entry["costs"]["ours"]["wire_bytes_per_step"]
         against = KERNEL_TWO if is_shared else TCP_TWO
         rate = moved * entry["ours"] / 1e9
-        share = round(rate / figures[against]["median"], 3)
-        found[name] = {"carrier": entry["carrier"], "gb_s": round(rate, 3), "limit": against, "share": share}
+        share = round(rate / figures[against]["median"], 3) if is_same else None
+        measured = entry.get("measured", {}).get("date") or there.get("date", "unknown")
+        told = {"carrier": entry["carrier"], "gb_s": round(rate, 3), "limit": against, "share": share}
+        found[name] = {**told, "measured": measured}
     return found
+
+
+def describe(near: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Our figures in words, with when they are from and what a share of two runs is worth."""
+    if not near:
+        return ["no figures of ours yet: `./dev bench peers`"]
+    lines = ["ours, from an earlier run of `./dev bench peers` (bench/results/peers.json):"]
+    for name, told in near.items():
+        share = f"  ~{told['share']:.0%} of {told['limit']}" if told["share"] is not None else ""
+        lines.append(f"{name:<18} {told['measured']:<10}  {told['carrier']:<5} {told['gb_s']:>8.2f} GB/s{share}")
+    if any(told["share"] is not None for told in near.values()):
+        lines.append(
+            "~ divides figures of two runs: whatever else the machine did in either is in it, so it may pass 100 %"
+        )
+    else:
+        lines.append("measured on another machine: no shares of these limits")
+    return lines
 
 
 def last_peers() -> dict[str, Any]:
@@ -239,7 +270,9 @@ def measure(reps: int) -> dict[str, dict[str, Any]]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line asks for."""
-    parser = argparse.ArgumentParser(prog="./dev bench limits", description="What this machine can do at most.")
+    parser = argparse.ArgumentParser(
+        prog="./dev bench limits", description="What this machine can do at most. Writes bench/results/limits.json."
+    )
     parser.add_argument("--reps", type=int, default=5, help="repetitions of each measurement (default 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(arguments)
@@ -254,7 +287,7 @@ def main() -> None:
         given = parse()
         facts = machine_facts()
         figures = measure(given.reps)
-        near = shares(figures, last_peers())
+        near = shares(figures, last_peers(), facts)
         report("limits", {**facts, "ours": near}, figures, as_json=given.json)
     except BiremeError as e:
         print("\n".join(e.lines()), file=sys.stderr)
@@ -263,9 +296,7 @@ def main() -> None:
         sys.exit(130)
     if given.json:
         return
-    print("\nours, from bench/results/peers.json:" if near else "\nno figures of ours yet: `./dev bench peers`")
-    for name, told in near.items():
-        print(f"{name:<18} {told['carrier']:<5} {told['gb_s']:>8.2f} GB/s  {told['share']:>6.0%} of {told['limit']}")
+    print("", *describe(near), sep="\n")
 
 
 if __name__ == "__main__":

@@ -144,7 +144,14 @@ def _say(text: str) -> None:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line asks for."""
-    parser = argparse.ArgumentParser(prog="./dev bench peers", description="Our data plane beside other engines.")
+    parser = argparse.ArgumentParser(
+        prog="./dev bench peers",
+        description="Our data plane beside other engines. All works together take from half an hour to an hour; "
+        "one with `--only NAME --reps 1` takes one to three minutes.",
+        epilog="The first time it installs TensorFlow (1.7 GB), Ray (400 MB) and MXNet (300 MB), each into an "
+        "environment of its own under ~/.cache/bireme/peers, and as root Debian's python3-torch (1 GB) with apt-get. "
+        "What cannot be installed is told and not measured. Writes bench/results/peers.json and docs/img/peers.svg.",
+    )
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help=f"one of {', '.join(NAMES)}")
     parser.add_argument("--reps", type=int, default=5, help="repetitions of each work (default 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from bireme.cli.running import choose_view, explain_stop, follow
-from bireme.core.errors import Cancelled, UsageError
+from bireme.cli.running import run_to_end
+from bireme.core.errors import UsageError
 from bireme.spec.load import command_name, load_job
 
 
@@ -50,10 +50,7 @@ def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) 
         click.echo(
             f"training: {job.pservers} pservers and {job.trainers} trainers, {passes} passes, output in {output}"
         )
-    try:
-        status = follow(job, str(target / "job.yaml"), choose_view(is_silent=as_json))
-    except Cancelled as e:
-        raise explain_stop(job, e) from e
+    status = run_to_end(job, str(target / "job.yaml"), is_silent=as_json)
     from bireme.job.model import model_hash, pass_name
 
     model = output / pass_name(passes - 1)

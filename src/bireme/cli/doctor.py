@@ -98,7 +98,7 @@ def _paddle() -> Finding:
         "PaddlePaddle",
         "optional",
         "not installed",
-        "only for configs beyond a bag of words: pip install paddlepaddle==3.3.1",
+        f"only for configs beyond a bag of words: {sys.executable} -m pip install paddlepaddle==3.3.1",
     )
 
 

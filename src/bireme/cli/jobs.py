@@ -14,8 +14,10 @@ from typing import Any
 import click
 import msgspec
 
+from bireme.cli.progress import Progress, passes_in, progress_of, way_on
 from bireme.core.errors import UsageError
 from bireme.local import registry
+from bireme.spec.load import command_name
 
 
 def _ago(moment: float) -> str:
@@ -27,26 +29,38 @@ def _ago(moment: float) -> str:
     return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
-@click.command("list", epilog="\b\nExample: bireme list --json")
+@click.command("list", epilog="\b\nExample: bireme list --limit 5")
+@click.option("--all", "shows_all", is_flag=True, help="Every run, not only the newest of each output directory.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def list_(as_json: bool) -> None:
-    """List the jobs that run or ran on this machine, newest first."""
-    runs = registry.all_runs()
+def list_(shows_all: bool, limit: int | None, as_json: bool) -> None:
+    """List the jobs that run or ran on this machine, newest first.
+
+    A job that was stopped and resumed is listed once, with all its passes.
+    """
+    newest = registry.newest_runs()
+    runs = (registry.all_runs() if shows_all else newest)[:limit]
+    ids = {r.id for r in newest}
+    found = [(r, progress_of(r, _status_of(r), is_newest=r.id in ids)) for r in runs]
     if as_json:
-        click.echo(json.dumps({"jobs": [_short(r) for r in runs]}))
+        click.echo(json.dumps({"jobs": [_short(r, progress) for r, progress in found]}))
         return
     if not runs:
-        click.echo("no job has run here yet; try `bireme demo`")
-    for r in runs:
-        now = _status_of(r)
-        progress = f"{len(now['passes_done'])}/{now['passes']} passes" if now.get("passes") else ""
-        click.echo(f"{r.name:<24} {r.state:<10} {_ago(r.started):>12} ago  {progress:<14} {r.output}")
+        click.echo(f"no job has run here yet; try `{command_name()} demo`")
+    for r, progress in found:
+        click.echo(f"{r.name:<24} {r.state:<10} {_ago(r.started):>12} ago  {progress!s:<14} {r.output}")
+        if r.state == "died" and r.id in ids and _can_go_on(r, progress):
+            click.echo(f"{'':<24} {way_on(Path(r.output))}")
 
 
-def _short(record: registry.Record) -> dict[str, Any]:
+def _can_go_on(record: registry.Record, progress: Progress) -> bool:
+    return record.state not in ("running", "finished") and progress.done < progress.passes
+
+
+def _short(record: registry.Record, progress: Progress) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(record)
     del plain["status"]
-    return plain
+    return {**plain, "passes_done": progress.done, "passes": progress.passes}
 
 
 def _status_of(record: registry.Record) -> dict[str, Any]:
@@ -73,18 +87,24 @@ def status(job: str | None, as_json: bool) -> None:
     """Show how JOB is doing: a job's name, a run's id or its output directory (the newest when left out)."""
     record = registry.find_run(job)
     now = _status_of(record)
+    is_newest = record.id in {r.id for r in registry.newest_runs()}
+    progress = progress_of(record, now, is_newest=is_newest)
     if as_json:
-        click.echo(json.dumps({**_short(record), "status": now}))
+        click.echo(json.dumps({**_short(record, progress), "status": now}))
         return
-    click.echo(
-        f"{record.name}: {record.state}{f' ({record.reason})' if record.reason else ''}, "
-        f"started {_ago(record.started)} ago"
-    )
+    why = f" ({record.reason})" if record.reason else ""
+    far = f", {progress}" if progress.passes else ""
+    click.echo(f"{record.name}: {record.state}{why}, started {_ago(record.started)} ago{far}")
     click.echo(f"output: {record.output}")
     from bireme.view.plain import number, pass_line
 
-    for closed in now.get("passes_done", []):
-        click.echo(pass_line(closed))
+    # What this run says of its passes, and the models of those that runs before it did.
+    closed = passes_in(Path(record.output)) if is_newest else {}
+    closed |= {told["pass_id"]: told for told in now.get("passes_done", [])}
+    for pass_id in sorted(closed):
+        click.echo(pass_line(closed[pass_id]))
+    if is_newest and _can_go_on(record, progress):
+        click.echo(way_on(Path(record.output)))
     if record.state == "running":
         for t in now.get("trainers", []):
             if "pass" in t:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,18 @@ def show(directory: Path, as_json: bool) -> None:
     from bireme.job.model import config_name, load_values
 
     values = load_values(directory)
-    rows = [
+    tables = _tables(values)
+    rows: list[dict[str, Any]] = [
         {
             "name": n,
             "values": v.size,
             "mean": float(v.mean()) if v.size else 0.0,
             "std": float(v.std()) if v.size else 0.0,
             "largest": float(np.abs(v).max(initial=0)),
+            **({"rows": tables[n]} if n in tables else {}),
         }
         for n, v in values.items()
+        if not _is_about(n, tables)
     ]
     path = directory / "metrics.json"
     metrics: Any = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
@@ -46,16 +50,38 @@ def show(directory: Path, as_json: bool) -> None:
         }
         click.echo(json.dumps(told))
         return
-    click.echo(f"{directory}: {config_name(directory)}, {sum(v.size for v in values.values()):,} values")
+    from bireme.view.plain import count, pass_line
+
+    click.echo(f"{directory}: {config_name(directory)}, {count(sum(row['values'] for row in rows), 'value')}")
     for row in rows:
+        size = _rows_of(row["values"], row["rows"]) if "rows" in row else f"{row['values']:,}"
         click.echo(
-            f"  {row['name']:<32} {row['values']:>10,}  mean {row['mean']:+.3e}  std {row['std']:.3e}  "
+            f"  {row['name']:<32} {size:>10}  mean {row['mean']:+.3e}  std {row['std']:.3e}  "
             f"largest {row['largest']:.3e}"
         )
     if metrics:
-        from bireme.view.plain import pass_line
-
         click.echo(pass_line(metrics))
+
+
+def _tables(values: Mapping[str, Any]) -> dict[str, int]:
+    """How many rows each table without a range has: the ids beside it tell."""
+    from bireme.ps.plan import IDS
+
+    ids = {n.removesuffix(IDS): v for n, v in values.items() if n.endswith(IDS) and v.dtype == "uint64"}
+    return {n: v.size for n, v in ids.items() if n in values}
+
+
+def _is_about(name: str, tables: Mapping[str, int]) -> bool:
+    """Whether an array says which rows a table has; that is no parameter of its own."""
+    from bireme.ps.plan import IDS
+
+    return name not in tables and name.endswith(IDS) and name.removesuffix(IDS) in tables
+
+
+def _rows_of(values: int, rows: int) -> str:
+    from bireme.view.plain import count
+
+    return f"{count(rows, 'row')} of {values // rows}" if rows else "no rows"
 
 
 @model.command("hash", epilog="\b\nExample: bireme model hash output/pass-00009")
@@ -111,9 +137,10 @@ def export(directory: Path, target: Path, as_json: bool) -> None:
     """Write a model as one file: .safetensors or .npz, with the shapes that the program gave them."""
     from bireme.core.errors import ModelError, OutputExistsError, UsageError
     from bireme.core.files import storage_errors
-    from bireme.job.model import parameter_names
+    from bireme.job.model import load_values
+    from bireme.view.plain import count
 
-    names = parameter_names(directory)
+    values = load_values(directory)
     if target.exists():
         raise OutputExistsError(f"{target} exists", fix="choose another name")
     source = directory / "model.safetensors"
@@ -129,5 +156,11 @@ def export(directory: Path, target: Path, as_json: bool) -> None:
             from safetensors.numpy import load_file
 
             np.savez(target, **load_file(source))  # type: ignore[arg-type]
-    told = {"model": str(directory), "file": str(target), "parameters": names}
-    click.echo(json.dumps(told) if as_json else f"wrote {len(names)} parameters to {target}")
+    tables = _tables(values)
+    names = [n for n in values if not _is_about(n, tables)]
+    if as_json:
+        click.echo(json.dumps({"model": str(directory), "file": str(target), "parameters": names}))
+        return
+    click.echo(f"wrote {count(len(names), 'parameter')} to {target}")
+    for name, rows in tables.items():
+        click.echo(f"  {name}: {_rows_of(values[name].size, rows)}, by the ids in {name}.ids")

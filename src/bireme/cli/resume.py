@@ -12,7 +12,7 @@ import msgspec
 
 from bireme.cli.progress import Progress, job_in, progress_in, progress_of
 from bireme.cli.running import finish
-from bireme.core.errors import SpecError, UsageError
+from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def resume(output: str | None, accept_changes: bool, as_json: bool, **overrides:
     from bireme.ps.tree import share_out
 
     place = find_output(output)
+    _refuse_running(place)
     job = job_to_resume(place, {name: value for name, value in overrides.items() if value is not None})
     progress = progress_in(place, job)
     if progress.done >= job.passes:
@@ -89,6 +90,15 @@ def _newest_unfinished() -> Path:
         if _is_unfinished(record):
             return Path(record.output)
     raise UsageError("no job on this machine waits to be resumed", fix=f"`{command_name()} list` shows all jobs")
+
+
+def _refuse_running(output: Path) -> None:
+    from bireme.local import registry
+
+    for record in registry.newest_runs():
+        if record.state == "running" and record.output == str(output.absolute()):
+            fix = f"`{command_name()} status {record.id}` tells how it is doing, `{command_name()} cancel` stops it"
+            raise OutputExistsError(f"{output} belongs to a job that runs now (process {record.pid})", fix=fix)
 
 
 def _is_unfinished(record: Any) -> bool:

@@ -133,7 +133,7 @@ def follow(
                     run.cancel()
                 else:
                     run.kill()
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if each is None else POLL_S / 4)
         show(view, run.status)
         return run.status
 

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from bireme.cli.running import finish
+from bireme.core.errors import SpecError
 from bireme.spec.load import load_job
 
 
@@ -25,7 +26,7 @@ from bireme.spec.load import load_job
     "--start-pass",
     type=click.IntRange(0),
     default=0,
-    help="Go on from the model of the pass before this one.",
+    help="Go on from the model of the pass before this one, with fresh optimizer state, so the bits differ.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
@@ -33,8 +34,13 @@ def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **overr
     """Train the job described in JOB.yaml with processes on this machine.
 
     The model of each pass is left in OUTPUT/pass-00000, OUTPUT/pass-00001, and so on. The result is
-    the same bits for every number of trainers, pservers and lanes.
+    the same bits for every number of trainers, pservers and lanes, except in the modes `bounded` and `async`.
     """
+    if job_file.suffix == ".py" and job_file.is_file():
+        fix = (
+            f"name a job.yaml whose `program.config` is {job_file.name}; `bireme demo --prepare DIR` writes an example"
+        )
+        raise SpecError(f"{job_file} is a config, not a job.yaml", fix=fix)
     job = load_job(job_file, overrides)
     job = msgspec.structs.replace(job, start_pass=start_pass)
     if dry_run:

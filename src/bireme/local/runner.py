@@ -88,20 +88,25 @@ def check_output(job: Job) -> Job:
         return job
     passes = sorted(p.name for p in output.iterdir() if re.fullmatch(r"pass-\d{5}", p.name))
     if job.start_pass == 0:
-        if passes:
+        if passes or _has_snapshot(output):
+            how_far = f"up to {passes[-1]}" if passes else "that was stopped in its first pass"
             raise OutputExistsError(
-                f"{output} already holds a run up to {passes[-1]}",
+                f"{output} already holds a run {how_far}",
                 why="a new run would mix its logs and models with the old ones",
-                fix=_ways_out(job, output, int(passes[-1][5:10]) + 1),
+                fix=_ways_out(job, output, int(passes[-1][5:10]) + 1 if passes else 0),
             )
         return job
     return _go_on(job, output, passes)
 
 
+def _has_snapshot(output: Path) -> bool:
+    return any((output / "snapshots").glob("*/manifest.json"))
+
+
 def _ways_out(job: Job, output: Path, next_pass: int) -> str:
     """What to do instead of training into a directory whose passes are done up to `next_pass`."""
     elsewhere = "give another directory with `--output DIR`"
-    if any((output / "snapshots").glob("*/manifest.json")):
+    if _has_snapshot(output):
         resume = f"{command_name()} resume {output}"
         if next_pass >= job.passes:
             return f"train more passes with `{resume} --passes N`, or {elsewhere}"

@@ -8,6 +8,7 @@ same bits. A sequence is its steps end to end plus offsets, never padded. Costs 
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ def import_paddle() -> Any:
         except ImportError as error:
             raise MissingError(
                 "this config needs PaddlePaddle to be computed, and it is not installed",
-                fix="pip install paddlepaddle==3.3.1",
+                fix=f"{sys.executable} -m pip install paddlepaddle==3.3.1",
             ) from error
     paddle.set_device("cpu")
     paddle.framework.core.set_num_threads(1)

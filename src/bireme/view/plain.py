@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from typing import Any
 
 import click
 
 BARS = "▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 24
 
 
-def sparkline(values: list[float]) -> str:
-    """A curve in one line of block characters."""
+def sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
+    """A curve in one line of block characters; where there are more values than places, neighbours share one."""
     if not values:
         return ""
-    low, high = min(values), max(values)
+    places = min(width, len(values))
+    cuts = [i * len(values) // places for i in range(places + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((v - low) * scale)] for v in values)
+    return "".join(BARS[round((v - low) * scale)] for v in means)
+
+
+def count(number: int, what: str, many: str = "") -> str:
+    """`1 row`, `2 rows`; `many` where an s does not make the plural."""
+    return f"{number:,} {what if number == 1 else many or what + 's'}"
 
 
 def error_of(evals: dict[str, float]) -> float | None:
@@ -35,17 +46,28 @@ def number(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
-def pass_line(closed: dict[str, Any]) -> str:
-    """One finished pass in words."""
+def pass_line(closed: dict[str, Any], width: int | None = None) -> str:
+    """One finished pass in words; in a narrow place, what can be missed most easily is left out."""
     rate = closed["samples"] / closed["seconds"] if closed["seconds"] else 0.0
-    text = f"pass {closed['pass_id']:>3}  cost {number(closed['cost'])}"
+    words = {"pass": f"pass {closed['pass_id']:>3}", "cost": f"cost {number(closed['cost'])}"}
     if closed["evals"]:
-        text += f"  error {percent(error_of(closed['evals'])):>7}"
+        words["error"] = f"error {percent(error_of(closed['evals'])):>7}"
     if closed["test_cost"] is not None:
-        text += f"  test cost {number(closed['test_cost'])}"
+        words["test cost"] = f"test cost {number(closed['test_cost'])}"
         if closed["test_evals"]:
-            text += f"  test error {percent(error_of(closed['test_evals'])):>7}"
-    return f"{text}  {rate:>9,.0f} samples/s"
+            words["test error"] = f"test error {percent(error_of(closed['test_evals'])):>7}"
+    words["rate"] = f"{rate:>9,.0f} samples/s"
+    for spare in ("test cost", "rate", "error"):
+        if width is not None and len("  ".join(words.values())) > width:
+            words.pop(spare, None)
+    return "  ".join(words.values())
+
+
+def passes_of(status: dict[str, Any]) -> tuple[int, int]:
+    """How many passes of the job are done and how many there are, whichever run of it did them; (0, 0) if unknown."""
+    first = status.get("first_pass", 0)
+    done = max(status.get("saved", -1) + 1, first + len(status.get("passes_done", ())))
+    return done, first + status.get("passes", 0)
 
 
 _NEWS = {
@@ -53,6 +75,11 @@ _NEWS = {
     "setting-up": "handing out parameters",
     "training": "training",
 }
+
+
+def alert(text: str) -> None:
+    """Say something on standard error; a terminal has just shown `^C` there, so it begins a line of its own."""
+    click.echo(f"\n{text}" if sys.stderr.isatty() else text, err=True)
 
 
 class PlainView:
@@ -67,6 +94,14 @@ class PlainView:
 
     def __exit__(self, *_: object) -> None:
         return
+
+    def note(self, text: str) -> None:
+        """Print a remark."""
+        click.echo(text)
+
+    def alert(self, text: str) -> None:
+        """Print what must not be missed."""
+        alert(text)
 
     def update(self, status: dict[str, Any]) -> None:
         """Print what is new in a status."""
@@ -87,6 +122,13 @@ class SilentView:
 
     def __exit__(self, *_: object) -> None:
         return
+
+    def note(self, text: str) -> None:
+        """Ignore a remark."""
+
+    def alert(self, text: str) -> None:
+        """Print what must not be missed."""
+        alert(text)
 
     def update(self, status: dict[str, Any]) -> None:
         """Ignore the news."""

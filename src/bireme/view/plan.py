@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bireme.view.plain import count
+
 
 def render(plan: dict[str, Any]) -> str:
     """The plan in words."""
@@ -11,13 +13,15 @@ def render(plan: dict[str, Any]) -> str:
     tables = [p for p in plan["parameters"] if p["is_sparse"]]
     dense = len(plan["parameters"]) - len(tables)
     lines = [
-        f"{plan['job']}: {plan['program']}, {values:,} values in {dense} dense parameters, "
-        f"{plan['passes']} passes, batch {plan['batch_size']} per shard",
-        f"mode {plan['mode']}, {plan['processes']} processes, {plan['bytes_per_round']:,} bytes per round, "
-        f"output in {plan['output']}",
+        f"{plan['job']}: {plan['program']}, {count(values, 'value')} in {count(dense, 'dense parameter')}, "
+        f"{count(plan['passes'], 'pass', 'passes')}, batch {plan['batch_size']} per shard",
+        f"mode {plan['mode']}, {count(plan['processes'], 'process', 'processes')}, "
+        f"{plan['bytes_per_round']:,} bytes per round, output in {plan['output']}",
     ]
     for p in tables:
-        lines.append(f"{p['name']}: {p['shape'][0]:,} rows of {p['shape'][1]}, on the sparse lanes of all pservers")
+        lines.append(
+            f"{p['name']}: {count(p['shape'][0], 'row')} of {p['shape'][1]}, on the sparse lanes of all pservers"
+        )
     for p in plan["pservers"]:
         ports = p["ports"] if isinstance(p["ports"], str) else f"{p['ports'][0]}–{p['ports'][-1]}"
         lines.append(f"pserver {p['pserver']}, ports {ports}")

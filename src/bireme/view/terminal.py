@@ -10,7 +10,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bireme.view.plain import error_of, number, pass_line, percent, sparkline
+from bireme.view.plain import CURVE_WIDTH, count, error_of, number, pass_line, passes_of, percent, sparkline
+
+BESIDE_BAR = 46
+"""Columns that a trainer's line needs for all but its bar."""
 
 
 def duration(seconds: float) -> str:
@@ -39,22 +42,30 @@ class LiveView:
     def update(self, status: dict[str, Any]) -> None:
         """Show a status."""
         for closed in status.get("passes_done", [])[self._passes :]:
-            self._live.console.print(Text(pass_line(closed)))
+            self.note(pass_line(closed, self._console.width))
             self._passes += 1
-        self._live.update(draw(status))
+        self._live.update(draw(status, self._console.width))
+
+    def note(self, text: str) -> None:
+        """Print a remark above the panel."""
+        self._console.print(Text(text))
+
+    def alert(self, text: str) -> None:
+        """Print what must not be missed above the panel, on a line of its own whatever was typed meanwhile."""
+        self.note(text)
 
 
-def draw(status: dict[str, Any]) -> RenderableType:
-    """The live panel for one status."""
+def draw(status: dict[str, Any], width: int = 80) -> RenderableType:
+    """The live panel for one status, no line of it wider than the terminal."""
     phase = status.get("phase", "starting")
     if phase != "training":
         missing = status.get("trainers_missing") or []
         waiting = f", waiting for trainer {', '.join(map(str, missing))}" if missing and phase == "gathering" else ""
-        return Text(f"{phase}{waiting} …", style="dim")
-    return Group(_trainers(status), _footer(status))
+        return Text(f"{phase}{waiting} …", style="dim", no_wrap=True, overflow="ellipsis")
+    return Group(_trainers(status, min(24, max(4, width - BESIDE_BAR))), _footer(status, width))
 
 
-def _trainers(status: dict[str, Any]) -> Table:
+def _trainers(status: dict[str, Any], bar_width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (
         ("trainer", "left"),
@@ -64,29 +75,29 @@ def _trainers(status: dict[str, Any]) -> Table:
         ("error", "right"),
         ("samples/s", "right"),
     ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for t in status["trainers"]:
         if "pass" not in t:
             table.add_row(str(t["trainer"]), "–", "", "–", "–", "–")
             continue
-        bar = ProgressBar(total=t["batches"], completed=t["batch"], width=24)
+        bar = ProgressBar(total=t["batches"], completed=t["batch"], width=bar_width)
         error = percent(t["evals"][0]) if t["evals"] else "–"
         table.add_row(str(t["trainer"]), str(t["pass"]), bar, number(t["cost"]), error, f"{t['rate']:,.0f}")
     return table
 
 
-def _footer(status: dict[str, Any]) -> Text:
-    done = status["passes_done"]
-    total = status["passes"]
-    text = Text()
-    if done:
-        costs = [c["cost"] for c in done]
-        text.append(f"cost {sparkline(costs)}  ", style="cyan")
-        left = (total - len(done)) * sum(c["seconds"] for c in done) / len(done)
-        tested = error_of(done[-1]["test_evals"])
-        if tested is not None:
-            text.append(f"test error {percent(tested)}  ")
-        text.append(f"{len(done)}/{total} passes, about {duration(left)} left", style="dim")
-    else:
-        text.append(f"first of {total} passes", style="dim")
+def _footer(status: dict[str, Any], width: int) -> Text:
+    closed, (done, total) = status["passes_done"], passes_of(status)
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if not closed:
+        text.append(f"{done}/{total} passes" if done else f"first of {count(total, 'pass', 'passes')}", style="dim")
+        return text
+    left_s = (total - done) * sum(c["seconds"] for c in closed) / len(closed)
+    tested = error_of(closed[-1]["test_evals"])
+    words = f"test error {percent(tested)}  " if tested is not None else ""
+    progress = f"{done}/{total} passes, about {duration(left_s)} left"
+    curve = sparkline([c["cost"] for c in closed], min(CURVE_WIDTH, max(4, width - 7 - len(words + progress))))
+    text.append(f"cost {curve}  ", style="cyan")
+    text.append(words)
+    text.append(progress, style="dim")
     return text

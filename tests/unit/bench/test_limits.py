@@ -14,16 +14,50 @@ def entry(ours: float | None, carrier: str) -> dict[str, object]:
     return {"ours": ours, "carrier": carrier, "costs": {"ours": {"wire_bytes_per_step": 160_000_000}}}
 
 
+HERE = {"cpu": "Fast", "cores": 2, "kernel": "6"}
+PEERS = {
+    "machine": {**HERE, "date": "2026-01-02"},
+    "figures": {
+        "dense-10m-tcp": {**entry(20.0, "tcp"), "measured": {"date": "2026-01-01"}},
+        "dense-10m-local": entry(100.0, "shm"),
+    },
+}
+
+
 def test_what_goes_through_sockets_is_measured_against_tcp_and_what_is_shared_against_the_kernel() -> None:
-    told = {"figures": {"dense-10m-tcp": entry(20.0, "tcp"), "dense-10m-local": entry(100.0, "shm")}}
-    found = limits.shares(FIGURES, told)
-    assert found["dense-10m-tcp"] == {"carrier": "tcp", "gb_s": 3.2, "limit": limits.TCP_TWO, "share": 0.8}
-    assert found["dense-10m-local"] == {"carrier": "shm", "gb_s": 16.0, "limit": limits.KERNEL_TWO, "share": 0.5}
+    found = limits.shares(FIGURES, PEERS, HERE)
+    assert found["dense-10m-tcp"] == {
+        "carrier": "tcp", "gb_s": 3.2, "limit": limits.TCP_TWO, "share": 0.8, "measured": "2026-01-01",
+    }  # fmt: skip
+    assert found["dense-10m-local"] == {
+        "carrier": "shm", "gb_s": 16.0, "limit": limits.KERNEL_TWO, "share": 0.5, "measured": "2026-01-02",
+    }  # fmt: skip
 
 
 def test_works_that_are_not_dense_or_have_no_figure_have_no_share() -> None:
-    assert limits.shares(FIGURES, {"figures": {"bow": entry(1.0, "shm"), "dense-1m-tcp": entry(None, "tcp")}}) == {}
-    assert limits.shares(FIGURES, {}) == {}
+    told = {"figures": {"bow": entry(1.0, "shm"), "dense-1m-tcp": entry(None, "tcp")}}
+    assert limits.shares(FIGURES, told, HERE) == {}
+    assert limits.shares(FIGURES, {}, HERE) == {}
+
+
+def test_a_share_is_told_with_its_date_and_marked_as_one_of_two_runs() -> None:
+    lines = limits.describe(limits.shares(FIGURES, PEERS, HERE))
+    assert "an earlier run of `./dev bench peers`" in lines[0]
+    assert "2026-01-01" in lines[1] and f"~80% of {limits.TCP_TWO}" in lines[1]
+    assert "~ divides figures of two runs" in lines[-1]
+
+
+def test_figures_of_another_machine_have_no_share_of_these_limits() -> None:
+    lines = limits.describe(limits.shares(FIGURES, PEERS, {**HERE, "cpu": "Slow"}))
+    assert "%" not in "".join(lines)
+    assert lines[-1] == "measured on another machine: no shares of these limits"
+    assert limits.describe({}) == ["no figures of ours yet: `./dev bench peers`"]
+
+
+def test_the_help_names_the_file_that_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        limits.parse(["--help"])
+    assert "bench/results/limits.json" in capsys.readouterr().out
 
 
 def test_no_repetitions_are_refused() -> None:

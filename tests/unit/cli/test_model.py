@@ -27,10 +27,28 @@ def saved(directory: Path, *ids: int) -> str:
 def test_a_table_without_a_row_is_shown(tmp_path: Path) -> None:
     done = CliRunner().invoke(model, ["show", saved(tmp_path / "m"), "--json"], catch_exceptions=False)
     shown = json.loads(done.output)["parameters"]
-    assert [(p["name"], p["values"], p["mean"], p["largest"]) for p in shown] == [
-        ("wide", 0, 0.0, 0.0),
-        ("wide.ids", 0, 0.0, 0.0),
-    ]
+    assert [(p["name"], p["rows"], p["values"], p["mean"], p["largest"]) for p in shown] == [("wide", 0, 0, 0.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "size", "values"),
+    [((), "no rows", "0 values"), ((5,), "1 row of 2", "2 values"), ((1, 7), "2 rows of 2", "4 values")],
+)
+def test_a_table_is_shown_by_its_rows_and_its_ids_are_no_parameter(
+    tmp_path: Path, ids: tuple[int, ...], size: str, values: str
+) -> None:
+    told = CliRunner().invoke(model, ["show", saved(tmp_path / "m", *ids)], catch_exceptions=False).output.splitlines()
+    assert told[0].endswith(f"config.py, {values}")
+    assert len(told) == 2
+    assert size in told[1]
+
+
+def test_an_export_counts_parameters_and_says_which_array_has_the_ids(tmp_path: Path) -> None:
+    target = tmp_path / "m.npz"
+    arguments = ["export", saved(tmp_path / "m", 1, 7), str(target)]
+    told = CliRunner().invoke(model, arguments, catch_exceptions=False).output.splitlines()
+    assert told == [f"wrote 1 parameter to {target}", "  wide: 2 rows of 2, by the ids in wide.ids"]
+    assert sorted(np.load(target).files) == ["wide", "wide.ids"]
 
 
 @pytest.mark.parametrize(("other", "different", "code"), [((1, 2**62), 0, 0), ((2, 2**62), 1, 1), ((1, 3), 1, 1)])

@@ -32,6 +32,14 @@ def test_another_process_with_the_same_id_is_not_the_run() -> None:
     assert registry.find_run("job").state == "died"
 
 
+def test_of_each_output_directory_only_the_newest_run_counts() -> None:
+    runs = [registry.new_run("job", "job.yaml", output)[0] for output in ("/one", "/two", "/one")]
+    for number, record in enumerate(runs):
+        registry.save(msgspec.structs.replace(record, started=float(number)))
+    assert [(r.id, r.output) for r in registry.newest_runs()] == [(runs[2].id, "/one"), (runs[1].id, "/two")]
+    assert len(registry.all_runs()) == 3
+
+
 def test_an_unknown_job_is_told_with_the_known_ones() -> None:
     registry.new_run("job", "job.yaml", "/out")
     with pytest.raises(UsageError, match="there is no job 'jab'") as caught:

@@ -9,7 +9,7 @@ import pytest
 
 from bireme.core.errors import SpecError
 from bireme.spec.job import Job
-from bireme.spec.load import command_name, load_job, places
+from bireme.spec.load import command_name, kernel_caches, load_job, places
 from bireme.spec.model import Updates, Wire
 
 GOOD = "name: demo\nprogram:\n  config: quick/config.py\n"
@@ -89,17 +89,39 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
         "name: demo\nprogram:\n  config: quick/config.py\n  args: {a: [1]}\n",
         (":4: `program.args`: expected",),
     ),
-    "nodes and trainers": (GOOD + "nodes: 2\ntrainers: 2\n", ("`nodes` and `pservers`/`trainers` are both given",)),
+    "nodes and trainers": (GOOD + "nodes: 2\ntrainers: 2\n", (":5: `nodes` and `pservers`/`trainers` are both given",)),
+    "staleness without its mode": (GOOD + "staleness: 2\n", (":4: `staleness` is for `mode: bounded`, and no",)),
+    "local with another mode": (
+        GOOD + "mode: sync\nlocal: {every: 3}\n",
+        (":5: `local` is for `mode: local`, and mode is sync", "fix: set `mode: local`, or leave `local` out"),
+    ),
+    "keys that do not fit, and more": (
+        GOOD.replace("config.py", "no.py")
+        + "nodes: 5\ntrainers: 4\nstaleness: 1\nwire: {top_k: 0.1}\ndata: {shards: 2}\n",
+        (
+            "job.yaml:3: program.config: there is no file",
+            "job.yaml:5: `nodes` and `pservers`/`trainers` are both given; keep `nodes`, or count",
+            "job.yaml:5: 4 trainers but only 3 data shards; split the data again",
+            "job.yaml:6: `staleness` is for `mode: bounded`",
+            "job.yaml:7: `wire.top_k` is for `wire.gradients: top_k`; set that",
+            "job.yaml:8: data.shards is 2, but",
+            "fix: docs/reference/job.md lists every key",
+        ),
+    ),
+    "keys that do not fit, and a mistake": (
+        GOOD + "pases: 3\nstaleness: 1\n",
+        (":4: `pases` is not a known key", ":5: `staleness` is for `mode: bounded`"),
+    ),
     "nodes and pservers": (GOOD + "nodes: 2\npservers: 2\n", ("fix: keep `nodes`, or count",)),
     "more trainers than shards": (
         GOOD + "trainers: 4\n",
-        ("4 trainers but only 3 data shards", "why: trainers from rank 3 up", "--shards 4"),
+        (":4: 4 trainers but only 3 data shards", "why: trainers from rank 3 up", "--shards 4"),
     ),
-    "more nodes than shards": (GOOD + "nodes: 4\n", ("4 trainers but only 3 data shards",)),
-    "config that is not there": (GOOD.replace("config.py", "no.py"), ("program.config: there is no file", "no.py")),
-    "data that is not there": (GOOD + "data: {path: nowhere}\n", ("data.path: there is no directory", "nowhere")),
+    "more nodes than shards": (GOOD + "nodes: 4\n", (":4: 4 trainers but only 3 data shards",)),
+    "config that is not there": (GOOD.replace("config.py", "no.py"), (":3: program.config: there is no file", "no.py")),
+    "data that is not there": (GOOD + "data: {path: nowhere}\n", (":4: data.path: there is no directory", "nowhere")),
     "directory without shards": (GOOD + "data: {path: quick}\n", ("quick holds no shard (a directory `0/data`)",)),
-    "other number of shards": (GOOD + "data: {shards: 5}\n", ("data.shards is 5, but", "holds 3", "--shards 5")),
+    "other number of shards": (GOOD + "data: {shards: 5}\n", (":4: data.shards is 5, but", "holds 3", "--shards 5")),
 }  # fmt: skip
 
 
@@ -190,6 +212,25 @@ def test_fewer_trainers_by_flag_leave_the_pservers_as_they_were(make: Make) -> N
 def test_fewer_trainers_by_flag_leave_the_default_pservers_as_they_were(make: Make) -> None:
     fewer = load(make(GOOD), trainers=1)
     assert (fewer.trainers, fewer.pservers) == (1, 3)
+
+
+def test_what_a_flag_asks_for_is_not_blamed_on_a_line(make: Make) -> None:
+    path = make(GOOD + "trainers: 2\n")
+    with pytest.raises(SpecError) as caught:
+        load(path, trainers=4)
+    assert caught.value.what == "4 trainers but only 3 data shards"
+
+
+def test_ports_that_end_too_high_are_told_with_the_line_of_the_first(make: Make) -> None:
+    with pytest.raises(SpecError, match=r":5: lanes.port: 3 pservers need ports up to 65536") as caught:
+        load(make(GOOD + "lanes:\n  port: 65531\n"))
+    assert caught.value.fix == "choose a smaller `port`"
+
+
+def test_kernels_are_kept_where_numba_is_told_or_else_beside_them_or_at_home() -> None:
+    told = kernel_caches(Path("/p"), {"NUMBA_CACHE_DIR": "/n", "HOME": "/me"})
+    assert told == [Path("/n")]
+    assert kernel_caches(Path("/p"), {"HOME": "/me"}) == [Path("/p/__pycache__"), Path("/me/.cache/numba")]
 
 
 def test_a_gap_in_the_shards_is_named(make: Make) -> None:

@@ -1,0 +1,92 @@
+"""How far the job in an output directory is, whether it runs or not: read off what it has left there.
+
+A run's last status is its own story: it knows nothing of passes that another run did, and a run that was killed has no
+last word. The output directory has them all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from bireme.local.registry import Record
+    from bireme.spec.job import Job
+
+
+class Progress(NamedTuple):
+    """Passes of a job that count, and how many it is to have."""
+
+    done: int
+    passes: int
+
+    def __str__(self) -> str:
+        return f"{self.done}/{self.passes} passes" if self.passes else ""
+
+
+def job_in(output: Path) -> Job | None:
+    """The job that an output directory is of; None where it does not say."""
+    from bireme.core.errors import SpecError
+    from bireme.job.entry import read_job
+
+    try:
+        return read_job(output / "job.json")
+    except SpecError:
+        return None
+
+
+def progress_in(output: Path, job: Job) -> Progress:
+    """How far a job is: a pass counts when its model is finished and the ledger has it for every shard."""
+    import msgspec
+
+    from bireme.job import books
+    from bireme.job.model import finished_passes
+
+    rows, ledger = [], output / books.LEDGER
+    for line in ledger.read_bytes().splitlines() if ledger.is_file() else ():
+        try:
+            rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+        except msgspec.MsgspecError:
+            continue  # half a line at the end
+    last = max(books.counted(rows, job.shards) & finished_passes(output), default=-1)
+    return Progress(last + 1, job.passes)
+
+
+def progress_of(record: Record, status: dict[str, Any], *, is_newest: bool = True) -> Progress:
+    """How far the job of a run is; what is on disk tells only of the newest run in an output directory."""
+    from bireme.view.plain import passes_of
+
+    told = Progress(*passes_of(status))
+    job = job_in(Path(record.output)) if is_newest else None
+    if job is None:
+        return told
+    found = progress_in(Path(record.output), job)
+    return Progress(max(told.done, found.done), found.passes)
+
+
+def passes_in(output: Path) -> dict[int, dict[str, Any]]:
+    """What each finished pass came to, by its number."""
+    import msgspec
+
+    from bireme.job.model import finished_passes, pass_name
+
+    found = {}
+    for pass_id in sorted(finished_passes(output)):
+        try:
+            data = (output / pass_name(pass_id) / "metrics.json").read_bytes()
+            found[pass_id] = msgspec.json.decode(data, type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError):
+            continue  # `bireme verify` is for this
+    return found
+
+
+def has_snapshot(output: Path) -> bool:
+    """Whether there is anything to go on from."""
+    return any((output / "snapshots").glob("*/manifest.json"))
+
+
+def way_on(output: Path) -> str:
+    """What to type to go on with the job in an output directory, as people type it here."""
+    from bireme.spec.load import command_name
+
+    return f"go on with `{command_name()} resume {output}`"

@@ -1,0 +1,61 @@
+"""An output directory as a job would have left it, without running one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from bireme.job.model import pass_name, save_model
+from bireme.spec.job import Job
+from bireme.spec.model import Snapshots
+
+Leave = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs are recorded here, and nowhere else."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("BIREME_COMMAND", raising=False)
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def leave(tmp_path: Path) -> Leave:
+    """Write the output of a job with some passes done; returns the directory."""
+
+    def write(name: str = "out", *, done: int = 0, passes: int = 4, has_snapshot: bool = False) -> Path:
+        output = tmp_path / name
+        output.mkdir()
+        config = tmp_path / "config.py"
+        config.touch()
+        job = Job(
+            name="small", config=str(config), config_args={}, data=str(tmp_path), shards=2, pservers=1, trainers=1,
+            port=None, ports_num=1, ports_num_for_sparse=1, passes=passes, seed=1, output=str(output), log_period=50,
+            connect_timeout_s=1.0, snapshots=Snapshots(path=str(output / "snapshots")),
+        )  # fmt: skip
+        (output / "job.json").write_bytes(msgspec.json.encode(job))
+        rows = [{"pass": p, "shard": s} for p in range(done) for s in range(2)]
+        (output / "ledger.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        for number in range(done):
+            values = {"w": np.full(2, number, np.float32)}
+            save_model(output / pass_name(number), values, config, closed(number))
+        if has_snapshot:
+            (output / "snapshots/000000000007-0000000200000001").mkdir(parents=True)
+            (output / "snapshots/000000000007-0000000200000001/manifest.json").touch()
+        return output
+
+    return write
+
+
+def closed(number: int) -> dict[str, Any]:
+    """What a pass came to."""
+    return {
+        "pass_id": number, "samples": 100, "seconds": 0.5, "cost": 0.5, "evals": {}, "test_cost": None,
+        "test_evals": {},
+    }  # fmt: skip

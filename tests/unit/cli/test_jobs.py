@@ -1,0 +1,84 @@
+"""`bireme list` and `status`: a job is one job, however often it was started, and all its passes count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from click.testing import CliRunner
+from tests.unit.cli.conftest import Leave, closed
+
+from bireme.cli.jobs import list_, status
+from bireme.local import registry
+
+
+def run(command: Any, *arguments: object) -> str:
+    done = CliRunner().invoke(command, [str(a) for a in arguments], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def record(output: Path, state: registry.State, started: float, **more: Any) -> registry.Record:
+    made, _ = registry.new_run("small", "job.yaml", str(output))
+    made = msgspec.structs.replace(made, state=state, started=started, **more)
+    registry.save(made)
+    return made
+
+
+def test_a_run_that_died_shows_its_passes_and_how_to_go_on(leave: Leave) -> None:
+    output = leave(done=3)
+    made = record(output, "running", 1.0, birth="another boot/1")
+    lines = run(list_).splitlines()
+    assert "died" in lines[0] and "3/4 passes" in lines[0]
+    assert lines[1].strip() == f"go on with `bireme resume {output}`"
+    told = run(status, made.id)
+    assert "died (its process is gone)" in told and "3/4 passes" in told
+    assert [line[:8] for line in told.splitlines() if line.startswith("pass ")] == ["pass   0", "pass   1", "pass   2"]
+    assert f"go on with `bireme resume {output}`" in told
+
+
+def test_a_job_that_was_killed_and_resumed_is_listed_once_with_all_its_passes(leave: Leave) -> None:
+    output = leave(done=4)
+    record(output, "died", 1.0)
+    last = {"first_pass": 0, "passes": 4, "saved": 3, "passes_done": [closed(3)]}
+    record(output, "finished", 2.0, status=last)
+    lines = run(list_).splitlines()
+    assert len(lines) == 1
+    assert "finished" in lines[0] and "4/4 passes" in lines[0]
+    assert [line.split()[1] for line in run(list_, "--all").splitlines()] == ["finished", "died"]
+    assert run(status).count("\npass ") == 4
+
+
+def test_a_resume_that_failed_takes_no_pass_away(leave: Leave) -> None:
+    output = leave(done=2)
+    record(output, "died", 1.0)
+    record(output, "failed", 2.0, reason="no snapshot can be used")
+    assert "2/4 passes" in run(list_)
+    told = run(status)
+    assert "failed (no snapshot can be used)" in told and "2/4 passes" in told
+    assert "go on with" in told
+
+
+def test_a_list_is_as_long_as_asked_for(leave: Leave) -> None:
+    for number in range(5):
+        record(leave(f"out-{number}", done=4), "finished", float(number))
+    assert [line.rsplit("/", 1)[1] for line in run(list_, "--limit", 2).splitlines()] == ["out-4", "out-3"]
+    assert len(run(list_).splitlines()) == 5
+
+
+def test_an_output_that_is_gone_leaves_what_the_run_said_last(tmp_path: Path) -> None:
+    last = {"first_pass": 1, "passes": 3, "saved": 2, "passes_done": [closed(1), closed(2)]}
+    record(tmp_path / "gone", "cancelled", 1.0, status=last)
+    assert "3/4 passes" in run(list_)
+
+
+def test_json_has_the_passes_of_the_job(leave: Leave) -> None:
+    record(leave(done=2), "cancelled", 1.0)
+    for told in (json.loads(run(list_, "--json"))["jobs"][0], json.loads(run(status, "--json"))):
+        assert (told["passes_done"], told["passes"], told["state"]) == (2, 4, "cancelled")
+
+
+def test_nothing_to_list_names_the_demo() -> None:
+    assert run(list_) == "no job has run here yet; try `bireme demo`\n"

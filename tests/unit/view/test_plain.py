@@ -1,0 +1,70 @@
+"""Words and curves keep to the room that they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bireme.view.plain import CURVE_WIDTH, PlainView, SilentView, alert, count, pass_line, passes_of, sparkline
+
+CLOSED: dict[str, Any] = {
+    "pass_id": 7, "samples": 24000, "seconds": 0.3, "cost": 0.3095, "evals": {"error": 0.0435},
+    "test_cost": 0.384, "test_evals": {"error": 0.0683},
+}  # fmt: skip
+
+
+def test_a_curve_of_few_values_has_a_place_for_each() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
+
+
+def test_a_curve_of_many_values_keeps_its_width_and_its_shape() -> None:
+    curve = sparkline([1.0 / (i + 1) for i in range(1000)])
+    assert len(curve) == CURVE_WIDTH
+    assert (curve[0], curve[-1]) == ("█", "▁")
+    assert sparkline([1.0] * 50, 10) == "▁" * 10
+
+
+def test_a_pass_is_told_in_full_where_there_is_room() -> None:
+    line = "pass   7  cost 0.3095  error  4.35 %  test cost 0.3840  test error  6.83 %     80,000 samples/s"
+    assert pass_line(CLOSED) == pass_line(CLOSED, 200) == line
+
+
+def test_in_eighty_columns_the_test_cost_is_left_out_first() -> None:
+    assert pass_line(CLOSED, 80) == "pass   7  cost 0.3095  error  4.35 %  test error  6.83 %     80,000 samples/s"
+    assert pass_line(CLOSED, 60) == "pass   7  cost 0.3095  error  4.35 %  test error  6.83 %"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1500, "1,500 rows")])
+def test_one_is_told_in_the_singular(number: int, text: str) -> None:
+    assert count(number, "row") == text
+
+
+def test_a_plural_that_is_not_made_with_s_is_given() -> None:
+    assert (count(1, "pass", "passes"), count(3, "pass", "passes")) == ("1 pass", "3 passes")
+
+
+def test_passes_of_earlier_runs_count() -> None:
+    resumed = {"first_pass": 0, "passes": 10, "saved": 6, "passes_done": [{}, {}]}
+    assert passes_of(resumed) == (7, 10)
+    started_later = {"first_pass": 4, "passes": 6, "saved": -1, "passes_done": []}
+    assert passes_of(started_later) == (4, 10)
+    assert passes_of({}) == (0, 0)
+
+
+def test_a_remark_is_printed_in_plain_view_only_and_an_alert_in_both(capsys: pytest.CaptureFixture[str]) -> None:
+    for view in (PlainView(), SilentView()):
+        view.note("a remark")
+        view.alert("an alert")
+    told = capsys.readouterr()
+    assert told.out == "a remark\n"
+    assert told.err == "an alert\nan alert\n"
+
+
+def test_on_a_terminal_an_alert_begins_a_line_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    alert("stopping")
+    assert capsys.readouterr().err == "\nstopping\n"

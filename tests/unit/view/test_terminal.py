@@ -1,0 +1,59 @@
+"""The live panel fits the terminal, however long the job is."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console, Group
+from tests.unit.view.test_plain import CLOSED
+
+from bireme.view.terminal import LiveView, draw
+
+
+def status(passes: int, trainers: int = 3, **more: Any) -> dict[str, Any]:
+    one = {"pass": 11, "batch": 3, "batches": 250, "cost": 0.25, "evals": [0.0425], "rate": 123456.0}
+    return {
+        "phase": "training", "first_pass": 0, "passes": 4000, "saved": passes - 1,
+        "trainers": [{"trainer": rank, **one} for rank in range(trainers)],
+        "passes_done": [CLOSED | {"pass_id": i} for i in range(passes)], **more,
+    }  # fmt: skip
+
+
+def lines_of(told: dict[str, Any], width: int) -> list[str]:
+    console = Console(file=StringIO(), width=width, color_system=None)
+    console.print(Group(draw(told, width)))  # as `Live` does: a bare text would lose its own rules
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("passes", [0, 1, 30, 3000])
+def test_no_line_of_the_panel_is_wrapped(width: int, passes: int) -> None:
+    lines = lines_of(status(passes), width)
+    assert len(lines) == 1 + 3 + 1
+    assert max(map(len, lines)) <= width
+
+
+def test_the_footer_counts_passes_of_earlier_runs() -> None:
+    assert "12/4000 passes" in lines_of(status(2, saved=11), 80)[-1]
+    assert "12/4000 passes" in lines_of(status(0, saved=11), 80)[-1]
+    assert "first of 4,000 passes" in lines_of(status(0), 80)[-1]
+
+
+def test_who_is_waited_for_is_told_on_one_line() -> None:
+    told = {"phase": "gathering", "trainers_missing": list(range(100))}
+    assert len(lines_of(told, 80)) == 1
+
+
+def test_passes_remarks_and_alerts_scroll_by_each_on_its_own_line() -> None:
+    view = LiveView()
+    view._console.file = StringIO()
+    view.note("compiling kernels")
+    view.update(status(1))
+    view.alert("stopping")
+    lines = view._console.file.getvalue().splitlines()
+    assert lines[0] == "compiling kernels"
+    assert lines[1].startswith("pass   0  cost 0.3095")
+    assert lines[-1] == "stopping"
