@@ -50,6 +50,7 @@ def append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
 def mend(output: Path, shards: int, run: int) -> Past:
     """Remove half lines, and lines of passes that do not count; returns what there is of this run."""
     metrics, ledger = (_cut_tail(output / name) for name in (METRICS, LEDGER))
+    _make_safe(output)
     saved = max(counted(ledger, shards) & finished_passes(output), default=-1)
     if any(_pass_of(row) > saved for row in ledger):
         kept = [row for row in ledger if _pass_of(row) <= saved]
@@ -59,6 +60,16 @@ def mend(output: Path, shards: int, run: int) -> Past:
     closed = [_closed(row) for row in own if row.get("event") == "pass" and row["pass_id"] <= saved]
     elapsed_s = time.time() - float(own[0]["unix"]) if own else 0.0
     return Past(saved, elapsed_s, closed)
+
+
+def _make_safe(output: Path) -> None:
+    """Sync what whoever died may not have come to sync, before anything is built on it."""
+    with storage_errors(str(output)):
+        if (output / LEDGER).is_file():
+            with (output / LEDGER).open("rb") as f:
+                volume().sync(f)
+        if output.is_dir():
+            sync_directory(output)
 
 
 def _cut_tail(path: Path) -> list[Row]:

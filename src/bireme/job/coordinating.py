@@ -32,14 +32,14 @@ from bireme.core.errors import (
 from bireme.core.files import write_atomic
 from bireme.job import books, snapshots
 from bireme.job import messages as m
-from bireme.job.books import Past
-from bireme.job.coordinator import Coordinator
+from bireme.job.coordinator import ENDED, Coordinator
 from bireme.job.discover import Discovery
 from bireme.job.effects import Base, Commit, Conclude, Effect, HangUp, Leave, Load, Reach, RefuseJoin, Send, Write
 from bireme.job.reports import STATUS_FILE
 from bireme.job.status import status_of
 from bireme.ps import wire
 from bireme.ps.client import connect
+from bireme.ps.lane import Awaited
 from bireme.ps.rounds import PassTotals
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,15 @@ class Coordinating:
     """One coordinator with its connections."""
 
     def __init__(
-        self, trainers: int, on_leave: Callable[[str], None], discovery: Discovery | None = None, incarnation: int = 1
+        self,
+        trainers: int,
+        on_leave: Callable[[str], None],
+        discovery: Discovery | None = None,
+        incarnation: int = 1,
+        awaited: Callable[[], Awaited | None] = lambda: None,
     ) -> None:
+        """Lead a job of so many trainers; `awaited` says what the first lane waits for."""
+        self._awaited = awaited
         self._machine = Coordinator(trainers, incarnation)
         self._on_leave = on_leave
         self._discovery = discovery
@@ -75,6 +82,8 @@ class Coordinating:
     def handle(self, sock: socket.socket, message: m.Message) -> None:
         """Act on a message from a trainer, a pserver or a visitor."""
         now, machine = time.monotonic(), self._machine
+        # Asked before our lock is taken: lanes call us while they hold theirs.
+        late = self._awaited() if isinstance(message, m.GetStatus | m.Cancel) else None
         with self._lock:
             match message:
                 case m.Join():
@@ -85,7 +94,7 @@ class Coordinating:
                 case m.Cancel() | m.GetStatus():
                     if isinstance(message, m.Cancel):
                         self._do(machine.cancelled())
-                    m.send(sock, m.Status(status=status_of(machine, now)))
+                    m.send(sock, m.Status(status=status_of(machine, now, late)))
                 case _:
                     self._do(machine.told(id(sock), message, now))
 
@@ -249,7 +258,8 @@ class Coordinating:
 
     def _fail(self, error: BiremeError) -> None:
         with self._lock:
-            self.failure = self.failure or error
+            if self._machine.phase not in ENDED:  # after the end, nothing that somebody says is a failure
+                self.failure = self.failure or error
             self._do(self._machine.failed(error.what))
 
     def _conclude(self) -> None:

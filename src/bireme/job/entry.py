@@ -59,7 +59,7 @@ def run_node(job_path: Path, rank: int, run: Path) -> None:
     children = children_of(job, job_path, rank, run)
     logs = {child.name: child.log for child in children}
     with Family() as family:
-        keeper = Keeper(family, children, job.restarts)
+        keeper = Keeper(family, children, job.restarts, job.logs)
         while not asked_to_stop:
             for name, pid, why in keeper.started:
                 log.info("started %s as process %d%s", name, pid, f": the one before {why}" if why else "")

@@ -89,6 +89,8 @@ def save_model(
 
     if (target / "done").exists():
         if model_hash(target) == hash_values(values):
+            with storage_errors(str(target)):
+                sync_directory(target.parent)  # whoever wrote it may have died before that
             return target
         raise ModelError(f"{target} exists and holds another model", fix="choose another output directory")
     half = target.with_name(f".{target.name}.{incarnation}.tmp")

@@ -23,6 +23,7 @@ from bireme.job.coordinating import Coordinating
 from bireme.job.discover import Discovery
 from bireme.ps.cutting import PartDone
 from bireme.ps.frames import Head
+from bireme.ps.lane import Awaited
 from bireme.ps.rounds import PassTotals
 from bireme.ps.server import PServer, listen
 from bireme.ps.setup import Setup
@@ -143,7 +144,8 @@ class PserverProcess:
             case m.Committed():
                 self._server.committed(message.history, message.round)
             case m.Stop():
-                if self._link is not None and self._link.sock is not sock:
+                is_led = self._link is not None and self._alone_since_s == math.inf
+                if is_led and self._link is not None and self._link.sock is not sock:
                     raise FrameError("only the coordinator may tell a pserver to stop")
                 self._leave(message.reason)
             case m.Begin() | m.PassClosed() | m.Status():
@@ -174,8 +176,14 @@ class PserverProcess:
             if self._coordinating is None:
                 log.info("coordinating: waiting for %d trainers", self._options.trainers)
                 options = self._options
-                self._coordinating = Coordinating(options.trainers, self._leave, self._discovery, options.incarnation)
+                self._coordinating = Coordinating(
+                    options.trainers, self._leave, self._discovery, options.incarnation, self._awaited
+                )
             return self._coordinating
+
+    def _awaited(self) -> Awaited | None:
+        lanes = self._server.lanes
+        return lanes[0].awaited() if lanes else None
 
     def _closed(self, sock: socket.socket) -> None:
         if self._link is not None and sock is self._link.sock:

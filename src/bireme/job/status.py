@@ -7,13 +7,15 @@ import msgspec
 from bireme.job.coordinator import Coordinator
 from bireme.job.members import Member, Pserver, Trainer
 from bireme.job.phases import ENDED
+from bireme.ps.lane import Awaited
+from bireme.ps.tree import share_out
 
 SILENT_S = 3.0
 """Whoever has not said for so long that it is alive is named."""
 
 
-def status_of(machine: Coordinator, now_s: float) -> dict[str, object]:
-    """Everything that `bireme status --json` shows."""
+def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -> dict[str, object]:
+    """Everything that `bireme status --json` shows; `late` is what the first lane waits for."""
     facts = machine.facts
     progress = [t.progress for t in machine.trainers.values() if t.progress]
     return {
@@ -29,14 +31,14 @@ def status_of(machine: Coordinator, now_s: float) -> dict[str, object]:
         "trainers": [_trainer(rank, t, now_s) for rank, t in sorted(machine.trainers.items())],
         "trainers_missing": [rank for rank in range(machine.expected) if rank not in machine.trainers],
         "pservers": [_pserver(rank, p, now_s) for rank, p in sorted(machine.pservers.items())],
-        "waits_for": waits_for(machine, now_s),
+        "waits_for": waits_for(machine, now_s, late),
         "passes_done": [msgspec.to_builtins(c) for c in machine.passes.closed],
         "saved": machine.passes.saved,
     }
 
 
-def waits_for(machine: Coordinator, now_s: float) -> list[str]:
-    """Whom everybody waits for: who is missing, and who is there and says nothing."""
+def waits_for(machine: Coordinator, now_s: float, late: Awaited | None = None) -> list[str]:
+    """Whom everybody waits for: who is missing, who is there and says nothing, and who is slower than the others."""
     if machine.phase in ENDED:
         return []
     found = machine.missing() if machine.facts is not None else []
@@ -46,7 +48,16 @@ def waits_for(machine: Coordinator, now_s: float) -> list[str]:
         silent_s = now_s - member.heard_s
         if silent_s > SILENT_S:
             found.append(f"{name}, which has said nothing for {silent_s:.0f} s")
-    return found
+    return found + [name for name in _stragglers(machine, late) if not any(f.startswith(name) for f in found)]
+
+
+def _stragglers(machine: Coordinator, late: Awaited | None) -> list[str]:
+    facts = machine.facts
+    if late is None or facts is None or late.seconds < SILENT_S or machine.phase != "training":
+        return []
+    shares = share_out(facts.shards, facts.trainers)
+    ranks = {rank for rank, share in enumerate(shares) for span in late.spans if share.lo <= span.lo < share.hi}
+    return [f"trainer {rank}" for rank in sorted(ranks)]
 
 
 def _trainer(rank: int, trainer: Trainer, now_s: float) -> dict[str, object]:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bireme.core.files import storage_errors
+from bireme.job.logs import rotate
 from bireme.spec.load import child_environment
-from bireme.spec.model import Restarts
+from bireme.spec.model import Logs, Restarts
 
 GRACE_S = 5.0
 LINGER_S = 10.0
@@ -25,6 +26,7 @@ LINGER_S = 10.0
 SHORT_S = 2.0
 """Whoever lives no longer than this is given more and more time before the next life."""
 MAX_DELAY_S = 5.0
+LOGS_EVERY_S = 1.0
 
 
 def describe_exit(code: int) -> str:
@@ -133,8 +135,10 @@ class Ended:
 class Keeper:
     """Keeps children alive until their job is over."""
 
-    def __init__(self, family: Family, children: Sequence[Child], rule: Restarts) -> None:
+    def __init__(self, family: Family, children: Sequence[Child], rule: Restarts, logs: Logs) -> None:
         self._family = family
+        self._logs = logs
+        self._look_at_logs_s = 0.0
         self._children = {child.name: child for child in children}
         self._lives = {child.name: Lives(rule) for child in children}
         self._due_s: dict[str, float] = {}
@@ -150,6 +154,7 @@ class Keeper:
 
     def look(self, is_over: Callable[[], bool]) -> Ended | bool:
         """Start again whoever is due; returns who ended the job, or whether all have left."""
+        self._rotate_logs(time.monotonic())
         codes = self._family.codes()
         gone = {name: code for name, code in codes.items() if code is not None}
         for name, code in gone.items():
@@ -169,6 +174,13 @@ class Keeper:
             return False
         self._family.end(GRACE_S)
         return True
+
+    def _rotate_logs(self, now_s: float) -> None:
+        if now_s < self._look_at_logs_s:
+            return
+        self._look_at_logs_s = now_s + LOGS_EVERY_S
+        for child in self._children.values():
+            rotate(child.log, self._logs)
 
     def _revive(self, name: str, code: int, now_s: float) -> bool:
         """Start a child again once it is due; returns whether there is hope."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from bireme.core import faults
 from bireme.core.errors import NetworkError
+from bireme.core.files import storage_errors, sync_directory
 from bireme.job import messages as m
 from bireme.job.model import Array, pass_name, save_model, table_arrays
 from bireme.ps.client import Position
@@ -161,6 +162,8 @@ class Teller:
         place = self._place
         if not place.is_exact and (target / "done").is_file():
             # It was saved, and everything was taken back before it counted: that one is as good as ours.
+            with storage_errors(str(target)):
+                sync_directory(target.parent)
             return str(target)
         log.info("Saving parameters to %s", target)
         arrays: dict[str, Array] = dict(place.layout.views(values))

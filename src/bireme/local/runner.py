@@ -177,7 +177,7 @@ class LocalRun:
                 f"--run={self._run}", f"--parent={os.getpid()}",
             ]  # fmt: skip
             nodes.append(Child(f"node {rank}", command, path.parent / f"node_{rank}" / "node.log"))
-        self._keeper = Keeper(self._family, nodes, self.job.restarts)
+        self._keeper = Keeper(self._family, nodes, self.job.restarts, self.job.logs)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._family.end(5.0 if error is None else 2.0)

@@ -285,8 +285,8 @@ class Exchange:
     def pull_now(self, shard: int | None = None, *, is_needed: Callable[[Position], bool] = _always) -> Position:
         """Take whatever is current; lanes that are one round apart are brought to the older one.
 
-        Where shards go apart, the answer says from which batch on some lane lacks this shard's pushes. Lanes do not wait
-        for whoever is not needed in their round: he gets to know where they are, but no parameters of one round.
+        Where shards go apart, the answer says from which batch on some lane lacks this shard's pushes. Lanes do not
+        wait for whoever is not needed in their round: he gets to know where they are, but no parameters of one round.
         """
         self.ask_now(shard=self._own_shard if shard is None else shard)
         at = self.receive(may_differ=True)

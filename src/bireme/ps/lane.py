@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -92,6 +92,15 @@ class Store(Protocol):
         """Take first values, or read and forget them."""
 
 
+class Awaited(NamedTuple):
+    """A round for which some trainers wait."""
+
+    round: int
+    spans: list[Span]
+    seconds: float
+    """Since the first contribution came."""
+
+
 class Lane:
     """A part of the model that several trainers push to and pull from."""
 
@@ -118,6 +127,7 @@ class Lane:
         self._turn = threading.Condition()
         self._busy = 0
         """Payloads that are being received."""
+        self._first_push_s: float | None = None
         self._is_leaving_view = False
         self._parked: dict[socket.socket, Head] = {}
         """Pulls of trainers that share our memory: whoever closes the round answers them."""
@@ -128,6 +138,14 @@ class Lane:
         """How much a frame that is refused may still have to say."""
         whole = self._store.slice_nbytes
         return MAX_ARRAY_NBYTES if whole is None else whole
+
+    def awaited(self) -> Awaited | None:
+        """What an open round lacks that somebody has already pushed to; None where everybody is at work."""
+        with self._turn:
+            rounds = self.rounds
+            if isinstance(rounds, LaneStream) or self._first_push_s is None:
+                return None
+            return Awaited(rounds.round, rounds.awaited(), time.monotonic() - self._first_push_s)
 
     def describe(self) -> str:
         """What this lane keeps, for the log."""
@@ -190,8 +208,10 @@ class Lane:
                 self._done()
             raise
         with self._turn:
+            self._first_push_s = self._first_push_s or time.monotonic()
             closing = self.rounds.landed(span)
             if closing is not None:
+                self._first_push_s = None
                 self._close(closing)
             self._done()
 
@@ -208,6 +228,7 @@ class Lane:
             self._turn.wait_for(lambda: not self._busy)
             self._is_leaving_view = False
             self.rounds.enter(view)
+            self._first_push_s = None
             self._parked.clear()
             self._turn.notify_all()  # whoever waits is of the view before and is sent away
 

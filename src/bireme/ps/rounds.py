@@ -184,6 +184,11 @@ class LaneRounds:
         """Whether the open round already has this contribution."""
         return span in self._rows and self._rows[span].is_in
 
+    def awaited(self) -> list[Span]:
+        """Contributions that the open round still lacks."""
+        live = [span for span in self.spans if any(s not in self.ended for s in span.shards)]
+        return [span for span in live if not self.has_landed(span)]
+
     def check(self, head: Head) -> Refuse | None:
         """Refuse what belongs to another job or another view."""
         return check_origin(head, self.job, self.view)

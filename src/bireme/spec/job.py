@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from bireme.spec.model import Coding, Restarts, Snapshots, UpdateMode, Updates, Wire
+from bireme.spec.model import Coding, Logs, Restarts, Snapshots, UpdateMode, Updates, Wire
 
 Name = Annotated[
     str,
@@ -129,6 +129,18 @@ class RestartsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 60.0
 
 
+class LogsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of the processes' logs is kept."""
+
+    max_mb: Annotated[
+        Annotated[float, Meta(gt=0, le=1_000_000)],
+        Meta(description="Megabytes after which a process's log is moved aside, to `train.log.1` and so on."),
+    ] = 64.0
+    keep: Annotated[
+        Annotated[int, Meta(ge=0, le=1000)], Meta(description="Moved logs that are kept; older ones are deleted.")
+    ] = 2
+
+
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole job.yaml."""
 
@@ -172,6 +184,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     restarts: Annotated[RestartsFile, Meta(description="How often a process that dies is started again.")] = (
         RestartsFile()
     )
+    logs: Annotated[LogsFile, Meta(description="How much of the processes' logs is kept.")] = LogsFile()
     log_period: Annotated[Count, Meta(description="Rounds between two progress lines in train.log.")] = 50
     connect_timeout_s: Annotated[
         Annotated[float, Meta(gt=0, le=3600)],
@@ -206,6 +219,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     wire: Wire = Wire()
     snapshots: Snapshots = Snapshots()
     restarts: Restarts = Restarts()
+    logs: Logs = Logs()
     data_fingerprint: str = ""
     """What the shards are, in one hash; the runner fills it in."""
     is_resumed: bool = False

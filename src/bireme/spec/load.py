@@ -18,7 +18,7 @@ import msgspec
 
 from bireme.core.errors import SpecError
 from bireme.spec.job import CarrierChoice, Job, JobFile, LocalFile, WireFile
-from bireme.spec.model import Restarts, Snapshots, Updates, Wire
+from bireme.spec.model import Logs, Restarts, Snapshots, Updates, Wire
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 # Sets of strings iterate by hash, files are decoded by locale, libraries with a thread per core add in their own order.
@@ -358,6 +358,7 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
         updates=_updates(file),
         snapshots=Snapshots(path=str(output / "snapshots"), every_s=file.snapshots.every_s, keep=file.snapshots.keep),
         restarts=Restarts(limit=file.restarts.limit, within_s=file.restarts.within_s),
+        logs=Logs(max_mb=file.logs.max_mb, keep=file.logs.keep),
         wire=Wire(gradients=file.wire.gradients, top_k=file.wire.top_k),
     )
 

@@ -126,6 +126,14 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     within_s: float = 60.0
 
 
+class Logs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a process's log may take on disk."""
+
+    max_mb: float = 64.0
+    keep: int = 2
+    """Older files beside the one that is written to."""
+
+
 class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How dense gradients are written on the wire."""
 

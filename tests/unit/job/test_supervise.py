@@ -10,7 +10,7 @@ import pytest
 
 from bireme.job import supervise
 from bireme.job.supervise import MAX_DELAY_S, SHORT_S, Child, Ended, Family, Keeper, Lives, describe_exit, is_error
-from bireme.spec.model import Restarts
+from bireme.spec.model import Logs, Restarts
 
 WAIT_S = 30.0
 
@@ -111,7 +111,7 @@ class House:
     """A keeper, its children, and whether their job is over."""
 
     def __init__(self, family: Family, children: list[Child], rule: Restarts) -> None:
-        self.keeper = Keeper(family, children, rule)
+        self.keeper = Keeper(family, children, rule, Logs())
         self.is_over = False
 
     def look(self) -> Ended | bool:
@@ -153,7 +153,7 @@ def test_a_young_death_is_not_answered_before_its_time(tmp_path: Path, monkeypat
     clock = [100.0]
     monkeypatch.setattr(supervise.time, "monotonic", lambda: clock[0])
     with Family() as family:
-        keeper = Keeper(family, [python("a", "", tmp_path / "a")], Restarts())
+        keeper = Keeper(family, [python("a", "", tmp_path / "a")], Restarts(), Logs())
         await_end(keeper.started.pop()[1])
         for now, count in ((100.5, 0), (100.6, 0), (100.8, 1)):  # due at 100.7
             clock[0] = now
