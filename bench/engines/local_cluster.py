@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,7 +38,8 @@ from bireme.ps.rowframes import Block
 from bireme.ps.server import PServer, listen
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
-from bireme.spec.model import Coding, Optimizer, Parameter, Rows, Wire
+from bireme.spec.model import Coding, Method, Optimizer, Parameter, Rows, Wire
+from engines.cut_parts import PartsOf
 from engines.process import call_me
 from engines.running import BENCH, RunFailedError
 
@@ -69,6 +71,10 @@ class Shape:
     """Rows of the table that each trainer touches in a round; 0: there is no table."""
     coding: Coding = "float32"
     place: Literal["local", "tcp"] = "local"
+    method: Method = "momentum"
+    """Only momentum's rounds can be checked by arithmetic; with a table it is always adagrad."""
+    has_cuts: bool = False
+    """Pservers write parts of cuts, when they are told to."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,7 @@ class Cluster:
     environment: Mapping[str, str]
     seat: Callable[[str, int], Seat] = lambda _role, _rank: Seat()
     trainers: list[Process] = field(default_factory=list)
+    pservers: list[Process] = field(default_factory=list)
     rounds_done: int = 0
 
     def __enter__(self) -> Cluster:
@@ -216,8 +223,8 @@ class Cluster:
                 for rank in range(count):
                     everybody.append(self._start(role, rank, folder))
                     stack.callback(everybody[-1].end)
-            pservers, self.trainers = everybody[: self.shape.pservers], everybody[self.shape.pservers :]
-            ports = [process.fetch()["ports"] for process in pservers]
+            self.pservers, self.trainers = everybody[: self.shape.pservers], everybody[self.shape.pservers :]
+            ports = [process.fetch()["ports"] for process in self.pservers]
             hosts = [self.seat("pserver", rank).host for rank in range(self.shape.pservers)]
             carriers = {c for told in self._tell(do="join", hosts=hosts, ports=ports) for c in told["carriers"]}
             if carriers != {"shm" if self.shape.place == "local" else "tcp"}:
@@ -343,7 +350,7 @@ def _open_exchange(member: Member, addresses: Sequence[tuple[str, Sequence[int]]
 def setup_of(shape: Shape, pserver: int) -> Setup:
     """What a coordinator would tell a pserver."""
     parameters = [Parameter(name="w", shape=(shape.floats,))]
-    optimizer = Optimizer(method="momentum", learning_rate=RATE, schedule="constant")
+    optimizer = Optimizer(method=shape.method, learning_rate=RATE, schedule="constant")
     if shape.rows:
         parameters.append(Parameter(name="table", shape=(TABLE_ROWS, TABLE_WIDTH), rows=Rows()))
         optimizer = Optimizer(method="adagrad", learning_rate=TABLE_RATE, schedule="constant")
@@ -367,10 +374,16 @@ def serve(member: Member) -> None:
     """Be a pserver until somebody ends it."""
     lanes = 2 if member.shape.rows else 1
     server = PServer([listen(member.host, 0) for _ in range(lanes)], 1, lambda *_: None, lambda *_: None)
-    server.set_up(setup_of(member.shape, member.rank), lambda *_: None)
+    setup, parts = setup_of(member.shape, member.rank), PartsOf(server, ME.view)
+    if member.shape.has_cuts:
+        setup = msgspec.structs.replace(setup, snapshots=str(Path(member.folder) / "snapshots"))
+    server.set_up(setup, lambda *_: None, parts.done if member.shape.has_cuts else None)
     server.start()
     print(json.dumps({"ports": server.ports}), flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        told = parts.answer(json.loads(line)["do"], is_first=member.rank == 0)
+        if told is not None:
+            print(json.dumps(told), flush=True)
 
 
 def train(member: Member) -> None:

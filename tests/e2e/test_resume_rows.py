@@ -72,15 +72,3 @@ def test_a_job_that_goes_on_from_a_chain_ends_with_the_same_bits(
     done = cli.run("resume", output, *layout, "--json")
     assert done.code == 0, done.err
     assert done.json["hash"] == whole.json["hash"]
-
-
-def test_a_disk_that_takes_no_snapshots_does_not_stop_a_job(cli: Cli, often: Path, tmp_path: Path) -> None:
-    whole = cli.run("train", often, "--output", tmp_path / "whole", "--json")
-    output = tmp_path / "refused"
-    output.mkdir()
-    (output / "snapshots").write_text("in the way")
-    done = cli.run("train", often, "--output", output, "--json")
-    assert done.code == 0, done.err
-    assert done.json["hash"] == whole.json["hash"]
-    log = "".join(path.read_text() for path in output.glob("node_*/server.log"))
-    assert "no snapshot of round" in log

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import Cli, edit, take_rows
-from tests.e2e.test_lifecycle import LONG, is_node_of, nobody_left, pid_in, wait_until
+from tests.e2e.conftest import Cli, edit, pids_of, take_rows, wait_until
+from tests.e2e.test_lifecycle import LONG, nobody_left
 
 W, BIAS = "___fc_layer_0__.w0", "___fc_layer_0__.wbias"
 DECAY = "regularization=L2Regularization(8e-4)"
@@ -52,20 +52,20 @@ def test_a_model_of_a_table_without_a_range_is_shown_hashed_compared_and_exporte
     first, last = hashed / "pass-00000", hashed / "pass-00001"
     assert {p.name for p in last.iterdir()} >= {W, f"{W}.ids", BIAS}
     shown = cli.run("model", "show", last, "--json").json["parameters"]
-    rows = {row["name"]: row["values"] for row in shown}
-    assert 1000 < rows[f"{W}.ids"] <= 1502 and rows[W] == 2 * rows[f"{W}.ids"] and rows[BIAS] == 2
-    assert f"{W}.ids" in cli.run("model", "show", last).out
+    values, rows = {row["name"]: row["values"] for row in shown}, {row["name"]: row.get("rows") for row in shown}
+    assert 1000 < rows[W] <= 1502 and values == {W: 2 * rows[W], BIAS: 2}
+    assert f"{rows[W]:,} rows of 2" in cli.run("model", "show", last).out
     assert re.fullmatch(r"[0-9a-f]{64}\n", cli.run("model", "hash", last).out)
     same, other = cli.run("model", "diff", last, last), cli.run("model", "diff", first, last, "--json")
     assert (same.code, same.out.count("equal, bit for bit"), other.code) == (0, 3, 1)
     different = {row["name"]: row["different"] for row in other.json["parameters"]}
     # No word is new in the second pass, and all that have a row are trained again.
-    assert different[f"{W}.ids"] == 0 and 1000 < different[W] <= rows[W]
+    assert different[f"{W}.ids"] == 0 and 1000 < different[W] <= values[W]
     for ending in ("npz", "safetensors"):
         assert cli.run("model", "export", last, hashed.parent / f"model.{ending}").code == 0
     with np.load(hashed.parent / "model.npz") as arrays:
         ids = arrays[f"{W}.ids"]
-        assert (arrays[W].shape, ids.dtype) == ((rows[f"{W}.ids"], 2), np.uint64)
+        assert (arrays[W].shape, ids.dtype) == ((rows[W], 2), np.uint64)
         assert (ids[1:] > ids[:-1]).all() and ids.max() > 2**62
 
 
@@ -149,22 +149,12 @@ def segments_of(process: Path) -> set[str]:
 
 @pytest.fixture
 def running(cli: Cli, job: Path) -> subprocess.Popen[str]:
-    """A long sparse job on two nodes that has finished its first pass."""
+    """A long sparse job on two nodes that has finished its first pass, and in which nobody is started again."""
+    job.write_text(job.read_text() + "restarts: {limit: 0}\n")
     take_rows(job, is_unbounded=True, method="AdaGradOptimizer()")
     process = cli.start("train", job, *LONG, "--trainers", 2, "--pservers", 2)
     wait_until((job.parent / "output" / "pass-00000").is_dir, "the first pass is saved")
     return process
-
-
-def pid_of(who: str, job: Path, runner: subprocess.Popen[str]) -> int:
-    if who == "runner":
-        return runner.pid
-    kind, rank = who.split()
-    if kind != "node":
-        return pid_in(job.parent / "output" / f"node_{rank}" / "node.log", who)
-    nodes = [p for p in Path("/proc").iterdir() if p.name.isdecimal() and is_node_of(p, job)]
-    (found,) = [int(node.name) for node in nodes if f"--rank={rank}" in words_of(node)]
-    return found
 
 
 @pytest.mark.parametrize("who", ["trainer 1", "pserver 1", "node 0", "runner"])
@@ -173,7 +163,7 @@ def test_nothing_is_left_of_a_sparse_job_when_one_of_its_processes_is_killed(
 ) -> None:
     traces = Traces(job)
     assert len(traces.ports) == 4 and len(traces.left()) >= 10  # four lanes with two sockets each, and memory
-    os.kill(pid_of(who, job, running), signal.SIGKILL)
+    os.kill(running.pid if who == "runner" else pids_of(job.parent / "output")[who], signal.SIGKILL)
     _, err = running.communicate(timeout=30)
     # A process loses its command line a moment before the kernel has closed what it held.
     wait_until(lambda: nobody_left(job) and not traces.left(), "everybody and everything is gone", 10)

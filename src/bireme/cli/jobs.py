@@ -106,6 +106,8 @@ def status(job: str | None, as_json: bool) -> None:
     if is_newest and _can_go_on(record, progress):
         click.echo(way_on(Path(record.output)))
     if record.state == "running":
+        if now.get("waits_for"):
+            click.echo(f"waits for {', '.join(now['waits_for'])}")
         for t in now.get("trainers", []):
             if "pass" in t:
                 click.echo(

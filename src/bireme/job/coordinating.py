@@ -32,9 +32,10 @@ from bireme.core.errors import (
 from bireme.core.files import write_atomic
 from bireme.job import books, snapshots
 from bireme.job import messages as m
-from bireme.job.coordinator import ENDED, Coordinator
+from bireme.job.coordinator import Coordinator
 from bireme.job.discover import Discovery
 from bireme.job.effects import Base, Commit, Conclude, Effect, HangUp, Leave, Load, Reach, RefuseJoin, Send, Write
+from bireme.job.phases import ENDED
 from bireme.job.reports import STATUS_FILE
 from bireme.job.status import status_of
 from bireme.ps import wire

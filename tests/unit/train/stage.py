@@ -186,7 +186,7 @@ class MemoryExchange:
         asked, self._asked = self._asked, None
         return self.lane.answer(asked, self.memory)
 
-    def pull_now(self) -> Position:
+    def pull_now(self, *, is_needed: Callable[[Position], bool] | None = None) -> Position:
         return self.lane.answer(Head(Kind.PULL, Flag.NOW), self.memory)
 
     def pull_round(self, round_: int) -> Position:
@@ -219,8 +219,8 @@ class Notes:
         self.values: list[bytes] = []
         self._limit = limit
 
-    def round_done(self, pass_id: int, batch: int, batches: int, totals: Running) -> None:
-        self.rounds.append((pass_id, batch, batches))
+    def round_done(self, at: Position, batches: int, totals: Running) -> None:
+        self.rounds.append((at.pass_id, at.batch, batches))
 
     def pass_done(self, result: PassResult, values: Floats, tables: Tables) -> None:
         self.results.append(result)
