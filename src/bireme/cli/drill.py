@@ -191,7 +191,7 @@ def _report(faults: list[Fault], reference: dict[str, Any] | None, found: dict[s
 def _show(told: dict[str, Any]) -> None:
     click.echo()
     width = max([len(row["fault"]) for row in told["each"]] + [5])
-    click.echo(f"{'fault':<{width}}      at   next new round   redone")
+    click.echo(f"{'fault':<{width}}      at       next round   redone")
     for row in told["each"]:
         back = f"after {row['back_s']:.2f} s" if row["back_s"] is not None else "nobody was lost"
         click.echo(f"{row['fault']:<{width}} {row['at_s']:>6.1f} s  {back:>15}   {row['redone']:>6}")

@@ -94,8 +94,9 @@ def reach_coordinator(
         address = discovery.find()[0]
         left = deadline - time.monotonic()
         if address is not None:
+            patience_s = max(min(LOOK_AGAIN_S, left), 0.0)
             try:
-                return connect(address.host, address.ports[0], timeout_s=min(LOOK_AGAIN_S, left), what="pserver 0")
+                return connect(address.host, address.ports[0], timeout_s=patience_s, what="pserver 0")
             except NetworkError:
                 if time.monotonic() >= deadline:
                     raise

@@ -32,14 +32,10 @@ TRANSITIONS: dict[tuple[Phase, Reason], Phase] = {
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram; the ways to an ending are drawn once, from anywhere."""
+    """The table as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", "    [*] --> gathering"]
-    for (phase, why), after in TRANSITIONS.items():
-        if after in LIVE:
-            lines.append(f"    {_name(phase)} --> {_name(after)}: {why}")
-    lines += [f"    {_name('training')} --> finished: {ENDINGS['finished']}"]
-    lines += [f"    anywhere --> {ending}: {ENDINGS[ending]}" for ending in ENDED if ending != "finished"]
-    return "\n".join(lines)
+    lines += [f"    {_name(phase)} --> {_name(after)}: {why}" for (phase, why), after in TRANSITIONS.items()]
+    return "\n".join([*lines, *(f"    {ending} --> [*]" for ending in ENDED)])
 
 
 def _name(phase: Phase) -> str:

@@ -29,9 +29,7 @@ def _return(one: Struck, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
         # Nobody missed it, or it came back before anybody did: the others have waited.
         return {"back_s": None, "redone": 0}
     view = next((row for row in reversed(later) if row.get("event") == "view" and row["unix"] <= back["unix"]), None)
-    earlier = [row for row in metrics if row.get("event") == "progress" and row["unix"] < one.unix]
-    before = max((row.get("round", 0) for row in earlier), default=0)
-    redone = max(before - back["round"], 0) + 1 if view is not None and view["kind"] == "rewind" else 1
+    redone = max(one.round - view["round"], 0) + 1 if view is not None and view["kind"] == "rewind" else 1
     return {"back_s": round(back["unix"] - one.unix, 2), "redone": redone, "kind": view["kind"] if view else ""}
 
 

@@ -146,6 +146,8 @@ class Struck:
 
     fault: Fault
     unix: float
+    round: int
+    """As far as is known the round in which it happened."""
     pids: list[int] = field(default_factory=list)
     is_over: bool = False
 
@@ -172,7 +174,7 @@ class Drill:
                 self._note_inside(number, fault, fired / str(number))
         for fault in list(self._waiting):
             if self._is_due(fault, status, now):
-                self._strike(fault)
+                self._strike(fault, int(status.get("round", 0)))
         for struck in self.struck:
             if struck.fault.action == "pause" and not struck.is_over and now >= struck.unix + struck.fault.seconds:
                 struck.is_over = True
@@ -184,7 +186,7 @@ class Drill:
         except (OSError, msgspec.MsgspecError):
             return  # being written
         self._seen.add(number)
-        self.struck.append(Struck(fault, said.unix, [said.pid]))
+        self.struck.append(Struck(fault, said.unix, said.round, [said.pid]))
 
     def _is_due(self, fault: Fault, status: dict[str, Any], now: float) -> bool:
         if self._begun is None:
@@ -193,12 +195,12 @@ class Drill:
             return now >= self._begun + fault.after_s
         return fault.round is not None and int(status.get("round", 0)) >= fault.round
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: Fault, round_: int) -> None:
         pids = self._pids(fault.who)
         if not pids:
             return  # it is being started again: in a moment
         self._waiting.remove(fault)
-        self.struck.append(Struck(fault, time.time(), pids))
+        self.struck.append(Struck(fault, time.time(), round_, pids))
         _signal(pids, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
 
     def _pids(self, who: str) -> list[int]:
