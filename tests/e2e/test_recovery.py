@@ -30,7 +30,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> str:
     home = tmp_path_factory.mktemp("undisturbed")
     path = save_often(lay_out(home / "job"), passes=PASSES)
     split_lines(reviews, path.parent, 3)
-    done = Cli(home).run("train", path, "--json")
+    done = Cli(home).run("train", path, "--json", "--trainers=1", "--pservers=1")  # any layout gives the same
     assert done.code == 0, done.err
     return str(done.json["hash"])
 
@@ -41,7 +41,7 @@ class Disturbed:
     def __init__(self, cli: Cli, job: Path) -> None:
         self._cli = cli
         self.output = job.parent / "output"
-        self.process: subprocess.Popen[str] = cli.start("train", job, "--json")
+        self.process: subprocess.Popen[str] = cli.start("train", job, "--json", "--trainers=2", "--pservers=2")
         wait_until(lambda: self.events("pass") or self.process.poll() is not None, "the first pass is saved")
         assert self.process.poll() is None, self.process.communicate()
 

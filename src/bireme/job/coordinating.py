@@ -255,6 +255,7 @@ class Coordinating:
         try:
             books.append(path, [{**line, **stamp} for line in effect.lines])
         except StorageError as e:
+            self.failure = self.failure or e  # also when the job ends with this very line
             self._fail(e)
 
     def _fail(self, error: BiremeError) -> None:

@@ -1,0 +1,203 @@
+"""`bireme simulate`: a job at another scale, in virtual time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bireme.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from bireme.sim.scale import Advice, Cluster, Costs, Load, Outcome
+
+_BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_CODINGS = ("float32", "float16", "bfloat16", "top_k")
+
+
+@click.command(epilog="\b\nExample: bireme simulate first-job/job.yaml --trainers 64 --pservers 8 --compute-rate 20000")
+@click.argument("job_file", metavar="[JOB.yaml]", required=False, type=Path)
+@click.option("--trainers", type=click.IntRange(1, 4096), help="Trainers instead of what the file says.")
+@click.option("--pservers", type=click.IntRange(1, 4096), help="Pservers instead of what the file says.")
+@click.option("--lanes", type=click.IntRange(1, 64), help="Dense lanes of each pserver, with a core each.")
+@click.option("--network", metavar="RATE", default="10Gbit", show_default=True, help="Of every network card.")
+@click.option("--latency", metavar="TIME", default="100us", show_default=True, help="From one machine to another.")
+@click.option(
+    "--compute-rate",
+    type=float,
+    help="Samples per second that one trainer computes alone. Left out: as in the job's last run.",
+)
+@click.option("--spread", type=float, help="Of computing times, as a share. Left out: as measured.")
+@click.option("--parameters", type=int, help="Without a file: how many values the model has.")
+@click.option("--batch", type=int, help="Samples per shard and round instead of what the program says.")
+@click.option("--gradients", type=click.Choice(_CODINGS), help="On the wire, instead of what the file says.")
+@click.option("--costs", "costs_file", type=Path, help="What `./dev bench costs` measured, here or elsewhere.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=4, show_default=True, help="How many to simulate.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_json: bool, **given: Any) -> None:
+    """Tell how a job would do with other numbers of machines, without having them.
+
+    Rounds happen in virtual time, event by event, with costs that were measured on a real machine: how long a round
+    takes, what it waits for, and how many pservers the job needs. Every trainer and every pserver is taken to have a
+    machine of its own. With more trainers than shards the data is taken to be split again. JOB.yaml says what is
+    trained; for a job that is not written yet its sizes will do:
+
+    \b
+    bireme simulate --parameters 138357544 --batch 128 --compute-rate 17.6 --trainers 100 --pservers 20
+
+    Sparse parameters, snapshots, failures and switches between the machines are not in the model.
+    """
+    from dataclasses import replace
+
+    from bireme.sim.scale import advise, load_costs
+    from bireme.sim.scale import simulate as run
+
+    costs = load_costs(costs_file)
+    if given["spread"] is not None:
+        if not 0 <= given["spread"] <= 1:
+            raise UsageError(f"--spread is {given['spread']:g}: it must be from 0 to 1")
+        costs = replace(costs, spread=given["spread"])
+    load, cluster = _job_at_scale(job_file, given) if job_file else _bare_load(given)
+    outcome = run(load, cluster, costs, rounds=rounds)
+    advice = advise(load, cluster, costs)
+    if as_json:
+        click.echo(json.dumps(_as_json(load, cluster, costs, outcome, advice)))
+        return
+    for line in _describe(load, cluster, costs, outcome, advice):
+        click.echo(line)
+
+
+def bits_of(text: str) -> float:
+    """A rate such as 10Gbit, 2.5G or 800Mbit/s, in bits per second."""
+    found = re.fullmatch(r"([0-9.]+) ?([kmgt]?)(?:bit|b|bps)?(?:/s)?", text.strip().lower())
+    try:
+        value = float(found[1]) * _BITS[found[2]] if found else 0.0
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise UsageError(f"--network {text}: not a rate above 0", fix="write it like 10Gbit, 25Gbit or 800Mbit")
+    return value
+
+
+def seconds_of(text: str) -> float:
+    """A time such as 100us, 0.2ms or 0s, in seconds."""
+    found = re.fullmatch(r"([0-9.]+) ?(s|ms|us|µs|ns)", text.strip().lower())
+    try:
+        return float(found[1]) * _SECONDS[found[2]]  # type: ignore[index]  # None is caught with the rest
+    except (ValueError, TypeError) as e:
+        raise UsageError(f"--latency {text}: not a time", fix="write it with its unit, like 100us or 0.5ms") from e
+
+
+def _job_at_scale(path: Path, given: Mapping[str, Any]) -> tuple[Load, Cluster]:
+    """A job's own load, on a cluster of its own size where no flag says otherwise."""
+    from dataclasses import replace
+
+    from bireme.sim.scale_jobs import load_of, rate_of
+    from bireme.spec.load import load_job
+
+    if given["parameters"] is not None:
+        raise UsageError("--parameters is for a job without a file", fix="leave out one of the two")
+    job = load_job(path, {})
+    load = _with_flags(load_of(job), given)
+    rate = given["compute_rate"] if given["compute_rate"] is not None else rate_of(Path(job.output))
+    if rate is None:
+        raise UsageError(
+            f"{job.output} does not tell how fast a trainer of this job computes",
+            why="nothing else is known about a trainer's speed",
+            fix="train a pass of it first, or give --compute-rate SAMPLES_PER_SECOND",
+        )
+    # More trainers than shards mean other data: each then has one shard.
+    trainers = given["trainers"] or job.trainers
+    load = replace(load, shards=max(load.shards, trainers))
+    return load, _cluster(given, trainers, given["pservers"] or job.pservers, given["lanes"] or job.ports_num, rate)
+
+
+def _bare_load(given: Mapping[str, Any]) -> tuple[Load, Cluster]:
+    """A job that has only sizes."""
+    from bireme.sim.scale import Load
+
+    needed = ("parameters", "batch", "trainers", "pservers", "compute_rate")
+    missing = [f"--{name.replace('_', '-')}" for name in needed if given[name] is None]
+    if missing:
+        raise UsageError(
+            f"without a JOB.yaml, {', '.join(missing)} must be given",
+            fix="name a job file, or say how large the model, the batch and the cluster are",
+        )
+    load = _with_flags(Load("a job", given["parameters"], given["batch"]), given)
+    return load, _cluster(given, given["trainers"], given["pservers"], given["lanes"] or 1, given["compute_rate"])
+
+
+def _with_flags(load: Load, given: Mapping[str, Any]) -> Load:
+    from dataclasses import replace
+
+    from bireme.spec.model import Wire
+
+    if given["batch"] is not None:
+        load = replace(load, batch=given["batch"])
+    return replace(load, wire=Wire(gradients=given["gradients"])) if given["gradients"] else load
+
+
+def _cluster(given: Mapping[str, Any], trainers: int, pservers: int, lanes: int, rate: float) -> Cluster:
+    from bireme.sim.scale import Cluster
+
+    return Cluster(trainers, pservers, lanes, bits_of(given["network"]), seconds_of(given["latency"]), rate)
+
+
+def _as_json(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advice: Advice) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "job": load.name,
+        "parameters": load.values,
+        "batch": load.batch,
+        "gradients": load.wire.gradients,
+        "cluster": asdict(cluster),
+        "round_s": outcome.round_s,
+        "samples_per_s": outcome.samples_s,
+        "efficiency": outcome.efficiency,
+        "limit": outcome.limit.words,
+        "shares": {limit.words: share for limit, share in outcome.shares.items()},
+        "round_s_in_step": outcome.in_step_s,
+        "advice": asdict(advice),
+        "spread": costs.spread,
+        "costs": costs.source,
+    }
+
+
+def _describe(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advice: Advice) -> Iterator[str]:
+    yield (
+        f"{load.name}: {load.values:,} values, batch {load.batch}, gradients as {load.wire.gradients}; "
+        f"{cluster.trainers:,} trainers at {cluster.samples_s:,.5g} samples/s"
+    )
+    lanes = "1 lane" if cluster.lanes == 1 else f"{cluster.lanes} lanes"
+    yield (
+        f"{cluster.pservers:,} pservers with {lanes} each, {cluster.network_bit_s / 1e9:g} Gbit/s, "
+        f"{cluster.latency_s * 1e6:g} µs; computing times spread by {costs.spread:.1%}"
+    )
+    yield ""
+    yield f"time per round       {_time(outcome.round_s)}  (if all kept in step: {_time(outcome.in_step_s)})"
+    yield f"samples per second   {outcome.samples_s:,.5g}"
+    yield f"parallel efficiency  {outcome.efficiency:.1%}"
+    yield ""
+    yield "what a round waits for"
+    for limit, share in outcome.shares.items():
+        yield f"  {limit.words:<18} {share:6.1%}  {'█' * round(40 * share)}".rstrip()
+    yield ""
+    yield _advice_words(cluster, advice)
+    yield f"costs measured on {costs.source}"
+
+
+def _advice_words(cluster: Cluster, advice: Advice) -> str:
+    count = "1 pserver" if advice.pservers == 1 else f"{advice.pservers:,} pservers"
+    needed = f"{count}, as it has" if advice.pservers == cluster.pservers else count
+    least = _time(advice.best_round_s)
+    return f"this job needs {needed}: a round of {_time(advice.round_s)} in step, where no number comes below {least}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,99 @@
+"""`python -m bireme.sim`: run random histories, or one of them again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import chain
+
+from bireme.sim.case import MODES, Mode, usual_shape
+from bireme.sim.history import Outcome, run_history
+from bireme.sim.mischief import PROFILES
+
+CHUNK = 50
+"""Histories that a process runs before it tells."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="./dev simulate",
+        description="Run a job's own state machines through random histories of faults, in virtual time.",
+        epilog="Example: ./dev simulate --histories 1000 --seed 7 --jobs 2",
+    )
+    found.add_argument("--histories", type=int, default=1000, metavar="N", help="how many (1000)")
+    found.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of the first one; each has the next number (0)"
+    )
+    found.add_argument("--replay", type=int, metavar="SEED", help="run this one again and print what happened")
+    found.add_argument("--mode", choices=MODES, help="how updates are made; a mix if left out")
+    found.add_argument("--profile", choices=sorted(PROFILES), default="mixed", help="which faults are likely (mixed)")
+    found.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to share the work (1)")
+    found.add_argument("--usual", action="store_true", help="always the same job: 3 trainers, 3 pservers, 20 rounds")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run histories; returns the exit code."""
+    options = parser().parse_args(arguments)
+    run = partial(_run, mode=options.mode, profile=options.profile, is_usual=options.usual)
+    if options.replay is not None:
+        outcome = run([options.replay])[0]
+        _show(outcome, options)
+        return 1 if outcome.broken else 0
+    seeds = range(options.seed, options.seed + options.histories)
+    chunks = [list(seeds[i : i + CHUNK]) for i in range(0, len(seeds), CHUNK)]
+    began = time.perf_counter()
+    count, faults, failed = 0, Counter[str](), None
+    for outcome in _outcomes(run, chunks, options.jobs):
+        count += 1
+        faults += outcome.faults
+        if outcome.broken:
+            failed = outcome
+            break
+    took_s = time.perf_counter() - began
+    each = ", ".join(f"{name} {n}" for name, n in faults.most_common())
+    print(f"{count} histories in {took_s:.1f} s, {count / took_s:.1f} a second; {sum(faults.values())} faults: {each}")
+    if failed is not None:
+        _show(failed, options)
+        return 1
+    return 0
+
+
+def _run(seeds: list[int], *, mode: Mode | None, profile: str, is_usual: bool) -> list[Outcome]:
+    return [run_history(seed, mode, profile, usual_shape() if is_usual else None) for seed in seeds]
+
+
+def _outcomes(run: partial[list[Outcome]], chunks: list[list[int]], jobs: int) -> Iterator[Outcome]:
+    if jobs == 1:
+        yield from chain.from_iterable(map(run, chunks))
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        for chunk in pool.map(run, chunks):
+            yield from chunk
+
+
+def _show(outcome: Outcome, options: argparse.Namespace) -> None:
+    """A history for people: what happened last, what is wrong, and how to see it again."""
+    print(f"seed {outcome.seed}: {outcome.shape}")
+    for at, who, what in outcome.trace:
+        print(f"{at:10.4f}  {who:<12} {what}")
+    each = ", ".join(f"{name} {n}" for name, n in outcome.faults.items())
+    print(f"{outcome.events} events, {outcome.seconds:.1f} virtual seconds; faults: {each or 'none'}")
+    if not outcome.broken:
+        print("all invariants held")
+        return
+    again = f"./dev simulate --replay {outcome.seed}"
+    again += f" --mode {options.mode}" if options.mode else ""
+    again += f" --profile {options.profile}" if options.profile != "mixed" else ""
+    again += " --usual" if options.usual else ""
+    print(f"BROKEN  {outcome.broken}\nsee it again: {again}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

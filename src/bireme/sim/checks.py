@@ -1,0 +1,208 @@
+"""What must hold in every history, checked as things happen.
+
+1  A lane's value is that of the reference, for every round that it shows.
+2  In one view no two processes hold the same role, and no frame of an older view changes anything.
+3  What was committed is loadable and complete, whatever a power cut takes; the newest never gets older.
+4  The ledger has every shard of every pass once, with all its samples; models hold what they should.
+5  If nothing fails any more the job ends in time (history.py), and not after one view upon the other.
+6  Whoever the status calls present was alive not long before; whom everybody waits for is named.
+7  Where updates come one by one each is applied exactly once, and none is staler than allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from bireme.core.errors import BiremeError
+from bireme.core.files import mounted
+from bireme.job import snapshots
+from bireme.job.manifest import Manifest
+from bireme.job.reports import last_status
+from bireme.job.status import SILENT_S, waits_for
+from bireme.ps.frames import Head
+from bireme.ps.rounds import PassTotals
+from bireme.sim.case import OUTPUT, SNAPSHOTS, Reference, Shape
+from bireme.sim.models import saved_models
+from bireme.sim.world import Broken, Process, World
+
+if TYPE_CHECKING:
+    from bireme.sim.coordinating import SimCoordinating
+    from bireme.sim.lanes import SimLane
+    from bireme.sim.pserver import SimPserver
+
+WIDTH = 64
+"""Bits for the batches of one shard in one pass."""
+MANY = 60
+"""More views than a dozen faults can be the reason of."""
+LATE_S = 6.5
+"""How long a message may be under way."""
+
+
+class Checks:
+    """The invariants of one history."""
+
+    def __init__(self, shape: Shape, world: World) -> None:
+        self._shape = shape
+        self._world = world
+        self._reference = Reference(shape) if shape.mode == "sync" else None
+        self._roles: dict[tuple[int, str], Process] = {}
+        self._incarnation = 0
+        self._newest: Manifest | None = None
+        self.commits = 0
+
+    # 1, 2, 7: what lanes do
+
+    def value(self, lane: SimLane) -> None:
+        """A lane shows the parameters of its round."""
+        if self._reference is not None:
+            round_ = lane.rounds.round
+            if lane.value != self._reference.value(round_, lane.number):
+                raise Broken(f"1: lane {lane.number} holds something else than the reference after round {round_}")
+
+    def origin(self, pserver: SimPserver, head: Head) -> None:
+        """A frame is about to change something."""
+        if head.view != pserver.standing.view:
+            raise Broken(f"2: a frame of view {head.view:x} counts in view {pserver.standing.view:x}")
+
+    def role(self, name: str, view: int, process: Process) -> None:
+        """A process acts in a role in a view."""
+        if view & 0xFFFFFFFF > MANY:
+            raise Broken(f"5: there is one view after the other, now {view:x}")
+        if self._roles.setdefault((view, name), process) is not process:
+            raise Broken(f"2: two processes are {name} in view {view:x}")
+
+    def incarnation(self, name: str, number: int) -> None:
+        """A process has taken its number."""
+        if number <= self._incarnation:
+            raise Broken(f"2: {name} has incarnation {number} after {self._incarnation}")
+        self._incarnation = number
+
+    def applied(self, lane: SimLane, head: Head) -> int:
+        """A push is about to be applied by itself: returns the set of those applied, with this one."""
+        shape, pass_id, shard, q = self._shape, head.extra, head.lo, head.round
+        bit = 1 << (pass_id * shape.shards + shard) * WIDTH + q
+        if lane.value & bit:
+            raise Broken(f"7: lane {lane.number} applies batch {q} of shard {shard}, pass {pass_id}, twice")
+        done = [self._done(lane.value, pass_id, s) for s in range(shape.shards)]
+        if q != done[shard]:
+            raise Broken(f"7: lane {lane.number} applies batch {q} of shard {shard} after {done[shard]} others")
+        slowest = min(n for s, n in enumerate(done) if n < shape.rounds(pass_id, s))
+        if shape.mode == "bounded" and q - slowest > shape.staleness:
+            raise Broken(f"7: shard {shard} is {q - slowest} batches ahead of the slowest on lane {lane.number}")
+        return lane.value | bit
+
+    def _done(self, value: int, pass_id: int, shard: int) -> int:
+        offset = (pass_id * self._shape.shards + shard) * WIDTH
+        return (value >> offset & (1 << WIDTH) - 1).bit_count()
+
+    def totals(self, lane: SimLane, totals: PassTotals) -> None:
+        """A lane has closed a pass: every sample counted, and where pushes are, every one of them."""
+        shape, pass_id = self._shape, totals.pass_id
+        for shard, found in totals.shards.items():
+            records = [shape.record(pass_id, shard, b) for b in range(shape.rounds(pass_id, shard))]
+            if found.samples != shape.samples[pass_id][shard] or found.cost != sum(r.cost for r in records):
+                raise Broken(f"4: lane {lane.number} counts {found.samples} samples of shard {shard}, pass {pass_id}")
+        if totals.samples != sum(map(sum, shape.samples[: pass_id + 1])):
+            raise Broken(f"4: lane {lane.number} counts {totals.samples} samples up to pass {pass_id}")
+        if lane.is_streamed and lane.value != self._all_pushes(pass_id):
+            raise Broken(f"7: lane {lane.number} has not applied every push up to pass {pass_id}, or others")
+
+    def _all_pushes(self, last_pass: int) -> int:
+        shape, total = self._shape, 0
+        for pass_id in range(last_pass + 1):
+            for shard in range(shape.shards):
+                offset = (pass_id * shape.shards + shard) * WIDTH
+                total |= (1 << shape.rounds(pass_id, shard)) - 1 << offset
+        return total
+
+    # 3: snapshots
+
+    def committed(self, pserver: SimPserver, manifest: Manifest) -> None:
+        """A snapshot counts from now on."""
+        pserver.note(f"has committed round {manifest.round} of history {manifest.view:x}")
+        self.commits += 1
+        if self._newest is None or manifest.round > self._newest.round:
+            self._newest = manifest
+
+    def spoiled(self, newest: Manifest, before: Manifest) -> None:
+        """The newest snapshot is broken for good; the one before is what counts."""
+        if self._newest is not None and self._newest.name == newest.name:
+            self._newest = before
+
+    def disk(self) -> None:
+        """Whatever is not synced may be lost now."""
+        if self._newest is None:
+            return
+        left = self._world.disk.worst()
+        try:
+            with mounted(left):
+                found, _ = snapshots.load_newest(left.at(SNAPSHOTS), None)
+        except BiremeError as e:
+            raise Broken(f"3: after a power cut nothing could be loaded: {e.what}") from e
+        self.base(found)
+
+    def base(self, found: Manifest | None) -> None:
+        """A snapshot was chosen to go on from, or none."""
+        if self._newest is None:
+            return
+        if found is None or found.round < self._newest.round:
+            round_ = "nothing" if found is None else f"round {found.round}"
+            raise Broken(f"3: round {self._newest.round} was committed, {round_} is what could be gone on from")
+
+    # 6: the status
+
+    def status(self, coordinating: SimCoordinating) -> None:
+        """What the coordinator would tell if it were asked now."""
+        machine, now = coordinating.machine, self._world.now
+        members = [(f"trainer {r}", t) for r, t in machine.trainers.items()]
+        stopped = []
+        for name, member in (*members, *((f"pserver {r}", p) for r, p in machine.pservers.items())):
+            end = coordinating.connections.get(member.connection)
+            # The machine of a process that is paused takes connections all the same.
+            since = max(end.peer.process.stopped_s, end.opened_s) if end is not None else now
+            if member.heard_s > since + LATE_S:
+                raise Broken(f"6: {name} was heard after it had stopped")
+            if now - since > SILENT_S + 2 * LATE_S:
+                stopped.append(name)
+        if stopped and machine.phase == "training":
+            said = " ".join(waits_for(machine, now))
+            for name in stopped:
+                if name not in said:
+                    raise Broken(f"6: everybody waits for {name}, and the status does not say so")
+
+    # 4: what people see
+
+    def end(self) -> None:
+        """The job says that it is over."""
+        shape, said = self._shape, last_status(self._world.disk.at(OUTPUT))
+        if said["phase"] != "finished":
+            raise Broken(f"the job {said['phase']}: {said['reason']}")
+        for disk in (self._world.disk, self._world.disk.worst()):
+            try:
+                rows = [json.loads(line) for line in disk.at(f"{OUTPUT}/ledger.jsonl").read_bytes().splitlines()]
+            except (OSError, ValueError) as e:
+                raise Broken(f"4: the ledger cannot be read: {e}") from e
+            found = [(row["pass"], row["shard"]) for row in rows]
+            if sorted(found) != [(p, s) for p in range(shape.passes) for s in range(shape.shards)]:
+                raise Broken(f"4: the ledger has (pass, shard) {found}")
+            for row in rows:
+                samples = shape.samples[row["pass"]][row["shard"]]
+                if (row["read"], row["trained"], row["applied"]) != (samples, samples, samples):
+                    raise Broken(f"4: the ledger says {row}, there are {samples} samples")
+            self._models(saved_models(disk.at(OUTPUT)))
+
+    def _models(self, models: dict[int, str]) -> None:
+        shape = self._shape
+        if sorted(models) != list(range(shape.passes)):
+            raise Broken(f"4: there are models of passes {sorted(models)}")
+        for pass_id, text in models.items():
+            values = [int(v) for v in text.strip("(),").split(",")]
+            for lane, value in enumerate(values):
+                if self._reference is not None:
+                    is_right = value == self._reference.value(self._reference.ends[pass_id], lane)
+                else:
+                    wanted = self._all_pushes(pass_id)
+                    is_right = value & wanted == wanted
+                if not is_right:
+                    raise Broken(f"4: the model of pass {pass_id} does not hold what lane {lane} had")

@@ -1,0 +1,76 @@
+"""One history from its seed: the job, its faults, and whether all invariants held."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from bireme.core.files import mounted
+from bireme.sim.case import Mode, Shape, draw_shape
+from bireme.sim.mischief import PROFILES, Mischief
+from bireme.sim.stage import Stage
+from bireme.sim.world import Broken, World
+
+BOUND_S = 120.0
+"""Without faults any more, a job of this size must be over after so long."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a history came to."""
+
+    seed: int
+    broken: str
+    """The invariant that did not hold; '' if all did."""
+    faults: Counter[str]
+    events: int
+    seconds: float
+    """Virtual ones."""
+    commits: int
+    shape: Shape
+    trace: list[tuple[float, str, str]] = field(default_factory=list)
+
+
+def run_history(seed: int, mode: Mode | None = None, profile: str = "mixed", shape: Shape | None = None) -> Outcome:
+    """Run the history that a seed names; `shape` fixes the job, which is otherwise drawn too."""
+    rng = random.Random(seed)
+    drawn = draw_shape(rng, mode)
+    shape = shape or drawn
+    world = World(rng, slow=rng.choice(PROFILES[profile].slow))
+    broken = ""
+    with mounted(world.disk):
+        stage = Stage(shape, world)
+        mischief = Mischief(stage, PROFILES[profile])
+        try:
+            _play(world, stage, mischief)
+        except Broken as e:
+            broken = str(e)
+        except Exception as e:
+            broken = f"{type(e).__name__}: {e}"
+            world.trace.append((world.now, "the simulator", _where(e)))
+    return Outcome(
+        seed, broken, world.faults, world.events, world.now, stage.checks.commits, shape,
+        list(world.trace),
+    )  # fmt: skip
+
+
+def _play(world: World, stage: Stage, mischief: Mischief) -> None:
+    stage.start_all()
+    while not world.is_over:
+        until_s = mischief.last_s + BOUND_S
+        world.run(until_s)
+        if not world.is_over and mischief.last_s + BOUND_S <= until_s:
+            raise Broken(f"5: nothing has failed for {BOUND_S:.0f} s, and the job is not over")
+    stage.checks.end()
+
+
+def _where(error: Exception) -> str:
+    """The innermost place that an exception came from."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None:
+        return ""
+    code = place.tb_frame.f_code
+    return f"in {code.co_name}, {code.co_filename.rpartition('/')[2]}:{place.tb_lineno}"

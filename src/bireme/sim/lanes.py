@@ -1,0 +1,180 @@
+"""Lanes of a simulated pserver: the product's machines for rounds and streams, over numbers instead of arrays.
+
+What ps/lane.py and ps/cutting.py do with threads is done here with events; whatever is decided, is decided by the same
+machines. After each update the lane's value is held against the reference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bireme.core.errors import FrameError, StaleError
+from bireme.ps.counts import COUNTS, agreed_counts, counts_of
+from bireme.ps.frames import Head, Record
+from bireme.ps.parts import Part
+from bireme.ps.rounds import Closing, LaneRounds, Late, PassTotals, Ready, Refuse, Repeat, Take, Totals
+from bireme.ps.setup import Setup
+from bireme.ps.stream import LaneStream
+from bireme.ps.tree import Span, spans_of
+from bireme.sim.case import add, first_value, updated
+from bireme.sim.world import Broken, End
+
+if TYPE_CHECKING:
+    from bireme.sim.pserver import SimPserver
+
+VALUES = "values"
+"""The key in a part's meta under which lanes' values are."""
+Slice = tuple[int, int, int, int, int]
+"""An answer to a pull: round, pass, batch, the round of the next cut, the lane's value."""
+
+
+class SimLane:
+    """One lane."""
+
+    def __init__(self, pserver: SimPserver, setup: Setup, index: int) -> None:
+        self._pserver = pserver
+        self._checks = pserver.stage.checks
+        self.number = setup.pserver * setup.dense_lanes + index
+        updates, ids = setup.updates, {"job": setup.job, "view": setup.view}
+        self.is_streamed = updates.is_streamed
+        self.rounds: LaneRounds | LaneStream
+        if updates.is_streamed:
+            staleness = updates.staleness if updates.mode == "bounded" else None
+            self.rounds = LaneStream(setup.shards, 4, staleness=staleness, **ids)
+            self.value = 0
+        else:
+            spans = spans_of(setup.shares, setup.shards, is_apart=setup.is_apart)
+            self.rounds = LaneRounds(setup.shards, spans, 4, **ids)
+            self.value = first_value(self.number)
+        self.rounds.start_at(setup.start_pass, setup.start_samples)
+        self._before = 0
+        self._inbox: dict[int, int] = {}
+        self._flying: dict[End, tuple[Head, int, int]] = {}
+        self.waiting: dict[End, Head] = {}
+        self._cut_every_s = 0.0
+        self._next_cut_s = float("inf")
+
+    def cut_every(self, seconds: float) -> None:
+        """Be the lane that names the rounds of cuts."""
+        self._cut_every_s, self._next_cut_s = seconds, self._pserver.world.now + seconds
+
+    def restore(self, parts: list[Part]) -> None:
+        """Go on from a snapshot."""
+        self.rounds.restore(agreed_counts(parts))
+        values = {int(k): int(v) for part in parts for k, v in part.meta[VALUES].items()}
+        self.value = values[self.number]
+        self._checks.value(self)
+
+    def push(self, end: End, head: Head, records: list[Record], payload: int, *, is_whole: bool) -> None:
+        """A contribution, or the head of one whose payload is still under way."""
+        verdict = self.rounds.offer(head, records)
+        if isinstance(verdict, Take):
+            self._checks.origin(self._pserver, head)
+            if is_whole:
+                self._land(head, verdict.row, payload)
+            else:
+                self._flying[end] = (head, verdict.row, payload)
+        elif isinstance(verdict, Refuse):
+            raise refusal_of(verdict)
+        elif isinstance(verdict, Repeat) and self._inbox[verdict.row] != payload:
+            raise Broken(f"lane {self.number}: two different gradients of round {head.round}")
+        else:
+            assert isinstance(verdict, Late | Repeat)
+
+    def rest(self, end: End) -> None:
+        """The payload of what is being received has come."""
+        flying = self._flying.pop(end, None)
+        if flying is not None:
+            self._land(*flying)
+
+    def drop(self, end: End) -> None:
+        """A connection has gone."""
+        self.waiting.pop(end, None)
+        flying = self._flying.pop(end, None)
+        if flying is not None:
+            self.rounds.dropped(Span(flying[0].lo, flying[0].hi))
+
+    def enter(self, view: int) -> None:
+        """Move to a later view; what was half received came in whole just before, or never."""
+        for end in list(self._flying):
+            if self._pserver.world.rng.random() < 0.5:
+                self.rest(end)
+            else:
+                self.drop(end)
+        self.rounds.enter(view)
+        self.waiting.clear()
+        self._inbox.clear()  # rows may lie in memory that connections share, and these are closed
+
+    def _land(self, head: Head, row: int, payload: int) -> None:
+        self._inbox[row] = payload
+        closing = self.rounds.landed(Span(head.lo, head.hi))
+        if closing is not None:
+            self._close(closing, head)
+
+    def _close(self, closing: Closing, last: Head) -> None:
+        if self.is_streamed:
+            self.value = self._checks.applied(self, last)
+        else:
+            self._apply(closing)
+        done = self.rounds.close()
+        self._checks.value(self)
+        if done is not None:
+            self._passed(closing, done)
+        self._cut(ends_pass=closing.ends_pass)
+        self.answer()
+
+    def _apply(self, closing: Closing) -> None:
+        inbox = self._inbox
+        for a, b in closing.steps:
+            inbox[a] = add(inbox[a], inbox[b])
+        total = None if closing.root is None else inbox[closing.root]
+        self._before = self.value
+        self.value = updated(self.number, self.value, total, closing.samples, closing.pass_id)
+
+    def _passed(self, closing: Closing, done: dict[int, Totals]) -> None:
+        totals = PassTotals(closing.pass_id, closing.samples, done, self.rounds.take_staleness())
+        self._checks.totals(self, totals)
+        if self.number == 0:
+            self._pserver.lane_passed(totals)
+
+    def _cut(self, *, ends_pass: bool) -> None:
+        now = self._pserver.world.now
+        if ends_pass or self.rounds.round == self.rounds.cut_at:
+            self._pserver.cut(self, counts_of(self.rounds), ends_pass=ends_pass)
+            self._next_cut_s = now + self._cut_every_s if self._cut_every_s else float("inf")
+        elif now >= self._next_cut_s:
+            self.rounds.cut_at = self.rounds.round + 1
+            self._next_cut_s = float("inf")
+
+    def pull(self, end: End, head: Head) -> None:
+        """Answer now or as soon as that can be."""
+        self.waiting[end] = head
+        self._look(end, head)
+
+    def answer(self) -> None:
+        """Look again at all pulls that wait."""
+        for end, head in list(self.waiting.items()):
+            try:
+                self._look(end, head)
+            except FrameError as e:
+                self._pserver.refuse(end, e)
+
+    def _look(self, end: End, head: Head) -> None:
+        verdict = self.rounds.look(head)
+        if isinstance(verdict, Ready):
+            del self.waiting[end]
+            value = self.value if self.is_streamed or verdict.round == self.rounds.round else self._before
+            end.send((verdict.round, verdict.pass_id, verdict.batch, self.rounds.cut_at, value))
+        elif isinstance(verdict, Refuse):
+            del self.waiting[end]
+            raise refusal_of(verdict)
+
+
+def refusal_of(verdict: Refuse) -> FrameError:
+    """A verdict as the error that the peer gets."""
+    return StaleError(verdict.reason) if verdict.is_stale else FrameError(verdict.reason)
+
+
+def meta_of(lanes: dict[int, int], counts: object) -> dict[str, object]:
+    """What a part of a cut holds."""
+    return {COUNTS: counts, VALUES: {str(number): str(value) for number, value in lanes.items()}}

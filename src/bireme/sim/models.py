@@ -1,0 +1,44 @@
+"""The model of a pass on the simulated disk: the steps of job/model.py without its arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bireme.core.errors import ModelError
+from bireme.core.files import storage_errors, sync_directory, volume
+from bireme.job.model import pass_name
+
+VALUES = "values"
+
+
+def save_model(output: Path, pass_id: int, values: tuple[int, ...], *, is_exact: bool) -> None:
+    """Write a model directory; if it exists with the same values, it is left as it is."""
+    target = output / pass_name(pass_id)
+    data = repr(values).encode()
+    if (target / "done").exists():
+        if is_exact and (target / VALUES).read_bytes() != data:
+            raise ModelError(f"{target} exists and holds another model")
+        sync_directory(target.parent)
+        return
+    half = target.with_name(f".{target.name}.1.tmp")
+    with storage_errors(str(target)):
+        if half.is_dir():
+            volume().remove_tree(half)
+        half.mkdir(parents=True)
+        for name, content in ((VALUES, data), ("done", b"yes\n")):
+            with (half / name).open("wb") as f:
+                f.write(content)
+                f.flush()
+                volume().sync(f)
+        sync_directory(half)
+        half.replace(target)
+        sync_directory(target.parent)
+
+
+def saved_models(output: Path) -> dict[int, str]:
+    """The values of every finished model, by pass."""
+    found = {}
+    for path in output.glob("pass-[0-9]*"):
+        if (path / "done").is_file():
+            found[int(path.name[5:])] = (path / VALUES).read_bytes().decode()
+    return found

@@ -1,0 +1,255 @@
+"""A simulated pserver process: lanes, the file of each cut, the coordinator's word, and in pserver 0 the coordinator.
+
+It does what job/pserver.py, ps/server.py and ps/cutting.py do with sockets and threads. Which orders count is decided
+by the same `Standing`; parts are written by the same `write_part`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bireme.core.errors import BiremeError, FrameError, StaleError, StorageError
+from bireme.job import incarnations
+from bireme.job import messages as m
+from bireme.ps.counts import pack_counts
+from bireme.ps.frames import Head, Record
+from bireme.ps.parts import Written, part_path, read_part, write_part
+from bireme.ps.rounds import Counts, PassTotals
+from bireme.ps.server import Standing
+from bireme.ps.setup import Setup
+from bireme.sim.case import OUTPUT, PATIENCE_S
+from bireme.sim.coordinating import SimCoordinating
+from bireme.sim.lanes import SimLane, meta_of
+from bireme.sim.world import End, Process
+
+if TYPE_CHECKING:
+    from bireme.sim.stage import Stage
+
+ALIVE_EVERY_S = 1.0
+PUSH, REST, PULL = range(3)
+Frame = tuple[int, Head, list[Record], int, bool] | tuple[int] | tuple[int, Head]
+
+
+class _Cut:
+    """Lanes' values of one moment, to be written."""
+
+    def __init__(self, setup: Setup, counts: Counts, ends_pass: bool) -> None:
+        self.setup = setup
+        self.counts = counts
+        self.ends_pass = ends_pass
+        self.values: dict[int, int] = {}
+
+
+class SimPserver(Process):
+    """One pserver from start to death."""
+
+    def __init__(self, stage: Stage, rank: int) -> None:
+        super().__init__(stage.world, f"pserver {rank}")
+        self.stage = stage
+        self.rank = rank
+        self.incarnation = 0
+        self.lanes: list[SimLane] = []
+        self.standing = Standing()
+        self.coordinator: SimCoordinating | None = None
+        self._setup: Setup | None = None
+        self._link: End | None = None
+        self._alone_since_s = float("inf")
+        self._cut: _Cut | None = None
+        self._left_out = -1
+        self._full: list[_Cut] = []
+        self._is_writing = False
+        self._data: dict[End, None] = {}
+
+    def start(self) -> None:
+        """Come to life."""
+        self.incarnation = incarnations.take(self.world.disk.at(OUTPUT), self.name)
+        self.stage.checks.incarnation(self.name, self.incarnation)
+        self.note(f"starts as incarnation {self.incarnation}")
+        self.stage.announce(self)
+        self.later(ALIVE_EVERY_S, self._beat)
+
+    def _beat(self) -> None:
+        if self._link is not None:
+            self._link.send(m.Alive())
+        if self.world.now - self._alone_since_s > PATIENCE_S:
+            self.leave("the coordinator went away")
+            return
+        self.later(ALIVE_EVERY_S, self._beat)
+
+    def leave(self, reason: str) -> None:
+        """End by oneself, with a good conscience."""
+        self.note(f"leaves: {reason}")
+        self.world.kill(self, "left", is_own_will=True)
+
+    # Connections
+
+    def accept(self, end: End, port: int) -> None:
+        """Somebody has connected to a lane, or to the first port to talk."""
+        end.on_message = self._told
+        end.on_closed = self._closed
+
+    def _closed(self, end: End) -> None:
+        if end is self._link:
+            self._alone_since_s = self.world.now
+        elif end in self._data:
+            del self._data[end]
+            if end.port < len(self.lanes):
+                self.lanes[end.port].drop(end)
+        elif self.coordinator is not None:
+            self.coordinator.lost(end)
+
+    def _told(self, end: End, message: Any) -> None:
+        try:
+            if type(message) is list:
+                for frame in message:
+                    self._frame(end, frame)
+            else:
+                self._control(end, message)
+        except BiremeError as e:
+            self.refuse(end, e)
+
+    def refuse(self, end: End, error: BiremeError) -> None:
+        """Say no and hang up."""
+        self.note(f"refuses {end.peer.process.name}: {error.what}")
+        end.send(error)
+        end.close()
+        self._closed(end)
+
+    def _frame(self, end: End, frame: Any) -> None:
+        if not self.lanes:
+            raise StaleError("this pserver has no job yet")
+        if not end.is_open:
+            return
+        self._data[end] = None
+        lane, kind = self.lanes[end.port], frame[0]
+        if kind == PULL:
+            lane.pull(end, frame[1])
+        elif kind == PUSH:
+            lane.push(end, frame[1], frame[2], frame[3], is_whole=frame[4])
+        else:
+            lane.rest(end)
+
+    def _control(self, end: End, message: m.Message) -> None:
+        match message:
+            case m.SetUp():
+                self.later(0.002 * self.world.rng.random(), self._set_up, end, message.setup)
+            case m.ChangeView():
+                self.standing.check_enter(message.view, message.history)
+                self._hang_up_data()
+                for lane in self.lanes:
+                    lane.enter(message.view)
+                self._follow(end, message.view)
+            case m.Stop():
+                if self._link not in (None, end) and self._alone_since_s == float("inf"):
+                    raise FrameError("only the coordinator may tell a pserver to stop")
+                self.leave(message.reason)
+            case _:
+                if self.coordinator is None:
+                    self.coordinator = SimCoordinating(self)
+                self.coordinator.handle(end, message)
+
+    def _set_up(self, end: End, setup: Setup) -> None:
+        if not end.is_open:
+            return
+        try:
+            self.standing.check_set_up(setup.job, setup.view)
+            self._hang_up_data()
+            self.lanes, self.standing.history = [], 0
+            self._make_lanes(setup)
+        except BiremeError as e:
+            self.refuse(end, e)
+            return
+        self.standing.job, self.standing.history = setup.job, setup.view
+        self._follow(end, setup.view)
+
+    def _make_lanes(self, setup: Setup) -> None:
+        self._setup, self._cut, self._left_out, self._full = setup, None, -1, []
+        lanes = [SimLane(self, setup, index) for index in range(setup.dense_lanes)]
+        if setup.base:
+            parts = [read_part(self.world.disk.at(file[1:]), sha256=None) for file in setup.base[-1]]
+            for lane in lanes:
+                lane.restore(parts)
+        if setup.pserver == 0 and setup.cut_every_s and not setup.cuts_only_at_passes:
+            lanes[0].cut_every(setup.cut_every_s)
+        self.lanes = lanes
+
+    def _hang_up_data(self) -> None:
+        for end in list(self._data):
+            end.close()
+            if end.port < len(self.lanes):
+                self.lanes[end.port].waiting.pop(end, None)
+        self._data.clear()
+
+    def _follow(self, end: End, view: int) -> None:
+        self.standing.view = view
+        self._link, self._alone_since_s = end, float("inf")
+        self.note(f"is in view {view:x}, history {self.standing.history:x}, round {self.lanes[0].rounds.round}")
+        self.stage.checks.role(self.name, view, self)
+        end.send(m.Ready(pserver=self.rank, view=view))
+
+    # Cuts and passes
+
+    def lane_passed(self, totals: PassTotals) -> None:
+        """The first lane has closed a pass."""
+        if self.coordinator is None:
+            self.coordinator = SimCoordinating(self)
+        self.coordinator.lane_passed(self.standing.history, totals)
+
+    def cut(self, lane: SimLane, counts: Counts, *, ends_pass: bool) -> None:
+        """A lane's value at a cut; the last lane's makes it complete."""
+        assert self._setup is not None
+        cut = self._cut
+        if cut is None or cut.counts.round != counts.round:
+            if self._left_out == counts.round:
+                return
+            if self._is_writing and not ends_pass:
+                self.note(f"leaves out the cut of round {counts.round}")
+                self._left_out = counts.round
+                return
+            cut = self._cut = _Cut(self._setup, counts, ends_pass)
+        cut.values[lane.number] = lane.value
+        if len(cut.values) == len(self.lanes):
+            self._cut = None
+            self._full.append(cut)
+            self._write_next()
+
+    def _write_next(self) -> None:
+        if self._full and not self._is_writing:
+            self._is_writing = True
+            self.later(0.02 * self.world.rng.random(), self._write, self._full.pop(0))
+
+    def _write(self, cut: _Cut) -> None:
+        self._is_writing = False
+        name, written = "", None
+        if cut.setup is self._setup:  # else it is of a history that is over
+            try:
+                name, written = self._write_part(cut)
+            except StorageError as e:
+                self.note(f"no snapshot of round {cut.counts.round}: {e.what}")
+            self._tell_part(cut, name, written)
+        self._write_next()
+
+    def _write_part(self, cut: _Cut) -> tuple[str, Written]:
+        setup = cut.setup
+        place = self.world.disk.at(setup.snapshots)
+        path = part_path(place, cut.counts.round, setup.view, setup.pserver)
+        written = write_part(path, {}, meta_of(cut.values, pack_counts(cut.counts)))
+        self.note(f"has written its part of round {cut.counts.round}")
+        return path.name, written
+
+    def _tell_part(self, cut: _Cut, name: str, written: Written | None) -> None:
+        counts, setup = cut.counts, cut.setup
+        told = m.CutPart(
+            pserver=setup.pserver,
+            history=setup.view,
+            round=counts.round,
+            pass_id=counts.pass_id,
+            batch=0 if cut.ends_pass else counts.round - counts.pass_start,
+            samples=counts.samples,
+            ends_pass=cut.ends_pass,
+            file=name,
+            sha256=written.sha256 if written else "",
+            nbytes=written.nbytes if written else 0,
+        )
+        if self._link is not None:
+            self._link.send(told)

@@ -1,0 +1,103 @@
+"""What a processor needs for the parts of a round: read from the file that `./dev bench costs` measures.
+
+Everything is in seconds, per float, byte, frame or round. A file may come from another machine: it
+says which, and so does whoever prints a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from bireme.core.errors import UsageError
+from bireme.spec.model import Coding, Method
+
+HERE = Path(__file__).resolve()
+PLACES = (HERE.parent / "costs.json", HERE.parents[3] / "bench" / "results" / "costs.json")
+"""Where the measured file lies: beside this one when installed, with the other benches' results in a clone."""
+MEASURE = "measure them with `./dev bench costs`, or name a file with --costs"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of one core; `spread` is a share of the computing time. Left out, a thing costs nothing."""
+
+    kernel: Mapping[Method, float] = field(default_factory=dict)
+    """The update of one float, by method, with two rows to sum."""
+    kernel_row: float = 0.0
+    """One float of each further row."""
+    kernel_start: float = 0.0
+    """Closing a round, however small the slice is."""
+    encode: Mapping[Coding, float] = field(default_factory=dict)
+    decode: Mapping[Coding, float] = field(default_factory=dict)
+    """One float of a gradient, from and to float32."""
+    send: float = 0.0
+    receive: float = 0.0
+    """One byte through a socket."""
+    frame: float = 0.0
+    """What one end does for a frame besides its payload."""
+    wake: float = 0.0
+    """Until somebody who waits has woken."""
+    spread: float = 0.0
+    """Standard deviation of a batch's computing time, as a share of it."""
+    source: str = "nothing measured"
+
+
+class _Figure(msgspec.Struct, frozen=True):
+    value: float
+
+
+class _Machine(msgspec.Struct, frozen=True):
+    cpu: str
+    date: str
+
+
+class _File(msgspec.Struct, frozen=True):
+    bench: str
+    machine: _Machine
+    figures: dict[str, _Figure]
+
+
+def load_costs(path: Path | None = None) -> Costs:
+    """Read a file of measured costs; without a path, the one that comes with bireme."""
+    found = path or next((place for place in PLACES if place.is_file()), None)
+    if found is None:
+        raise UsageError("there is no file of measured costs", fix=MEASURE)
+    try:
+        told = msgspec.json.decode(found.read_bytes(), type=_File)
+    except OSError as e:
+        raise UsageError(f"costs: {found} cannot be read: {e.strerror or e}", fix=MEASURE) from e
+    except msgspec.MsgspecError as e:
+        raise UsageError(f"costs: {found} is not a file of measured costs: {e}", fix=MEASURE) from e
+    if told.bench != "costs":
+        raise UsageError(f"costs: {found} is the result of another bench, {told.bench}", fix=MEASURE)
+    return _costs_of(told, found)
+
+
+def _costs_of(told: _File, path: Path) -> Costs:
+    def figure(name: str) -> float:
+        if name not in told.figures:
+            raise UsageError(f"costs: {path} lacks {name!r}", fix=MEASURE)
+        value = told.figures[name].value
+        if not 0 <= value < float("inf"):
+            raise UsageError(f"costs: {name!r} in {path} is {value:g}, and time does not run backwards", fix=MEASURE)
+        return value
+
+    codings = [coding for coding in get_args(Coding) if coding != "float32"]
+    return Costs(
+        kernel={method: figure(f"kernel {method}, ns per float") * 1e-9 for method in get_args(Method)},
+        kernel_row=figure("kernel, ns per float and further row") * 1e-9,
+        kernel_start=figure("kernel start, µs") * 1e-6,
+        encode={coding: figure(f"encode {coding}, ns per float") * 1e-9 for coding in codings},
+        decode={coding: figure(f"decode {coding}, ns per float") * 1e-9 for coding in codings},
+        send=figure("send, ns per byte") * 1e-9,
+        receive=figure("receive, ns per byte") * 1e-9,
+        frame=figure("frame, µs") * 1e-6,
+        wake=figure("wake-up, µs") * 1e-6,
+        spread=figure("spread of computing"),
+        source=f"{told.machine.cpu}, {told.machine.date}",
+    )

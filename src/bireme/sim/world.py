@@ -1,0 +1,257 @@
+"""Time, chance, processes and connections of one history.
+
+Time jumps from event to event. An event belongs to a process: one that is paused gets it when it wakes up, one that is
+dead never does. A connection is two ends with a stream each way, as TCP gives it: what arrives, arrives in order; a
+connection that is cut loses what is under way; one whose cable is cut says nothing until somebody has waited long
+enough. Whoever dies leaves what it had sent on its way, or not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+from bireme.sim.disk import Disk, Killed
+
+SILENCE_S = 15.0
+"""After so long a kernel takes a peer for dead that does not answer."""
+TRACE = 60
+
+
+class Broken(Exception):  # noqa: N818 - a finding, not a failure of the simulator
+    """An invariant does not hold: the history has found a bug."""
+
+
+class Process:
+    """Something that can die."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.is_running = True
+        self.is_dead = False
+        self.is_cut_off = False
+        """Nobody can be reached from here, nor can this process be."""
+        self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.ends: dict[End, None] = {}
+        self.fuse = -1
+        """Steps on the disk until it dies; negative: it does not."""
+        self.pid = 1
+        self.stopped_s = float("inf")
+        """Since when it is dead or paused."""
+
+    def accept(self, end: End, port: int) -> None:
+        """Somebody has connected."""
+        raise NotImplementedError
+
+    def later(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
+        """Do something after a while, unless dead by then."""
+        world = self.world
+        world.count += 1
+        heappush(world.heap, (world.now + delay_s, world.count, self, act, args))
+
+    def note(self, what: str) -> None:
+        """Leave a line in the trace."""
+        self.world.trace.append((self.world.now, self.name, what))
+
+
+class End:
+    """One end of a connection."""
+
+    __slots__ = ("_last_s", "is_open", "on_closed", "on_message", "opened_s", "peer", "port", "process", "tag")
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.peer: End = self
+        self.port = 0
+        self.is_open = True
+        self.on_message: Callable[[End, Any], None] = _ignore
+        self.on_closed: Callable[[End], None] = _ignore_end
+        self.tag: Any = None
+        self.opened_s = process.world.now
+        self._last_s = 0.0
+        process.ends[self] = None
+
+    def send(self, message: Any) -> None:
+        """Send something; whether it arrives is another matter."""
+        if not self.is_open:
+            return
+        world = self.process.world
+        arrives = world.now + world.delay()
+        if arrives < self._last_s:
+            arrives = self._last_s
+        self._last_s = arrives
+        peer = self.peer
+        world.count += 1
+        heappush(world.heap, (arrives, world.count, peer.process, peer.take, (message,)))
+
+    def take(self, message: Any) -> None:
+        """Something has arrived."""
+        if self.is_open:
+            self.on_message(self, message)
+
+    def close(self) -> None:
+        """Hang up; the peer learns of it after all that was sent."""
+        if self.is_open:
+            self.is_open = False
+            self.process.ends.pop(self, None)
+            self.tell_peer()
+
+    def tell_peer(self) -> None:
+        """Let the peer know, after all that was sent, that nothing more will come."""
+        world = self.process.world
+        arrives = max(self._last_s, world.now + world.delay())
+        world.count += 1
+        heappush(world.heap, (arrives, world.count, self.peer.process, self.peer.notice, ()))
+
+    def notice(self) -> None:
+        """The other side has gone."""
+        if self.is_open:
+            self.is_open = False
+            self.process.ends.pop(self, None)
+            self.on_closed(self)
+
+    def tear(self, after_s: float) -> None:
+        """The connection breaks here: nothing more arrives, and after a while this side learns of it."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.process.ends.pop(self, None)
+        self.process.later(after_s, self.on_closed, self)
+
+
+def _ignore(end: End, message: Any) -> None:
+    """Nobody listens."""
+
+
+def _ignore_end(end: End) -> None:
+    """Nobody listens."""
+
+
+class World:
+    """One history: everything that happens in it follows from its seed."""
+
+    def __init__(self, rng: random.Random, slow: float) -> None:
+        self.rng = rng
+        self.now = 0.0
+        self.count = 0
+        self.events = 0
+        self.heap: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
+        self.trace: deque[tuple[float, str, str]] = deque(maxlen=TRACE)
+        self.disk = Disk()
+        self.faults: Counter[str] = Counter()
+        self.slow = slow
+        """The share of messages that take long."""
+        self.strike_at = -1
+        """The number of the event at which the next fault is due that is named by an event."""
+        self.on_strike: Callable[[Process | None], None] = _nobody
+        self.on_death: Callable[[Process], None] = _nobody
+        self.is_over = False
+
+    def delay(self) -> float:
+        """How long something is under way."""
+        random_ = self.rng.random
+        draw = random_()
+        if draw < self.slow:
+            # Now and then something is lost again and again, and sent again after ever longer times.
+            again = random_()
+            return 0.02 + 0.3 * again if again < 0.95 else 100 * (again - 0.94)
+        return 0.0002 + 0.002 * draw
+
+    def at(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
+        """Do something after a while that is nobody's."""
+        self.count += 1
+        heappush(self.heap, (self.now + delay_s, self.count, None, act, args))
+
+    def connect(self, process: Process, to: Process | None, port: int) -> End | None:
+        """Connect to a process; None where nobody listens or nothing gets through."""
+        if to is None or to.is_dead or to.is_cut_off or process.is_cut_off:
+            return None
+        here, there = End(process), End(to)
+        here.peer, there.peer, there.port = there, here, port
+        to.accept(there, port)
+        return here
+
+    def run(self, until_s: float) -> None:
+        """Let things happen until nothing is left to, or time is up, or it is over."""
+        heap, disk = self.heap, self.disk
+        while heap and not self.is_over:
+            at, _, owner, act, args = heappop(heap)
+            if at > until_s:
+                self.now = until_s
+                return
+            self.now = at
+            if owner is not None:
+                if not owner.is_running:
+                    if not owner.is_dead:
+                        owner.backlog.append((act, args))
+                    continue
+                self.events += 1
+                if self.events == self.strike_at:
+                    self.on_strike(owner)
+                    if owner.is_dead:
+                        continue
+                disk.fuse, disk.pid = owner.fuse, owner.pid
+            try:
+                act(*args)
+            except Killed:
+                assert owner is not None
+                disk.fuse = -1
+                self.kill(owner, "at a step of its writing")
+                continue
+            if owner is not None and owner.fuse >= 0:
+                owner.fuse = disk.fuse
+            disk.fuse = -1
+
+    def kill(self, process: Process, how: str, *, is_silent: bool = False, is_own_will: bool = False) -> None:
+        """End a process; silently: its machine is gone too, and nobody hears of it."""
+        if process.is_dead:
+            return
+        process.note(f"dies: {how}")
+        process.is_dead, process.is_running = True, False
+        process.stopped_s = min(process.stopped_s, self.now)
+        process.backlog.clear()
+        process.fuse = -1
+        for end in list(process.ends):
+            end.is_open = False
+            peer = end.peer
+            if is_silent:
+                peer.tear(SILENCE_S * (0.5 + 0.5 * self.rng.random()))
+            elif self.rng.random() < 0.3 and not is_own_will:
+                peer.tear(self.delay())  # a reset overtakes what was under way
+            else:
+                end.tell_peer()
+        process.ends.clear()
+        self.on_death(process)
+
+    def cut(self, end: End, *, is_silent: bool = False) -> None:
+        """Break one connection."""
+        for one in (end, end.peer):
+            one.tear(SILENCE_S * (0.5 + 0.5 * self.rng.random()) if is_silent else self.delay())
+
+    def pause(self, process: Process) -> None:
+        """Stop a process; its machine still takes what others send."""
+        if not process.is_dead and process.is_running:
+            process.is_running, process.stopped_s = False, self.now
+            process.note("is paused")
+
+    def wake(self, process: Process) -> None:
+        """Let a paused process go on, with everything that came meanwhile."""
+        if process.is_dead or process.is_running:
+            return
+        process.is_running, process.stopped_s = True, float("inf")
+        process.note("wakes up")
+        backlog, process.backlog = process.backlog, []
+        # What came on one connection is read in its order, but nobody says which connection is read first.
+        turns: dict[object, float] = {}
+        for act, args in backlog:
+            source = getattr(act, "__self__", None)
+            turns[source] = turns.get(source, 0.0) + 0.001 * self.rng.random()
+            process.later(turns[source], act, *args)
+
+
+def _nobody(process: Process | None) -> None:
+    """Nobody wants to know."""

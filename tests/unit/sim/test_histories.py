@@ -1,0 +1,68 @@
+"""Random histories hold all invariants, and a seed names one history."""
+
+from __future__ import annotations
+
+import pytest
+
+from bireme.sim.__main__ import main
+from bireme.sim.case import MODES, Mode, Reference, gradient, updated, usual_shape
+from bireme.sim.history import run_history
+from bireme.sim.mischief import PROFILES
+from bireme.sim.mutants import MUTANTS
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    first, again = run_history(11), run_history(11)
+    assert (first.events, first.seconds, first.trace, first.faults) == (
+        again.events, again.seconds, again.trace, again.faults,
+    )  # fmt: skip
+    assert run_history(12).trace != first.trace
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_random_histories_hold_all_invariants(mode: Mode) -> None:
+    for seed in range(40):
+        assert run_history(seed, mode).broken == ""
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_histories_of_every_profile_hold_all_invariants(profile: str) -> None:
+    for seed in range(900, 920):
+        assert run_history(seed, None, profile).broken == ""
+
+
+def test_the_usual_job_has_20_rounds_and_its_reference_depends_on_every_one() -> None:
+    shape = usual_shape()
+    reference = Reference(shape)
+    assert reference.ends == [10, 20]
+    values = [reference.value(round_, lane) for round_ in range(21) for lane in range(shape.all_lanes)]
+    assert len(set(values)) == len(values)
+
+
+def test_an_update_depends_on_the_order_of_its_terms_and_on_every_parameter() -> None:
+    assert gradient(0, 0, 0, (1, 2)) != gradient(0, 0, 0, (2, 1))
+    assert updated(0, 1, 2, 3, 0) != updated(0, 2, 1, 3, 0)
+    assert updated(0, 1, None, 3, 0) != updated(0, 1, 2, 3, 0)
+
+
+def test_the_command_counts_faults_and_says_that_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--histories", "5", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("5 histories in ")
+    assert "a second" in out
+    assert "faults" in out
+
+
+def test_the_command_shows_a_broken_history_and_how_to_see_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    with MUTANTS["a cut holds the round before"]():
+        assert main(["--histories", "50", "--mode", "async"]) == 1
+    out = capsys.readouterr().out
+    assert "BROKEN" in out
+    assert "see it again: ./dev simulate --replay " in out
+    assert out.rstrip().endswith("--mode async")
+    assert "starts as incarnation" in out
+
+
+def test_a_history_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--replay", "4"]) == 0
+    assert "all invariants held" in capsys.readouterr().out
