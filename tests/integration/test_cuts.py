@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import queue
@@ -16,7 +17,7 @@ from tests.integration.test_server_and_client import cluster as cluster  # a fix
 
 from bireme.core import faults
 from bireme.ps.client import Exchange
-from bireme.ps.cutting import PartDone
+from bireme.ps.cutting import Capture, Cutter, PartDone
 from bireme.ps.parts import read_part
 from bireme.ps.plan import Layout
 from bireme.ps.rowframes import Block
@@ -113,6 +114,33 @@ def test_a_cut_holds_its_round_though_training_goes_on(
     assert at == 3 + CUT_AFTER
     start(other, tmp_path / "more", pservers=pservers, lanes=lanes, base=base_of([cut]))
     assert train(other, range(at, 9)) == states[at:]
+
+
+def test_a_lane_saves_what_it_overwrites_when_nobody_has_copied_it_yet(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures: list[Capture] = []
+    monkeypatch.setattr(Cutter, "give", lambda self, cut, capture: captures.append(capture))  # the copier sleeps
+    start(cluster, tmp_path, pservers=1, lanes=1)
+    truth: dict[str, bytes] = {}
+
+    def before(round_: int) -> None:
+        if round_ == 1:
+            ask(cluster)
+        if len(captures) == 2 and not truth:  # its dense and its sparse lane have come to the cut: this is what it is
+            for capture in captures:
+                twin = copy.copy(capture)
+                twin.make()
+                truth.update({name: array.tobytes() for name, array in twin.arrays.items()})
+                for array in capture.arrays.values():
+                    if array.dtype == np.float32:
+                        array.fill(0.0)  # as if nothing had been copied
+
+    train(cluster, range(8), before)
+    assert truth, "no cut was taken"
+    for capture in captures:
+        assert capture.is_made
+        assert {n: a.tobytes() for n, a in capture.arrays.items()}.items() <= truth.items()
 
 
 def test_lanes_go_on_from_a_chain_of_cuts_as_if_nothing_had_happened(

@@ -249,6 +249,10 @@ class Lane:
         """Apply a complete round. Runs under the lane's lock, which kernels do not need."""
         rate = learning_rate(self._rule, closing.samples, closing.pass_id)
         faults.at("lane.landed", closing.round)
+        if self._capture is not None:
+            # What this update overwrites and a cut still needs is copied first.
+            self._capture.make(closing.round)
+            self._capture = None if self._capture.is_made else self._capture
         self._store.apply(closing, rate)
         faults.at("lane.applied", closing.round)
         done = self.rounds.close()
