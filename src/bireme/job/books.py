@@ -57,8 +57,9 @@ def mend(output: Path, shards: int, run: int) -> Past:
         write_atomic(output / LEDGER, b"".join(msgspec.json.encode(row) + b"\n" for row in kept))
     begun = [i for i, row in enumerate(metrics) if (row.get("kind"), row.get("run")) == ("begin", run)]
     own = metrics[begun[-1] :] if begun else []
-    closed = [_closed(row) for row in own if row.get("event") == "pass" and row["pass_id"] <= saved]
-    elapsed_s = time.time() - float(own[0]["unix"]) if own else 0.0
+    closed = [one for row in own if (one := _closed(row)) is not None and one.pass_id <= saved]
+    began = own[0].get("unix") if own else None
+    elapsed_s = time.time() - began if isinstance(began, int | float) else 0.0
     return Past(saved, elapsed_s, closed)
 
 
@@ -103,6 +104,10 @@ def _pass_of(row: Row) -> int:
     return found if isinstance(found, int) else -1
 
 
-def _closed(row: Row) -> m.PassClosed:
+def _closed(row: Row) -> m.PassClosed | None:
+    """A pass as it was told; None for any other line."""
     known = {name: row[name] for name in m.PassClosed.__struct_fields__ if name in row}
-    return msgspec.convert(known, m.PassClosed)
+    try:
+        return msgspec.convert(known, m.PassClosed) if row.get("event") == "pass" else None
+    except msgspec.MsgspecError:
+        return None  # a flipped bit is not ours to hide, nor to stumble over

@@ -30,7 +30,7 @@ from bireme.core.errors import (
     StorageError,
 )
 from bireme.core.files import write_atomic
-from bireme.job import books, snapshots
+from bireme.job import books, incarnations, snapshots
 from bireme.job import messages as m
 from bireme.job.coordinator import Coordinator
 from bireme.job.discover import Discovery
@@ -267,6 +267,9 @@ class Coordinating:
     def _conclude(self) -> None:
         facts = self._machine.facts
         if facts is None or not Path(facts.output).is_dir():
+            return
+        if incarnations.newest_of(Path(facts.output), "pserver 0") > self._machine.incarnation:
+            log.warning("another coordinator speaks for the job")
             return
         status = status_of(self._machine, time.monotonic())
         try:

@@ -19,7 +19,7 @@ from bireme.core.draws import stream_key
 from bireme.job import messages as m
 from bireme.job.cuts import Cuts, inputs_of, manifest_of
 from bireme.job.effects import Base, Commit, Conclude, Effect, HangUp, Leave, Load, Reach, RefuseJoin, Send, Write
-from bireme.job.joining import begin_of, difference, settle_facts, setup_of, wrong_rank
+from bireme.job.joining import begin_of, settle_facts, setup_of, why_not
 from bireme.job.manifest import Manifest
 from bireme.job.members import Member, Pserver, Trainer
 from bireme.job.passes import Passes
@@ -106,7 +106,8 @@ class Coordinator:
         if self.phase in ENDED:
             return [self._turn_away(connection)]
         facts = settle_facts(join.facts, self.expected)
-        refusal = self._refuse_join(join, facts)
+        present = self.trainers.get(join.trainer)
+        refusal = why_not(join, facts, present.join if present else None, self.facts, self.expected)
         if refusal is not None:
             return [RefuseJoin(connection, *refusal)]
         effects: list[Effect] = []
@@ -124,21 +125,6 @@ class Coordinator:
             return HangUp(connection)
         how = next(ending for ending in ENDED if ending == self.phase)
         return Send(connection, m.Stop(reason=self.reason, how=how))
-
-    def _refuse_join(self, join: m.Join, facts: m.Facts) -> tuple[str, str] | None:
-        wrong = wrong_rank(join.trainer, self.expected)
-        if wrong:
-            return wrong
-        present = self.trainers.get(join.trainer)
-        if present is not None and not _is_later(present.join, join):
-            return f"trainer {join.trainer} has joined already", "give each trainer its own --trainer_id"
-        if facts.shards < facts.trainers:
-            return f"{facts.trainers} trainers but only {facts.shards} data shards", ""
-        differs = difference(self.facts, facts, self.expected)
-        if differs:
-            what = f"trainer {join.trainer} runs another job: {differs}"
-            return what, "give all trainers the same config and flags"
-        return None
 
     def pserver_reached(self, rank: int, connection: int, address: m.Address, now_s: float) -> list[Effect]:
         """A connection to a pserver is open."""
@@ -430,14 +416,3 @@ class Coordinator:
         stop = m.Stop(reason=reason, how=how)
         sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.trainers.values()]
         return [Conclude(), *sends, *self._tell_pservers(stop), Leave(reason, is_own)]
-
-
-def _is_later(present: m.Join, join: m.Join) -> bool:
-    """Whether who joins is the successor of who is there, or the same one again, which has lost its connection.
-
-    Those that were started by hand have no numbers to tell by: a second one with the same id is a mistake. Where there
-    are numbers, they decide alone: in containers a successor has the name and the process id of the one before.
-    """
-    if join.incarnation or present.incarnation:
-        return join.incarnation >= present.incarnation
-    return (present.pid, present.host) == (join.pid, join.host)

@@ -26,8 +26,8 @@ LOOK_AGAIN_S = 0.5
 class Discovery(Protocol):
     """Where the pservers of a job are."""
 
-    def announce(self, pserver: int, address: Address) -> None:
-        """Tell the others where this pserver listens."""
+    def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
+        """Tell the others where this pserver listens; a later incarnation's word counts."""
 
     def find(self) -> list[Address | None]:
         """The pservers known right now, by rank; None for one that has not announced itself."""
@@ -40,21 +40,18 @@ class SharedDirectory:
         self._directory = directory
         self._pservers = pservers
 
-    def announce(self, pserver: int, address: Address) -> None:
-        """Write this pserver's file."""
+    def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
+        """Write this pserver's file, beside those of its earlier lives."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._directory / f"pserver-{pserver}.json", msgspec.json.encode(address))
+        write_atomic(self._directory / f"pserver-{pserver}.{incarnation:08d}.json", msgspec.json.encode(address))
 
     def find(self) -> list[Address | None]:
         """Read what is there."""
         return [self._read(rank) for rank in range(self._pservers)]
 
     def _read(self, rank: int) -> Address | None:
-        try:
-            data = (self._directory / f"pserver-{rank}.json").read_bytes()
-        except FileNotFoundError:
-            return None
-        return msgspec.json.decode(data, type=Address)
+        lives = sorted(self._directory.glob(f"pserver-{rank}.*.json"))
+        return msgspec.json.decode(lives[-1].read_bytes(), type=Address) if lives else None
 
 
 class HostList:
@@ -75,7 +72,7 @@ class HostList:
         first = int(own) if colon else port
         return Address(host=name, ports=tuple(range(first, first + ports_num)))
 
-    def announce(self, pserver: int, address: Address) -> None:
+    def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
         """Nothing to do: everybody was told."""
 
     def find(self) -> list[Address | None]:

@@ -27,3 +27,9 @@ def take(output: Path, who: str) -> int:
                 continue  # somebody else was faster
             sync_directory(directory)
             return number
+
+
+def newest_of(output: Path, who: str) -> int:
+    """The highest number that `who` has taken; 0 for none."""
+    found = [p for p in (output / DIRECTORY).glob("[0-9]*") if p.read_text().startswith(f"{who},")]
+    return max((int(p.name) for p in found), default=0)

@@ -28,6 +28,34 @@ def wrong_rank(rank: int, trainers: int) -> tuple[str, str] | None:
     )
 
 
+def why_not(
+    join: m.Join, facts: m.Facts, present: m.Join | None, known: m.Facts | None, trainers: int
+) -> tuple[str, str] | None:
+    """Why a trainer may not join, and how to mend it; None if it may. `present` holds its rank, `known` is the job."""
+    wrong = wrong_rank(join.trainer, trainers)
+    if wrong:
+        return wrong
+    if present is not None and not _is_later(present, join):
+        return f"trainer {join.trainer} has joined already", "give each trainer its own --trainer_id"
+    if facts.shards < facts.trainers:
+        return f"{facts.trainers} trainers but only {facts.shards} data shards", ""
+    differs = difference(known, facts, trainers)
+    if differs:
+        return f"trainer {join.trainer} runs another job: {differs}", "give all trainers the same config and flags"
+    return None
+
+
+def _is_later(present: m.Join, join: m.Join) -> bool:
+    """Whether who joins is the successor of who is there, or the same one again, which has lost its connection.
+
+    Those that were started by hand have no numbers to tell by: a second one with the same id is a mistake. Where there
+    are numbers, they decide alone: in containers a successor has the name and the process id of the one before.
+    """
+    if join.incarnation or present.incarnation:
+        return join.incarnation >= present.incarnation
+    return (present.pid, present.host) == (join.pid, join.host)
+
+
 def difference(ours: m.Facts | None, theirs: m.Facts, trainers: int) -> str:
     """In what a trainer's facts differ from those of the others; '' if they agree."""
     if theirs.trainers != trainers:

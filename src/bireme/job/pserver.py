@@ -109,9 +109,8 @@ class PserverProcess:
         self._discovery = discovery
         self._server.start()
         if discovery is not None:
-            discovery.announce(
-                self._options.rank, m.Address(host=self._options.host or "127.0.0.1", ports=tuple(ports))
-            )
+            address = m.Address(host=self._options.host or "127.0.0.1", ports=tuple(ports))
+            discovery.announce(self._options.rank, address, self._options.incarnation)
         # The handler takes no lock: the main thread may hold it at that moment.
         signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -78,7 +78,7 @@ def read_reports(directory: Path) -> list[Report]:
 
 
 # Losing a peer, or being sent away by one, is a consequence of something that happened before.
-_CONSEQUENCES = {"ProcessError": 1, "RefusedError": 2, "NetworkError": 3}
+_CONSEQUENCES = {"ProcessError": 1, "RefusedError": 2, "StaleError": 2, "NetworkError": 3}
 
 
 def first_cause(reports: Iterable[Report]) -> Report | None:

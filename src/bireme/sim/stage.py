@@ -65,8 +65,10 @@ class Stage:
     # Where to find whom
 
     def announce(self, pserver: SimPserver) -> None:
-        """A pserver listens from now on."""
-        self._announced[pserver.rank] = pserver
+        """A pserver listens from now on; the word of a later life counts."""
+        before = self._announced.get(pserver.rank)
+        if before is None or before.incarnation < pserver.incarnation:
+            self._announced[pserver.rank] = pserver
         self._hosts[self.address_of(pserver).host] = pserver
 
     def address_of(self, process: Process) -> m.Address:
@@ -76,7 +78,7 @@ class Stage:
         return m.Address(host=host, ports=tuple(range(self.shape.lanes)))
 
     def pserver_at(self, rank: int) -> SimPserver | None:
-        """The pserver of a rank that announced itself last."""
+        """The latest life of a pserver that has announced itself."""
         return self._announced.get(rank)
 
     def at_address(self, address: m.Address) -> SimPserver | None:

@@ -82,3 +82,10 @@ def test_a_host_with_a_port_that_is_none_is_refused_by_name(hosts: str) -> None:
 def test_an_empty_list_of_hosts_is_told_as_such() -> None:
     with pytest.raises(UsageError, match="names no host"):
         HostList(" , ", 7164, 1)
+
+
+def test_the_word_of_a_later_life_counts_whoever_speaks_last(tmp_path: Path) -> None:
+    place = SharedDirectory(tmp_path, 1)
+    place.announce(0, HERE, incarnation=12)
+    place.announce(0, THERE, incarnation=7)  # it was stopped before it could say so, and has been replaced
+    assert place.find() == [HERE]

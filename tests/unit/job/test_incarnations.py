@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bireme.core.errors import StorageError
-from bireme.job.incarnations import DIRECTORY, take
+from bireme.job.incarnations import DIRECTORY, newest_of, take
 
 
 def test_numbers_grow_from_one_and_say_who_took_them(tmp_path: Path) -> None:
@@ -52,3 +52,10 @@ def test_an_output_that_is_a_file_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / DIRECTORY).touch()
     with pytest.raises(StorageError, match=DIRECTORY):
         take(tmp_path, "runner")
+
+
+def test_the_newest_number_of_one_process_is_known(tmp_path: Path) -> None:
+    assert newest_of(tmp_path, "pserver 0") == 0
+    taken = [take(tmp_path, who) for who in ("pserver 0", "pserver 1", "pserver 0", "trainer 0")]
+    assert newest_of(tmp_path, "pserver 0") == taken[2]
+    assert newest_of(tmp_path, "pserver 1") == taken[1]
