@@ -53,7 +53,9 @@ class Cli:
             "XDG_CACHE_HOME": str(self.home / "cache"),
             "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", ""),
         }
-        return {**os.environ, **{k: v for k, v in own.items() if v}, **extra}
+        # `./dev test` says what it is called; users of these tests call it by its name.
+        inherited = {k: v for k, v in os.environ.items() if k != "BIREME_COMMAND"}
+        return {**inherited, **{k: v for k, v in own.items() if v}, **extra}
 
     def start(self, *args: object, cwd: Path | None = None, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
