@@ -195,7 +195,9 @@ def _torn(file: File, rng: random.Random) -> bytes:
         return file.kept
     if draw < 0.6:
         return file.data
-    end = rng.randint(0, len(file.data))
+    # What was synced stays where more was merely appended to it.
+    safe = len(file.kept) if file.data.startswith(file.kept) else 0
+    end = rng.randint(safe, len(file.data))
     return file.data[:end] + (b"\0" * (len(file.data) - end) if draw < 0.75 else b"")
 
 
