@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from bireme.job import messages as m
 from bireme.job.manifest import EndedPass, Inputs, Manifest, PartRecord, rules_hash
+from bireme.ps.cutting import PartDone
 from bireme.ps.rounds import PassTotals
+from bireme.ps.setup import Setup
 
 
 class Cuts:
@@ -40,6 +42,24 @@ class Cuts:
         if self._newest is None or not any(part.is_delta for part in parts):
             return ()
         return (*self._newest.base, self._newest.name)
+
+
+def part_of(setup: Setup, done: PartDone) -> m.CutPart:
+    """What the coordinator is told of a pserver's part."""
+    counts, written = done.counts, done.written
+    return m.CutPart(
+        pserver=setup.pserver,
+        history=setup.view,
+        round=counts.round,
+        pass_id=counts.pass_id,
+        batch=0 if done.ends_pass else counts.round - counts.pass_start,
+        samples=counts.samples,
+        ends_pass=done.ends_pass,
+        file=done.path.name if written else "",
+        sha256=written.sha256 if written else "",
+        nbytes=written.nbytes if written else 0,
+        is_delta=done.is_delta,
+    )
 
 
 def manifest_of(

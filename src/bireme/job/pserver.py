@@ -20,6 +20,7 @@ from functools import partial
 from bireme.core.errors import FrameError, NetworkError, UsageError
 from bireme.job import messages as m
 from bireme.job.coordinating import Coordinating
+from bireme.job.cuts import part_of
 from bireme.job.discover import Discovery
 from bireme.ps.cutting import PartDone
 from bireme.ps.frames import Head
@@ -193,23 +194,9 @@ class PserverProcess:
 
     def _part_done(self, setup: Setup, part: PartDone) -> None:
         """Tell the coordinator of our part of a cut; called on the writer's thread."""
-        counts, written = part.counts, part.written
-        told = m.CutPart(
-            pserver=setup.pserver,
-            history=setup.view,
-            round=counts.round,
-            pass_id=counts.pass_id,
-            batch=0 if part.ends_pass else counts.round - counts.pass_start,
-            samples=counts.samples,
-            ends_pass=part.ends_pass,
-            file=part.path.name if written else "",
-            sha256=written.sha256 if written else "",
-            nbytes=written.nbytes if written else 0,
-            is_delta=part.is_delta,
-        )
         try:
             if self._link is not None:
-                self._link.send(told)
+                self._link.send(part_of(setup, part))
         except NetworkError as e:
             log.warning("the coordinator does not hear of a snapshot: %s", e.what)
 

@@ -6,12 +6,15 @@ by the same `Standing`; parts are written by the same `write_part`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bireme.core.errors import BiremeError, FrameError, StaleError, StorageError
 from bireme.job import incarnations
 from bireme.job import messages as m
+from bireme.job.cuts import part_of
 from bireme.ps.counts import pack_counts
+from bireme.ps.cutting import PartDone
 from bireme.ps.frames import Head, Record
 from bireme.ps.parts import Written, part_path, read_part, write_part
 from bireme.ps.rounds import Counts, PassTotals
@@ -220,36 +223,20 @@ class SimPserver(Process):
 
     def _write(self, cut: _Cut) -> None:
         self._is_writing = False
-        name, written = "", None
+        path, written = Path(), None
         if cut.setup is self._setup:  # else it is of a history that is over
             try:
-                name, written = self._write_part(cut)
+                path, written = self._write_part(cut)
             except StorageError as e:
                 self.note(f"no snapshot of round {cut.counts.round}: {e.what}")
-            self._tell_part(cut, name, written)
+            if self._link is not None:
+                self._link.send(part_of(cut.setup, PartDone(cut.counts, cut.ends_pass, path, written)))
         self._write_next()
 
-    def _write_part(self, cut: _Cut) -> tuple[str, Written]:
+    def _write_part(self, cut: _Cut) -> tuple[Path, Written]:
         setup = cut.setup
         place = self.world.disk.at(setup.snapshots)
         path = part_path(place, cut.counts.round, setup.view, setup.pserver)
         written = write_part(path, {}, meta_of(cut.values, pack_counts(cut.counts)))
         self.note(f"has written its part of round {cut.counts.round}")
-        return path.name, written
-
-    def _tell_part(self, cut: _Cut, name: str, written: Written | None) -> None:
-        counts, setup = cut.counts, cut.setup
-        told = m.CutPart(
-            pserver=setup.pserver,
-            history=setup.view,
-            round=counts.round,
-            pass_id=counts.pass_id,
-            batch=0 if cut.ends_pass else counts.round - counts.pass_start,
-            samples=counts.samples,
-            ends_pass=cut.ends_pass,
-            file=name,
-            sha256=written.sha256 if written else "",
-            nbytes=written.nbytes if written else 0,
-        )
-        if self._link is not None:
-            self._link.send(told)
+        return path, written
