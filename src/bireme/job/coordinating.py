@@ -279,8 +279,8 @@ class Coordinating:
 
     def _leave(self, effect: Leave) -> None:
         log.info("leaving: %s", effect.reason)
-        if effect.is_own:
-            is_empty = "sample" in effect.reason
-            fix = "look into the shards' train.list" if is_empty else "look into the logs in node_*/"
-            self.failure = self.failure or (DataError if is_empty else ProcessError)(effect.reason, fix=fix)
+        if effect.own_fault == "data":
+            self.failure = self.failure or DataError(effect.reason, fix="look into the shards' train.list")
+        elif effect.own_fault == "process":
+            self.failure = self.failure or ProcessError(effect.reason, fix="look into the logs in node_*/")
         self._on_leave(effect.reason)

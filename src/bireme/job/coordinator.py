@@ -18,10 +18,23 @@ import msgspec
 from bireme.core.draws import stream_key
 from bireme.job import messages as m
 from bireme.job.cuts import Cuts, inputs_of, manifest_of
-from bireme.job.effects import Base, Commit, Conclude, Effect, HangUp, Leave, Load, Reach, RefuseJoin, Send, Write
+from bireme.job.effects import (
+    Base,
+    Commit,
+    Conclude,
+    Effect,
+    HangUp,
+    Leave,
+    Load,
+    OwnFault,
+    Reach,
+    RefuseJoin,
+    Send,
+    Write,
+)  # fmt: skip
 from bireme.job.joining import begin_of, settle_facts, setup_of, why_not
 from bireme.job.manifest import Manifest
-from bireme.job.members import Member, Pserver, Trainer
+from bireme.job.members import Pserver, Trainer, members_of, progress_facts
 from bireme.job.passes import Passes
 from bireme.job.phases import ENDED, ENDINGS, TRANSITIONS, Phase, Reason
 from bireme.ps.rounds import PassTotals
@@ -143,8 +156,7 @@ class Coordinator:
 
     def alive(self, connection: int, now_s: float) -> list[Effect]:
         """Somebody says that it is still there."""
-        members: list[Member] = [*self.trainers.values(), *self.pservers.values()]
-        for member in members:
+        for member in members_of(self.trainers, self.pservers).values():
             if member.connection == connection:
                 member.heard_s = now_s
         return []
@@ -181,10 +193,12 @@ class Coordinator:
         waited_s = now_s - self._waits_since_s
         if self.phase == "gathering" and waited_s > self.facts.patience_s:
             missing = "; ".join(self.missing())
-            return self._end("failed", f"waited {waited_s:.0f} s for {missing}", is_own=True)
+            return self._end("failed", f"waited {waited_s:.0f} s for {missing}", own_fault="process")
         if self.phase == "setting-up" and waited_s > self.facts.patience_s + SET_UP_PATIENCE_S:
             late = [f"pserver {r}" for r, p in self.pservers.items() if p.ready_in != self.view]
-            return self._end("failed", f"waited {waited_s:.0f} s for {', '.join(late)} to get ready", is_own=True)
+            return self._end(
+                "failed", f"waited {waited_s:.0f} s for {', '.join(late)} to get ready", own_fault="process"
+            )
         return self._advance(now_s)
 
     def missing(self) -> list[str]:
@@ -259,7 +273,8 @@ class Coordinator:
             self.passes.closed = list(past.closed)
         if ending := self._end_if_done(facts):
             return ending  # the coordinator before this one died between its last word in the ledger and its last word
-        orders = [setup_of(facts, (self.job_id, self.view), rank, base) for rank in range(facts.pservers)]
+        ids = (self.job_id, self.view)
+        orders = [setup_of(facts, ids, rank, base) for rank in range(facts.pservers)]
         return [Send(self.pservers[setup.pserver].connection, m.SetUp(setup=setup)) for setup in orders]
 
     def ready(self, connection: int, message: m.Ready, now_s: float) -> list[Effect]:
@@ -304,13 +319,7 @@ class Coordinator:
         if self.losses and message.closed and message.view == self.view and self.phase == "training":
             effects = [self._event("recovered", now_s, round=message.round, after=list(self.losses))]
             self.losses, self._mends = [], 0
-        n = max(message.samples, 1)
-        line = {
-            "event": "progress", "t": round(now_s - self.begun_s, 3), "trainer": message.trainer,
-            "pass": message.pass_id, "batch": message.batch, "samples": message.samples, "cost": message.cost / n,
-            "rate": round(message.rate, 1), "round": message.round,
-        }  # fmt: skip
-        return [*effects, Write("metrics.jsonl", (line,))]
+        return [*effects, self._event("progress", now_s, **progress_facts(message))]
 
     def lane_passed(self, history: int, totals: PassTotals, now_s: float) -> list[Effect]:
         """The first lane has closed a pass: these samples were applied."""
@@ -334,7 +343,7 @@ class Coordinator:
         if closed is None or 0 not in self.trainers:
             return []
         if closed.samples == 0:
-            return self._end("failed", "there is not one training sample in all shards", is_own=True)
+            return self._end("failed", "there is not one training sample in all shards", own_fault="data")
         return [Send(self.trainers[0].connection, closed)]
 
     def part_done(self, message: m.CutPart, now_s: float) -> list[Effect]:
@@ -408,11 +417,11 @@ class Coordinator:
         """Somebody asked to stop."""
         return self._end("cancelled", "stopped on request")
 
-    def _end(self, how: m.Ending, reason: str, *, is_own: bool = False) -> list[Effect]:
+    def _end(self, how: m.Ending, reason: str, *, own_fault: OwnFault | None = None) -> list[Effect]:
         if self.phase in ENDED:
             return []
         self._to(ENDINGS[how])
         self.reason = reason
         stop = m.Stop(reason=reason, how=how)
         sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.trainers.values()]
-        return [Conclude(), *sends, *self._tell_pservers(stop), Leave(reason, is_own)]
+        return [Conclude(), *sends, *self._tell_pservers(stop), Leave(reason, own_fault)]

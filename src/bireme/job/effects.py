@@ -10,6 +10,8 @@ from bireme.job import messages as m
 from bireme.job.books import Past
 from bireme.job.manifest import Inputs, Manifest
 
+OwnFault = Literal["data", "process"]
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
@@ -91,8 +93,8 @@ class Leave:
     """Effect: go."""
 
     reason: str
-    is_own: bool = False
-    """The coordinator itself found the fault, so nobody else will tell."""
+    own_fault: OwnFault | None = None
+    """What the coordinator itself found wrong, so that nobody else will tell."""
 
 
 Effect = Send | RefuseJoin | HangUp | Reach | Load | Commit | Write | Conclude | Leave

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from bireme.job.coordinator import Coordinator
-from bireme.job.members import Member, Pserver, Trainer
+from bireme.job.members import Pserver, Trainer, members_of
 from bireme.job.phases import ENDED
 from bireme.ps.lane import Awaited
 from bireme.ps.tree import share_out
@@ -42,9 +42,8 @@ def waits_for(machine: Coordinator, now_s: float, late: Awaited | None = None) -
     if machine.phase in ENDED:
         return []
     found = machine.missing() if machine.facts is not None else []
-    members: list[tuple[str, Member]] = [(f"trainer {rank}", t) for rank, t in sorted(machine.trainers.items())]
-    members += [(f"pserver {rank}", p) for rank, p in sorted(machine.pservers.items())]
-    for name, member in members if machine.phase == "training" else ():
+    members = members_of(machine.trainers, machine.pservers) if machine.phase == "training" else {}
+    for name, member in members.items():
         silent_s = now_s - member.heard_s
         if silent_s > SILENT_S:
             found.append(f"{name}, which has said nothing for {silent_s:.0f} s")

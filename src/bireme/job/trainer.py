@@ -245,8 +245,8 @@ class TrainerProcess:
             incarnation=options.incarnation,
         )
         while True:
-            is_over = lambda: self._last_word() is not None  # noqa: E731
-            line = m.Line(reach_coordinator(discovery, options.connect_timeout_s, is_over))
+            sock = reach_coordinator(discovery, options.connect_timeout_s, lambda: self._last_word() is not None)
+            line = m.Line(sock)
             try:
                 line.send(join)
                 break
