@@ -29,7 +29,13 @@ output: output
 """
 
 
-def prepare(directory: Path, *, shards: int = 3, on_progress: Callable[[int, int], None] | None = None) -> ReviewFacts:
+def prepare(
+    directory: Path,
+    *,
+    shards: int = 3,
+    reviews: int = 24_000,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ReviewFacts:
     """Write the demo's directory; refuses one that has something in it."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise OutputExistsError(
@@ -39,7 +45,7 @@ def prepare(directory: Path, *, shards: int = 3, on_progress: Callable[[int, int
         (directory / "quick_start").mkdir(parents=True, exist_ok=True)
         for name in program_files():
             (directory / "quick_start" / name).write_bytes(_read(name))
-    facts = write_reviews(directory / "reviews", on_progress=on_progress)
+    facts = write_reviews(directory / "reviews", train=reviews, on_progress=on_progress)
     split_lines(directory / "reviews", directory, shards)
     # The job comes last: a directory with a job.yaml is complete.
     write_atomic(directory / "job.yaml", JOB_YAML.format(shards=shards).encode())
