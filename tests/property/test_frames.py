@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from bireme.core.errors import FrameError
 from bireme.ps import frames
-from bireme.ps.frames import HEAD_NBYTES, Flag, Head, Kind, Record, pack_records, unpack_head, unpack_records
+from bireme.ps.frames import HEAD_NBYTES, Head, Kind, Record, pack_records, unpack_head, unpack_records
 
 _U32, _U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 _FLOATS = st.floats(allow_nan=False)
 _HEADS = st.builds(
     Head,
     kind=st.sampled_from(Kind),
-    flags=st.integers(0, 15).map(Flag),
+    flags=st.integers(0, 15),
     job=_U64,
     view=_U64,
     round=_U64,

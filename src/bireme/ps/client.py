@@ -195,7 +195,7 @@ class Exchange:
         """What the wire's coding has cost at most, as a share of a gradient's norm."""
         return self._coder.error if self._coder else 0.0
 
-    def _head(self, kind: Kind, flags: Flag = Flag.NONE, **fields: int) -> Head:
+    def _head(self, kind: Kind, flags: int = Flag.NONE, **fields: int) -> Head:
         me = self._me
         return Head(kind, flags, job=me.job, view=me.view, incarnation=me.incarnation, **fields)
 

@@ -52,8 +52,8 @@ class Kind(enum.IntEnum):
     """Trainer to lane and back, first on a Unix socket: segments to share, as descriptors beside the frame."""
 
 
-class Flag(enum.IntFlag, boundary=enum.STRICT):
-    """Bits of a head."""
+class Flag(enum.IntEnum):
+    """Bits of a head. Plain numbers: those of a real flag type take long to combine, and every round does."""
 
     NONE = 0
     AT_PASS = 1
@@ -66,11 +66,15 @@ class Flag(enum.IntFlag, boundary=enum.STRICT):
     """PULL from a sparse lane, and its SLICE: every row that exists, with its id."""
 
 
+_KINDS = {kind.value: kind for kind in Kind}
+_ALL_FLAGS = sum(Flag)
+
+
 class Head(NamedTuple):
     """The first 64 bytes of a frame, decoded."""
 
     kind: Kind
-    flags: Flag = Flag.NONE
+    flags: int = Flag.NONE
     job: int = 0
     view: int = 0
     round: int = 0
@@ -113,10 +117,9 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
             f"frame version {version}, this is bireme with version {VERSION}",
             fix="run the same bireme on every node",
         )
-    try:
-        head = Head(Kind(kind), Flag(flags), *rest)
-    except ValueError as e:
-        raise FrameError(f"unknown frame kind {kind} or flags {flags:#x}") from e
+    if kind not in _KINDS or flags & ~_ALL_FLAGS:
+        raise FrameError(f"unknown frame kind {kind} or flags {flags:#x}")
+    head = Head(_KINDS[kind], flags, *rest)
     limit = MAX_CONTROL_NBYTES if head.kind in (Kind.CONTROL, Kind.REFUSE, Kind.ATTACH) else MAX_ARRAY_NBYTES
     if head.nbytes > limit or head.records > MAX_RECORDS:
         raise FrameError(f"a {head.kind.name} frame of {head.nbytes} bytes and {head.records} records is too long")

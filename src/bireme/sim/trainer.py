@@ -282,7 +282,7 @@ class SimTrainer(Process):
         else:
             self._unsent.append((PUSH, head, records, payload or 0, True))
 
-    def _head(self, kind: Kind, flags: Flag, round_: int, lo: int, hi: int, extra: int) -> Head:
+    def _head(self, kind: Kind, flags: int, round_: int, lo: int, hi: int, extra: int) -> Head:
         assert self._begin is not None
         begin = self._begin
         return Head(kind, flags, begin.job, begin.view, round_, 0, self.incarnation, lo, hi, 0, extra)
@@ -292,7 +292,7 @@ class SimTrainer(Process):
         for end in self._lanes:
             end.send(frames)
 
-    def _ask(self, flags: Flag, round_: int, shard: int = 0, pass_id: int = 0, *, may_differ: bool = False) -> Asking:
+    def _ask(self, flags: int, round_: int, shard: int = 0, pass_id: int = 0, *, may_differ: bool = False) -> Asking:
         self._unsent.append((PULL, self._head(Kind.PULL, flags, round_, shard, shard + 1, pass_id)))
         self._flush()
         replies: list[Slice] = yield None
