@@ -1,0 +1,165 @@
+"""What an image stands on: a Debian made by debootstrap, a directory with a root file system, or an OCI archive.
+
+Whatever it was, it becomes a tree to run Python in and one or more layers. A debootstrapped Debian is kept in the
+cache, by the suite, the mirror and the packages asked for; `is_fresh` makes it anew, for newer packages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bireme.core.errors import ImageError, MissingError
+from bireme.images.archive import read_archive
+from bireme.images.cache import Cache, key_of, key_of_tree
+from bireme.images.inside import MOUNTED
+from bireme.images.layers import TAR, Layer, write_layer
+
+SUITE = "bookworm"
+MIRROR = "http://deb.debian.org/debian"
+PACKAGES = ("ca-certificates", "python3")
+# Left out: what only apt, people or another boot of the machine would use. Licences stay.
+_UNUSED = re.compile(
+    r"usr/share/(?:man|info|locale|lintian|doc-base|bug|bash-completion)/.*"
+    r"|usr/share/doc/[^/]+/(?!copyright$).*|var/cache/.+|var/lib/apt/lists/.+|var/log/.+|debootstrap"
+    r"|etc/(?:machine-id|hostname|resolv\.conf|.*-)|var/lib/dpkg/.*-old|.*/__pycache__"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A root file system that has Python."""
+
+    tree: Path
+    layers: tuple[Layer, ...]
+    python: str
+    """Path of the interpreter: /usr/bin/python3.11."""
+
+    @property
+    def version(self) -> str:
+        """Python's version as in its directories: 3.11."""
+        return self.python.rpartition("python")[2]
+
+
+def open_base(given: str, cache: Cache, *, is_fresh: bool = False, on_step: Callable[[str], None]) -> Base:
+    """Find or make the base: `debootstrap`, a directory, or an OCI archive."""
+    if given == "debootstrap":
+        tree = _debootstrapped(cache, is_fresh, on_step)
+        facts = tree.stat()
+        return _of_tree(tree, key_of(tree.name, str(facts.st_ino), str(facts.st_mtime_ns)), cache)
+    path = Path(given).absolute()
+    if path.is_dir():
+        return _of_tree(path, key_of_tree(path, _is_unused), cache)
+    if path.is_file():
+        return _of_archive(path, cache)
+    raise ImageError(f"there is no base {given}", fix="name a directory, an OCI archive, or `debootstrap`")
+
+
+def _debootstrapped(cache: Cache, is_fresh: bool, on_step: Callable[[str], None]) -> Path:
+    tree = cache.trees / f"debian-{key_of(SUITE, MIRROR, *PACKAGES)[:16]}"
+    if tree.is_dir() and not is_fresh:
+        return tree
+    if shutil.which("debootstrap", path=_path()) is None:
+        fix = "`apt-get install debootstrap`, or give `--base` a directory or an OCI archive"
+        raise MissingError("debootstrap is not installed", fix=fix)
+    if os.geteuid() != 0:
+        fix = "run as root, or give `--base` a directory or an OCI archive"
+        raise ImageError("debootstrap needs root", why="it makes files that belong to others", fix=fix)
+    on_step(f"Debian {SUITE} by debootstrap, once: a minute or two")
+    with cache.making(tree, is_replacing=is_fresh) as half:
+        command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(half), MIRROR]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={"PATH": _path(), "LANG": "C.UTF-8"}
+        )
+        if done.returncode:
+            last = (done.stdout.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ImageError(f"debootstrap failed: {last}", fix=f"is {MIRROR} reachable? A base can also be given")
+        _normalise(half)
+    return tree
+
+
+def _path() -> str:
+    return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def _normalise(root: Path) -> None:
+    """Take out what differs from one debootstrap to the next: the day when passwords were last changed."""
+    shadow = root / "etc" / "shadow"
+    shadow.write_text(re.sub(r"(?m)^([^:]*:[^:]*):\d+:", r"\1:0:", shadow.read_text("ascii")), "ascii")
+
+
+def _of_tree(tree: Path, key: str, cache: Cache) -> Base:
+    python = find_python(tree)
+    layer = cache.layer("base", key, lambda target: write_layer("base", tree, target, _is_unused))
+    return Base(tree, (layer,), python)
+
+
+def _is_unused(path: str) -> bool:
+    is_mounted = path.partition("/")[0] in MOUNTED and "/" in path
+    return is_mounted or _UNUSED.fullmatch(path) is not None
+
+
+def find_python(tree: Path) -> str:
+    """The newest Python of a root file system, 3.11 or later."""
+    found = []
+    for folder in ("usr/bin", "usr/local/bin"):
+        for path in sorted((tree / folder).glob("python3.*")):
+            if (told := re.fullmatch(r"python3\.(\d+)", path.name)) and int(told[1]) >= 11:
+                found.append((int(told[1]), f"/{folder}/{path.name}"))
+    if not found:
+        fix = "choose one that has /usr/bin/python3.11, or leave `--base` out"
+        raise ImageError(f"{tree} holds no Python 3.11 or newer", why="bireme runs on it", fix=fix)
+    return max(found)[1]
+
+
+def _of_archive(path: Path, cache: Cache) -> Base:
+    """An archive's layers stay as they are; they are unpacked to have something to run Python in."""
+    image = read_archive(path)
+    tree = cache.trees / f"archive-{key_of(*(layer.digest for layer in image.layers))[:16]}"
+    if not tree.is_dir():
+        with cache.making(tree) as half:
+            for layer in image.layers:
+                unpack(layer, half)
+    return Base(tree, tuple(replace(layer, name="base") for layer in image.layers), find_python(tree))
+
+
+def unpack(layer: Layer, root: Path) -> None:
+    """Put a layer's files over what is in `root`, and take away what it says is gone."""
+    with layer.open() as f, tarfile.open(fileobj=f, mode="r|" if layer.media_type == TAR else "r|gz") as tar:
+        # All that a filter would look at is looked at here, on any version of Python.
+        tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+        for member in tar:
+            folder, _, name = member.name.removeprefix("./").rstrip("/").rpartition("/")
+            if name == ".wh..wh..opq":
+                for child in (root / folder).iterdir():
+                    _remove(child)
+            elif name.startswith(".wh."):
+                _remove(root / folder / name.removeprefix(".wh."))
+            elif not member.isdev():
+                _replace(tar, member, root)
+
+
+def _replace(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
+    """Extract one file, never through a link that leads out of the root: Debian's tarfile does not look itself."""
+    member.name = member.name.lstrip("/")
+    member.mode &= 0o1777
+    target = root / member.name
+    for place in (target.parent / "x", *([root / member.linkname] if member.islnk() else [])):
+        if not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(root)):
+            raise ImageError(f"the base writes to {member.name}, which is outside of it", fix="take another base")
+    if not (member.isdir() and target.is_dir()):
+        _remove(target)
+    tar.extract(member, root, numeric_owner=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from bireme.core.errors import ImageError
+from bireme.images.archive import make_image, write_archive
+from bireme.images.base import find_python, open_base, unpack
+from bireme.images.cache import Cache
+from bireme.images.layers import Layer, write_layer
+
+
+def make_root(root: Path) -> Path:
+    for name in (
+        "usr/bin/python3.11",
+        "usr/bin/python3.9",
+        "usr/bin/python3.12-config",
+        "usr/share/doc/bash/copyright",
+        "usr/share/doc/bash/changelog.gz",
+        "usr/share/man/man1/ls.1.gz",
+        "usr/lib/python3.11/__pycache__/os.cpython-311.pyc",
+        "usr/lib/python3.11/os.py",
+        "etc/passwd",
+        "etc/passwd-",
+        "var/lib/apt/lists/all",
+        "proc/1/stat",
+    ):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return root
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def names_of(layer: Layer) -> set[str]:
+    with layer.open() as f, tarfile.open(fileobj=f) as tar:
+        return set(tar.getnames())
+
+
+def test_the_newest_python_from_3_11_on_is_found(tmp_path: Path) -> None:
+    assert find_python(make_root(tmp_path)) == "/usr/bin/python3.11"
+
+
+def test_a_base_without_a_python_of_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"no Python 3\.11 or newer"):
+        find_python(tmp_path)
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="there is no base"):
+        open_base(str(tmp_path / "none"), Cache(tmp_path / "cache"), on_step=quiet)
+
+
+def test_a_directory_becomes_a_layer_without_what_no_container_needs_but_with_licences(tmp_path: Path) -> None:
+    base = open_base(str(make_root(tmp_path / "root")), Cache(tmp_path / "cache"), on_step=quiet)
+    names = names_of(base.layers[0])
+    assert base.version == "3.11"
+    assert {"usr/share/doc/bash/copyright", "usr/lib/python3.11/os.py", "etc/passwd", "proc"} <= names
+    gone = ("changelog", "ls.1", ".pyc", "passwd-", "lists/", "proc/")
+    assert not [name for name in names for part in gone if part in name]
+
+
+def test_a_directory_that_changed_becomes_another_layer(tmp_path: Path) -> None:
+    root, cache = make_root(tmp_path / "root"), Cache(tmp_path / "cache")
+    first = open_base(str(root), cache, on_step=quiet).layers[0]
+    again = open_base(str(root), cache, on_step=quiet).layers[0]
+    (root / "usr" / "lib" / "python3.11" / "os.py").write_text("changed")
+    assert first == again
+    assert open_base(str(root), cache, on_step=quiet).layers[0].digest != first.digest
+
+
+def test_layers_of_an_archive_stay_as_they_are(tmp_path: Path) -> None:
+    layer = write_layer("x", make_root(tmp_path / "root"), tmp_path / "layer.tar")
+    write_archive(make_image("localhost/base:1", (layer,), {}, {}), tmp_path / "base.tar")
+    base = open_base(str(tmp_path / "base.tar"), Cache(tmp_path / "cache"), on_step=quiet)
+    assert [found.digest for found in base.layers] == [layer.digest]
+    assert (base.tree / "usr/bin/python3.11").is_file()
+
+
+def layer_of(path: Path, members: dict[str, bytes | None]) -> Layer:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = (tarfile.DIRTYPE, 0o755) if data is None else (tarfile.REGTYPE, 0o644)
+            entry.size = len(data or b"")
+            tar.addfile(entry, io.BytesIO(data or b""))
+    return Layer("x", "", path.stat().st_size, "", path)
+
+
+def test_an_upper_layer_replaces_and_takes_away(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    lower = {"a": b"1", "dir": None, "dir/old": b"1", "gone": None, "gone/x": b"1", "was": None, "was/y": b"1"}
+    unpack(layer_of(tmp_path / "1.tar", lower), root)
+    upper = {"a": b"2", "dir/.wh..wh..opq": b"", "dir/new": b"2", ".wh.gone": b"", "was": b"a file now"}
+    unpack(layer_of(tmp_path / "2.tar", upper), root)
+    found = {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    assert found == {"a": b"2", "dir/new": b"2", "was": b"a file now"}
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "link/evil"])
+def test_a_layer_that_writes_outside_of_the_root_is_refused(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    with pytest.raises(ImageError, match="outside"):
+        unpack(layer_of(tmp_path / "1.tar", {name: b"x"}), root)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_link_to_what_is_outside_is_refused_but_a_name_for_it_is_not(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "secret").write_text("x")
+    for kind, is_refused in ((tarfile.LNKTYPE, True), (tarfile.SYMTYPE, False)):
+        with tarfile.open(tmp_path / "1.tar", "w") as tar:
+            entry = tarfile.TarInfo("found")
+            entry.type, entry.linkname = kind, "../secret"
+            tar.addfile(entry)
+        layer = Layer("x", "", 0, "", tmp_path / "1.tar")
+        if is_refused:
+            with pytest.raises(ImageError, match="outside"):
+                unpack(layer, root)
+        else:
+            unpack(layer, root)
+            assert str((root / "found").readlink()) == "../secret"
