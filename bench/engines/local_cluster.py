@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 import bireme
 from bireme.core.processes import die_with
+from bireme.ps import security
 from bireme.ps.client import Exchange, Identity, Link, connect, connect_near
 from bireme.ps.frames import Record
 from bireme.ps.memory import TrainerMemory
@@ -75,6 +76,8 @@ class Shape:
     """Only momentum's rounds can be checked by arithmetic; with a table it is always adagrad."""
     has_cuts: bool = False
     """Pservers write parts of cuts, when they are told to."""
+    tls: str = ""
+    """A directory with certificates; without one, connections are plain."""
 
 
 @dataclass(frozen=True)
@@ -406,6 +409,7 @@ def main() -> None:
     member = Member(**{**told, "shape": Shape(**told["shape"])})
     die_with(member.root)
     call_me(f"{member.role}-{member.rank}")
+    security.use(Path(member.shape.tls) if member.shape.tls else None)
     (serve if member.role == "pserver" else train)(member)
 
 

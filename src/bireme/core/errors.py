@@ -18,6 +18,9 @@
     ├── ProcessError           13   a process of the job died
     ├── MissingError           14   something this needs is not installed here
     ├── SnapshotError          15   no snapshot can be resumed from, or a file of one is not what was saved
+    ├── CertificateError       16   a certificate of the job is missing, expired, or not of this job
+    ├── ImageError             17   a container image is torn, cannot be built, or a registry refuses it
+    ├── ClusterError           18   a Kubernetes cluster refuses or cannot do what was asked
     └── Cancelled             130   stopped on request
 
 A message has up to three parts: what was wrong, why that matters, and what to do about it.
@@ -40,6 +43,10 @@ class BiremeError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def told(self) -> dict[str, str]:
+        """The message as a plain value, with the name of its class."""
+        return {"kind": type(self).__name__, "what": self.what, "why": self.why, "fix": self.fix}
 
     def lines(self) -> list[str]:
         """The message for people, one part a line."""
@@ -145,6 +152,24 @@ class SnapshotError(BiremeError):
     """No snapshot can be resumed from, or a file of one is not what was saved."""
 
     exit_code = 15
+
+
+class CertificateError(BiremeError):
+    """A certificate of the job is missing, expired, or not of this job."""
+
+    exit_code = 16
+
+
+class ImageError(BiremeError):
+    """A container image is torn, cannot be built, or a registry refuses it."""
+
+    exit_code = 17
+
+
+class ClusterError(BiremeError):
+    """A Kubernetes cluster refuses or cannot do what was asked."""
+
+    exit_code = 18
 
 
 class Cancelled(BiremeError):  # noqa: N818 - a stop on request is not an error to the user

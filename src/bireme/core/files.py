@@ -87,8 +87,11 @@ def mounted(other: Volume) -> Iterator[None]:
 
 
 def half_of(path: Path) -> Path:
-    """The name under which this process writes what is to become a file."""
-    return path.with_name(f".{path.name}.{_volume.writer()}.tmp")
+    """The name under which this process writes what is to become a file.
+
+    On a shared volume there are others with the same process id: every container has its own number 1.
+    """
+    return path.with_name(f".{path.name}.{os.uname().nodename}.{_volume.writer()}.tmp")
 
 
 @contextmanager

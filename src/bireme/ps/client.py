@@ -8,6 +8,7 @@ and TCP between machines. Frames and bits are the same.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import time
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from bireme.core import faults
 from bireme.core.errors import FrameError, NetworkError
-from bireme.ps import wire
+from bireme.ps import security, wire
 from bireme.ps.frames import Flag, Head, Kind, Record, pack_records
 from bireme.ps.memory import Rows, TrainerMemory
 from bireme.ps.plan import Slice
@@ -68,17 +69,26 @@ def connect(host: str, port: int, *, timeout_s: float, what: str) -> socket.sock
     while True:
         try:
             sock = socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic()))
+            sock.settimeout(None)
+            return security.secure(wire.tune(sock))
         except OSError as e:
             if time.monotonic() + 0.05 >= deadline:
-                raise NetworkError(
-                    f"{what} at {host}:{port} does not answer: {e.strerror or e}",
-                    why=f"nobody accepted a connection there for {timeout_s:g} s",
-                    fix="look into its server.log; check that it runs and that the port is open between the machines",
-                ) from e
+                raise _out_of_reach(f"{what} at {host}:{port}", timeout_s, e) from e
             time.sleep(0.05)
-        else:
-            sock.settimeout(None)
-            return wire.tune(sock)
+
+
+def _out_of_reach(what: str, timeout_s: float, cause: OSError) -> NetworkError:
+    if cause.errno == errno.EPROTO:
+        return NetworkError(
+            f"{what} and this process do not trust each other: {cause.strerror}",
+            why="connections of this job are secured: both ends must show a certificate of the same job",
+            fix="look into its server.log, which says what it refused; submitting the job again renews certificates",
+        )
+    return NetworkError(
+        f"{what} does not answer: {cause.strerror or cause}",
+        why=f"nobody accepted a connection there for {timeout_s:g} s",
+        fix="look into its server.log; check that it runs and that the port is open between the machines",
+    )
 
 
 def connect_near(host: str, port: int) -> socket.socket | None:

@@ -23,6 +23,7 @@ from bireme.core import faults
 from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError, StaleError
 from bireme.ps import wire
 from bireme.ps.cutting import Cutter, PartDone
+from bireme.ps.door import Door
 from bireme.ps.frames import Head, Kind
 from bireme.ps.lane import Lane, OnPass, Store
 from bireme.ps.parts import read_part
@@ -98,13 +99,17 @@ class PServer:
         self.lanes: list[Lane] = []
         self.standing = Standing()
         self._cutter: Cutter | None = None
+        self._names_cuts: Lane | None = None
         self._data: dict[socket.socket, int] = {}
         """Connections that gradients and parameters go through, and to which lane."""
         self._is_changing = False
         self._near: list[socket.socket] = []
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._door = Door()
         self._is_stopping = False
+        self.failure: BiremeError | None = None
+        """A bug in a lane, after which nothing here can be trusted."""
 
     @property
     def ports(self) -> list[int]:
@@ -145,10 +150,18 @@ class PServer:
             for lane in self.lanes:
                 lane.enter(view)
 
-    def committed(self, history: int, round_: int) -> None:
-        """A cut of what is kept here counts."""
+    def committed(self, history: int, round_: int, chain: int) -> None:
+        """A cut of what is kept here counts, which builds on so many others."""
         if self._cutter is not None and history == self.standing.history:
-            self._cutter.committed(round_)
+            self._cutter.committed(round_, chain)
+
+    def cut_soon(self) -> None:
+        """Somebody waits for a cut: have one made at the next moment at which there can be one."""
+        cutter, lane = self._cutter, self._names_cuts
+        if cutter is not None:
+            cutter.hurry()
+        if lane is not None:
+            lane.cut_soon()
 
     @contextlib.contextmanager
     def _changing(self, view: int) -> Iterator[None]:
@@ -172,7 +185,7 @@ class PServer:
             self._cutter.stop()
         for lane in self.lanes:
             lane.stop()
-        self.lanes, self._cutter, self.standing.history = [], None, 0
+        self.lanes, self._cutter, self._names_cuts, self.standing.history = [], None, None, 0
 
     def _make_lanes(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None) -> None:
         # Here: they bring Numba, which takes half a second to import, and ports are open before that.
@@ -196,8 +209,10 @@ class PServer:
             chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]
             for lane in lanes:
                 lane.restore(chain)
-        if cutter is not None and is_first and setup.cut_every_s and not setup.cuts_only_at_passes:
-            lanes[0].cut_every(setup.cut_every_s)
+        if cutter is not None and is_first and not setup.cuts_only_at_passes:
+            self._names_cuts = lanes[0]
+            if setup.cut_every_s:
+                lanes[0].cut_every(setup.cut_every_s)
         self.lanes, self._cutter = lanes, cutter
         self.standing.job, self.standing.history = setup.job, setup.view
 
@@ -228,13 +243,24 @@ class PServer:
                 time.sleep(0.1)
                 continue
             log.debug("worker started, peer = %s", peer[0] if peer else "on this machine")
-            sock = wire.Buffered.over(wire.tune(sock))
+            taken = self._door.knock(wire.tune(sock))
+            if taken is None:
+                continue
             with self._lock:
                 if self._is_stopping:
-                    sock.close()
+                    taken.close()
                     return
-                self._connections.add(sock)
-            threading.Thread(target=self._serve, args=(sock, index), name=f"lane-{index}", daemon=True).start()
+                self._connections.add(taken)
+            threading.Thread(target=self._receive, args=(taken, index), name=f"lane-{index}", daemon=True).start()
+
+    def _receive(self, sock: wire.Buffered, index: int) -> None:
+        """Serve whoever belongs to the job; nobody else gets to say anything."""
+        if self._door.admit(sock):
+            self._serve(sock, index)
+            return
+        with self._lock:
+            self._connections.discard(sock)
+        _shut(sock)
 
     def _serve(self, sock: socket.socket, index: int) -> None:
         try:
@@ -252,15 +278,19 @@ class PServer:
             log.exception("a bug in the lane: the job cannot go on")
             bug = ProcessError(f"{type(e).__name__} in the pserver: {e}", why="this is a bug", fix="see its server.log")
             wire.refuse(sock, bug)
+            self.failure = bug
             self.stop(bug)
         finally:
+            # First of all: rows that this connection brought are free before anybody makes a view without it.
+            if index < len(self.lanes):
+                self.lanes[index].detach(sock)
             with self._lock:
                 self._connections.discard(sock)
                 self._data.pop(sock, None)
-            self._on_closed(sock)
-            if index < len(self.lanes):
-                self.lanes[index].detach(sock)
-            _shut(sock)
+            try:
+                self._on_closed(sock)
+            finally:
+                _shut(sock)
 
     def _attach(self, sock: socket.socket, index: int) -> None:
         """A connection from this machine begins with an ATTACH, whether or not memory is shared."""
