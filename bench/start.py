@@ -23,9 +23,9 @@ from typing import Any
 from machine import machine_facts, report, summarise
 
 from bireme.core.errors import BiremeError
+from bireme.job.asking import ask
 from bireme.job.messages import Address, GetStatus
 from bireme.local.demo import prepare
-from bireme.local.runner import ask
 
 BIREME = [sys.executable, "-m", "bireme"]
 PATIENCE_S = 60.0

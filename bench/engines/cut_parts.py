@@ -21,6 +21,7 @@ class PartsOf:
         self._server, self._history = server, history
         self._written: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._begun = 0.0
+        self._chain = 0
         self._last: Path | None = None
 
     def answer(self, what: str, *, is_first: bool) -> dict[str, Any] | None:
@@ -36,7 +37,8 @@ class PartsOf:
 
     def done(self, part: PartDone) -> None:
         """Be the coordinator that commits what was written, as far as this pserver sees it."""
-        self._server.committed(self._history, part.counts.round)
+        self._chain = self._chain + 1 if part.is_delta else 0
+        self._server.committed(self._history, part.counts.round, self._chain)
         nbytes = part.written.nbytes if part.written else 0
         self._written.put({"nbytes": nbytes, "seconds": time.perf_counter() - self._begun})
         if self._last is not None:

@@ -23,7 +23,7 @@ from bireme.ps.plan import Layout
 from bireme.ps.rowframes import Block
 from bireme.ps.setup import Setup
 from bireme.ps.tree import share_out
-from bireme.spec.model import Optimizer, Parameter
+from bireme.spec.model import Optimizer, Parameter, Updates
 
 WIDE = Parameter(name="a", shape=(3000,))
 ROWS = (50, 40)
@@ -153,7 +153,7 @@ def test_lanes_go_on_from_a_chain_of_cuts_as_if_nothing_had_happened(
         if round_ in (4, 8, 12):  # what was asked for before is cut by now: take it, and let it count
             chain.append(all_parts(parts))
             for server in cluster.servers:
-                server.committed(3, chain[-1][0].counts.round)
+                server.committed(3, chain[-1][0].counts.round, len(chain) - 1)
         if round_ in (1, 5, 9, 13):
             ask(cluster)
 
@@ -172,7 +172,7 @@ def test_a_commit_of_another_history_is_nothing_to_build_on(cluster: Cluster, tm
         if round_ == 4:
             at = all_parts(parts)[0].counts.round
             for server in cluster.servers:
-                server.committed(2, at)
+                server.committed(2, at, 0)
         if round_ in (1, 5):
             ask(cluster)
 
@@ -206,3 +206,29 @@ def test_a_full_disk_does_not_stop_training_nor_harm_what_is_saved(
         read_part(part.path, sha256=part.written.sha256)
     start(other, tmp_path / "quiet")
     assert train(other, range(13)) == states
+
+
+@pytest.mark.parametrize("every_s", [0.0, 3600.0], ids=["at passes only", "seldom"])
+def test_a_cut_that_somebody_waits_for_is_made_two_rounds_later(
+    cluster: Cluster, other: Cluster, tmp_path: Path, every_s: float
+) -> None:
+    parts = start(cluster, tmp_path, cut_every_s=every_s)
+
+    def before(round_: int) -> None:
+        if round_ == 3:
+            for server in cluster.servers:
+                server.cut_soon()
+
+    states = train(cluster, range(9), before)
+    cut = all_parts(parts)
+    at = cut[0].counts.round
+    assert at == 3 + CUT_AFTER
+    assert parts.empty(), "and no other"
+    start(other, tmp_path / "more", base=base_of([cut]))
+    assert train(other, range(at, 9)) == states[at:]
+
+
+def test_lanes_that_cut_at_passes_only_are_not_made_to(cluster: Cluster, tmp_path: Path) -> None:
+    start(cluster, tmp_path, updates=Updates(mode="async"))
+    cluster.servers[0].cut_soon()
+    assert cluster.servers[0].lanes[0].rounds.cut_at == 0

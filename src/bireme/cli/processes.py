@@ -2,35 +2,80 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError
+from bireme.core.errors import BiremeError, Cancelled, ProcessError
+
+if TYPE_CHECKING:
+    from bireme.spec.job import Job
 
 
-def _family_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Flags that a supervising process adds; people leave them out."""
-    for name, kind in (("job", Path), ("rank", int), ("run", Path), ("parent", int)):
-        command = click.option(f"--{name}", type=kind, hidden=True)(command)
-    return command
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a supervising process says when it starts one of ours; people leave it out."""
+
+    job: Path | None = None
+    rank: int | None = None
+    run: Path | None = None
+    parent: int | None = None
+    host: str | None = None
+    """The address of this node where it has one of its own."""
+    scratch: Path | None = None
+    mark: Path | None = None
+    seat: Path | None = None
+    life: int | None = None
+
+    def check_seat(self) -> None:
+        """Leave if this process's node was replaced; to be asked after the process has taken its number."""
+        from bireme.job.incarnations import Seat
+
+        if self.seat is not None and self.life is not None and Seat(self.seat, self.life).is_lost():
+            raise Cancelled("another pod has taken this node's place")
+
+    def place(self) -> tuple[Path, int, Path]:
+        """The job's file, the rank and the run's directory, all of which come together."""
+        assert self.job is not None and self.rank is not None and self.run is not None
+        return self.job, self.rank, self.run
 
 
-def _settle(parent: int | None, faults: str = "", who: str = "", run: Path | None = None) -> None:
+def _supervised(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the flags that a supervising process adds, in one value."""
+
+    @functools.wraps(command)
+    def started(**flags: Any) -> Any:
+        own = Started(**{field.name: flags.pop(field.name) for field in fields(Started)})
+        return command(own, **flags)
+
+    kinds: dict[str, type] = {"rank": int, "parent": int, "host": str, "life": int}
+    for field in fields(Started):
+        started = click.option(f"--{field.name}", type=kinds.get(field.name, Path), hidden=True)(started)
+    return started
+
+
+def _settle(started: Started, job: Job | None = None, role: str = "") -> None:
     from bireme.core import faults as points
     from bireme.core import log
     from bireme.core.processes import die_with
 
-    if parent is not None:
-        die_with(parent)
+    if started.parent is not None:
+        die_with(started.parent)
     log.start()
     logging.getLogger("bireme").info("commandline: %s", " ".join(sys.argv))
-    points.arm(faults, who, run / "fired" if run is not None else None)
+    if job is not None and started.run is not None:
+        points.arm(job.faults, f"{role}:{started.rank}", started.run / "fired")
+        if job.tls:
+            from bireme.ps import security
+
+            security.use(Path(job.tls))
 
 
 def _guarded(run: Path | None, process: str, work: Callable[[], object]) -> None:
@@ -48,16 +93,24 @@ def _guarded(run: Path | None, process: str, work: Callable[[], object]) -> None
         raise SystemExit(0 if isinstance(e, Cancelled) else e.exit_code) from e
 
 
-@click.command()
-@_family_options
-def node(job: Path, rank: int, run: Path, parent: int | None) -> None:
-    """Run one node of a job: its pserver and its trainer."""
-    from bireme.job.entry import run_node
+@click.command(epilog="\b\nExample: BIREME_JOB=/etc/bireme/job/job.json JOB_COMPLETION_INDEX=0 bireme node")
+@_supervised
+def node(started: Started) -> None:
+    """Run one node of a job: its pserver and its trainer.
 
-    if job is None or rank is None or run is None:
-        raise UsageError("`bireme node` is started by a runner", fix="use `bireme train JOB.yaml`")
-    _settle(parent)
-    _guarded(None, f"node {rank}", lambda: run_node(job, rank, run))
+    This is what a pod runs, told by its environment which job and which node it is: BIREME_JOB and
+    JOB_COMPLETION_INDEX, or JOB_NAME, JOB_PATH and CONF_PADDLE_… as in the original's jobs.
+    """
+    from bireme.job.entry import Post, run_node
+
+    _settle(started)
+    if started.job is None:
+        from bireme.kube.pod import run_pod
+
+        _guarded(None, "node", lambda: run_pod(dict(os.environ)))
+        return
+    job, rank, run = started.place()
+    _guarded(None, f"node {rank}", lambda: run_node(Post(job, rank, run)))
 
 
 @click.command(epilog="\b\nExample: bireme pserver --port=7164 --ports_num=2 --num_gradient_servers=3")
@@ -73,38 +126,35 @@ def node(job: Path, rank: int, run: Path, parent: int | None) -> None:
     help="Trainers of the job.",
 )
 @click.option("--comment", default="", help="Ignored; a marker for `ps`.")
-@_family_options
-def pserver(  # noqa: PLR0913 - the original's flags
-    port: int, ports_num: int, ports_num_for_sparse: int, nics: str, num_gradient_servers: int, comment: str,
-    job: Path | None, rank: int | None, run: Path | None, parent: int | None,
+@_supervised
+def pserver(
+    started: Started, port: int, ports_num: int, ports_num_for_sparse: int, nics: str, num_gradient_servers: int,
+    comment: str,
 ) -> None:  # fmt: skip
     """Keep a part of every parameter and apply updates to it.
 
     Started by hand on each machine, with the original's flags; the first host in the trainers'
     --pservers list also coordinates the job.
     """
-    from bireme.job import incarnations
-    from bireme.job.discover import SharedDirectory
+    from bireme.job.discover import discovery_of
     from bireme.job.entry import read_job
-    from bireme.job.pserver import PserverOptions, PserverProcess
+    from bireme.job.pserver import PserverOptions, PserverProcess, options_of_job
 
-    if job is None:
-        _settle(parent)
-        options = PserverOptions(num_gradient_servers, port, ports_num, ports_num_for_sparse, nics)
-        _guarded(None, "pserver", lambda: PserverProcess(options).run())
+    if started.job is None:
+        _settle(started)
+        by_hand = PserverOptions(num_gradient_servers, port, ports_num, ports_num_for_sparse, nics)
+        _guarded(None, "pserver", lambda: PserverProcess(by_hand).run())
         return
-    assert rank is not None and run is not None
-    spec = read_job(job)
-    _settle(parent, spec.faults, f"pserver:{rank}", run)
-    # Pservers of one local job share a machine: each has its own block of ports.
-    lanes = spec.ports_num + spec.ports_num_for_sparse
-    first = None if spec.port is None else spec.port + rank * lanes
-    options = PserverOptions(
-        spec.trainers, first, spec.ports_num, spec.ports_num_for_sparse, rank=rank, host="127.0.0.1",
-        incarnation=incarnations.take(Path(spec.output), f"pserver {rank}"),
-    )  # fmt: skip
-    meet = SharedDirectory(run / "meet", spec.pservers)
-    _guarded(run, f"pserver {rank}", lambda: PserverProcess(options).run(meet))
+    path, rank, run = started.place()
+    job = read_job(path)
+    _settle(started, job, "pserver")
+
+    def serve() -> None:
+        options = options_of_job(job, rank, started.host, started.mark)
+        started.check_seat()
+        PserverProcess(options).run(discovery_of(job, run))
+
+    _guarded(run, f"pserver {rank}", serve)
 
 
 @click.command(
@@ -170,26 +220,32 @@ def pserver(  # noqa: PLR0913 - the original's flags
 @click.option("--dot_period", default="", hidden=True)
 @click.option("--saving_period", default="1", hidden=True)
 @click.option("--comment", default="", hidden=True)
-@_family_options
-def trainer(job: Path | None, rank: int | None, run: Path | None, parent: int | None, **flags: Any) -> None:
+@_supervised
+def trainer(started: Started, **flags: Any) -> None:
     """Compute gradients on one shard of the data, and train with the pservers."""
-    from bireme.job.discover import HostList, SharedDirectory
+    from bireme.job.discover import HostList, discovery_of
     from bireme.job.entry import read_job
     from bireme.job.trainer import TrainerProcess
     from bireme.job.trainers import options_of_flags, options_of_job
     from bireme.spec.load import child_environment, is_pinned
 
-    if job is None:
+    if started.job is None:
         if not is_pinned():
             # Started by a person: once more, with the environment that equal bits need.
             os.execve(sys.executable, [sys.executable, "-m", "bireme", *sys.argv[1:]], child_environment())
-        _settle(parent)
+        _settle(started)
         by_hand = options_of_flags(flags, Path.cwd())
-        hosts = HostList(flags["pservers"], flags["port"], flags["ports_num"] + flags["ports_num_for_sparse"])
+        lanes = flags["ports_num"] + flags["ports_num_for_sparse"]
+        hosts = HostList(flags["pservers"].split(","), flags["port"], lanes)
         _guarded(None, f"trainer {by_hand.trainer}", lambda: TrainerProcess(by_hand).run(hosts))
         return
-    assert rank is not None and run is not None
-    spec = read_job(job)
-    _settle(parent, spec.faults, f"trainer:{rank}", run)
-    meet = SharedDirectory(run / "meet", spec.pservers)
-    _guarded(run, f"trainer {rank}", lambda: TrainerProcess(options_of_job(spec, rank, run)).run(meet))
+    path, rank, run = started.place()
+    job = read_job(path)
+    _settle(started, job, "trainer")
+
+    def train() -> None:
+        options = options_of_job(job, rank, started.scratch or run, started.mark)
+        started.check_seat()
+        TrainerProcess(options).run(discovery_of(job, run))
+
+    _guarded(run, f"trainer {rank}", train)

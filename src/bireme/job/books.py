@@ -49,7 +49,8 @@ def append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
 
 def mend(output: Path, shards: int, run: int) -> Past:
     """Remove half lines, and lines of passes that do not count; returns what there is of this run."""
-    metrics, ledger = (_cut_tail(output / name) for name in (METRICS, LEDGER))
+    metrics = _cut_tail(output / METRICS, b'"begin"', b'"pass"')
+    ledger = _cut_tail(output / LEDGER)
     _make_safe(output)
     saved = max(counted(ledger, shards) & finished_passes(output), default=-1)
     if any(_pass_of(row) > saved for row in ledger):
@@ -73,17 +74,20 @@ def _make_safe(output: Path) -> None:
             sync_directory(output)
 
 
-def _cut_tail(path: Path) -> list[Row]:
-    """A book's lines, after half a line at its end was cut off."""
+def _cut_tail(path: Path, *words: bytes) -> list[Row]:
+    """A book's lines, after half a line at its end was cut off; of many, only those in which one of the words is."""
     try:
         data = path.read_bytes() if path.is_file() else b""  # a device would have no end
     except OSError:
         return []
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        write_atomic(path, whole)
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        write_atomic(path, data[:end])
     found = []
-    for line in whole.splitlines():
+    for line in data[:end].splitlines():
+        # Days of progress are a million lines, of which a few are asked for.
+        if words and not any(word in line for word in words):
+            continue
         try:
             found.append(msgspec.json.decode(line, type=Row))
         except msgspec.MsgspecError:

@@ -71,8 +71,20 @@ class Coordinating:
         self._has_warned = False
         self.failure: BiremeError | None = None
         """What went wrong here, as opposed to in a member, who tells by itself."""
-        threading.Thread(target=self._tick, name="tick", daemon=True).start()
-        threading.Thread(target=self._work_on_disk, name="commits", daemon=True).start()
+        self._start("tick", self._tick)
+        self._start("commits", self._work_on_disk)
+
+    def _start(self, name: str, work: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=self._guarded, args=(work, *args), name=name, daemon=True).start()
+
+    def _guarded(self, work: Callable[..., None], *args: object) -> None:
+        """Do a thread's work. Nobody sees a thread die, and everybody would wait for what it was to do."""
+        try:
+            work(*args)
+        except Exception as e:
+            log.exception("the coordinator cannot go on")
+            kind, why = (StorageError, "") if isinstance(e, OSError) else (ProcessError, "this is a bug")
+            self._fail(kind(f"{type(e).__name__} in the coordinator: {e}", why=why, fix="see node 0's server.log"))
 
     def _tick(self) -> None:
         while True:
@@ -84,7 +96,8 @@ class Coordinating:
         """Act on a message from a trainer, a pserver or a visitor."""
         now, machine = time.monotonic(), self._machine
         # Asked before our lock is taken: lanes call us while they hold theirs.
-        late = self._awaited() if isinstance(message, m.GetStatus | m.Cancel) else None
+        late = self._awaited() if isinstance(message, m.GetStatus | m.Cancel | m.SaveSoon) else None
+        status = None
         with self._lock:
             match message:
                 case m.Join():
@@ -92,12 +105,16 @@ class Coordinating:
                     self._do(machine.joined(id(sock), message, now))
                 case m.CutPart() if sock not in self._pserver_links:
                     log.warning("a part of a cut from somebody who is no pserver of ours")
-                case m.Cancel() | m.GetStatus():
+                case m.Cancel() | m.GetStatus() | m.SaveSoon():
                     if isinstance(message, m.Cancel):
                         self._do(machine.cancelled())
-                    m.send(sock, m.Status(status=status_of(machine, now, late)))
+                    elif isinstance(message, m.SaveSoon):
+                        self._do(machine.snapshot_wanted(now))
+                    status = status_of(machine, now, late)
                 case _:
                     self._do(machine.told(id(sock), message, now))
+        if status is not None:  # a visitor that does not read must not hold up the job
+            m.send(sock, m.Status(status=status))
 
     def lost(self, sock: socket.socket) -> None:
         """A connection has closed."""
@@ -120,7 +137,7 @@ class Coordinating:
                 case HangUp():
                     self._hang_up(effect.to)
                 case Reach():
-                    threading.Thread(target=self._reach, args=(effect,), name="reach", daemon=True).start()
+                    self._start("reach", self._reach, effect)
                 case Load() | Commit():
                     self._disk_work.put(effect)
                 case Write():
@@ -158,9 +175,9 @@ class Coordinating:
         rank, address = effect.pserver, effect.address
         try:
             if self._discovery is not None:
-                address = self._discovery.find()[rank]
+                address = self._discovery.look_up(rank)
             if address is None:
-                raise NetworkError("it has not announced itself")
+                raise NetworkError(self._discovery.why_missing(rank) if self._discovery else "nobody says where it is")
             sock = connect(address.host, address.ports[0], timeout_s=REACH_S, what=f"pserver {rank}")
         except BiremeError as e:
             with self._lock:
@@ -215,7 +232,9 @@ class Coordinating:
         faults.at("snapshot.load")
         output = Path(facts.output) if facts.output else None
         place = Path(facts.snapshots.path) if facts.snapshots.path else None
-        base, problems = snapshots.find_base(output, place, facts, effect)
+        with self._lock:  # whoever still tells us something must not write meanwhile
+            past = books.mend(output, facts.shards, facts.since) if output is not None else books.Past()
+        base, problems = snapshots.find_base(past, place, facts, effect)
         for problem in problems:
             log.warning("snapshot %s cannot be used: %s", problem.name, problem.what)
         at = base.manifest
@@ -233,11 +252,18 @@ class Coordinating:
             snapshots.commit(place, manifest)
             is_committed = True
             log.info("snapshot of round %d", manifest.round)
-            snapshots.keep(place, facts.snapshots.keep)
         except BiremeError as e:
             log.error("the snapshot of round %d: %s", manifest.round, e)
         with self._lock:
             self._do(self._machine.cut_settled(manifest, time.monotonic(), is_committed=is_committed))
+        if is_committed:  # nobody waits for old ones to go
+            self._forget_old(place, facts.snapshots.keep)
+
+    def _forget_old(self, place: Path, count: int) -> None:
+        try:
+            snapshots.keep(place, count)
+        except BiremeError as e:
+            log.error("old snapshots stay: %s", e)
 
     def _write(self, effect: Write) -> None:
         facts = self._machine.facts
@@ -249,6 +275,10 @@ class Coordinating:
             if not self._has_warned:
                 log.warning("%s is not on this machine: metrics and ledger are not written", path.parent)
             self._has_warned = True
+            return
+        if effect.file == books.LEDGER and self._is_superseded(path.parent):
+            # What was said to us before we were replaced, others have written by now.
+            self._do(self._machine.superseded())
             return
         faults.at(f"write.{path.stem}")
         stamp = {"unix": round(time.time(), 3)} if effect.file == books.METRICS else {}
@@ -268,14 +298,20 @@ class Coordinating:
         facts = self._machine.facts
         if facts is None or not Path(facts.output).is_dir():
             return
-        if incarnations.newest_of(Path(facts.output), "pserver 0") > self._machine.incarnation:
-            log.warning("another coordinator speaks for the job")
+        if self._is_superseded(Path(facts.output)):
             return
         status = status_of(self._machine, time.monotonic())
         try:
             write_atomic(Path(facts.output) / STATUS_FILE, msgspec.json.encode(status))
         except StorageError as e:
             log.error("the last status is lost: %s", e)
+
+    def _is_superseded(self, output: Path) -> bool:
+        """Whether pserver 0 has begun another life, in which another coordinator speaks for the job."""
+        is_so = incarnations.newest_of(output, "pserver 0") > self._machine.incarnation
+        if is_so:
+            log.warning("another coordinator speaks for the job")
+        return is_so
 
     def _leave(self, effect: Leave) -> None:
         log.info("leaving: %s", effect.reason)

@@ -38,7 +38,7 @@ from bireme.job.members import Pserver, Trainer, members_of, progress_facts
 from bireme.job.passes import Passes
 from bireme.job.phases import ENDED, ENDINGS, TRANSITIONS, Phase, Reason
 from bireme.ps.rounds import PassTotals
-from bireme.ps.setup import has_private_state
+from bireme.ps.setup import cuts_only_at_passes, has_private_state
 
 SET_UP_PATIENCE_S = 300.0
 """Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
@@ -59,6 +59,8 @@ class Coordinator:
         self.facts: m.Facts | None = None
         self.trainers: dict[int, Trainer] = {}
         self.pservers: dict[int, Pserver] = {}
+        self.lives: dict[int, int] = {}
+        """The newest incarnations of pservers that were heard of."""
         self.passes = Passes()
         self.history = 0
         """The view in which lanes last were given what they have."""
@@ -69,7 +71,7 @@ class Coordinator:
         """What went wrong since the last round, in words."""
         self._number = 0
         self._must_rewind = True
-        self._cuts = Cuts()
+        self.cuts = Cuts()
         self._reaching: set[int] = set()
         self._waits_since_s = 0.0
         self._not_before_s = 0.0
@@ -87,6 +89,12 @@ class Coordinator:
         """What frames carry so that two jobs cannot mix: differs with anything the job is made of."""
         return stream_key(0, msgspec.json.encode(self.facts).decode())
 
+    @property
+    def snapshot_round(self) -> int | None:
+        """The round of the newest snapshot that this history has made or begun with; None: there is none."""
+        newest = self.cuts.newest_round
+        return newest if newest is not None else self._base_round if self._has_base else None
+
     def told(self, connection: int, message: m.Message, now_s: float) -> list[Effect]:
         """A member has something to say."""
         match message:
@@ -102,6 +110,8 @@ class Coordinator:
                 return self.link_lost(connection, message, now_s)
             case m.Failed():
                 return self.trainer_failed(connection, message)
+            case m.Here():
+                return self.pserver_is_here(message, now_s)
             case m.Ready():
                 return self.ready(connection, message, now_s)
             case m.CutPart():
@@ -148,6 +158,22 @@ class Coordinator:
         self.pservers[rank] = Pserver(connection, now_s, address)
         return self._advance(now_s)
 
+    def pserver_is_here(self, message: m.Here, now_s: float) -> list[Effect]:
+        """A pserver says where it is; if it is another one than we talk to, and younger, it has replaced that one.
+
+        The old one may be stopped or cut off: then its connection says nothing for long, or for ever.
+        """
+        rank, before = message.pserver, self.lives.get(message.pserver, 0)
+        self.lives[rank] = max(before, message.incarnation)
+        present = self.pservers.get(rank)
+        if present is None or self.phase in ENDED:
+            return []
+        if message.incarnation <= before or message.address == present.address:
+            return []
+        del self.pservers[rank]
+        self._must_rewind = True
+        return [HangUp(present.connection), *self._disturb(f"pserver {rank} was replaced", now_s)]
+
     def pserver_out_of_reach(self, rank: int, why: str) -> list[Effect]:
         """Nobody answers where a pserver should be; the next tick tries again."""
         self._reaching.discard(rank)
@@ -188,8 +214,10 @@ class Coordinator:
 
     def tick(self, now_s: float) -> list[Effect]:
         """Time has passed: give up, or try again."""
-        if self.phase in ENDED or self.facts is None or not self._waits_since_s:
+        if self.phase in ENDED or self.facts is None:
             return []
+        if not self._waits_since_s:
+            return self._ask_for_cut(now_s)
         waited_s = now_s - self._waits_since_s
         if self.phase == "gathering" and waited_s > self.facts.patience_s:
             missing = "; ".join(self.missing())
@@ -249,7 +277,7 @@ class Coordinator:
         if not self._must_rewind:
             return [*effects, *self._tell_pservers(m.ChangeView(view=self.view, history=self.history))]
         # Parts of cuts that are still to come are of a history that ends here.
-        self.history, self._cuts = self.view, Cuts()
+        self.history, self.cuts = self.view, Cuts()
         inputs = None if facts.accepts_changes else inputs_of(facts)
         return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.since)]
 
@@ -283,6 +311,7 @@ class Coordinator:
         if pserver is None or pserver.connection != connection or self.facts is None:
             return []
         pserver.ready_in = message.view
+        self.lives[message.pserver] = max(self.lives.get(message.pserver, 0), message.incarnation)
         if self.phase != "setting-up" or any(p.ready_in != self.view for p in self.pservers.values()):
             return []
         return self._begin(self.facts, now_s)
@@ -350,13 +379,13 @@ class Coordinator:
         """A pserver has written its part of a cut, or could not; the last part makes the cut complete."""
         if self.facts is None or message.history != self.history or self.phase in ENDED:
             return []
-        parts = self._cuts.add(message, self.facts.pservers)
+        parts = self.cuts.add(message, self.facts.pservers)
         if not message.sha256 and message.ends_pass:
             return self._settle(message.pass_id - 1, now_s)
         if parts is None:
             return []
         ended = self.passes.totals(message.pass_id - 1) if message.ends_pass else None
-        return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self._cuts.base_of(parts)))]
+        return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self.cuts.base_of(parts)))]
 
     def cut_settled(self, manifest: Manifest, now_s: float, *, is_committed: bool = True) -> list[Effect]:
         """A cut counts from now on, or is lost; either way a pass that ended with it can be closed."""
@@ -364,10 +393,25 @@ class Coordinator:
             return []
         effects: list[Effect] = []
         if is_committed:
-            self._cuts.committed(manifest)
+            self.cuts.committed(manifest)
             if self.facts is not None and any(p.is_sparse for p in self.facts.parameters):
-                effects = self._tell_pservers(m.Committed(history=self.history, round=manifest.round))
+                committed = m.Committed(history=self.history, round=manifest.round, chain=len(manifest.base))
+                effects = self._tell_pservers(committed)
         return effects if manifest.ended is None else [*effects, *self._settle(manifest.pass_id - 1, now_s)]
+
+    def snapshot_wanted(self, now_s: float) -> list[Effect]:
+        """Somebody is about to leave and wants what was done to be saved; only where rounds go on can it be."""
+        facts = self.facts
+        if self.phase != "training" or facts is None or not facts.snapshots.path:
+            return []
+        if cuts_only_at_passes(facts.updates, facts.wire):
+            return []
+        self.cuts.want(max((t.progress.round for t in self.trainers.values() if t.progress), default=0))
+        return self._ask_for_cut(now_s)
+
+    def _ask_for_cut(self, now_s: float) -> list[Effect]:
+        is_time = self.phase == "training" and self.cuts.is_to_be_asked(now_s)
+        return self._tell_pservers(m.CutSoon()) if is_time else []
 
     def _settle(self, pass_id: int, now_s: float) -> list[Effect]:
         self.passes.settle(pass_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from bireme.job import messages as m
@@ -10,6 +11,9 @@ from bireme.ps.cutting import PartDone
 from bireme.ps.rounds import PassTotals
 from bireme.ps.setup import Setup
 
+ASK_AGAIN_S = 1.0
+"""After so long a cut that somebody waits for has been left out, or a part of it was lost."""
+
 
 class Cuts:
     """One history's cuts: parts of those that are not complete yet, by round, and the newest that counts."""
@@ -17,6 +21,29 @@ class Cuts:
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, m.CutPart]] = {}
         self._newest: Manifest | None = None
+        self._wanted: int | None = None
+        self._asked_s = -math.inf
+
+    @property
+    def newest_round(self) -> int | None:
+        """The round of the newest cut that counts."""
+        return self._newest.round if self._newest is not None else None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for a cut."""
+        return self._wanted is not None
+
+    def want(self, round_: int) -> None:
+        """Somebody waits for a cut at this round or later."""
+        self._wanted = max(round_, self._wanted or 0)
+
+    def is_to_be_asked(self, now_s: float) -> bool:
+        """Whether it is time to ask the pservers for the cut that somebody waits for, for the first time or again."""
+        if not self.is_wanted or now_s - self._asked_s < ASK_AGAIN_S:
+            return False
+        self._asked_s = now_s
+        return True
 
     def add(self, part: m.CutPart, pservers: int) -> list[m.CutPart] | None:
         """Take a part; when that makes a cut complete, return all of its parts in the order of pservers."""
@@ -32,6 +59,8 @@ class Cuts:
         """A cut counts."""
         if self._newest is None or manifest.round > self._newest.round:
             self._newest = manifest
+        if self._wanted is not None and manifest.round >= self._wanted:
+            self._wanted = None
 
     def base_of(self, parts: Sequence[m.CutPart]) -> tuple[str, ...]:
         """The snapshots that a complete cut builds on: none, or the newest one and all that it builds on itself.

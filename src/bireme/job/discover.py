@@ -1,15 +1,16 @@
 """How processes of a job find the pservers.
 
 `Discovery` is the seam that each place to run fills: a directory that all can see (here, and on
-a shared volume), or a list of hosts given by hand. A pserver announces itself; whoever needs the
-pservers asks until all of them are there.
+a shared volume), or a list of hosts, given by hand or by the cluster as names of its pods. A pserver
+announces itself; whoever needs the pservers asks until all of them are there. A name is looked up anew
+each time: whoever comes back elsewhere has the same name and another address.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -19,8 +20,12 @@ from bireme.core.errors import NetworkError, UsageError
 from bireme.core.files import write_atomic
 from bireme.job.messages import Address
 from bireme.ps.client import connect
+from bireme.spec.job import Job
 
 LOOK_AGAIN_S = 0.5
+FIRST_REST_S = 0.02
+PORT = 7164
+"""The first lane's port where every pserver has an address of its own and none was chosen."""
 
 
 class Discovery(Protocol):
@@ -31,6 +36,12 @@ class Discovery(Protocol):
 
     def find(self) -> list[Address | None]:
         """The pservers known right now, by rank; None for one that has not announced itself."""
+
+    def look_up(self, pserver: int) -> Address | None:
+        """Where this one is right now, so that it can be connected to at once; None if that is not known."""
+
+    def why_missing(self, pserver: int) -> str:
+        """Why it is not known where this one is, as `it …`."""
 
 
 class SharedDirectory:
@@ -47,22 +58,29 @@ class SharedDirectory:
 
     def find(self) -> list[Address | None]:
         """Read what is there."""
-        return [self._read(rank) for rank in range(self._pservers)]
+        return [self.look_up(rank) for rank in range(self._pservers)]
 
-    def _read(self, rank: int) -> Address | None:
-        lives = sorted(self._directory.glob(f"pserver-{rank}.*.json"))
+    def look_up(self, pserver: int) -> Address | None:
+        """Read what its newest life has written."""
+        lives = sorted(self._directory.glob(f"pserver-{pserver}.*.json"))
         return msgspec.json.decode(lives[-1].read_bytes(), type=Address) if lives else None
+
+    def why_missing(self, pserver: int) -> str:
+        """It has not written anything."""
+        return "it has not announced itself"
 
 
 class HostList:
-    """Pservers given by hand, as the original's `--pservers=10.0.0.1,10.0.0.2` with one `--port` for all."""
+    """Pservers at known hosts, each with the same ports unless it says otherwise (`HOST:PORT`)."""
 
-    def __init__(self, hosts: str, port: int, ports_num: int) -> None:
-        self._addresses = [self._parse(host.strip(), port, ports_num) for host in hosts.split(",") if host.strip()]
+    def __init__(self, hosts: Iterable[str], port: int, ports_num: int) -> None:
+        self._addresses = [self._parse(host.strip(), port, ports_num) for host in hosts if host.strip()]
         if not self._addresses:
             raise UsageError(
                 "--pservers names no host", fix="give the pservers' hosts, e.g. --pservers=10.0.0.1,10.0.0.2"
             )
+        self._unknown: dict[int, str] = {}
+        self._turns: dict[int, int] = {}
 
     @staticmethod
     def _parse(host: str, port: int, ports_num: int) -> Address:
@@ -76,8 +94,31 @@ class HostList:
         """Nothing to do: everybody was told."""
 
     def find(self) -> list[Address | None]:
-        """All of them, always."""
+        """All of them, always, by their names."""
         return list(self._addresses)
+
+    def look_up(self, pserver: int) -> Address | None:
+        """Resolve its name; one that stands for several addresses, as of a pod and its replacement, takes turns."""
+        named = self._addresses[pserver]
+        try:
+            found = socket.getaddrinfo(named.host, None, socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as e:
+            self._unknown[pserver] = f"its name {named.host} does not resolve: {e.strerror or e}"
+            return None
+        hosts = sorted({str(entry[4][0]) for entry in found})
+        turn = self._turns[pserver] = self._turns.get(pserver, -1) + 1
+        return Address(host=hosts[turn % len(hosts)], ports=named.ports)
+
+    def why_missing(self, pserver: int) -> str:
+        """What the resolver last said."""
+        return self._unknown.get(pserver, "it was not looked for")
+
+
+def discovery_of(job: Job, run: Path) -> Discovery:
+    """How the processes of a job find its pservers."""
+    if not job.hosts:
+        return SharedDirectory(run / "meet", job.pservers)
+    return HostList(job.hosts, job.port or PORT, job.ports_num + job.ports_num_for_sparse)
 
 
 def reach_coordinator(
@@ -85,10 +126,11 @@ def reach_coordinator(
 ) -> socket.socket:
     """Connect to pserver 0, wherever it says it is by now; gives up early when the job is over."""
     deadline = time.monotonic() + timeout_s
+    rest_s = FIRST_REST_S
     while True:
         if is_over():
             raise NetworkError("pserver 0 has left: the job is over")
-        address = discovery.find()[0]
+        address = discovery.look_up(0)
         left = deadline - time.monotonic()
         if address is not None:
             patience_s = max(min(LOOK_AGAIN_S, left), 0.0)
@@ -99,6 +141,8 @@ def reach_coordinator(
                     raise
         elif left <= 0:
             raise NetworkError(
-                f"pserver 0 did not announce itself within {timeout_s:g} s", fix="look into its server.log"
+                f"waited {timeout_s:g} s for pserver 0: {discovery.why_missing(0)}",
+                fix="look into its server.log; if there is none, it was not started",
             )
-        time.sleep(0.02)
+        time.sleep(rest_s)
+        rest_s = min(2 * rest_s, LOOK_AGAIN_S)

@@ -1,7 +1,8 @@
 """The entry of a node: starts its pserver and its trainer and stays until both have left.
 
 This is what a pod runs and what the local runner starts. It never imports numpy or a framework,
-so it costs little to have one per node.
+so it costs little to have one per node. What a place asks of it besides (probes, logs, a snapshot
+before it leaves) is in a `Watch`, which is called in between.
 """
 
 from __future__ import annotations
@@ -11,17 +12,67 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol
 
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, SpecError
+from bireme.job.incarnations import Seat
 from bireme.job.reports import first_cause, has_ended, read_reports, write_report
 from bireme.job.supervise import GRACE_S, Child, Ended, Family, Keeper, describe_exit, is_error
 from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 0.05
+STOPPED = 128 + signal.SIGTERM
+"""The exit code of a node that was told to end."""
+Role = Literal["pserver", "trainer"]
+LOGS: dict[Role, str] = {"pserver": "server.log", "trainer": "train.log"}
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Where a node stands: its job, its rank, and what its processes must know of the place."""
+
+    job: Path
+    rank: int
+    run: Path
+    role: Role | None = None
+    """Where pservers and trainers have nodes of their own: which of them this is."""
+    host: str = ""
+    """This node's own address; '' where all nodes share a machine."""
+    scratch: Path | None = None
+    """A directory that no other node sees; None: what would be there is in the run's."""
+    seat: Seat | None = None
+    """This node's place on the volume, where it may be replaced behind its back."""
+
+
+class Watch(Protocol):
+    """What a place asks of a node while its processes run."""
+
+    def may_go_on(self) -> bool:
+        """Look after things; whether this node is still the one that is to run its processes."""
+
+    def may_leave(self) -> bool:
+        """Asked again and again once the node was told to end: whether it may do so by now."""
+
+    def left(self) -> None:
+        """All processes have ended."""
+
+
+class _Unwatched:
+    """A node that somebody else looks after."""
+
+    def may_go_on(self) -> bool:
+        return True
+
+    def may_leave(self) -> bool:
+        return True
+
+    def left(self) -> None:
+        return
 
 
 def read_job(path: Path) -> Job:
@@ -32,46 +83,74 @@ def read_job(path: Path) -> Job:
         raise SpecError(f"cannot read the job from {path}: {e}") from e
 
 
-def children_of(job: Job, job_path: Path, rank: int, run: Path) -> list[Child]:
+def roles_of(job: Job, rank: int, only: Role | None = None) -> list[Role]:
+    """What a node of this rank runs, pserver first."""
+    counts: dict[Role, int] = {"pserver": job.pservers, "trainer": job.trainers}
+    return [role for role, count in counts.items() if rank < count and only in (None, role)]
+
+
+def children_of(job: Job, post: Post) -> list[Child]:
     """The processes that this node runs, pserver first."""
-    node = Path(job.output) / f"node_{rank}"
-    found = []
-    for role, count, log_name in (
-        ("pserver", job.pservers, "server.log"),
-        ("trainer", job.trainers, "train.log"),
-    ):
-        if rank < count:
-            command = [
-                sys.executable, "-m", "bireme", role, f"--job={job_path}", f"--rank={rank}",
-                f"--run={run}", f"--parent={os.getpid()}",
-            ]  # fmt: skip
-            found.append(Child(f"{role} {rank}", command, node / log_name))
+    node, found = Path(job.output) / f"node_{post.rank}", []
+    for role in roles_of(job, post.rank, post.role):
+        command = [
+            sys.executable, "-m", "bireme", role, f"--job={post.job}", f"--rank={post.rank}",
+            f"--run={post.run}", f"--parent={os.getpid()}",
+        ]  # fmt: skip
+        mark = None
+        if post.host:
+            command.append(f"--host={post.host}")
+        if post.scratch is not None:
+            mark = post.scratch / f"{role}.mark"
+            command += [f"--scratch={post.scratch}", f"--mark={mark}"]
+        if post.seat is not None:
+            command += [f"--seat={post.seat.directory}", f"--life={post.seat.number}"]
+        found.append(Child(f"{role} {post.rank}", command, node / LOGS[role], mark))
     return found
 
 
-def run_node(job_path: Path, rank: int, run: Path) -> None:
-    """Run this node's processes to their end; raises what went wrong first."""
-    job = read_job(job_path)
-    # A plain list: an Event's lock may be held by the very code that a signal interrupts.
-    asked_to_stop: list[int] = []
+def note_signals() -> list[int]:
+    """Signals that ask this process to end, as they come.
+
+    A plain list: an Event's lock may be held by the very code that a signal interrupts.
+    """
+    received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: asked_to_stop.append(received))
-    children = children_of(job, job_path, rank, run)
+        signal.signal(number, lambda number, _: received.append(number))
+    return received
+
+
+def run_node(post: Post, watch: Watch | None = None, stops: list[int] | None = None) -> None:
+    """Run this node's processes to their end; raises what went wrong first."""
+    job = read_job(post.job)
+    stops = note_signals() if stops is None else stops
+    watch = _Unwatched() if watch is None else watch
+    try:
+        with Family() as family:
+            _keep(job, post, family, watch, stops)
+    finally:
+        watch.left()
+
+
+def _keep(job: Job, post: Post, family: Family, watch: Watch, stops: list[int]) -> None:
+    children = children_of(job, post)
     logs = {child.name: child.log for child in children}
-    with Family() as family:
-        keeper = Keeper(family, children, job.restarts, job.logs)
-        while not asked_to_stop:
-            for name, pid, why in keeper.started:
-                log.info("started %s as process %d%s", name, pid, f": the one before {why}" if why else "")
-            keeper.started.clear()
-            found = keeper.look(lambda: has_ended(Path(job.output)))
-            if isinstance(found, Ended):
-                raise _cause(found, job, run, logs[found.name])
-            if found:
-                return
-            time.sleep(WATCH_EVERY_S)
-        family.end(GRACE_S)
-        raise SystemExit(128 + signal.SIGTERM)
+    keeper = Keeper(family, children, job.restarts, job.logs)
+    while not stops or (len(stops) == 1 and not watch.may_leave()):
+        for name, pid, why in keeper.started:
+            log.info("started %s as process %d%s", name, pid, f": the one before {why}" if why else "")
+        keeper.started.clear()
+        if not watch.may_go_on():
+            family.end(0.0)
+            raise SystemExit(STOPPED)
+        found = keeper.look(lambda: has_ended(Path(job.output)))
+        if isinstance(found, Ended):
+            raise _cause(found, job, post.run, logs[found.name])
+        if found:
+            return
+        time.sleep(WATCH_EVERY_S)
+    family.end(GRACE_S)
+    raise SystemExit(STOPPED)
 
 
 def _cause(ended: Ended, job: Job, run: Path, last_words: Path) -> BiremeError:

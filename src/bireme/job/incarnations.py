@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bireme.core.files import storage_errors, sync_directory, volume
+from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 
 DIRECTORY = "incarnations"
+HOLDER = "holder"
 
 
 def take(output: Path, who: str) -> int:
@@ -33,3 +34,48 @@ def newest_of(output: Path, who: str) -> int:
     """The highest number that `who` has taken; 0 for none."""
     found = [p for p in (output / DIRECTORY).glob("[0-9]*") if p.read_text().startswith(f"{who},")]
     return max((int(p.name) for p in found), default=0)
+
+
+def newest(output: Path) -> int:
+    """The highest number that anybody has taken here; 0 for none."""
+    return max((int(p.name) for p in (output / DIRECTORY).glob("[0-9]*")), default=0)
+
+
+class Seat:
+    """A place that one node at a time may hold: the newest comer, whoever else still thinks that it does.
+
+    A machine that is cut off from its cluster runs on beside its replacement, as nobody can tell it to stop. The
+    replacement takes a larger number, and the old one looks. So do its processes, once, after they have taken their
+    own numbers: one whose number is larger than its successor's took it after the successor's node had sat down.
+    """
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.directory = directory
+        self.number = number
+
+    @classmethod
+    def take(cls, directory: Path, who: str) -> Seat:
+        """Sit down."""
+        seat = cls(directory, take(directory, who))
+        seat._say()
+        return seat
+
+    def _say(self) -> None:
+        write_atomic(self.directory / HOLDER, f"{self.number}\n".encode())
+
+    def is_lost(self) -> bool:
+        """Whether a later life has taken this place.
+
+        Both the numbers and the holder's word count: a volume on a network may show a new name in a directory late,
+        but opens the file of a known name afresh.
+        """
+        said = self._read()
+        if said < self.number:
+            self._say()  # one that came before has spoken after us
+        return max(said, newest(self.directory)) > self.number
+
+    def _read(self) -> int:
+        try:
+            return int((self.directory / HOLDER).read_text())
+        except (OSError, ValueError):
+            return 0

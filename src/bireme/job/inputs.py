@@ -3,9 +3,6 @@
 A snapshot is not resumed with other inputs; hashes in its manifest decide that. Hashes have no words, so each run also
 leaves its *origin* beside the snapshots, `inputs-<incarnation>.json`, sealed with a hash of its own, and whoever
 resumes compares origins before a process is started. Where none is to be had, the hashes are left to speak.
-
-The data's hash covers which files the shards have and how long they are, and what `bireme data split` wrote about
-them: enough to notice another split or other data, without reading all of it again at every start.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ from bireme.core.errors import SnapshotError
 from bireme.core.files import storage_errors, write_atomic
 from bireme.job.manifest import Inputs, Manifest, rules_hash
 from bireme.job.preflight import updates_of
+from bireme.job.shardprint import data_fingerprint, files_of
 from bireme.programs.program import Program
 from bireme.spec.job import Job
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
@@ -30,24 +28,6 @@ VERSION = 1
 _NAME = re.compile(r"inputs-([0-9]{8})\.json")
 _SHOWN = 6
 """Changes that are told one by one; more would hide the first."""
-
-
-def data_fingerprint(data: Path, shards: int) -> str:
-    """Hash the names and lengths of all files of all shards, and the split's own description."""
-    digest = hashlib.sha256()
-    with storage_errors(str(data)):
-        for shard in range(shards):
-            for name, nbytes in _files_of(data / str(shard) / "data").items():
-                digest.update(f"{shard}\0{name}\0{nbytes}\n".encode())
-        described = data / "shards.json"
-        if described.is_file():
-            digest.update(described.read_bytes())
-    return digest.hexdigest()
-
-
-def _files_of(root: Path) -> dict[str, int]:
-    found = sorted(p for p in root.rglob("*") if p.is_file())
-    return {str(path.relative_to(root)): path.stat().st_size for path in found}
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +58,7 @@ def origin_of(job: Job, program: Program) -> Origin:
     """What a job would be made from if it were started now; looks at the shards' files, reads none."""
     updates, data = updates_of(program, job.updates, job.wire), Path(job.data)
     with storage_errors(str(data)):
-        shards = tuple(_files_of(data / str(shard) / "data") for shard in _shards_in(data))
+        shards = tuple(files_of(data / str(shard) / "data") for shard in _shards_in(data))
     return Origin(
         inputs=Inputs(
             program=program.fingerprint,
@@ -127,6 +107,11 @@ def write_origin(snapshots: Path, since: int, origin: Origin) -> None:
         snapshots.mkdir(parents=True, exist_ok=True)
     seal = hashlib.sha256(body).hexdigest().encode()
     write_atomic(snapshots / f"inputs-{since:08d}.json", b'{"sha256": "%b", "origin": %b}\n' % (seal, body))
+
+
+def has_origin(snapshots: Path, since: int) -> bool:
+    """Whether the run whose runner has this incarnation has left its origin."""
+    return (snapshots / f"inputs-{since:08d}.json").is_file()
 
 
 def read_origin(snapshots: Path, incarnation: int) -> Origin | None:

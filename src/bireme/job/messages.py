@@ -210,6 +210,14 @@ class SetUp(_Message, frozen=True):
     setup: Setup
 
 
+class Here(_Message, frozen=True):
+    """Pserver that nobody leads, every few seconds: this is where I listen; a later incarnation's word counts."""
+
+    pserver: int
+    address: Address
+    incarnation: int
+
+
 class ChangeView(_Message, frozen=True):
     """Coordinator to pserver: go on in this view with what you keep, if it is of this history."""
 
@@ -222,6 +230,7 @@ class Ready(_Message, frozen=True):
 
     pserver: int
     view: int
+    incarnation: int = 0
 
 
 class CutPart(_Message, frozen=True):
@@ -247,6 +256,16 @@ class Committed(_Message, frozen=True):
 
     history: int
     round: int
+    chain: int = 0
+    """How many others it builds on."""
+
+
+class CutSoon(_Message, frozen=True):
+    """Coordinator to pserver: somebody waits for a snapshot, so make a cut as soon as there can be one."""
+
+
+class SaveSoon(_Message, frozen=True):
+    """Anyone: have a snapshot made as soon as there can be one, as I am about to leave; answered with the status."""
 
 
 class GetStatus(_Message, frozen=True):
@@ -276,10 +295,13 @@ Message = (
     | Alive
     | Stop
     | SetUp
+    | Here
     | ChangeView
     | Ready
     | CutPart
     | Committed
+    | CutSoon
+    | SaveSoon
     | GetStatus
     | Cancel
     | Status

@@ -94,6 +94,7 @@ def save_model(
             return target
         raise ModelError(f"{target} exists and holds another model", fix="choose another output directory")
     half = target.with_name(f".{target.name}.{incarnation}.tmp")
+    is_renamed = False
     with storage_errors(str(target)):
         shutil.rmtree(half, ignore_errors=True)
         try:
@@ -108,10 +109,17 @@ def save_model(
             _write(half / "done", f"bireme {__version__}, float32\n".encode())
             sync_directory(half)
             half.replace(target)
+            is_renamed = True
             sync_directory(target.parent)
-        except BaseException:
+            for left in target.parent.glob(f".{target.name}.*.tmp"):  # by those who died over it
+                shutil.rmtree(left, ignore_errors=True)
+        except BaseException as e:
             shutil.rmtree(half, ignore_errors=True)
-            raise
+            # Whoever we replace, or are replaced by, may have been faster, and have cleared our half away.
+            is_beaten = isinstance(e, OSError) and not is_renamed and (target / "done").exists()
+            if not is_beaten or model_hash(target) != hash_values(values):
+                raise
+            sync_directory(target.parent)
     return target
 
 

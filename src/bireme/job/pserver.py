@@ -6,6 +6,7 @@ others go on serving while it is away, and leave if nobody takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import math
@@ -16,24 +17,30 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from bireme.core.errors import FrameError, NetworkError, UsageError
+from bireme.core.errors import BiremeError, FrameError, NetworkError, UsageError
+from bireme.job import incarnations
 from bireme.job import messages as m
 from bireme.job.coordinating import Coordinating
 from bireme.job.cuts import part_of
-from bireme.job.discover import Discovery
+from bireme.job.discover import PORT, Discovery
+from bireme.job.marks import put_mark
+from bireme.ps.client import connect
 from bireme.ps.cutting import PartDone
 from bireme.ps.frames import Head
 from bireme.ps.lane import Awaited
 from bireme.ps.rounds import PassTotals
 from bireme.ps.server import PServer, listen
 from bireme.ps.setup import Setup
+from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)
 _SIOCGIFADDR = 0x8915
 SIGNAL_LOOK_S = 0.1
 ALIVE_EVERY_S = 1.0
 PATIENCE_S = 60.0
+HERE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,27 @@ class PserverOptions:
     host: str = ""
     """The address to listen on and to announce; '' listens everywhere."""
     incarnation: int = 1
+    mark: Path | None = None
+    """What to leave while this pserver listens."""
+
+
+def options_of_job(job: Job, rank: int, host: str | None, mark: Path | None) -> PserverOptions:
+    """Options of a pserver that a runner or a pod has started; without a host of its own it shares a machine."""
+    lanes = job.ports_num + job.ports_num_for_sparse
+    # Pservers that share a machine have a block of ports each.
+    first = None if job.port is None else job.port + rank * lanes
+    if host and (job.port is not None or job.hosts):
+        first = job.port or PORT
+    return PserverOptions(
+        job.trainers,
+        first,
+        job.ports_num,
+        job.ports_num_for_sparse,
+        rank=rank,
+        host=host or "127.0.0.1",
+        incarnation=incarnations.take(Path(job.output), f"pserver {rank}"),
+        mark=mark,
+    )
 
 
 def address_of(nic: str) -> str:
@@ -98,7 +126,10 @@ class PserverProcess:
         """To the coordinator whose word counts."""
         self._patience_s = PATIENCE_S
         self._alone_since_s = math.inf
-        self._lock = threading.Lock()
+        self._say_again_s = time.monotonic() + HERE_EVERY_S
+        self._changing = threading.Lock()
+        """Held while lanes are made or enter a view: which waits for lanes, so lanes must never wait for it."""
+        self._founding = threading.Lock()
 
     def run(self, discovery: Discovery | None = None) -> str:
         """Serve until told to leave; returns the reason."""
@@ -110,8 +141,8 @@ class PserverProcess:
         self._discovery = discovery
         self._server.start()
         if discovery is not None:
-            address = m.Address(host=self._options.host or "127.0.0.1", ports=tuple(ports))
-            discovery.announce(self._options.rank, address, self._options.incarnation)
+            discovery.announce(self._options.rank, self._address, self._options.incarnation)
+        put_mark(self._options.mark)
         # The handler takes no lock: the main thread may hold it at that moment.
         signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -119,6 +150,9 @@ class PserverProcess:
         while not self._over.wait(SIGNAL_LOOK_S):
             if signals:
                 self._leave("asked to stop by a signal")
+            self._say_where(time.monotonic())
+            if self._server.failure is not None:
+                raise self._server.failure
             if time.monotonic() - self._alone_since_s > self._patience_s:
                 self._leave(f"the coordinator went away and did not come back within {self._patience_s:.0f} s")
         self._server.stop()
@@ -126,6 +160,25 @@ class PserverProcess:
         if self._coordinating is not None and self._coordinating.failure is not None:
             raise self._coordinating.failure
         return self._reason
+
+    @property
+    def _address(self) -> m.Address:
+        return m.Address(host=self._options.host or "127.0.0.1", ports=tuple(self._server.ports))
+
+    def _say_where(self, now_s: float) -> None:
+        """Tell the coordinator now and then where this pserver is, as long as nobody leads it."""
+        discovery, is_led = self._discovery, self._link is not None and self._alone_since_s == math.inf
+        if discovery is not None and self._options.rank != 0 and not is_led and now_s >= self._say_again_s:
+            self._say_again_s = now_s + HERE_EVERY_S
+            threading.Thread(target=self._say_here, args=(discovery,), name="here", daemon=True).start()
+
+    def _say_here(self, discovery: Discovery) -> None:
+        word = m.Here(pserver=self._rank, address=self._address, incarnation=self._options.incarnation)
+        with contextlib.suppress(BiremeError):  # it is not there yet, and will find us
+            address = discovery.look_up(0)
+            if address is not None:
+                with connect(address.host, address.ports[0], timeout_s=0.0, what="the coordinator") as sock:
+                    m.send(sock, word)
 
     def _leave(self, reason: str) -> None:
         self._reason = self._reason or reason
@@ -137,12 +190,14 @@ class PserverProcess:
             case m.SetUp():
                 self._set_up(sock, message.setup)
             case m.ChangeView():
-                with self._lock:
+                with self._changing:
                     self._server.enter(message.view, message.history)
                     line = self._follow(sock)
-                line.send(m.Ready(pserver=self._rank, view=message.view))
+                line.send(m.Ready(pserver=self._rank, view=message.view, incarnation=self._options.incarnation))
             case m.Committed():
-                self._server.committed(message.history, message.round)
+                self._server.committed(message.history, message.round, message.chain)
+            case m.CutSoon():
+                self._server.cut_soon()
             case m.Stop():
                 is_led = self._link is not None and self._alone_since_s == math.inf
                 if is_led and self._link is not None and self._link.sock is not sock:
@@ -154,14 +209,16 @@ class PserverProcess:
                 self._coordinator().handle(sock, message)
 
     def _set_up(self, sock: socket.socket, setup: Setup) -> None:
-        with self._lock:
+        if self._discovery is not None and setup.pserver != self._options.rank:
+            raise NetworkError(f"this is pserver {self._options.rank}, not pserver {setup.pserver}")
+        with self._changing:
             on_pass = partial(self._lane_passed, setup.view)
             self._server.set_up(setup, on_pass, partial(self._part_done, setup))
             line = self._follow(sock)
             self._rank, self._patience_s = setup.pserver, setup.patience_s
         for index, lane in enumerate(self._server.lanes):
             log.info("lane %d keeps %s", index, lane.describe())
-        line.send(m.Ready(pserver=setup.pserver, view=setup.view))
+        line.send(m.Ready(pserver=setup.pserver, view=setup.view, incarnation=self._options.incarnation))
 
     def _follow(self, sock: socket.socket) -> m.Line:
         """Take a coordinator's word from now on: it has shown the newest view."""
@@ -172,7 +229,10 @@ class PserverProcess:
         return self._link
 
     def _coordinator(self) -> Coordinating:
-        with self._lock:
+        if self._discovery is not None and self._options.rank != 0:
+            # Whoever takes this for pserver 0 has an address that was another's before; it asks again.
+            raise NetworkError(f"this is pserver {self._options.rank}, where no coordinator lives")
+        with self._founding:
             if self._coordinating is None:
                 log.info("coordinating: waiting for %d trainers", self._options.trainers)
                 options = self._options

@@ -18,7 +18,7 @@ from pathlib import Path
 from bireme.core import faults
 from bireme.core.errors import SnapshotError
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
-from bireme.job import books
+from bireme.job.books import Past
 from bireme.job.effects import Base, Load
 from bireme.job.manifest import MANIFEST, Inputs, Manifest, PartRecord, differences, seal, unseal
 from bireme.job.messages import Facts
@@ -107,12 +107,11 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
     )
 
 
-def find_base(output: Path | None, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[Problem]]:
-    """What a job goes on from, after its books were mended; also what is wrong with newer snapshots.
+def find_base(past: Past, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[Problem]]:
+    """What a job with this past goes on from; also what is wrong with newer snapshots.
 
     That there is none is no fault where this run has not made one yet.
     """
-    past = books.mend(output, facts.shards, facts.since) if output is not None else books.Past()
     if directory is None or not (facts.is_resumed or has_any(directory, load.since)):
         return Base(None, (), past), []
     manifest, problems = load_newest(directory, load.inputs, load.since)

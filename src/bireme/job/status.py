@@ -34,6 +34,8 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
         "waits_for": waits_for(machine, now_s, late),
         "passes_done": [msgspec.to_builtins(c) for c in machine.passes.closed],
         "saved": machine.passes.saved,
+        "snapshot": machine.snapshot_round,
+        "snapshot_wanted": machine.cuts.is_wanted,
     }
 
 

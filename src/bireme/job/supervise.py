@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bireme.core.files import storage_errors
 from bireme.job.logs import rotate
+from bireme.job.marks import take_mark
 from bireme.spec.load import child_environment
 from bireme.spec.model import Logs, Restarts
 
@@ -69,6 +70,8 @@ class Child:
     name: str
     command: Sequence[str]
     log: Path
+    mark: Path | None = None
+    """What it leaves while it takes part in the job, where somebody wants to know."""
 
 
 class Family:
@@ -150,6 +153,7 @@ class Keeper:
 
     def _start(self, name: str, why: str) -> None:
         self._lives[name].born_s = time.monotonic()
+        take_mark(self._children[name].mark)
         self.started.append((name, self._family.start(self._children[name]), why))
 
     def look(self, is_over: Callable[[], bool]) -> Ended | bool:
@@ -158,6 +162,7 @@ class Keeper:
         codes = self._family.codes()
         gone = {name: code for name, code in codes.items() if code is not None}
         for name, code in gone.items():
+            take_mark(self._children[name].mark)
             if is_error(code):
                 return Ended(name, code)
         if is_over():

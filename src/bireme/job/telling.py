@@ -60,6 +60,8 @@ class ModelPlace:
     config: Path
     is_exact: bool = True
     """Whether the same pass always ends with the same values."""
+    incarnation: int = 1
+    """The trainer's: one that it was replaced by, or has replaced, may be writing the same model."""
 
 
 def _finite(totals: Running) -> m.Sum:
@@ -170,7 +172,7 @@ class Teller:
         for parameter, block in zip(place.tables, tables(), strict=True):
             arrays |= table_arrays(parameter, place.seed, block)
         metrics: Mapping[str, object] = msgspec.to_builtins(closed)
-        return str(save_model(target, arrays, place.config, metrics))
+        return str(save_model(target, arrays, place.config, metrics, incarnation=place.incarnation))
 
     def _await(self, kind: type[Word], pass_id: int) -> Word:
         """Wait for a word of this kind about a pass."""

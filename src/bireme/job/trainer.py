@@ -31,6 +31,7 @@ from bireme.core.errors import (
 )
 from bireme.job import messages as m
 from bireme.job.discover import Discovery, reach_coordinator
+from bireme.job.marks import put_mark, take_mark
 from bireme.job.model import load_into, load_trained
 from bireme.job.orders import Orders
 from bireme.job.preflight import check_lanes, updates_of
@@ -93,6 +94,10 @@ class TrainerOptions:
     since: int = 0
     incarnation: int = 0
     """0: started by hand, so that a second one with the same id is a mistake and not a successor."""
+    mark: Path | None = None
+    """What to leave while this trainer has joined the job."""
+    on_program: Callable[[Program], None] | None = None
+    """Told of the program once it is loaded and found good."""
 
 
 class TrainerProcess:
@@ -117,6 +122,8 @@ class TrainerProcess:
         self._updates = updates_of(program, options.updates, options.wire)
         check_lanes(program, options.ports_num_for_sparse)
         check_names(program.parameters)
+        if options.on_program is not None:
+            options.on_program(program)
         worker = Worker(program, self._readers(program, own), tester)
         worker.rehearse(options.start_pass)
         while True:
@@ -127,9 +134,11 @@ class TrainerProcess:
                 if stop is None:
                     raise
             else:
+                put_mark(options.mark)
                 try:
                     stop = self._follow(program, worker, line, orders)
                 finally:
+                    take_mark(options.mark)
                     line.close()
             if stop is not None:
                 _take_leave(stop)
@@ -262,7 +271,9 @@ class TrainerProcess:
         if begin.shares[options.trainer] != worker.share:
             raise AssertionError(f"told to own {begin.shares[options.trainer]}, prepared {worker.share}: this is a bug")
         is_exact = not self._updates.is_streamed
-        model = ModelPlace(worker.layout, worker.tables, options.seed, options.output, options.config, is_exact)
+        model = ModelPlace(
+            worker.layout, worker.tables, options.seed, options.output, options.config, is_exact, options.incarnation
+        )
         teller = Teller(line, (options.trainer, begin.view, begin.saved), options.log_period, model)
         faults.at("view.begin")
         exchange = self._open_exchange(worker, begin)
@@ -276,7 +287,7 @@ class TrainerProcess:
             load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
             tables = [load_trained(options.init_model, table, options.seed) for table in worker.tables]
             exchange.set(values, tables)
-        self._loop(program, worker, teller, begin).run(options.start_pass + options.passes, begin.saved)
+        self._loop(program, worker, exchange, teller, begin).run(options.start_pass + options.passes, begin.saved)
 
     def _close(self) -> None:
         """Hang up on the lanes, and wake whoever waits for the end of a pass."""
@@ -288,8 +299,7 @@ class TrainerProcess:
         if teller is not None:
             teller.closed.put(None)
 
-    def _loop(self, program: Program, worker: Worker, teller: Teller, begin: m.Begin) -> Loop:
-        assert self._exchange is not None
+    def _loop(self, program: Program, worker: Worker, exchange: Exchange, teller: Teller, begin: m.Begin) -> Loop:
         worker.forget()
         if self._updates.mode == "local":
             how = LocalRule(
@@ -299,9 +309,9 @@ class TrainerProcess:
                 self._options.start_pass,
                 begin.start_samples,
             )
-            return LocalLoop(worker, self._exchange, teller, how)
+            return LocalLoop(worker, exchange, teller, how)
         kind = ApartLoop if self._updates.is_streamed else Loop
-        return kind(worker, self._exchange, teller)
+        return kind(worker, exchange, teller)
 
     def _open_exchange(self, worker: Worker, begin: m.Begin) -> Exchange:
         options, pservers = self._options, begin.pservers

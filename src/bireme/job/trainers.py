@@ -9,20 +9,22 @@ from typing import Any
 
 from bireme.core.errors import ModelError, UsageError
 from bireme.job import incarnations
+from bireme.job.inputs import has_origin, origin_of, write_origin
 from bireme.job.model import pass_name
 from bireme.job.trainer import TrainerOptions
 from bireme.job.workdir import lay_workdir
+from bireme.programs.program import Program
 from bireme.spec.job import Job
 from bireme.spec.load import places
 
 
-def options_of_job(job: Job, rank: int, run: Path) -> TrainerOptions:
-    """Options of a trainer that a runner has started."""
+def options_of_job(job: Job, rank: int, scratch: Path, mark: Path | None = None) -> TrainerOptions:
+    """Options of a trainer that a runner or a pod has started, which may keep files of its own in `scratch`."""
     config = Path(job.config)
 
     @functools.cache
     def workdir(shard: int) -> Path:
-        root = run / "work" / f"trainer-{rank}" / f"shard-{shard}"
+        root = scratch / "work" / f"trainer-{rank}" / f"shard-{shard}"
         return lay_workdir(root, config.parent, Path(job.data) / str(shard) / "data")
 
     return TrainerOptions(
@@ -52,7 +54,15 @@ def options_of_job(job: Job, rank: int, run: Path) -> TrainerOptions:
         data=job.data_fingerprint,
         since=job.since,
         incarnation=incarnations.take(Path(job.output), f"trainer {rank}"),
+        mark=mark,
+        on_program=functools.partial(_leave_origin, job) if rank == 0 else None,
     )
+
+
+def _leave_origin(job: Job, program: Program) -> None:
+    """Write down what the job is made from, where whoever started it has not."""
+    if job.snapshots.path and not has_origin(Path(job.snapshots.path), job.since):
+        write_origin(Path(job.snapshots.path), job.since, origin_of(job, program))
 
 
 def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:

@@ -37,6 +37,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     state: State = "running"
     reason: str = ""
     ended: float = 0.0
+    error: dict[str, str] = {}
+    """What went wrong: kind, what, why and fix; empty where nothing did."""
     status: dict[str, Any] = {}
     """The coordinator's last word."""
 

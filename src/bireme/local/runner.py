@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -25,37 +24,22 @@ from bireme.core.errors import (
     OutputExistsError,
     ProcessError,
     RefusedError,
-    SpecError,
 )
-from bireme.core.files import storage_errors, write_atomic
+from bireme.core.files import storage_errors
 from bireme.job import incarnations
 from bireme.job import messages as m
+from bireme.job.asking import ask
+from bireme.job.claims import check_output, write_job
 from bireme.job.discover import SharedDirectory
-from bireme.job.entry import read_job, too_many_deaths
-from bireme.job.inputs import data_fingerprint
-from bireme.job.model import pass_name
+from bireme.job.entry import too_many_deaths
 from bireme.job.reports import STATUS_FILE, first_cause, has_ended, last_status, read_reports
+from bireme.job.shardprint import data_fingerprint
 from bireme.job.supervise import Child, Ended, Family, Keeper, describe_exit
 from bireme.local import registry
-from bireme.ps.client import connect
 from bireme.spec.job import Job
-from bireme.spec.load import command_name
 
-ASK_TIMEOUT_S = 2.0
 CANCEL_GRACE_S = 5.0
 LOCK_FILE = ".lock"
-
-
-def ask(address: m.Address, message: m.Message) -> dict[str, Any]:
-    """Send the coordinator one message and return the status it answers with."""
-    sock = connect(address.host, address.ports[0], timeout_s=0.0, what="the coordinator")
-    with sock:
-        sock.settimeout(ASK_TIMEOUT_S)
-        m.send(sock, message)
-        reply = m.expect(sock)
-    if not isinstance(reply, m.Status):
-        raise AssertionError(f"expected Status, got {type(reply).__name__}: this is a bug")
-    return reply.status
 
 
 def coordinator_of(run: Path) -> m.Address | None:
@@ -81,64 +65,6 @@ def lock_output(output: Path) -> int:
     return fd
 
 
-def check_output(job: Job) -> Job:
-    """Refuse to mix two runs in one directory; going on from a finished pass is the exception."""
-    output = Path(job.output)
-    if job.is_resumed:
-        return job
-    passes = sorted(p.name for p in output.iterdir() if re.fullmatch(r"pass-\d{5}", p.name))
-    if job.start_pass == 0:
-        if passes or _has_snapshot(output):
-            how_far = f"up to {passes[-1]}" if passes else "that was stopped in its first pass"
-            raise OutputExistsError(
-                f"{output} already holds a run {how_far}",
-                why="a new run would mix its logs and models with the old ones",
-                fix=_ways_out(job, output, int(passes[-1][5:10]) + 1 if passes else 0),
-            )
-        return job
-    return _go_on(job, output, passes)
-
-
-def _has_snapshot(output: Path) -> bool:
-    return any((output / "snapshots").glob("*/manifest.json"))
-
-
-def _ways_out(job: Job, output: Path, next_pass: int) -> str:
-    """What to do instead of training into a directory whose passes are done up to `next_pass`."""
-    elsewhere = "give another directory with `--output DIR`"
-    if _has_snapshot(output):
-        resume = f"{command_name()} resume {output}"
-        if next_pass >= job.passes:
-            return f"train more passes with `{resume} --passes N`, or {elsewhere}"
-        has_grown = read_job(output / "job.json").passes != job.passes
-        exact = f"{resume} --passes {job.passes}" if has_grown else resume
-        return f"go on with `{exact}`, as if it had never stopped (`--passes N` for more passes), or {elsewhere}"
-    if next_pass >= job.passes:
-        return elsewhere
-    fresh = "which starts with fresh optimizer state, so that the bits differ"
-    return f"{elsewhere}, or go on with `--start-pass {next_pass}`, {fresh}"
-
-
-def _go_on(job: Job, output: Path, passes: list[str]) -> Job:
-    model = output / pass_name(job.start_pass - 1)
-    if not (model / "done").is_file():
-        raise SpecError(
-            f"--start-pass {job.start_pass} needs the model {model}, which is not there", fix="start from 0"
-        )
-    if job.start_pass >= job.passes:
-        raise SpecError(
-            f"--start-pass {job.start_pass}, but the job has only passes 0 to {job.passes - 1}",
-            fix="raise --passes",
-        )
-    later = [p for p in passes if p > model.name]
-    if later:
-        raise OutputExistsError(
-            f"{output / later[0]} exists already",
-            fix=f"use --start-pass {int(later[-1][5:10]) + 1}, or move it away",
-        )
-    return msgspec.structs.replace(job, init_model=str(model))
-
-
 class LocalRun:
     """One job running here; a context manager that leaves no process behind."""
 
@@ -160,8 +86,7 @@ class LocalRun:
         self.job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
         self._record, self._run = registry.new_run(self.job.name, self._job_file, self.job.output)
         (output / STATUS_FILE).unlink(missing_ok=True)
-        path = output / "job.json"
-        write_atomic(path, msgspec.json.format(msgspec.json.encode(self.job), indent=2) + b"\n")
+        path = write_job(self.job)
         try:
             self._start_nodes(path)
         except BaseException as e:
@@ -185,9 +110,9 @@ class LocalRun:
         if error is not None:
             state = "cancelled" if isinstance(error, Cancelled | KeyboardInterrupt) else "failed"
         reason = error.what if isinstance(error, BiremeError) else ""
-        registry.save(
-            msgspec.structs.replace(self._record, state=state, reason=reason, ended=time.time(), status=self._status)
-        )
+        told = error.told() if isinstance(error, BiremeError) and state == "failed" else {}
+        ended = {"state": state, "reason": reason, "ended": time.time(), "error": told, "status": self._status}
+        registry.save(msgspec.structs.replace(self._record, **ended))
         registry.clear(self._run)
         (Path(self.job.output) / LOCK_FILE).unlink(missing_ok=True)
         os.close(self._lock)

@@ -41,6 +41,8 @@ NICENESS = 10
 REST = 4.0
 """How many times as long as it works a writer rests after each block: it takes a fifth of a core at most."""
 NO_CUT = -1
+MOST_DELTAS = 8
+"""After so many cuts that hold only what changed, all lanes write everything again: whoever loads reads them all."""
 
 
 class Piece(NamedTuple):
@@ -117,7 +119,7 @@ class Cut:
     counts: Counts
     ends_pass: bool
     base: int
-    """The newest cut of this history that is known to count; NO_CUT where there is none."""
+    """The newest cut of this history that is known to count; NO_CUT where everything is to be written."""
     captures: list[Capture] = field(default_factory=list)
     copied: int = 0
 
@@ -125,13 +127,15 @@ class Cut:
 class _Pace:
     """Spreads a thread's work over time, so that no round meets much of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_urgent: Callable[[], bool]) -> None:
+        self._is_urgent = is_urgent
         self._worked_s = time.thread_time()
 
     def rest(self) -> None:
         """Let others work, in proportion to what was done since the last rest."""
         worked_s = time.thread_time()
-        time.sleep(REST * (worked_s - self._worked_s))
+        if not self._is_urgent():
+            time.sleep(REST * (worked_s - self._worked_s))
         self._worked_s = time.thread_time()
 
 
@@ -148,6 +152,7 @@ class Cutter:
         self._left_out = NO_CUT
         self._committed = NO_CUT
         self._is_over = False
+        self._is_hurried = False
         self._copies: queue.SimpleQueue[tuple[Cut, Capture] | None] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[Cut | None] = queue.SimpleQueue()
         threading.Thread(target=self._copy_all, name="copies", daemon=True).start()
@@ -187,10 +192,14 @@ class Cutter:
             cut.captures.append(capture)
         self._copies.put((cut, capture))
 
-    def committed(self, round_: int) -> None:
-        """A cut counts: from now on it is enough to write what has changed since."""
+    def committed(self, round_: int, chain: int) -> None:
+        """A cut counts: from now on it is enough to write what has changed since, unless its chain is long."""
         with self._turn:
-            self._committed = max(self._committed, round_)
+            self._committed = max(self._committed, round_) if chain < MOST_DELTAS else NO_CUT
+
+    def hurry(self) -> None:
+        """Somebody waits for the next cut, or for the one that is being written: no rests until it is on disk."""
+        self._is_hurried = True
 
     def stop(self) -> None:
         """Write no more: what lanes still hand in belongs to a history that is over."""
@@ -215,18 +224,19 @@ class Cutter:
             done = self._write(cut)
             with self._turn:
                 self._cut = None
+                self._is_hurried = False
                 self._turn.notify_all()
             self._on_done(done)
 
     def _write(self, cut: Cut) -> PartDone:
         setup, round_ = self._setup, cut.counts.round
         arrays = {name: array for capture in cut.captures for name, array in capture.arrays.items()}
-        rest = None if cut.ends_pass else _Pace().rest  # people wait for the end of a pass
+        pace = _Pace(lambda: cut.ends_pass or self._is_hurried)  # people wait for the end of a pass
         is_delta = any(capture.is_delta for capture in cut.captures)
         path, written = Path(), None
         try:
             path = part_path(Path(setup.snapshots), round_, setup.view, setup.pserver)
-            written = write_part(path, arrays, {COUNTS: pack_counts(cut.counts)}, rest)
+            written = write_part(path, arrays, {COUNTS: pack_counts(cut.counts)}, pace.rest)
         except StorageError as e:
             log.error("no snapshot of round %d: %s", round_, e)
         except Exception:

@@ -33,10 +33,12 @@ from bireme.ps.stream import LaneStream
 from bireme.ps.tree import Span, spans_of
 
 LOOK_S = 1.0
+ASK_S = 0.2
+"""How long somebody who asks what a lane waits for waits himself."""
 """How often a thread that waits for a round looks whether its trainer is still there."""
 OnPass = Callable[[PassTotals], None]
 Buffers = Sequence[NDArray[Any]]
-Answer = tuple[Flag, int, Buffers]
+Answer = tuple[int, int, Buffers]
 Machine = LaneRounds | LaneStream
 
 
@@ -140,12 +142,17 @@ class Lane:
         return MAX_ARRAY_NBYTES if whole is None else whole
 
     def awaited(self) -> Awaited | None:
-        """What an open round lacks that somebody has already pushed to; None where everybody is at work."""
-        with self._turn:
+        """What an open round lacks that somebody has already pushed to; None where everybody or the lane is at work."""
+        # A lane that waits for its disk at the end of a pass holds its turn: whoever asks for the status does not wait.
+        if not self._turn.acquire(timeout=ASK_S):
+            return None
+        try:
             rounds = self.rounds
             if isinstance(rounds, LaneStream) or self._first_push_s is None:
                 return None
             return Awaited(rounds.round, rounds.awaited(), time.monotonic() - self._first_push_s)
+        finally:
+            self._turn.release()
 
     def describe(self) -> str:
         """What this lane keeps, for the log."""
@@ -267,6 +274,12 @@ class Lane:
         """Be the lane that names the rounds of cuts, this often; cuts at the end of passes need no naming."""
         self._cut_every_s = seconds
         self._next_cut_s = time.monotonic() + seconds
+
+    def cut_soon(self) -> None:
+        """Name a round for a cut as soon as one closes, unless one is named already."""
+        with self._turn:
+            if self.rounds.cut_at <= self.rounds.round:
+                self._next_cut_s = time.monotonic()
 
     def _cut(self, cutter: Cutter, *, ends_pass: bool) -> None:
         """Have a copy made of what is kept if this is the moment, and name the next one if it is time."""

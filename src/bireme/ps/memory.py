@@ -45,6 +45,7 @@ class TrainerMemory:
                 self.fd = make_segment("gradients", nbytes * len(self.spans))
                 grads.map(0, nbytes * len(self.spans), self.fd, 0, is_writable=True)
                 sets.append(Region(nbytes))
+        self._finish = weakref.finalize(self, close_quietly, self.fd)
         self._sets = sets
         self._rows = {span: grads.floats(layout.size, nbytes * i) for i, span in enumerate(self.spans)}
         self._values = [region.floats(layout.size) for region in sets]
@@ -73,6 +74,7 @@ class TrainerMemory:
 
     def close(self) -> None:
         """Give the descriptor back; what is mapped stays until nobody uses it."""
+        self._finish.detach()
         close_quietly(self.fd)
         self.fd = -1
 

@@ -47,7 +47,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def cuts_only_at_passes(self) -> bool:
         """Whether lanes agree on a moment, and trainers know nothing that lanes do not, only at the end of a pass."""
-        return self.updates.mode != "sync" or self.wire.gradients == "top_k"
+        return cuts_only_at_passes(self.updates, self.wire)
 
     @property
     def dense(self) -> tuple[Parameter, ...]:
@@ -65,6 +65,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.updates.mode != "local":
             return self.optimizer
         return Optimizer(learning_rate=self.updates.rate / self.shards, schedule="constant")
+
+
+def cuts_only_at_passes(updates: Updates, wire: Wire) -> bool:
+    """Whether a cut within a pass would lack something."""
+    return updates.mode != "sync" or wire.gradients == "top_k"
 
 
 def is_apart(updates: Updates, wire: Wire) -> bool:

@@ -29,23 +29,20 @@ from bireme.ps.setup import Setup
 from bireme.ps.slices import chained_rows, pack_table
 from bireme.ps.table import Slots, Table, warm
 
-MOST_DELTAS = 8
-"""After so many cuts that hold only what changed, one holds everything again: whoever loads reads them all."""
-
 
 class _Chain(NamedTuple):
-    """What a cut of a table builds on: so many deltas, itself among them, with so many rows."""
+    """What a cut of a table builds on, itself included: a whole one, and so many rows in deltas since."""
 
-    deltas: int = 0
+    is_delta: bool = False
     rows: int = 0
 
 
 def _choose(table: Table, base: int, before: _Chain | None) -> tuple[_Chain, Slots]:
-    """Which rows to write: those that changed since the base, or all when a chain is long or about as large as that."""
-    if before is not None and before.deltas < MOST_DELTAS and table.can_tell_changes(base - 1):
+    """Which rows to write: those that changed since the base, or all when a chain would be about as large as that."""
+    if before is not None and table.can_tell_changes(base - 1):
         rows = table.changed_rows(base - 1)
         if 2 * (before.rows + len(rows)) <= len(table):
-            return _Chain(before.deltas + 1, before.rows + len(rows)), rows
+            return _Chain(True, before.rows + len(rows)), rows
     return _Chain(), table.changed_rows(None)
 
 
@@ -76,14 +73,14 @@ class SparseStore:
         for parameter, table in zip(self._parameters, self._tables, strict=True):
             chain, rows = _choose(table, base, before.get(parameter.name))
             state, copies = table.state_of(rows, PIECE_NBYTES)
-            gone = table.evicted(base - 1) if chain.deltas else None
+            gone = table.evicted(base - 1) if chain.is_delta else None
             packed |= pack_table(self._lane, parameter.name, state, gone)
             pieces += [Piece(round_, copy) for copy in copies]
             now[parameter.name] = chain
             table.forget_changes(base - 1)
         # Cuts before the base are not asked for any more: what counts never becomes older.
         self._cuts = {r: chains for r, chains in self._cuts.items() if r >= base} | {round_: now}
-        return Capture(packed, pieces, is_delta=any(chain.deltas for chain in now.values()))
+        return Capture(packed, pieces, is_delta=any(chain.is_delta for chain in now.values()))
 
     def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
         """Go on from a snapshot of any layout."""

@@ -16,6 +16,7 @@ from bireme.job import books, snapshots
 from bireme.job import messages as m
 from bireme.job.coordinator import Coordinator
 from bireme.job.effects import Base, Commit, Conclude, Effect, HangUp, Leave, Load, Reach, RefuseJoin, Send, Write
+from bireme.job.manifest import Manifest
 from bireme.job.reports import STATUS_FILE
 from bireme.ps.rounds import PassTotals
 from bireme.sim.case import OUTPUT, SNAPSHOTS
@@ -60,6 +61,10 @@ class SimCoordinating:
             self._do(self.machine.joined(number, message, now))
         elif not isinstance(message, m.CutPart) or end in self._links:
             self._do(self.machine.told(number, message, now))
+
+    def save_soon(self) -> None:
+        """Somebody is about to leave."""
+        self._do(self.machine.snapshot_wanted(self._world.now))
 
     def lost(self, end: End) -> None:
         """A connection has closed."""
@@ -159,28 +164,31 @@ class SimCoordinating:
         else:
             manifest = msgspec.structs.replace(work.manifest, created=self._world.now)
             place = self._world.disk.at(SNAPSHOTS)
+            is_committed = False
             try:
                 snapshots.commit(place, manifest)
+                is_committed = True
                 self._checks.committed(self._pserver, manifest)
                 snapshots.keep(place, self._stage.shape.keep)
             except BiremeError as e:
                 self._pserver.note(f"the snapshot of round {manifest.round}: {e.what}")
             self._checks.disk()
-            self._pserver.later(after_s, self._settled, manifest)
+            self._pserver.later(after_s, self._settled, manifest, is_committed)
 
     def _loaded(self, work: Load, base: Base) -> None:
         self._is_working = False
         self._do(self.machine.loaded(work.view, base, self._world.now))
         self._work_on()
 
-    def _settled(self, manifest: Any) -> None:
+    def _settled(self, manifest: Manifest, is_committed: bool) -> None:
         self._is_working = False
-        self._do(self.machine.cut_settled(manifest, self._world.now))
+        self._do(self.machine.cut_settled(manifest, self._world.now, is_committed=is_committed))
         self._work_on()
 
     def _find_base(self, facts: m.Facts, effect: Load) -> Base:
         disk = self._world.disk
-        base, _ = snapshots.find_base(disk.at(OUTPUT), disk.at(SNAPSHOTS), facts, effect)
+        past = books.mend(disk.at(OUTPUT), facts.shards, facts.since)
+        base, _ = snapshots.find_base(past, disk.at(SNAPSHOTS), facts, effect)
         self._checks.base(base.manifest)
         round_ = base.manifest.round if base.manifest is not None else 0
         self._pserver.note(f"goes on from round {round_}, passes count up to {base.past.saved}")

@@ -58,6 +58,11 @@ class SimLane:
         """Be the lane that names the rounds of cuts."""
         self._cut_every_s, self._next_cut_s = seconds, self._pserver.world.now + seconds
 
+    def cut_soon(self) -> None:
+        """Name a round for a cut as soon as one closes, unless one is named already."""
+        if self.rounds.cut_at <= self.rounds.round:
+            self._next_cut_s = self._pserver.world.now
+
     def restore(self, parts: list[Part]) -> None:
         """Go on from a snapshot."""
         self.rounds.restore(agreed_counts(parts))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bireme.job.snapshots import candidates
 from bireme.sim.case import SNAPSHOTS
+from bireme.sim.pserver import SimPserver
 from bireme.sim.stage import Stage
 from bireme.sim.world import SILENCE_S, Process
 
@@ -29,7 +30,7 @@ class Profile:
 PROFILES: Mapping[str, Profile] = {
     "mixed": Profile({
         "kill": 6, "kill while writing": 4, "kill a node": 2, "kill all": 1, "lose a machine": 1, "cut": 4,
-        "cut silently": 1, "pause": 3, "replace": 2, "power cut": 3, "disk full": 1, "rot": 1,
+        "cut silently": 1, "pause": 3, "replace": 2, "power cut": 3, "disk full": 1, "rot": 1, "leave": 2,
     }),
     "network": Profile({"cut": 6, "cut silently": 1, "pause": 2, "replace": 2, "kill": 1}),
     "mends": Profile({"cut": 8, "kill": 1}, mean=8.0, slow=(0.05, 0.2)),
@@ -93,6 +94,7 @@ class Mischief:
             "power cut": lambda p: self._cut_power(),
             "disk full": lambda p: self._fill_disk(),
             "rot": lambda p: self._spoil(),
+            "leave": self._leave,
         }
         acts[kind](victim)
 
@@ -106,6 +108,16 @@ class Mischief:
     def _kill_node(self, victim: Process) -> None:
         for process in self._node_of(victim):
             self._world.kill(process, "its node was killed")
+
+    def _leave(self, victim: Process) -> None:
+        """Ask for a snapshot and go a while later, as a node does that is told to end."""
+        victim.note("asks for a snapshot, to leave")
+        for process in self._stage.cast:
+            if isinstance(process, SimPserver) and process.coordinator is not None:
+                process.coordinator.save_soon()
+        after_s = 0.2 * self._rng.random()
+        self.last_s = max(self.last_s, self._world.now + after_s)
+        self._world.at(after_s, self._kill_node, victim)
 
     def _kill_all(self) -> None:
         for process in list(self._stage.cast):

@@ -11,7 +11,7 @@ from bireme.job.model import pass_name
 VALUES = "values"
 
 
-def save_model(output: Path, pass_id: int, values: tuple[int, ...], *, is_exact: bool) -> None:
+def save_model(output: Path, pass_id: int, values: tuple[int, ...], incarnation: int, *, is_exact: bool) -> None:
     """Write a model directory; if it exists with the same values, it is left as it is."""
     target = output / pass_name(pass_id)
     data = repr(values).encode()
@@ -20,7 +20,7 @@ def save_model(output: Path, pass_id: int, values: tuple[int, ...], *, is_exact:
             raise ModelError(f"{target} exists and holds another model")
         sync_directory(target.parent)
         return
-    half = target.with_name(f".{target.name}.1.tmp")
+    half = target.with_name(f".{target.name}.{incarnation}.tmp")
     with storage_errors(str(target)):
         if half.is_dir():
             volume().remove_tree(half)

@@ -59,6 +59,7 @@ class SimPserver(Process):
         self._alone_since_s = float("inf")
         self._cut: _Cut | None = None
         self._left_out = -1
+        self._names_cuts: SimLane | None = None
         self._full: list[_Cut] = []
         self._is_writing = False
         self._data: dict[End, None] = {}
@@ -74,10 +75,20 @@ class SimPserver(Process):
     def _beat(self) -> None:
         if self._link is not None:
             self._link.send(m.Alive())
+        if self.rank != 0 and (self._link is None or self._alone_since_s != float("inf")):
+            self._say_here()
         if self.world.now - self._alone_since_s > PATIENCE_S:
             self.leave("the coordinator went away")
             return
         self.later(ALIVE_EVERY_S, self._beat)
+
+    def _say_here(self) -> None:
+        """Tell the coordinator where this pserver is, as nobody leads it."""
+        end = self.world.connect(self, self.stage.pserver_at(0), 0)
+        if end is not None:
+            address = self.stage.address_of(self)
+            end.send(m.Here(pserver=self.rank, address=address, incarnation=self.incarnation))
+            end.close()
 
     def leave(self, reason: str) -> None:
         """End by oneself, with a good conscience."""
@@ -142,6 +153,9 @@ class SimPserver(Process):
                 for lane in self.lanes:
                     lane.enter(message.view)
                 self._follow(end, message.view)
+            case m.CutSoon():
+                if self._names_cuts is not None:
+                    self._names_cuts.cut_soon()
             case m.Stop():
                 if self._link not in (None, end) and self._alone_since_s == float("inf"):
                     raise FrameError("only the coordinator may tell a pserver to stop")
@@ -166,14 +180,16 @@ class SimPserver(Process):
         self._follow(end, setup.view)
 
     def _make_lanes(self, setup: Setup) -> None:
-        self._setup, self._cut, self._left_out, self._full = setup, None, -1, []
+        self._setup, self._cut, self._left_out, self._full, self._names_cuts = setup, None, -1, [], None
         lanes = [SimLane(self, setup, index) for index in range(setup.dense_lanes)]
         if setup.base:
             parts = [read_part(self.world.disk.at(file[1:]), sha256=None) for file in setup.base[-1]]
             for lane in lanes:
                 lane.restore(parts)
-        if setup.pserver == 0 and setup.cut_every_s and not setup.cuts_only_at_passes:
-            lanes[0].cut_every(setup.cut_every_s)
+        if setup.pserver == 0 and not setup.cuts_only_at_passes:
+            self._names_cuts = lanes[0]
+            if setup.cut_every_s:
+                lanes[0].cut_every(setup.cut_every_s)
         self.lanes = lanes
 
     def _hang_up_data(self) -> None:
@@ -188,7 +204,7 @@ class SimPserver(Process):
         self._link, self._alone_since_s = end, float("inf")
         self.note(f"is in view {view:x}, history {self.standing.history:x}, round {self.lanes[0].rounds.round}")
         self.stage.checks.role(self.name, view, self)
-        end.send(m.Ready(pserver=self.rank, view=view))
+        end.send(m.Ready(pserver=self.rank, view=view, incarnation=self.incarnation))
 
     # Cuts and passes
 

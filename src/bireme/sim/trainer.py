@@ -362,7 +362,8 @@ class SimTrainer(Process):
         yield 0.01 * self.world.rng.random()
         assert self._line is not None
         try:
-            save_model(self.world.disk.at(OUTPUT), pass_id, self._values, is_exact=self.shape.mode == "sync")
+            is_exact = self.shape.mode == "sync"
+            save_model(self.world.disk.at(OUTPUT), pass_id, self._values, self.incarnation, is_exact=is_exact)
         except BiremeError as e:
             self._over(e)
             yield None

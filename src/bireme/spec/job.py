@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from bireme.spec.kubernetes import KubernetesFile
 from bireme.spec.model import Coding, Logs, Restarts, Snapshots, UpdateMode, Updates, Wire
 
 Name = Annotated[
@@ -190,6 +191,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Annotated[float, Meta(gt=0, le=3600)],
         Meta(description="How long processes wait for each other, at the start and after one was lost, in seconds."),
     ] = 60.0
+    kubernetes: Annotated[KubernetesFile, Meta(description="How the job is placed on a cluster.")] = KubernetesFile()
 
 
 CarrierChoice = Literal["auto", "unix", "tcp"]
@@ -231,6 +233,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Directory of a saved model to start from; '' starts from the generator."""
     since: int = 0
     """The runner's own incarnation: what was taken up to it is of earlier runs."""
+    hosts: tuple[str, ...] = ()
+    """Where the pservers are, by rank; empty: they meet in the run's directory."""
+    tls: str = ""
+    """Directory with ca.crt, tls.crt and tls.key; '' leaves connections plain."""
     carrier: CarrierChoice = "auto"
     faults: str = ""
     """What a drill wants disturbed; '' for nothing."""

@@ -296,3 +296,36 @@ def test_a_coordinator_that_comes_back_goes_on_where_the_books_end() -> None:
     recovered, _ = lines("metrics.jsonl", story.tell(10, progress(0, story.machine.view)))
     assert recovered["after"] == ["the coordinator was lost"]
     assert story.machine.passes.closed == [closed]
+
+
+def here(rank: int, incarnation: int, host: str = "elsewhere") -> m.Here:
+    return m.Here(pserver=rank, address=m.Address(host=host, ports=(3, 4)), incarnation=incarnation)
+
+
+def test_a_younger_pserver_at_another_address_replaces_one_that_says_nothing() -> None:
+    story = Story().train()
+    effects = story.tell(55, here(1, 9))
+    assert effects[0] == HangUp(21)
+    assert [line["what"] for line in lines("metrics.jsonl", effects)] == ["pserver 1 was replaced"]
+    assert only(Reach, effects) == Reach(1, ADDRESSES[1])
+    only(Load, story.reach(1, connection=31))
+
+
+def test_an_older_pserver_has_nothing_to_say_any_more() -> None:
+    story = Story().train()
+    story.tell(21, m.Ready(pserver=1, view=story.machine.view, incarnation=9))
+    assert story.tell(55, here(1, 8)) == []
+    assert story.tell(55, here(1, 9)) == [], "it is the very one"
+    assert story.machine.phase == "training"
+
+
+def test_a_pserver_that_is_where_it_was_is_no_news() -> None:
+    story = Story().train()
+    assert story.tell(55, here(1, 9, ADDRESSES[1].host)) == []
+
+
+def test_a_pserver_that_nobody_talks_to_yet_is_found_in_its_turn() -> None:
+    story = Story()
+    story.join(0)
+    assert story.tell(55, here(1, 9)) == []
+    assert story.machine.lives == {1: 9}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.job.story import CUTS, Story, cut_part, only, told
+from tests.unit.job.story import CUTS, Story, cut_part, only, progress, told
 
 from bireme.job import messages as m
 from bireme.job.cuts import Cuts
-from bireme.job.effects import Commit
+from bireme.job.effects import Commit, Effect
 from bireme.job.manifest import Manifest
+from bireme.job.status import status_of
 from bireme.ps.parts import snapshot_name
-from bireme.spec.model import Parameter, Rows
+from bireme.spec.model import Parameter, Rows, Updates
 
 TABLES = (Parameter(name="w", shape=(4,)), Parameter(name="emb", shape=(50, 4), rows=Rows()))
 
@@ -76,6 +77,8 @@ def test_pservers_are_told_which_cut_counts_where_there_are_tables(story: Story)
     effects = story.machine.cut_settled(cut(story, 5), story.now_s)
     word = m.Committed(history=story.machine.history, round=5)
     assert told(m.Committed, effects) == {20: word, 21: word}
+    effects = story.machine.cut_settled(cut(story, 7, is_delta=(True, False)), story.now_s)
+    assert told(m.Committed, effects)[20].chain == 1
     dense = Story(snapshots=CUTS).train()
     assert dense.machine.cut_settled(cut(dense, 5), dense.now_s) == []
 
@@ -91,3 +94,45 @@ def test_a_new_history_builds_on_nothing_before_it(story: Story) -> None:
     history = story.machine.history
     story.tell(20, part(0, history, 7, is_delta=False))
     assert only(Commit, story.tell(22, part(1, history, 7, is_delta=False))).manifest.base == ()
+
+
+def asked(effects: list[Effect]) -> set[int]:
+    return set(told(m.CutSoon, effects))
+
+
+def test_whoever_is_about_to_leave_has_a_cut_made_at_once(story: Story) -> None:
+    story.tell(10, progress(0))
+    assert asked(story.machine.snapshot_wanted(story.now_s)) == {20, 21}
+    status = status_of(story.machine, story.now_s)
+    assert (status["snapshot"], status["snapshot_wanted"]) == (None, True)
+    story.machine.cut_settled(cut(story, 1), story.now_s)
+    assert story.machine.cuts.is_wanted, "that one was cut before"
+    story.machine.cut_settled(cut(story, 3), story.now_s)
+    status = status_of(story.machine, story.now_s)
+    assert (status["snapshot"], status["snapshot_wanted"]) == (3, False)
+
+
+def test_a_cut_that_is_not_made_is_asked_for_again(story: Story) -> None:
+    story.machine.snapshot_wanted(story.now_s)
+    assert asked(story.machine.snapshot_wanted(story.now_s)) == set(), "several may leave at once"
+    assert asked(story.wait(0.5)) == set()
+    assert asked(story.wait(0.6)) == {20, 21}
+    story.machine.cut_settled(cut(story, 3), story.now_s)
+    assert asked(story.wait(5.0)) == set()
+
+
+def test_nobody_is_asked_for_a_cut_that_cannot_be_made() -> None:
+    gathering = Story(snapshots=CUTS)
+    gathering.gather()
+    nowhere = Story().train()
+    apart = Story(snapshots=CUTS, updates=Updates(mode="async")).train()
+    for story in (gathering, nowhere, apart):
+        assert story.machine.snapshot_wanted(story.now_s) == []
+        assert not story.machine.cuts.is_wanted
+
+
+def test_a_wish_ends_with_the_history_that_it_was_about(story: Story) -> None:
+    story.machine.snapshot_wanted(story.now_s)
+    story.lose(21)
+    story.reach(1)
+    assert not story.machine.cuts.is_wanted

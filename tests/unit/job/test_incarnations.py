@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bireme.core.errors import StorageError
-from bireme.job.incarnations import DIRECTORY, newest_of, take
+from bireme.job.incarnations import DIRECTORY, HOLDER, Seat, newest, newest_of, take
 
 
 def test_numbers_grow_from_one_and_say_who_took_them(tmp_path: Path) -> None:
@@ -59,3 +59,30 @@ def test_the_newest_number_of_one_process_is_known(tmp_path: Path) -> None:
     taken = [take(tmp_path, who) for who in ("pserver 0", "pserver 1", "pserver 0", "trainer 0")]
     assert newest_of(tmp_path, "pserver 0") == taken[2]
     assert newest_of(tmp_path, "pserver 1") == taken[1]
+
+
+def test_the_newest_number_is_whoever_took_it(tmp_path: Path) -> None:
+    assert newest(tmp_path) == 0
+    take(tmp_path, "a")
+    take(tmp_path, "b")
+    assert newest(tmp_path) == 2
+
+
+def test_a_seat_is_lost_to_whoever_sits_down_later(tmp_path: Path) -> None:
+    old = Seat.take(tmp_path, "pod-a")
+    assert not old.is_lost()
+    new = Seat.take(tmp_path, "pod-b")
+    assert old.is_lost() and not new.is_lost()
+    assert Seat(tmp_path, old.number).is_lost(), "its processes see it too"
+
+
+def test_a_seat_is_lost_by_either_sign(tmp_path: Path) -> None:
+    """On a network's volume a new name may be seen late; and the holder's word may be written by the older one."""
+    old, new = Seat.take(tmp_path, "pod-a"), Seat.take(tmp_path, "pod-b")
+    (tmp_path / DIRECTORY / f"{new.number:08d}").unlink()
+    assert old.is_lost(), "by the holder's word"
+    third = Seat.take(tmp_path, "pod-c")
+    (tmp_path / HOLDER).write_text(f"{old.number}\n")
+    assert old.is_lost(), "by the number that was taken"
+    assert not third.is_lost()
+    assert (tmp_path / HOLDER).read_text() == f"{third.number}\n", "which it says again"

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.ps.failing_disk import FailingDisk, Forgets, PowerCut
 
 from bireme.core.errors import SnapshotError, StorageError
+from bireme.core.files import half_of
 from bireme.job.manifest import (
     Inputs,
     Manifest,
@@ -320,7 +321,7 @@ def test_a_broken_manifest_goes_once_all_that_stay_are_newer(directory: Path) ->
 def test_a_full_disk_fails_the_commit_and_leaves_the_snapshots_before(directory: Path) -> None:
     snapshot(directory, 20)
     manifest = write_cut(directory, 40)
-    (directory / manifest.name / f".manifest.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    half_of(directory / manifest.name / "manifest.json").symlink_to("/dev/full")
     with pytest.raises(StorageError, match="the disk is full"):
         commit(directory, manifest)
     assert load_newest(directory, INPUTS)[0].round == 20

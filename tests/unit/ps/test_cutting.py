@@ -15,7 +15,7 @@ import pytest
 
 from bireme.core import faults
 from bireme.ps import cutting
-from bireme.ps.cutting import NO_CUT, Capture, Cut, Cutter, PartDone, Piece, copy_pieces
+from bireme.ps.cutting import MOST_DELTAS, NO_CUT, Capture, Cut, Cutter, PartDone, Piece, copy_pieces
 from bireme.ps.parts import read_part
 from bireme.ps.rounds import Counts
 from bireme.ps.setup import Setup
@@ -191,14 +191,27 @@ def test_a_cut_builds_on_the_newest_one_that_counts(stage: Stage) -> None:
     bases = []
     for round_, commits in ((5, ()), (7, (5,)), (9, ()), (11, (9, 7))):
         for old in commits:
-            stage.cutter.committed(old)
-        cut = stage.open(round_)
-        assert cut is not None
-        bases.append(cut.base)
-        for lane in range(2):
-            stage.cutter.give(cut, capture_of(lane, round_))
-        stage.part()
+            stage.cutter.committed(old, chain=0)
+        bases.append(base_at(stage, round_))
     assert bases == [NO_CUT, 5, 5, 9]
+
+
+def test_after_a_long_chain_everything_is_written_until_that_counts(stage: Stage) -> None:
+    bases = []
+    for round_, committed, chain in ((5, 3, MOST_DELTAS - 1), (7, 5, MOST_DELTAS), (9, 5, MOST_DELTAS), (11, 9, 0)):
+        stage.cutter.committed(committed, chain)
+        bases.append(base_at(stage, round_))
+    assert bases == [3, NO_CUT, NO_CUT, 9]
+
+
+def base_at(stage: Stage, round_: int) -> int:
+    """Take a cut; returns what it builds on."""
+    cut = stage.open(round_)
+    assert cut is not None
+    for lane in range(2):
+        stage.cutter.give(cut, capture_of(lane, round_))
+    stage.part()
+    return cut.base
 
 
 @pytest.mark.parametrize("point", ["part.sync", "part.rename"])
@@ -246,3 +259,15 @@ def test_the_writer_stands_back_behind_rounds(stage: Stage, monkeypatch: pytest.
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert found.get(timeout=WAIT_S) == min(own + cutting.NICENESS, 19) or own + cutting.NICENESS > 19
     stage.part()
+
+
+def test_a_writer_that_somebody_waits_for_takes_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(cutting.time, "sleep", rests.append)
+    is_urgent = False
+    pace = cutting._Pace(lambda: is_urgent)
+    pace.rest()
+    assert len(rests) == 1
+    is_urgent = True
+    pace.rest()
+    assert len(rests) == 1

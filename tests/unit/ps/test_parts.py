@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tests.unit.ps.failing_disk import FailingDisk, Forgets, PowerCut
 
 from bireme.core.errors import SnapshotError, StorageError
+from bireme.core.files import half_of
 from bireme.ps import parts
 from bireme.ps.parts import read_part, write_part
 
@@ -179,7 +180,7 @@ def test_a_header_that_is_no_header_is_refused(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_while_writing_leaves_what_was_there(tmp_path: Path) -> None:
     path = part_at(tmp_path / "part-0.bin")
     old = path.read_bytes()
-    (tmp_path / f".part-0.bin.{os.getpid()}.tmp").symlink_to("/dev/full")
+    half_of(tmp_path / "part-0.bin").symlink_to("/dev/full")
     with pytest.raises(StorageError, match=r"the disk is full: cannot write .*part-0\.bin"):
         write_part(path, {"w": np.zeros(100_000, np.float32)}, {})
     assert path.read_bytes() == old
