@@ -17,6 +17,9 @@ from tools.kube.cluster import Cluster
 from tools.kube.machine import wait_for
 from tools.kube.running import Places
 
+from tests.kube.ordeal import ends_well, expected, passes, victim  # noqa: F401 - fixtures
+from tests.kube.stage import There, load_image, make_reviews, restrict
+
 HERE = Path(__file__).parent
 # The first start builds Kubernetes.
 START_SECONDS = 1800
@@ -82,3 +85,22 @@ def whole(cluster: Cluster) -> Iterator[Cluster]:
         elif node.daemons()["kubelet"]["code"] is not None:
             cluster.start_kubelet(node.name)
     wait_for("all nodes to be ready again", lambda: all(cluster.readiness().values()), seconds=120, every=0.5)
+
+
+@pytest.fixture(scope="session")
+def image(cluster: Cluster) -> str:
+    """The name of an image of this tree that every node has."""
+    return load_image(cluster)
+
+
+@pytest.fixture(scope="session")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """601 reviews, as for the tests of whole jobs on this machine."""
+    return make_reviews(tmp_path_factory)
+
+
+@pytest.fixture
+def there(cluster: Cluster, image: str, namespace: str, tmp_path: Path) -> There:
+    """The command line, logged in to a namespace that lets only restricted pods in."""
+    restrict(cluster, namespace)
+    return There(tmp_path, cluster, namespace, image)

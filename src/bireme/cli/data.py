@@ -11,9 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from bireme.cli.cluster import Where, cluster_options
+from bireme.cli.push import push, split_there
 
 if TYPE_CHECKING:
     from bireme.data.check import CheckReport
@@ -29,15 +32,29 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 
 @click.group()
 def data() -> None:
-    """Prepare training data: cut it into shards, and check them."""
+    """Prepare training data: cut it into shards, check them, and bring them to a cluster."""
+
+
+data.add_command(push)
 
 
 @data.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--shards", type=click.IntRange(min=1), required=True, help="How many shards to make.")
 @click.option("--out", "job", type=click.Path(path_type=Path), required=True, help="The job's directory.")
+@click.option(
+    "--on-volume",
+    "job_file",
+    metavar="JOB.yaml",
+    type=Path,
+    help="Split on the cluster: SOURCE and --out are then directories on this job's volume.",
+)
+@click.option("--image", help="With --on-volume: image instead of what the file says.")
+@cluster_options
 @_json_option
-def split(source: Path, shards: int, job: Path, as_json: bool) -> None:
+def split(
+    source: Path, shards: int, job: Path, job_file: Path | None, image: str | None, where: Where, as_json: bool
+) -> None:
     """Cut the data directory SOURCE into shards.
 
     The files that SOURCE/train.list names (train.txt without one) are cut by lines; everything
@@ -48,15 +65,30 @@ def split(source: Path, shards: int, job: Path, as_json: bool) -> None:
       bireme data split quick_start/data --shards 3 --out jobs/reviews
     makes jobs/reviews/0/data, 1/data, 2/data and jobs/reviews/shards.json.
     """
+    from bireme.core.errors import UsageError
     from bireme.data.split import split_lines
 
-    with _progress("splitting", as_json) as on_progress:
+    if job_file is not None:
+        _tell_split(split_there(where, job_file, str(source), shards, str(job), image), as_json=as_json)
+        return
+    if where.is_asked or image is not None:
+        raise UsageError("--context, --namespace and --image are for --on-volume JOB.yaml")
+    with progress("splitting", as_json) as on_progress:
         report = split_lines(source, job, shards, on_progress=on_progress)
     if as_json:
         _print_json(report)
         return
     click.echo(_describe_split(report))
     for warning in report.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _tell_split(told: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(told))
+        return
+    click.echo(f"{_count(told['shards'], 'shard')} in {told['job']} on the volume: {sum(told['lines']):,} lines")
+    for warning in told.get("warnings", ()):
         click.echo(f"warning: {warning}", err=True)
 
 
@@ -76,7 +108,7 @@ def check(job: Path, as_json: bool) -> None:
     from bireme.core.errors import DataError
     from bireme.data.check import check_job
 
-    with _progress("checking", as_json) as on_progress:
+    with progress("checking", as_json) as on_progress:
         report = check_job(job, on_progress=on_progress)
     if as_json:
         _print_json(report, errors=report.errors, warnings=report.warnings)
@@ -134,12 +166,12 @@ def _print_json(report: object, **more: int) -> None:
 
 
 @contextmanager
-def _progress(doing: str, as_json: bool) -> Iterator[Progress | None]:
+def progress(doing: str, as_json: bool) -> Iterator[Progress | None]:
     """Lend a function to tell (bytes done, bytes in all) to."""
     if as_json:
         yield None
     elif not sys.stderr.isatty():
-        yield _plain_progress(doing)
+        yield _plainprogress(doing)
     else:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
@@ -152,7 +184,7 @@ def _progress(doing: str, as_json: bool) -> Iterator[Progress | None]:
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _plain_progress(doing: str) -> Progress:
+def _plainprogress(doing: str) -> Progress:
     quarters = 0
 
     def tell(done: int, total: int) -> None:

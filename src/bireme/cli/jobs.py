@@ -1,4 +1,4 @@
-"""`bireme list | status | logs | cancel`: jobs on this machine, from any terminal."""
+"""`bireme list | status | logs | cancel | delete`: jobs on this machine and on a cluster, from any terminal."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from typing import Any
 import click
 import msgspec
 
+from bireme.cli.cluster import Where, cluster_options, either_options, local_run
 from bireme.cli.progress import Progress, passes_in, progress_of, way_on
 from bireme.core.errors import UsageError
 from bireme.local import registry
 from bireme.spec.load import command_name
 
 
-def _ago(moment: float) -> str:
+def ago(moment: float) -> str:
+    """How long ago something was, for people."""
     from bireme.view.terminal import duration
 
     seconds = max(0.0, time.time() - moment)
@@ -32,25 +34,39 @@ def _ago(moment: float) -> str:
 @click.command("list", epilog="\b\nExample: bireme list --limit 5")
 @click.option("--all", "shows_all", is_flag=True, help="Every run, not only the newest of each output directory.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
+@either_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def list_(shows_all: bool, limit: int | None, as_json: bool) -> None:
-    """List the jobs that run or ran on this machine, newest first.
+def list_(shows_all: bool, limit: int | None, where: Where, as_json: bool) -> None:
+    """List the jobs that run or ran on this machine, newest first, and those on the cluster.
 
-    A job that was stopped and resumed is listed once, with all its passes.
+    A job that was stopped and resumed is listed once, with all its passes. A cluster that does not answer within two
+    seconds is left out, unless it is asked for.
     """
+    from bireme.cli.cluster_jobs import as_row, listed
+
     newest = registry.newest_runs()
-    runs = (registry.all_runs() if shows_all else newest)[:limit]
+    runs = [] if where.is_asked else (registry.all_runs() if shows_all else newest)[:limit]
     ids = {r.id for r in newest}
-    found = [(r, progress_of(r, _status_of(r), is_newest=r.id in ids)) for r in runs]
+    found = [(r, progress_of(r, status_of(r), is_newest=r.id in ids)) for r in runs]
+    there, note = listed(where)
+    rows = [as_row(view) for view in there[:limit]]
     if as_json:
-        click.echo(json.dumps({"jobs": [_short(r, progress) for r, progress in found]}))
+        told = {"jobs": [_short(r, progress) for r, progress in found], "cluster": rows}
+        click.echo(json.dumps({**told, "note": note} if note else told))
         return
-    if not runs:
-        click.echo(f"no job has run here yet; try `{command_name()} demo`")
+    if not runs and not rows:
+        nowhere = "no job is there" if where.is_asked else "no job has run here yet"
+        click.echo(f"{nowhere}; try `{command_name()} {'submit JOB.yaml' if where.is_asked else 'demo'}`")
     for r, progress in found:
-        click.echo(f"{r.name:<24} {r.state:<10} {_ago(r.started):>12} ago  {progress!s:<14} {r.output}")
+        click.echo(f"{r.name:<24} {r.state:<10} {ago(r.started):>12} ago  {progress!s:<14} {r.output}")
         if r.state == "died" and r.id in ids and _can_go_on(r, progress):
             click.echo(f"{'':<24} {way_on(Path(r.output))}")
+    for row in rows:
+        far = str(Progress(row["passes_done"], row["passes"]))
+        place = f"kubernetes/{row['namespace']}"
+        click.echo(f"{row['name']:<24} {row['state']:<10} {ago(row['started']):>12} ago  {far:<14} {place}")
+    if note:
+        click.echo(f"note: {note}", err=True)
 
 
 def _can_go_on(record: registry.Record, progress: Progress) -> bool:
@@ -63,11 +79,12 @@ def _short(record: registry.Record, progress: Progress) -> dict[str, Any]:
     return {**plain, "passes_done": progress.done, "passes": progress.passes}
 
 
-def _status_of(record: registry.Record) -> dict[str, Any]:
+def status_of(record: registry.Record) -> dict[str, Any]:
     """The coordinator's word while it lives, its last word afterwards."""
     from bireme.core.errors import BiremeError
     from bireme.job import messages as m
-    from bireme.local.runner import ask, coordinator_of
+    from bireme.job.asking import ask
+    from bireme.local.runner import coordinator_of
 
     if record.state != "running":
         return record.status
@@ -82,11 +99,25 @@ def _status_of(record: registry.Record) -> dict[str, Any]:
 
 @click.command(epilog="\b\nExample: bireme status quick-start")
 @click.argument("job", required=False)
+@either_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def status(job: str | None, as_json: bool) -> None:
-    """Show how JOB is doing: a job's name, a run's id or its output directory (the newest when left out)."""
-    record = registry.find_run(job)
-    now = _status_of(record)
+def status(job: str | None, where: Where, as_json: bool) -> None:
+    """Show how JOB is doing: a job's name, a run's id or its output directory (the newest when left out).
+
+    A name that no job on this machine has is looked for on the cluster.
+    """
+    record = local_run(job, where)
+    if record is None:
+        from bireme.cli.cluster_jobs import show_status
+
+        with where.connect() as cluster:
+            show_status(cluster, str(job), as_json=as_json)
+        return
+    _show_local(record, as_json=as_json)
+
+
+def _show_local(record: registry.Record, *, as_json: bool) -> None:
+    now = status_of(record)
     is_newest = record.id in {r.id for r in registry.newest_runs()}
     progress = progress_of(record, now, is_newest=is_newest)
     if as_json:
@@ -94,7 +125,7 @@ def status(job: str | None, as_json: bool) -> None:
         return
     why = f" ({record.reason})" if record.reason else ""
     far = f", {progress}" if progress.passes else ""
-    click.echo(f"{record.name}: {record.state}{why}, started {_ago(record.started)} ago{far}")
+    click.echo(f"{record.name}: {record.state}{why}, started {ago(record.started)} ago{far}")
     click.echo(f"output: {record.output}")
     from bireme.view.plain import number, pass_line
 
@@ -116,16 +147,43 @@ def status(job: str | None, as_json: bool) -> None:
                 )
 
 
+def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
+    from bireme.kube.merging import seconds_of
+
+    try:
+        return None if value is None else seconds_of(value)
+    except ValueError as e:
+        raise click.BadParameter(str(e)) from e
+
+
 @click.command(epilog="\b\nExample: bireme logs quick-start --node 1 --role trainer -f")
 @click.argument("job", required=False)
 @click.option("--node", type=int, help="Only this node.")
 @click.option("--role", type=click.Choice(["trainer", "pserver"]), help="Only this kind of process.")
+@click.option("--since", callback=_duration, metavar="5m", help="Only what was said since: 90s, 5m, 2h, 3d.")
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Keep printing what comes.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Last lines of each file.")
+@click.option("--from-volume", is_flag=True, help="On a cluster: what earlier pods said too, from the volume.")
+@click.option("--image", help="On a cluster: image for the pod on the volume, where the job itself is gone.")
+@either_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def logs(job: str | None, node: int | None, role: str | None, is_following: bool, lines: int, as_json: bool) -> None:
-    """Print what JOB's processes have said."""
-    record = registry.find_run(job)
+def logs(  # noqa: PLR0913 - its flags
+    job: str | None, node: int | None, role: str | None, since: float | None, is_following: bool, lines: int,
+    from_volume: bool, image: str | None, where: Where, as_json: bool,
+) -> None:  # fmt: skip
+    """Print what JOB's processes have said.
+
+    Of a job on a cluster the lines of all pods come in the order of time, also when the pods are gone.
+    """
+    record = local_run(job, where)
+    last = None if since is not None else lines
+    if record is None:
+        from bireme.cli.cluster_logs import Wanted, print_logs
+
+        wanted = Wanted(node, role, last, since, is_following, from_volume)
+        with where.connect() as cluster:
+            print_logs(cluster, str(job), wanted, image, as_json=as_json)
+        return
     names = {"trainer": ["train.log"], "pserver": ["server.log"], None: ["train.log", "server.log"]}[role]
     pattern = "node_*" if node is None else f"node_{node}"
     files = [f for d in sorted(Path(record.output).glob(pattern)) for n in names if (f := d / n).is_file()]
@@ -134,18 +192,23 @@ def logs(job: str | None, node: int | None, role: str | None, is_following: bool
             f"{record.name} has no such log under {record.output}",
             fix="leave --node and --role out to see all",
         )
-    for path, line in _lines(files, lines, is_following):
+    for path, line in _lines(files, last, since, is_following):
         who = f"{path.parent.name}/{path.name}"
         click.echo(json.dumps({"log": who, "line": line}) if as_json else f"{who}: {line}")
 
 
-def _lines(files: list[Path], last: int, is_following: bool) -> Iterator[tuple[Path, str]]:
+def _lines(
+    files: list[Path], last: int | None, since_s: float | None, is_following: bool
+) -> Iterator[tuple[Path, str]]:
+    from bireme.kube.merging import lines_of
+
+    after = time.time() - since_s if since_s is not None else 0.0
     places: dict[Path, int] = {}
     for path in files:
-        text = path.read_text(encoding="utf-8", errors="replace")
         places[path] = path.stat().st_size
-        for line in text.splitlines()[-last:] if last else ():
-            yield path, line
+        found = [line.text for line in lines_of(path.name, [path]) if line.when >= after]
+        for text in found if last is None else found[-last:] if last else ():
+            yield path, text
     while is_following:
         sys.stdout.flush()
         time.sleep(0.2)
@@ -162,10 +225,20 @@ def _lines(files: list[Path], last: int, is_following: bool) -> Iterator[tuple[P
 @click.command(epilog="\b\nExample: bireme cancel quick-start")
 @click.argument("job", required=False)
 @click.option("--now", is_flag=True, help="Do not wait for a clean stop.")
+@either_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def cancel(job: str | None, now: bool, as_json: bool) -> None:
-    """Stop JOB cleanly; finished passes stay."""
-    record = registry.find_run(job)
+def cancel(job: str | None, now: bool, where: Where, as_json: bool) -> None:
+    """Stop JOB cleanly; finished passes stay.
+
+    On a cluster its pods take a snapshot and leave; the job stays there, suspended, until it is resumed or deleted.
+    """
+    record = local_run(job, where)
+    if record is None:
+        from bireme.cli.cluster_jobs import cancel_there
+
+        with where.connect() as cluster:
+            cancel_there(cluster, str(job), now=now, as_json=as_json)
+        return
     if record.state != "running":
         raise UsageError(f"{record.name} does not run: it is {record.state}")
     os.kill(record.pid, signal.SIGTERM)
@@ -176,3 +249,28 @@ def cancel(job: str | None, now: bool, as_json: bool) -> None:
         time.sleep(0.05)
     state = registry.find_run(record.id).state
     click.echo(json.dumps({"job": record.name, "state": state}) if as_json else f"{record.name}: {state}")
+
+
+@click.command(epilog="\b\nExample: bireme delete quick-start --namespace training")
+@click.argument("job")
+@click.option("--volume", "with_volume", is_flag=True, help="Its volume too, with all its models and data.")
+@cluster_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def delete(job: str, with_volume: bool, where: Where, as_json: bool) -> None:
+    """Take JOB from the cluster; its volume stays unless --volume is given.
+
+    A volume claim that bireme did not make is never deleted.
+    """
+    from bireme.kube.certifying import forget
+    from bireme.kube.stopping import delete as take_away
+    from bireme.spec.load import places
+
+    with where.connect() as cluster:
+        gone = take_away(cluster, job, with_volume=with_volume)
+        forget(places().state, job, cluster.namespace)
+    if as_json:
+        click.echo(json.dumps({"job": job, "deleted": gone}))
+        return
+    click.echo(f"{job} is deleted" + (", with its volume" if with_volume else "; its volume is still there"))
+    if not with_volume:
+        click.echo(f"models can be brought from it with `{command_name()} fetch {job} DIR --image NAME`")

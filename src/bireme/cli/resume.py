@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from bireme.cli.cluster import Where, either_options, has_cluster
 from bireme.cli.progress import Progress, job_in, progress_in, progress_of
 from bireme.cli.running import finish
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
@@ -27,24 +28,51 @@ if TYPE_CHECKING:
 @click.option("--ports-num", type=click.IntRange(1, 64), help="Dense lanes of each pserver.")
 @click.option("--passes", type=click.IntRange(1), help="Passes over the data, counted from the first.")
 @click.option("--accept-changes", is_flag=True, help="Go on even if the program, the data or its rules have changed.")
+@either_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
-def resume(output: str | None, accept_changes: bool, as_json: bool, **overrides: Any) -> None:
+def resume(output: str | None, accept_changes: bool, where: Where, as_json: bool, **overrides: Any) -> None:
     """Go on with a job from its newest snapshot.
 
     OUTPUT is the job's output directory, its name or a run's id; left out, the newest job on this machine that is
     not finished. It ends with the same bits as if it had never stopped, also with other numbers of trainers,
-    pservers and lanes, except in the modes `bounded` and `async`.
+    pservers and lanes, except in the modes `bounded` and `async`. A name that no job on this machine has is looked
+    for on the cluster: there a stopped job goes on, and one that has ended is started again.
     """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if _is_elsewhere(output, where):
+        from bireme.cli.cluster_jobs import resume_there
+
+        changes = given | ({"accepts_changes": True} if accept_changes else {})
+        with where.connect() as cluster:
+            resume_there(cluster, str(output), changes, as_json=as_json)
+        return
+    _resume_here(output, given, accept_changes=accept_changes, as_json=as_json)
+
+
+def _is_elsewhere(given: str | None, where: Where) -> bool:
+    """Whether a job on a cluster is meant: asked for, or known neither as a directory nor as a job here."""
+    from bireme.local import registry
+
+    if where.is_asked:
+        if given is None:
+            raise UsageError("which job?", fix="name it; `bireme list` shows the jobs on the cluster too")
+        return True
+    if given is None or Path(given).exists() or not has_cluster():
+        return False
+    return not any(given in (r.name, r.id) for r in registry.newest_runs())
+
+
+def _resume_here(output: str | None, given: dict[str, Any], *, accept_changes: bool, as_json: bool) -> None:
     from bireme.job.inputs import origin_of, refuse_changes
     from bireme.job.preflight import check_program
     from bireme.ps.tree import share_out
 
     place = find_output(output)
     _refuse_running(place)
-    job = job_to_resume(place, {name: value for name, value in overrides.items() if value is not None})
+    job = job_to_resume(place, given)
     progress = progress_in(place, job)
     if progress.done >= job.passes:
-        tell_finished(place, job, progress, asked=overrides["passes"], as_json=as_json)
+        tell_finished(place, job, progress, asked=given.get("passes"), as_json=as_json)
         return
     share_out(job.shards, job.trainers)
     program = check_program(job)
@@ -114,7 +142,9 @@ def job_to_resume(output: Path, changes: dict[str, Any]) -> Job:
 
     job = msgspec.structs.replace(read_job(output / "job.json"), output=str(output.absolute()), **changes)
     snapshots = msgspec.structs.replace(job.snapshots, path=str(output.absolute() / "snapshots"))
-    return msgspec.structs.replace(job, snapshots=snapshots)
+    # A job that was brought here from a cluster finds its pservers on this machine.
+    tls = job.tls if job.tls and Path(job.tls).is_dir() else ""
+    return msgspec.structs.replace(job, snapshots=snapshots, hosts=(), tls=tls)
 
 
 def tell_finished(output: Path, job: Job, progress: Progress, *, asked: int | None, as_json: bool) -> None:

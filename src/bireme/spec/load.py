@@ -6,18 +6,18 @@ This is the only module that reads the environment.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import msgspec
 
 from bireme.core.errors import SpecError
 from bireme.spec.job import CarrierChoice, Job, JobFile, LocalFile, WireFile
+from bireme.spec.kubernetes import KubernetesFile, find_cluster_clashes
+from bireme.spec.mistakes import Mistake, find_mistakes, lines_of, plain, read_yaml, refusal, says_more
 from bireme.spec.model import Logs, Restarts, Snapshots, Updates, Wire
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -27,122 +27,11 @@ OVERRIDES = ("trainers", "pservers", "ports_num", "passes", "seed", "output")
 """What a flag `--name` or a variable `BIREME_NAME` may replace."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """One thing wrong with a file, and where; line 0 is for what did not come from the file."""
-
-    line: int
-    text: str
-    why: str = ""
-    fix: str = ""
-
-
-def read_yaml(text: str, name: str) -> Any:
-    """Parse YAML, keeping line numbers; syntax errors are told with theirs."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        return YAML(typ="rt", pure=True).load(StringIO(text))
-    except ValueError as e:
-        raise SpecError(f"{name}: not valid YAML: a value that is not what it looks like: {e}") from e
-    except YAMLError as e:
-        mark = getattr(e, "problem_mark", None)
-        line = mark.line + 1 if mark else 1
-        problem = str(getattr(e, "problem", None) or str(e).splitlines()[0]).rstrip()
-        fix = "check the indentation and quotes around that line"
-        raise SpecError(f"{name}:{line}: not valid YAML: {problem}", fix=fix) from e
-
-
-def plain(value: Any) -> Any:
-    """What a YAML reader keeps of styles and anchors, taken off: dicts, lists, strings and numbers remain."""
-    if isinstance(value, Mapping):
-        return {plain(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [plain(v) for v in value]
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
-
-
-def find_mistakes(struct: type[msgspec.Struct], value: Any, path: str = "", line: int = 1) -> list[Mistake]:
-    """Compare a parsed mapping with a struct, field by field."""
-    if not isinstance(value, Mapping):
-        where = f"`{path}` must hold" if path else "the file must hold"
-        return [Mistake(line, f"{where} keys and values, not {_name_of(value)}")]
-    hints = get_type_hints(struct, include_extras=True)
-    lines = _lines_of(value, line)
-    found = [Mistake(lines[key], _unknown_key(path, key, hints)) for key in value if key not in hints]
-    for info in msgspec.structs.fields(struct):
-        full = f"{path}.{info.name}" if path else info.name
-        if info.name not in value:
-            if info.required:
-                found.append(Mistake(line, f"`{full}` is missing{_expected(hints[info.name])}"))
-            continue
-        found += _check_field(hints[info.name], value[info.name], full, lines[info.name])
-    return found
-
-
-def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
-    inner = get_args(hint)[0] if get_origin(hint) is not None and hasattr(hint, "__metadata__") else hint
-    if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-        return find_mistakes(inner, value, path, line)
-    value = plain(value)
-    try:
-        msgspec.convert(value, hint)
-    except msgspec.ValidationError as e:
-        problem = str(e).split(" - at `")[0].split(", got `")[0].replace(" | null`", "`")
-        if "regex" in problem:
-            problem = _expected(hint).lstrip(": ")
-        if "enum value" in problem:
-            problem = "expected one of the known words"
-        told = f"{problem[0].lower()}{problem[1:]}, got {value!r}{_did_you_mean(value, inner)}"
-        return [Mistake(line, f"`{path}`: {told}")]
-    return []
-
-
-def _did_you_mean(value: Any, hint: Any) -> str:
-    # The words themselves, or those of a choice that may also be left out.
-    found = [word for choice in get_args(hint) for word in (choice, *get_args(choice))]
-    choices = [word for word in found if isinstance(word, str)]
-    close = difflib.get_close_matches(str(value), choices, n=1)
-    return f" (did you mean `{close[0]}`?)" if close else f" (one of: {', '.join(choices)})" if choices else ""
-
-
-def _unknown_key(path: str, key: Any, known: Mapping[str, Any]) -> str:
-    full = f"{path}.{key}" if path else str(key)
-    close = difflib.get_close_matches(str(key), list(known), n=1)
-    hint = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known)}"
-    return f"`{full}` is not a known key; {hint}"
-
-
-def _expected(hint: Any) -> str:
-    for meta in getattr(hint, "__metadata__", ()):
-        if meta.description:
-            return f": {meta.description[0].lower()}{meta.description[1:].rstrip('.')}"
-    return ""
-
-
-def _name_of(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    return "a list" if isinstance(value, list) else f"{value!r}"
-
-
-def _lines_of(value: Any, default: int) -> dict[Any, int]:
-    marks = getattr(value, "lc", None)
-    if marks is None:
-        return dict.fromkeys(value, default)
-    # A key that came by a merge (`<<: *other`) stands elsewhere: it gets the mapping's own line.
-    return {key: marks.key(key)[0] + 1 if key in (marks.data or {}) else default for key in value}
-
-
 def find_clashes(data: Any) -> list[Mistake]:
     """Keys of a parsed file that may each be right and do not go together."""
     if not isinstance(data, Mapping):
         return []
-    lines, mode = _lines_of(data, 1), data.get("mode")
+    lines, mode = lines_of(data, 1), data.get("mode")
     found = []
     apart = [key for key in ("pservers", "trainers") if data.get(key) is not None]
     if apart and data.get("nodes") is not None:
@@ -150,35 +39,18 @@ def find_clashes(data: Any) -> list[Mistake]:
         why = "`nodes: 3` already means 3 pservers and 3 trainers"
         found.append(Mistake(lines[apart[0]], text, why, "keep `nodes`, or count `pservers` and `trainers` apart"))
     wire: Any = data.get("wire")
-    if _says_more(wire, WireFile(), "top_k") and wire.get("gradients") != "top_k":
-        text, line = "`wire.top_k` is for `wire.gradients: top_k`", _lines_of(wire, lines["wire"])["top_k"]
+    if says_more(wire, WireFile(), "top_k") and wire.get("gradients") != "top_k":
+        text, line = "`wire.top_k` is for `wire.gradients: top_k`", lines_of(wire, lines["wire"])["top_k"]
         found.append(Mistake(line, text, fix="set that, or leave `top_k` out"))
     given = {"bounded": ("staleness", data.get("staleness") is not None)}
-    given["local"] = ("local", _says_more(data.get("local"), LocalFile(), *LocalFile.__struct_fields__))
+    given["local"] = ("local", says_more(data.get("local"), LocalFile(), *LocalFile.__struct_fields__))
     for wanted, (key, is_given) in given.items():
         if is_given and mode != wanted:
             now = f"mode is {mode}" if mode else "no mode is given"
             fix = f"set `mode: {wanted}`, or leave `{key}` out"
             found.append(Mistake(lines[key], f"`{key}` is for `mode: {wanted}`, and {now}", fix=fix))
+    found += find_cluster_clashes(data.get("kubernetes"), lines.get("kubernetes", 1))
     return found
-
-
-def _says_more(section: Any, default: msgspec.Struct, *keys: str) -> bool:
-    """Whether one of these keys of a section says something else than it would mean if it were left out."""
-    return isinstance(section, Mapping) and any(
-        section.get(k, getattr(default, k)) != getattr(default, k) for k in keys
-    )
-
-
-def _refusal(path: Path, mistakes: list[Mistake]) -> SpecError:
-    """One error for all mistakes; a single one has room for its own why and fix."""
-    is_single = len(mistakes) == 1 and bool(mistakes[0].fix)
-    told = [
-        (f"{path}:{m.line}: " if m.line else "") + m.text + (f"; {m.fix}" if m.fix and not is_single else "")
-        for m in sorted(mistakes, key=lambda m: m.line)
-    ]
-    why, fix = (mistakes[0].why, mistakes[0].fix) if is_single else ("", "docs/reference/job.md lists every key")
-    return SpecError("\n".join(told), why=why, fix=fix)
 
 
 def read_job_file(path: Path) -> Any:
@@ -237,25 +109,81 @@ def command_name(environment: Mapping[str, str] | None = None) -> str:
     return env.get("BIREME_COMMAND") or "bireme"
 
 
+def kubeconfig_files(environment: Mapping[str, str] | None = None) -> list[Path]:
+    """The files that say which clusters there are, as kubectl looks for them; those that exist."""
+    env = os.environ if environment is None else environment
+    home = Path(env.get("HOME") or "~").expanduser()
+    named = [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return [path for path in named or [home / ".kube" / "config"] if path.is_file()]
+
+
 def overrides_from(environment: Mapping[str, str]) -> dict[str, str]:
     """The overrides that variables such as BIREME_TRAINERS ask for."""
     return {n: environment[f"BIREME_{n.upper()}"] for n in OVERRIDES if environment.get(f"BIREME_{n.upper()}")}
 
 
-def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Job:
-    """Resolve a job file, with overrides, to the job that processes run."""
-    environment = os.environ if environment is None else environment
+class _Loaded(NamedTuple):
+    file: JobFile
+    path: Path
+    data: Any
+    """The file as parsed, with its lines."""
+    overrides: dict[str, Any]
+
+    @property
+    def base(self) -> Path:
+        return self.path.resolve().parent
+
+
+def _load(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str]) -> _Loaded:
     if path.is_dir():
         path = path / "job.yaml"
     data = read_job_file(path)
     if wrong := find_mistakes(JobFile, data):
-        raise _refusal(path, wrong + find_clashes(data))
+        raise refusal(path, wrong + find_clashes(data))
     overrides = {**overrides_from(environment), **{k: v for k, v in flags.items() if v is not None}}
     if "output" in overrides:
         overrides["output"] = str(overrides["output"])
-    file, base = _override(msgspec.convert(plain(data), JobFile), overrides), path.resolve().parent
-    if wrong := find_clashes(data) + find_misfits(file, base, _key_lines(data, overrides)):
-        raise _refusal(path, wrong)
+    return _Loaded(_override(msgspec.convert(plain(data), JobFile), overrides), path, data, overrides)
+
+
+def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Job:
+    """Resolve a job file, with overrides, to the job that processes run."""
+    environment = os.environ if environment is None else environment
+    return _settle(_load(path, flags, environment), environment, is_elsewhere=False)
+
+
+class ClusterJob(NamedTuple):
+    """A job file that is read for a cluster: the job as it would run here, and how it is placed there."""
+
+    job: Job
+    file: JobFile
+    base: Path
+    """Where job.yaml is."""
+    has_data: bool
+    """Whether its shards are here too."""
+    has_program: bool
+
+    @property
+    def settings(self) -> KubernetesFile:
+        """How it is placed."""
+        return self.file.kubernetes
+
+
+def load_cluster_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> ClusterJob:
+    """Resolve a job file whose data may be on a volume only, and its program in an image."""
+    env = dict(os.environ if environment is None else environment)
+    env.pop("BIREME_OUTPUT", None)  # a path here says nothing about the volume
+    loaded = _load(path, flags, env)
+    job = _settle(loaded, env, is_elsewhere=True)
+    has_data = is_sharded(Path(job.data))
+    return ClusterJob(job, loaded.file, loaded.base, has_data, Path(job.config).is_file())
+
+
+def _settle(loaded: _Loaded, environment: Mapping[str, str], *, is_elsewhere: bool) -> Job:
+    file, base, overrides = loaded.file, loaded.base, loaded.overrides
+    lines = _key_lines(loaded.data, overrides)
+    if wrong := find_clashes(loaded.data) + find_misfits(file, base, lines, is_elsewhere=is_elsewhere):
+        raise refusal(loaded.path, wrong)
     job = resolve(file, base, overrides)
     return msgspec.structs.replace(job, faults=environment.get("BIREME_FAULTS", ""), carrier=_carrier(environment))
 
@@ -290,25 +218,28 @@ def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
 
 def _key_lines(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, int]:
     """Where the file says what counts: the lines of its keys but for those that something else has replaced."""
-    lines = _lines_of(data, 1)
+    lines = lines_of(data, 1)
     found = {key: line for key, line in lines.items() if key not in overrides}
     for key, section in data.items():
         if isinstance(section, Mapping):
-            found |= {f"{key}.{inner}": line for inner, line in _lines_of(section, lines[key]).items()}
+            found |= {f"{key}.{inner}": line for inner, line in lines_of(section, lines[key]).items()}
     if {"trainers", "pservers"} & set(overrides):
         found.pop("nodes", None)
     return found
 
 
-def find_misfits(file: JobFile, base: Path, lines: Mapping[str, int]) -> list[Mistake]:
-    """What the file asks for and this machine does not hold: files, directories, shards, ports."""
+def find_misfits(file: JobFile, base: Path, lines: Mapping[str, int], *, is_elsewhere: bool = False) -> list[Mistake]:
+    """What the file asks for and this machine does not hold: files, directories, shards, ports.
+
+    Of a job that runs elsewhere, the data and the program may be there.
+    """
     found = []
     config, data = base / file.program.config, base / file.data.path
-    if not config.is_file():
+    if not config.is_file() and not (is_elsewhere and file.kubernetes.program):
         text, fix = f"program.config: there is no file {config}", "paths in job.yaml are relative to job.yaml"
         found.append(Mistake(lines["program.config"], text, fix=fix))
     try:
-        shards = count_shards(data)
+        shards = _shards_of(file, data, is_elsewhere=is_elsewhere)
     except SpecError as e:
         return [*found, Mistake(lines.get("data.path", 0), e.what, e.why, e.fix)]
     if file.data.shards not in (None, shards):
@@ -330,10 +261,20 @@ def find_misfits(file: JobFile, base: Path, lines: Mapping[str, int]) -> list[Mi
     return found
 
 
+def _shards_of(file: JobFile, data: Path, *, is_elsewhere: bool) -> int:
+    if not is_elsewhere or is_sharded(data):
+        return count_shards(data)
+    if file.data.shards is None:
+        why = "they may be on the cluster's volume only, but then their number must be known"
+        fix = "say how many there are with `data.shards: N`, or name their directory with `data.path`"
+        raise SpecError(f"{data} holds no shard (a directory `0/data`)", why=why, fix=fix)
+    return file.data.shards
+
+
 def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
     """Settle the paths and counts of a file that was checked."""
     config, data = base / file.program.config, base / file.data.path
-    shards = count_shards(data)
+    shards = _shards_of(file, data, is_elsewhere=True)
     trainers = file.trainers or file.nodes or shards
     output = Path(overrides["output"]).absolute() if overrides.get("output") else base / file.output
     lanes = file.lanes
@@ -383,6 +324,11 @@ def _as_arg(value: str | int | float | bool) -> str:
 def is_shard_name(name: str) -> bool:
     """Whether a directory of this name is a shard: `0`, `1`, … and not `01`."""
     return name.isascii() and name.isdecimal() and name == str(int(name))
+
+
+def is_sharded(data: Path) -> bool:
+    """Whether a directory holds shards, or some of them."""
+    return data.is_dir() and any(is_shard_name(d.name) and (d / "data").is_dir() for d in data.iterdir())
 
 
 def count_shards(data: Path) -> int:

@@ -21,6 +21,7 @@ Leave = Callable[..., Path]
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs are recorded here, and nowhere else."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-cluster"))
     monkeypatch.delenv("BIREME_COMMAND", raising=False)
     return tmp_path / "state"
 

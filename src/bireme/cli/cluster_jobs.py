@@ -1,0 +1,156 @@
+"""`list`, `status`, `logs`, `cancel`, `resume` and `delete` for jobs on a cluster."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bireme.cli.cluster import Where, has_cluster
+from bireme.core.errors import BiremeError, UsageError
+from bireme.spec.load import command_name
+
+if TYPE_CHECKING:
+    from bireme.kube.client import Cluster
+    from bireme.kube.listing import JobView, PodView
+
+LIST_PATIENCE_S = 2.0
+
+
+def views_in(cluster: Cluster) -> list[JobView]:
+    """All jobs of a namespace, newest first."""
+    from bireme.kube import naming
+    from bireme.kube.client import JOB
+    from bireme.kube.listing import by_name, job_view
+
+    found = by_name(cluster.list(JOB, {naming.NAME: "bireme", naming.MANAGED_BY: "bireme"}))
+    return sorted((job_view(jobs) for jobs in found.values()), key=lambda view: view.started, reverse=True)
+
+
+def listed(where: Where) -> tuple[list[JobView], str]:
+    """The jobs on the cluster, or a note on why they are left out; waits long only if the cluster was asked for."""
+    if where.is_asked:
+        with where.connect() as cluster:
+            return views_in(cluster), ""
+    if not has_cluster():
+        return [], ""
+    found: list[list[JobView]] = []
+    failed: list[str] = []
+
+    def look() -> None:
+        try:
+            with where.connect(timeout_s=LIST_PATIENCE_S) as cluster:
+                found.append(views_in(cluster))
+        except BiremeError as e:
+            failed.append(e.what)
+
+    asking = threading.Thread(target=look, name="list", daemon=True)
+    asking.start()
+    asking.join(LIST_PATIENCE_S)
+    if found:
+        return found[0], ""
+    return [], f"the cluster is left out: {failed[0] if failed else 'it does not answer'}"
+
+
+def as_row(view: JobView) -> dict[str, Any]:
+    """A job in a list, for programs."""
+    from bireme.view.plain import passes_of
+
+    done, passes = passes_of(dict(view.status))
+    plain = {k: v for k, v in asdict(view).items() if k not in ("status", "error")}
+    return {**plain, "passes_done": done, "passes": passes, "where": "kubernetes"}
+
+
+def show_status(cluster: Cluster, name: str, *, as_json: bool) -> None:
+    """Print how a job and each of its pods are doing."""
+    from bireme.kube import naming
+    from bireme.kube.client import POD
+    from bireme.kube.listing import gathering, pod_views
+    from bireme.kube.stopping import view_of
+    from bireme.view.plain import pass_line
+
+    view = view_of(cluster, name)
+    pods = pod_views(cluster.list(POD, naming.selector_of(name)), view.status)
+    if as_json:
+        told = {**as_row(view), "error": dict(view.error), "status": dict(view.status)}
+        click.echo(json.dumps({**told, "pod_list": [asdict(pod) for pod in pods]}))
+        return
+    from bireme.cli.jobs import ago
+
+    row = as_row(view)
+    why = f" ({view.reason})" if view.reason else ""
+    far = f", {row['passes_done']}/{row['passes']} passes" if row["passes"] else ""
+    click.echo(f"{name}: {view.state}{why}, submitted {ago(view.started)} ago{far}")
+    click.echo(f"in the namespace {cluster.namespace} of context {cluster.context}")
+    for closed in view.status.get("passes_done", ()):
+        click.echo(pass_line(closed))
+    if view.state in ("pending", "starting"):
+        click.echo(gathering(view, pods))
+        click.echo(f"more: `{command_name()} why {name} --namespace {cluster.namespace}`")
+    if view.status.get("waits_for") and view.state in ("running", "starting"):
+        click.echo(f"waits for {', '.join(view.status['waits_for'])}")
+    for line in pod_lines(pods):
+        click.echo(line)
+
+
+def pod_lines(pods: list[PodView]) -> Iterator[str]:
+    """One line for each pod, under a head."""
+    if not pods:
+        return
+    width = max(len(pod.name) for pod in pods)
+    yield f"{'pod':<{width}}  {'role':<8} {'machine':<12} {'state':<12} {'restarts':>8}  {'pass':>4}  {'samples/s':>10}"
+    for pod in pods:
+        state = pod.phase if pod.is_ready or pod.phase != "Running" else "Running, not ready"
+        at = pod.trains.get("pass", "–")
+        rate = f"{pod.trains['rate']:,.0f}" if "rate" in pod.trains else "–"
+        late = "  all wait for it" if pod.is_straggler else ""
+        waits = f"  {pod.waits}" if pod.waits else ""
+        yield (
+            f"{pod.name:<{width}}  {pod.role:<8} {pod.machine or '–':<12} {state:<12} {pod.restarts:>8}  "
+            f"{at!s:>4}  {rate:>10}{late}{waits}"
+        )
+
+
+def cancel_there(cluster: Cluster, name: str, *, now: bool, as_json: bool) -> None:
+    """Stop a job and wait until its pods have gone."""
+    from bireme.kube.listing import is_ended
+    from bireme.kube.stopping import suspend, view_of
+
+    view = view_of(cluster, name)
+    if is_ended(view.state) or view.state == "suspended":
+        raise UsageError(f"{name} does not run: it is {view.state}")
+    has_left = suspend(cluster, name, is_hasty=now)
+    state = "suspended" if has_left else "suspended, but some pods have not left yet"
+    if as_json:
+        click.echo(json.dumps({"job": name, "state": state}))
+        return
+    click.echo(f"{name}: {state}; go on with `{command_name()} resume {name} --namespace {cluster.namespace}`")
+
+
+def resume_there(cluster: Cluster, name: str, changes: dict[str, Any], *, as_json: bool) -> None:
+    """Let a job go on that was stopped, has failed, or is to have more passes."""
+    from bireme.kube.stopping import start_again, unsuspend, view_of
+    from bireme.view.plain import passes_of
+
+    view = view_of(cluster, name)
+    done, passes = passes_of(dict(view.status))
+    how = "resumed"
+    if view.state in ("running", "starting", "pending"):
+        fix = f"`{command_name()} status {name}` tells how it is doing"
+        raise UsageError(f"{name} runs already: it is {view.state}", fix=fix)
+    if view.state == "finished" and changes.get("passes", passes) <= done:
+        how = "finished"
+    elif view.state in ("suspended", "queued") and not changes:
+        unsuspend(cluster, name)
+    else:
+        start_again(cluster, name, changes)
+    if as_json:
+        click.echo(json.dumps({"job": name, "namespace": cluster.namespace, "outcome": how}))
+    elif how == "finished":
+        click.echo(f"already finished; for more passes: `{command_name()} resume {name} --passes N`")
+    else:
+        click.echo(f"{name} goes on; follow it with `{command_name()} status {name} --namespace {cluster.namespace}`")

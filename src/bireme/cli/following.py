@@ -1,0 +1,133 @@
+"""Following a job on a cluster with the same view as a local run; leaving does not end it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bireme.cli.running import Interrupts, View, choose_view, show
+from bireme.core.errors import BiremeError, Cancelled, ClusterError, NetworkError, ProcessError
+from bireme.spec.load import command_name
+
+if TYPE_CHECKING:
+    from bireme.kube.client import Cluster
+    from bireme.kube.listing import JobView
+
+POLL_S = 0.5
+PODS_EVERY_S = 2.0
+OUTAGE_S = 120.0
+"""How long the API server may be away before following is given up; the job does not need it."""
+
+
+def follow_to_end(cluster: Cluster, name: str, *, is_silent: bool, as_json: bool) -> None:
+    """Show a job until it ends, then say where its model is; raises what it has failed with."""
+    seen = follow(cluster, name, choose_view(is_silent=is_silent))
+    if seen is None:
+        if as_json:
+            click.echo(json.dumps({"job": name, "namespace": cluster.namespace, "state": "running"}))
+        return
+    if seen.state != "finished":
+        raise ended_with(seen)
+    if as_json:
+        told = {"job": name, "namespace": cluster.namespace, "state": seen.state, **seen.status}
+        click.echo(json.dumps(told))
+    elif not is_silent:
+        click.echo(f"finished: bring the model here with `{command_name()} fetch {name} DIR{_option(cluster)}`")
+
+
+def _option(cluster: Cluster) -> str:
+    return f" --namespace {cluster.namespace}"
+
+
+def follow(cluster: Cluster, name: str, view: View) -> JobView | None:
+    """Show a job until it ends; None if the user left before."""
+    from bireme.kube.listing import is_ended
+
+    watched = _Watched(cluster, name)
+    with Interrupts() as interrupts, view:
+        while True:
+            seen = watched.look()
+            if seen is not None:
+                view = show(view, watched.status(seen))
+                watched.tell_news(view, seen)
+                if is_ended(seen.state):
+                    return seen
+            if interrupts.count:
+                back = f"{command_name()} status {name}{_option(cluster)}"
+                view.alert(f"{name} goes on without you; come back with `{back}`, stop it with `… cancel {name}`")
+                return None
+            time.sleep(POLL_S)
+
+
+class _Watched:
+    """A job that is looked at again and again."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._pods: list[Any] = []
+        self._pods_at = 0.0
+        self._answered_at = time.monotonic()
+        self._said = ""
+
+    def look(self) -> JobView | None:
+        """How the job is doing; None while the API server does not answer."""
+        from bireme.kube.stopping import view_of
+
+        try:
+            seen = view_of(self._cluster, self._name)
+        except NetworkError:
+            if time.monotonic() - self._answered_at > OUTAGE_S:
+                raise
+            return None
+        self._answered_at = time.monotonic()
+        return seen
+
+    def status(self, seen: JobView) -> dict[str, Any]:
+        """What a view draws: the coordinator's word, or before its first one where the pods are."""
+        if seen.status.get("trainers") or seen.state in ("finished", "failed"):
+            return dict(seen.status)
+        return {"phase": self._gathering(seen)}
+
+    def _gathering(self, seen: JobView) -> str:
+        from bireme.kube import naming
+        from bireme.kube.client import POD
+        from bireme.kube.listing import gathering, pod_views
+
+        if time.monotonic() - self._pods_at > PODS_EVERY_S:
+            self._pods_at = time.monotonic()
+            self._pods = pod_views(self._cluster.list(POD, naming.selector_of(self._name)), seen.status)
+        waits = ", ".join(seen.status.get("waits_for") or ())
+        return gathering(seen, self._pods) + (f"; waiting for {waits}" if waits else "")
+
+    def tell_news(self, view: View, seen: JobView) -> None:
+        """Print where the pods are when that has changed, for views without a panel; and that versions differ."""
+        from bireme import __version__
+        from bireme.view.plain import PlainView
+
+        news = "" if seen.status.get("trainers") else self._gathering(seen)
+        if isinstance(view, PlainView) and news and news != self._said and not seen.status:
+            view.note(news)
+            self._said = news
+        version = seen.status.get("version")
+        if version and version != __version__ and self._said != "version":
+            view.alert(f"the image has bireme {version}, this is {__version__}")
+            self._said = "version"
+
+
+def ended_with(seen: JobView) -> BiremeError:
+    """The error that a job has ended with, as the class it was."""
+    from bireme.core import errors
+
+    fix = f"`{command_name()} why {seen.name} --namespace {seen.namespace}` tells more"
+    if seen.state == "cancelled":
+        return Cancelled(f"{seen.name} was stopped", fix=f"go on with `{command_name()} resume {seen.name}`")
+    told = seen.error
+    if told:
+        kind = getattr(errors, told.get("kind", ""), ProcessError)
+        known = kind if isinstance(kind, type) and issubclass(kind, BiremeError) else ProcessError
+        return known(told.get("what", ""), why=told.get("why", ""), fix=told.get("fix", "") or fix)
+    return ClusterError(f"{seen.name} has failed: {seen.reason or 'Kubernetes says no more'}", fix=fix)

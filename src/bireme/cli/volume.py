@@ -1,0 +1,48 @@
+"""`bireme volume`: what the command line runs in a pod on a job's volume. Not for people."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from bireme.core.errors import BiremeError
+
+
+@click.command(hidden=True)
+@click.argument("verb", type=click.Choice(["wait", "have", "put", "get", "list", "logs"]))
+@click.argument("place")
+def volume(verb: str, place: str) -> None:
+    """Look at, take and give files on a volume, through standard input and output."""
+    try:
+        _do(verb, place)
+    except BiremeError as e:
+        told = {"error": type(e).__name__, "what": e.what, "why": e.why, "fix": e.fix}
+        click.echo(json.dumps(told), err=True)
+        raise SystemExit(e.exit_code) from e
+
+
+def _do(verb: str, place: str) -> None:
+    from bireme.kube import volume_end
+
+    root, source, sink = Path(place), sys.stdin.buffer, sys.stdout.buffer
+    if verb == "wait":
+        # The first process of a container is not ended by signals that it does not ask for.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        time.sleep(float(place))
+    elif verb == "have":
+        click.echo(json.dumps(volume_end.have(root, json.load(source))))
+    elif verb == "put":
+        click.echo(json.dumps(volume_end.put(root, source)))
+    elif verb == "get":
+        volume_end.get(root, json.load(source), sink)
+    elif verb == "list":
+        click.echo(json.dumps(volume_end.list_files(root)))
+    else:
+        from bireme.kube.merging import write_logs
+
+        write_logs(root, json.load(source), sink)

@@ -1,0 +1,341 @@
+"""Talking to a cluster's API server in plain values: every object is a dict, every refusal a BiremeError.
+
+lightkube does the talking (credentials, TLS, watching, exec). Its own resource classes are not used: a kind here is a
+name, a version and a plural, and what comes back is what the server sent, so that the parts which decide stay free of
+any client. Imported only where a cluster is spoken to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from bireme.core.errors import ClusterError, MissingError, NetworkError, UsageError
+from bireme.kube.naming import FIELD_MANAGER
+from bireme.kube.submission import Object
+from bireme.spec.load import kubeconfig_files
+
+if TYPE_CHECKING:
+    from bireme.kube.executing import Login
+
+Objects = list[Object]
+TIMEOUT_S = 20.0
+
+
+class Kind(NamedTuple):
+    """A kind of object in a namespace."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+
+    @property
+    def api(self) -> str:
+        """Group and version as objects write them."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+JOB = Kind("batch", "v1", "Job", "jobs")
+POD = Kind("", "v1", "Pod", "pods")
+CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
+SECRET = Kind("", "v1", "Secret", "secrets")
+_RBAC = "rbac.authorization.k8s.io"
+KINDS = {
+    kind.kind: kind
+    for kind in (
+        JOB, POD, CLAIM, CONFIG_MAP, SECRET,
+        Kind("", "v1", "Service", "services"),
+        Kind("", "v1", "ServiceAccount", "serviceaccounts"),
+        Kind("", "v1", "Event", "events"),
+        Kind(_RBAC, "v1", "Role", "roles"),
+        Kind(_RBAC, "v1", "RoleBinding", "rolebindings"),
+        Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+        Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    )
+}  # fmt: skip
+
+
+class Target(NamedTuple):
+    """Which cluster is meant, as the command line says; what is left out comes from the kubeconfig."""
+
+    files: Sequence[Path] = ()
+    """Kubeconfig files, the first to say something wins; none: as a pod inside the cluster."""
+    context: str | None = None
+    namespace: str | None = None
+
+
+class AbsentError(ClusterError):
+    """What was asked for is not on the cluster."""
+
+
+class ConflictError(ClusterError):
+    """It is there already, or was changed meanwhile."""
+
+
+class ForbiddenError(ClusterError):
+    """The user may not do that."""
+
+
+class Cluster:
+    """A connection to one namespace of a cluster."""
+
+    def __init__(self, target: Target, *, timeout_s: float = TIMEOUT_S) -> None:
+        with _needs_lightkube():
+            import httpx2
+            from lightkube import Client
+            from lightkube.models.meta_v1 import Status
+
+        # msgspec learns a type when it first meets it, and two threads that do so at once crash the process.
+        Status.from_dict({})
+        self._config = config = _config(target)
+        self.context = config.context_name
+        with _told(f"the cluster of context {self.context}"):
+            self._client: Any = Client(
+                config=config,
+                namespace=target.namespace,
+                timeout=httpx2.Timeout(timeout_s),
+                field_manager=FIELD_MANAGER,
+            )
+        self.namespace: str = self._client.namespace
+        self.server: str = config.cluster.server
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def get(self, kind: Kind, name: str) -> Object:
+        """One object; `AbsentError` if there is none."""
+        with _told(f"{kind.kind} {name}"):
+            return dict(self._client.get(_resource(kind), name, namespace=self.namespace))
+
+    def find(self, kind: Kind, name: str) -> Object | None:
+        """One object, or None."""
+        try:
+            return self.get(kind, name)
+        except AbsentError:
+            return None
+
+    def list(self, kind: Kind, labels: Mapping[str, str], *, chunk: int = 2000) -> Objects:
+        """All objects with these labels."""
+        with _told(f"the list of {kind.plural}"):
+            found = self._client.list(_resource(kind), namespace=self.namespace, labels=dict(labels), chunk_size=chunk)
+            return [dict(each) for each in found]
+
+    def nodes(self) -> Objects:
+        """All machines of the cluster; `ForbiddenError` for users of a namespace only."""
+        from lightkube.resources.core_v1 import Node
+
+        with _told("the list of nodes"):
+            return [node.to_dict() for node in self._client.list(Node)]
+
+    def apply(self, made: Object, *, is_trial: bool = False) -> Object:
+        """Create an object or bring it up to date by server-side apply; a trial changes nothing."""
+        kind = KINDS[made["kind"]]
+        with _told(f"{kind.kind} {made['metadata']['name']}"):
+            # A field of ours that somebody else has changed is ours again.
+            return dict(
+                self._client.apply(_resource(kind)(made), namespace=self.namespace, force=True, dry_run=is_trial)
+            )
+
+    def create(self, made: Object) -> Object:
+        """Create an object; `ConflictError` if there is one of that name."""
+        kind = KINDS[made["kind"]]
+        with _told(f"{kind.kind} {made['metadata']['name']}"):
+            return dict(self._client.create(_resource(kind)(made), namespace=self.namespace))
+
+    def patch(self, kind: Kind, name: str, change: Object) -> Object:
+        """Merge a change into an object."""
+        from lightkube.types import PatchType
+
+        with _told(f"{kind.kind} {name}"):
+            return dict(
+                self._client.patch(_resource(kind), name, change, namespace=self.namespace, patch_type=PatchType.MERGE)
+            )
+
+    def delete(self, kind: Kind, name: str, *, grace_s: int | None = None) -> bool:
+        """Delete an object and, in the background, what it owns; False if there was none."""
+        from lightkube.types import CascadeType
+
+        try:
+            with _told(f"{kind.kind} {name}"):
+                self._client.delete(
+                    _resource(kind),
+                    name,
+                    namespace=self.namespace,
+                    cascade=CascadeType.BACKGROUND,
+                    grace_period=grace_s,
+                )
+        except AbsentError:
+            return False
+        return True
+
+    def watch(self, kind: Kind, name: str) -> Iterator[tuple[str, Object]]:
+        """What happens to one object, until the server ends the connection."""
+        with _told(f"{kind.kind} {name}"):
+            seen = self._client.watch(
+                _resource(kind), namespace=self.namespace, fields={"metadata.name": name}, server_timeout=60
+            )
+            for what, thing in seen:
+                yield str(what), dict(thing)
+
+    def watch_all(self, kind: Kind, labels: Mapping[str, str]) -> Iterator[tuple[str, Object]]:
+        """All objects with these labels as `LISTED`, and then what happens to them, until the connection is lost."""
+        where = {"namespace": self.namespace, "labels": dict(labels)}
+        with _told(f"the list of {kind.plural}"):
+            found = self._client.list(_resource(kind), **where)
+            yield "LISTED", {"items": [dict(each) for each in found]}
+            since = found.resourceVersion
+            for what, thing in self._client.watch(_resource(kind), **where, resource_version=since):
+                yield str(what), dict(thing)
+
+    def log(
+        self, pod: str, *, is_following: bool = False, since_s: int | None = None, tail: int | None = None
+    ) -> Iterator[str]:
+        """A pod's log, line by line, each line beginning with its time."""
+        with _told(f"the log of {pod}"):
+            yield from self._client.log(
+                pod, namespace=self.namespace, follow=is_following, since=since_s, tail_lines=tail,
+                timestamps=True, newlines=False,
+            )  # fmt: skip
+
+    def run(
+        self, pod: str, command: Sequence[str], *, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None
+    ) -> tuple[int, bytes, str]:
+        """Run a command in a pod: its exit code, its output unless `stdout` takes it, and its complaints."""
+        from urllib.parse import urlencode
+
+        from bireme.kube.executing import STDOUT, execute
+
+        wanted = [("command", word) for word in command] + [(s, "true") for s in ("stdin", "stdout", "stderr")]
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/exec?{urlencode(wanted)}"
+        output, complaints = bytearray(), bytearray()
+
+        def take(channel: int, content: bytes) -> None:
+            if channel != STDOUT:
+                complaints.extend(content)
+            elif stdout is not None:
+                stdout.write(content)
+            else:
+                output.extend(content)
+
+        code = execute(_login(self._config), path, stdin, take)
+        return code, bytes(output), complaints.decode(errors="replace")
+
+
+def connect(context: str | None, namespace: str | None, *, timeout_s: float = TIMEOUT_S) -> Cluster:
+    """The cluster that a user means, by kubeconfig, or by the service account of the pod that this runs in."""
+    return Cluster(Target(kubeconfig_files(), context, namespace), timeout_s=timeout_s)
+
+
+@contextmanager
+def _needs_lightkube() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as e:
+        raise MissingError(
+            "talking to a cluster needs the package lightkube, which is not installed here",
+            fix="pip install 'bireme[kube]'",
+        ) from e
+
+
+def _config(target: Target) -> Any:
+    """The settings of one context, from all kubeconfig files together."""
+    from lightkube.config.kubeconfig import KubeConfig
+    from lightkube.core.exceptions import ConfigError
+
+    try:
+        if not target.files:
+            return KubeConfig.from_service_account().get()
+        found = [KubeConfig.from_file(path) for path in target.files]
+        name = target.context or next((each.current_context for each in found if each.current_context), None)
+        for each in found:
+            if name in each.contexts:
+                return each.get(name)
+    except ConfigError as e:
+        if not target.files:
+            raise no_cluster() from e
+        raise UsageError(f"cannot use {target.files[0]}: {e}") from e
+    except Exception as e:  # lightkube reads YAML without checking it: anything may come of a wrong file
+        raise UsageError(f"cannot read {target.files[0] if target.files else 'the service account'}: {e}") from e
+    known = sorted(context for each in found for context in each.contexts)
+    where = ", ".join(map(str, target.files))
+    if name is None:
+        raise UsageError(f"{where} has no current context", fix=f"choose one with --context: {', '.join(known)}")
+    raise UsageError(f"there is no context {name!r} in {where}", fix=f"known contexts: {', '.join(known)}")
+
+
+def _login(config: Any) -> Login:
+    """How to reach the API server without lightkube, as the same user."""
+    import httpx2
+    from lightkube.config.client_adapter import user_auth, verify_cluster
+
+    from bireme.kube.executing import Login
+
+    server, headers = config.cluster.server, {}
+    auth = user_auth(config.user)
+    if auth is not None:
+        request = httpx2.Request("GET", server)
+        next(auth.sync_auth_flow(request))
+        headers = {"Authorization": request.headers["Authorization"]}
+    is_plain = server.startswith("http://")
+    return Login(server, None if is_plain else verify_cluster(config.cluster, config.user, config.abs_file), headers)
+
+
+def no_cluster() -> UsageError:
+    """There is nothing to talk to."""
+    return UsageError(
+        "no cluster is configured: there is no kubeconfig",
+        fix="set KUBECONFIG, or put the file at ~/.kube/config; `bireme train` runs a job on this machine",
+    )
+
+
+_resources: dict[Kind, Any] = {}
+
+
+def _resource(kind: Kind) -> Any:
+    """A class that lightkube knows a kind by; outside of its registry, where kinds of other users live."""
+    if kind not in _resources:
+        from lightkube.generic_resource import GenericNamespacedResource, create_api_info
+
+        info = create_api_info(kind.group, kind.version, kind.kind, kind.plural)
+        _resources[kind] = type(kind.kind, (GenericNamespacedResource,), {"_api_info": info})
+    return _resources[kind]
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn the client's exceptions into words about `what` was asked for."""
+    import httpx2
+    from lightkube.core.exceptions import ApiError, ConfigError
+
+    try:
+        yield
+    except ApiError as e:
+        raise refusal(what, e.status.code or 0, e.status.reason or "", e.status.message or str(e)) from e
+    except httpx2.TimeoutException as e:
+        raise NetworkError(f"the API server did not answer in time, asked for {what}") from e
+    except httpx2.HTTPError as e:
+        fix = "is the cluster up, and is this the right context? --context chooses another one"
+        raise NetworkError(f"cannot reach the API server: {e or type(e).__name__}", fix=fix) from e
+    except (ConfigError, OSError) as e:
+        raise UsageError(f"cannot log in to the cluster: {e}") from e
+
+
+def refusal(what: str, code: int, reason: str, message: str) -> ClusterError:
+    """What the API server says no with, in our words and its own."""
+    if code == 404:
+        return AbsentError(f"there is no {what}: {message}")
+    if code == 409:
+        return ConflictError(f"{what}: {message}")
+    if code == 403 and "exceeded quota" in message:
+        return ClusterError(f"{what} was refused: {message}", fix="free something, or ask for less in job.yaml")
+    if code in (401, 403):
+        fix = "`bireme submit --permissions` prints a Role with all that is needed"
+        return ForbiddenError(f"{what}: {message}", why="the API server does not let you", fix=fix)
+    return ClusterError(f"{what} was refused ({reason or code}): {message}")

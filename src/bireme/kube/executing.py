@@ -1,0 +1,247 @@
+"""Running a command in a pod, with its input and output as streams: the API server's exec, over a WebSocket.
+
+Written here because both directions must move at once and a failure at the far end must be seen while there is still
+input to send; one thread does both. The first byte of each message names a channel: 0 input, 1 output, 2 complaints,
+3 the outcome, and 255 followed by 0 ends the input (protocol `v5.channel.k8s.io`, Kubernetes 1.30 and later).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+from bireme.core.errors import ClusterError, NetworkError
+
+PROTOCOL = "v5.channel.k8s.io"
+CHUNK = 256 << 10
+CONNECT_S = 20.0
+SILENCE_S = 120.0
+"""After so long without a byte in either direction the connection is taken for dead."""
+PING_S = 20.0
+STDIN, STDOUT, STDERR, OUTCOME, CLOSE = 0, 1, 2, 3, 255
+_TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x1, 0x2, 0x8, 0x9, 0xA
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How to reach an API server as somebody."""
+
+    server: str
+    context: ssl.SSLContext | None
+    """None for a server without TLS."""
+    headers: Mapping[str, str]
+
+
+def frame(payload: bytes, kind: int = _BINARY) -> bytes:
+    """One whole message from a client, masked as the protocol wants it."""
+    length, mask = len(payload), os.urandom(4)
+    if length < 126:
+        head = struct.pack(">BB", 0x80 | kind, 0x80 | length)
+    elif length < 1 << 16:
+        head = struct.pack(">BBH", 0x80 | kind, 0x80 | 126, length)
+    else:
+        head = struct.pack(">BBQ", 0x80 | kind, 0x80 | 127, length)
+    key = int.from_bytes((mask * (length // 4 + 1))[:length], "big")
+    return head + mask + (int.from_bytes(payload, "big") ^ key).to_bytes(length, "big")
+
+
+@dataclass(slots=True)
+class Frames:
+    """Bytes from a server, taken apart into messages."""
+
+    _buffer: bytearray = field(default_factory=bytearray)
+    _message: bytearray = field(default_factory=bytearray)
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Kind and payload of every message that is whole now."""
+        self._buffer += data
+        while (found := self._take()) is not None:
+            kind, is_last, payload = found
+            if kind >= _CLOSE:
+                yield kind, payload  # may come between the frames of a message
+                continue
+            self._message += payload
+            if is_last:
+                yield kind or _BINARY, bytes(self._message)
+                self._message.clear()
+
+    def _take(self) -> tuple[int, bool, bytes] | None:
+        if len(self._buffer) < 2:
+            return None
+        length, at = self._buffer[1] & 0x7F, 2
+        if length >= 126:
+            at = 4 if length == 126 else 10
+            if len(self._buffer) < at:
+                return None
+            length = int.from_bytes(self._buffer[2:at], "big")
+        if len(self._buffer) < at + length:
+            return None
+        first, payload = self._buffer[0], bytes(self._buffer[at : at + length])
+        del self._buffer[: at + length]
+        return first & 0x0F, bool(first & 0x80), payload
+
+
+def execute(login: Login, path: str, stdin: BinaryIO | None, take: Callable[[int, bytes], None]) -> int:
+    """Run the command that `path` names; its output goes to `take` by channel. Returns the exit code."""
+    sock, rest = _open(login, path)
+    with sock:
+        return _Session(sock, stdin, take).run(rest)
+
+
+def _open(login: Login, path: str) -> tuple[socket.socket, bytes]:
+    """Connect and switch to WebSocket; the socket and what has come already."""
+    where = urlsplit(login.server)
+    port = where.port or (443 if where.scheme == "https" else 80)
+    try:
+        sock = socket.create_connection((where.hostname, port), timeout=CONNECT_S)
+        if login.context is not None:
+            sock = login.context.wrap_socket(sock, server_hostname=where.hostname)
+        key = base64.b64encode(os.urandom(16)).decode()
+        wanted = {
+            "Host": where.netloc,
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Key": key,
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Protocol": PROTOCOL,
+            **login.headers,
+        }
+        lines = [f"GET {where.path.rstrip('/')}{path} HTTP/1.1", *(f"{k}: {v}" for k, v in wanted.items())]
+        sock.sendall("\r\n".join([*lines, "", ""]).encode())
+        return sock, _switched(sock)
+    except OSError as e:
+        raise NetworkError(f"cannot reach the API server: {e}") from e
+
+
+def _switched(sock: socket.socket) -> bytes:
+    """Read the answer to the wish to switch; what follows it belongs to the new protocol."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        chunk = sock.recv(65536)
+        if not chunk:
+            raise NetworkError("the API server hung up")
+        answer += chunk
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    status = head.split(b"\r\n", 1)[0].decode(errors="replace")
+    if " 101 " in status:
+        if f"\r\nsec-websocket-protocol: {PROTOCOL}".encode() not in head.lower():
+            raise ClusterError("the API server is too old to run commands in pods", fix="Kubernetes 1.30 is needed")
+        return rest
+    try:
+        message = json.loads(rest or sock.recv(65536))["message"]
+    except (ValueError, KeyError, OSError):
+        message = rest.decode(errors="replace")
+    code = status.split(" ")[1] if " " in status else ""
+    if code == "403":
+        fix = "`bireme submit --permissions` prints a Role with all that is needed"
+        raise ClusterError(f"a command in a pod was refused: {message}", fix=fix)
+    raise ClusterError(f"a command in a pod was refused ({code}): {message}")
+
+
+class _Session:
+    """An open connection; both directions move in one loop."""
+
+    def __init__(self, sock: socket.socket, stdin: BinaryIO | None, take: Callable[[int, bytes], None]) -> None:
+        self._sock = sock
+        self._stdin = stdin
+        self._take = take
+        self._frames = Frames()
+        self._out = bytearray() if stdin is not None else bytearray(frame(bytes((CLOSE, STDIN))))
+        self._code: int | None = None
+        self._heard = time.monotonic()
+        self._pinged = self._heard
+
+    def run(self, first: bytes) -> int:
+        self._sock.setblocking(False)
+        try:
+            self._hear(first)
+            while self._code is None:
+                self._turn()
+        except (OSError, EOFError) as e:
+            if self._code is None:
+                raise NetworkError(f"the connection to the pod was lost: {e}") from e
+        return self._code or 0
+
+    def _turn(self) -> None:
+        if not self._out:
+            self._fill()
+        pending = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
+        wants = [self._sock] if self._out else []
+        readable, writable, _ = select.select([self._sock], wants, [], 0 if pending else 1.0)
+        if writable:
+            self._send()
+        if readable or pending:
+            self._receive()
+        self._keep_alive()
+
+    def _fill(self) -> None:
+        if self._stdin is None:
+            return
+        chunk = self._stdin.read(CHUNK)
+        if chunk:
+            self._out += frame(bytes((STDIN,)) + chunk)
+        else:
+            self._stdin = None
+            self._out += frame(bytes((CLOSE, STDIN)))
+
+    def _send(self) -> None:
+        try:
+            sent = self._sock.send(self._out)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            return
+        del self._out[:sent]
+        self._heard = time.monotonic()
+
+    def _receive(self) -> None:
+        try:
+            data = self._sock.recv(CHUNK)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            return
+        if not data:
+            raise EOFError("the API server hung up")
+        self._hear(data)
+
+    def _hear(self, data: bytes) -> None:
+        self._heard = time.monotonic()
+        for kind, payload in self._frames.feed(data):
+            if kind == _CLOSE:
+                raise EOFError("the API server closed it")
+            if kind == _PING:
+                self._out += frame(payload, _PONG)
+            elif kind in (_TEXT, _BINARY) and payload:
+                self._sort(payload[0], payload[1:])
+
+    def _sort(self, channel: int, content: bytes) -> None:
+        if channel == OUTCOME:
+            self._code = exit_code(content)
+        elif channel in (STDOUT, STDERR) and content:
+            self._take(channel, content)
+
+    def _keep_alive(self) -> None:
+        now = time.monotonic()
+        if now - self._heard > SILENCE_S:
+            raise TimeoutError(f"nothing for {SILENCE_S:.0f} s")
+        if now - max(self._pinged, self._heard) > PING_S and not self._out:
+            self._pinged = now
+            self._out += frame(b"", _PING)
+
+
+def exit_code(outcome: bytes) -> int:
+    """The exit code in a command's outcome; a command that could not be run is an error."""
+    told = json.loads(outcome)
+    if told.get("status") == "Success":
+        return 0
+    for cause in (told.get("details") or {}).get("causes") or ():
+        if cause.get("reason") == "ExitCode":
+            return int(cause["message"])
+    raise ClusterError(f"a command in a pod could not be run: {told.get('message')}")

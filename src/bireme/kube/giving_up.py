@@ -1,0 +1,56 @@
+"""Ending a job from inside that would fail again and again: its Jobs are given a deadline that has passed.
+
+Kubernetes has a policy for that (exit codes that fail a Job), but does not accept it together with replacing pods that
+cannot be asked. So a pod that knows that another one would fail in the same way says so to the API server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from bireme.core.errors import BiremeError
+from bireme.kube import naming
+from bireme.kube.listing import status_in
+from bireme.kube.reporting import compact
+from bireme.kube.submission import Object
+
+log = logging.getLogger(__name__)
+
+
+class Jobs(Protocol):
+    """Jobs of a namespace."""
+
+    def get(self, name: str) -> Object:
+        """One Job."""
+
+    def patch(self, name: str, change: Object) -> Object:
+        """Merge a change into a Job."""
+
+
+def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
+    """End Jobs, and leave the reason on the first; where that is refused, pods fail until Kubernetes has enough."""
+    for number, name in enumerate(names):
+        try:
+            job = jobs.get(name)
+            change = ending_of(job, error, is_told=number == 0)
+            if change:
+                jobs.patch(name, change)
+        except BiremeError as e:
+            log.warning("the Job %s cannot be ended: %s", name, e.what)
+
+
+def ending_of(job: Object, error: BiremeError, *, is_told: bool) -> Object:
+    """What ends a Job; nothing for one whose own policy does."""
+    if job["spec"].get("podFailurePolicy"):
+        return {}
+    change: Object = {"spec": {"activeDeadlineSeconds": 1}}
+    if is_told:
+        status = status_in(job)
+        told = {"phase": "failed", "reason": status.get("reason") or error.what, "error": error.told()}
+        text = msgspec.json.encode(compact(status) | told).decode()
+        change["metadata"] = {"annotations": {naming.STATUS: text}}
+    return change

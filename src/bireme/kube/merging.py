@@ -1,0 +1,99 @@
+"""Log files of a job's processes as one stream in the order of time.
+
+Lines begin with month, day and time (`I1116 06:31:44.123456 …`); those that do not belong to the line before them.
+There is no year in them: it is the file's own, or the year before where a month lies ahead of the file's last change.
+"""
+
+from __future__ import annotations
+
+import calendar
+import heapq
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+FILES = {"trainer": "train.log", "pserver": "server.log", "node": "node.log"}
+_HEAD = re.compile(r"[A-Z](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(\.\d+) ")
+
+
+class Line(NamedTuple):
+    """One line of a log; lines sort by time."""
+
+    when: float
+    order: int
+    log: str
+    """`node_0/train.log`, whichever of its files it is in."""
+    text: str
+
+
+def log_files(output: Path, node: int | None, role: str | None) -> dict[str, list[Path]]:
+    """The files of each log, those that were moved aside first."""
+    names = [FILES[role]] if role else list(FILES.values())
+    folders = sorted(output.glob("node_*"), key=lambda d: int(d.name[5:]) if d.name[5:].isdecimal() else -1)
+    found = {}
+    for folder in folders:
+        if node is not None and folder.name != f"node_{node}":
+            continue
+        for name in names:
+            aside = [p for p in folder.glob(f"{name}.*") if p.suffix[1:].isdecimal()]
+            files = [*sorted(aside, key=lambda p: -int(p.suffix[1:])), folder / name]
+            found[f"{folder.name}/{name}"] = [path for path in files if path.is_file()]
+    return {log: files for log, files in found.items() if files}
+
+
+def moment_of(text: str, year: int, latest: float, *, is_utc: bool = False) -> float | None:
+    """When a line was written, in seconds since 1970; None for one that has no time. Pods live in UTC."""
+    match = _HEAD.match(text)
+    if match is None:
+        return None
+    month, day, hour, minute, second = (int(part) for part in match.groups()[:5])
+    seconds = calendar.timegm if is_utc else time.mktime
+    found = seconds((year, month, day, hour, minute, second, 0, 0, -1)) + float(match[6])
+    if found > latest + 86400:
+        found = seconds((year - 1, month, day, hour, minute, second, 0, 0, -1)) + float(match[6])
+    return found
+
+
+def lines_of(log: str, files: Iterable[Path]) -> Iterator[Line]:
+    """The lines of one log, from all its files."""
+    when, order = 0.0, 0
+    for path in files:
+        latest = path.stat().st_mtime
+        year = time.localtime(latest).tm_year
+        with path.open(encoding="utf-8", errors="replace") as f:
+            for text in f:
+                when = max(when, moment_of(text, year, latest) or when)
+                order += 1
+                yield Line(when, order, log, text.rstrip("\n"))
+
+
+def merged(logs: Mapping[str, list[Path]], *, last: int | None = None, since: float = 0.0) -> Iterator[Line]:
+    """All lines in the order of time: of each log at most the last so many, none from before a moment."""
+    streams = []
+    for log, files in logs.items():
+        lines: Iterable[Line] = (line for line in lines_of(log, files) if line.when >= since)
+        if last is not None:
+            from collections import deque
+
+            lines = deque(lines, maxlen=last)
+        streams.append(lines)
+    return heapq.merge(*streams, key=lambda line: line.when)
+
+
+def write_logs(output: Path, wanted: Mapping[str, Any], sink: BinaryIO) -> None:
+    """Print merged lines as JSON, for somebody at the other end of a pipe."""
+    files = log_files(output, wanted.get("node"), wanted.get("role"))
+    for line in merged(files, last=wanted.get("last"), since=wanted.get("since") or 0.0):
+        sink.write(json.dumps({"log": line.log, "line": line.text}).encode() + b"\n")
+    sink.flush()
+
+
+def seconds_of(text: str) -> float:
+    """How long `90`, `90s`, `5m`, `2h` or `3d` is; ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no time: write 90s, 5m, 2h or 3d")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]

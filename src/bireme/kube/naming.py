@@ -1,0 +1,104 @@
+"""What a job's objects are called, how they are labelled, and where things are inside its pods. No I/O.
+
+The command line and the program in the pods must agree on all of this, so it is written down once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from bireme.core.errors import SpecError
+from bireme.spec.job import Job
+
+FIELD_MANAGER = "bireme"
+NAME = "app.kubernetes.io/name"
+INSTANCE = "app.kubernetes.io/instance"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+VERSION = "app.kubernetes.io/version"
+COMPONENT = "app.kubernetes.io/component"
+VOLUME_OF = "bireme.dev/volume-of"
+"""Label of short-lived pods that only look after a job's volume; they are no part of the job."""
+STATUS = "bireme.dev/status"
+"""Annotation of a Job: the coordinator's last word."""
+DIGEST = "bireme.dev/digest"
+"""Annotation of a Job: what it was submitted with, in one hash."""
+SUBMITTED = "bireme.dev/submitted"
+QUEUE = "kueue.x-k8s.io/queue-name"
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+CONTAINER = "node"
+VOLUME_ROOT = "/job"
+JOB_DIRECTORY = "/etc/bireme/job"
+PROGRAM_DIRECTORY = "/etc/bireme/program"
+TLS_DIRECTORY = "/etc/bireme/tls"
+PORT = 7164
+USER = 1000
+MAX_NAME = {"": 57, "pserver": 49, "trainer": 49}
+"""Pods are called after their Job and index, and a host's name has at most 63 characters."""
+
+Role = Literal["", "pserver", "trainer"]
+"""What the pods of a Job run: '' for a pserver and a trainer each."""
+
+
+def labels_of(name: str) -> dict[str, str]:
+    """The labels by which all objects of a job are known."""
+    return {NAME: "bireme", INSTANCE: name, MANAGED_BY: "bireme"}
+
+
+def selector_of(name: str) -> dict[str, str]:
+    """The labels by which a job's pods are chosen."""
+    return {NAME: "bireme", INSTANCE: name}
+
+
+def as_selector(labels: Mapping[str, str]) -> str:
+    """Labels as a query writes them."""
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def roles_of(job: Job) -> tuple[Role, ...]:
+    """The Jobs that a job is made of: one, or two where pservers and trainers are counted apart."""
+    return ("",) if job.pservers == job.trainers else ("pserver", "trainer")
+
+
+def job_name(name: str, role: Role) -> str:
+    """What a Job is called."""
+    return f"{name}-{role}" if role else name
+
+
+def main_job(job: Job) -> str:
+    """The Job that owns the other objects and carries the status: the one whose pods include pserver 0."""
+    return job_name(job.name, roles_of(job)[0])
+
+
+def hosts_of(job: Job, namespace: str) -> tuple[str, ...]:
+    """Where the pservers are, by rank."""
+    first = main_job(job)
+    return tuple(f"{first}-{rank}.{job.name}.{namespace}.svc" for rank in range(job.pservers))
+
+
+def common_name(name: str, namespace: str) -> str:
+    """The name that a job's certificate carries."""
+    return f"{name}.{namespace}.bireme"
+
+
+def claim_of(name: str, claim: str | None) -> str:
+    """The volume claim of a job."""
+    return claim or name
+
+
+def check_name(job: Job) -> None:
+    """Refuse a name that would be too long for the job's pods."""
+    longest = min(MAX_NAME[role] for role in roles_of(job))
+    if len(job.name) > longest:
+        raise SpecError(
+            f"the name {job.name} is too long for a cluster: {len(job.name)} characters, {longest} are possible",
+            why="pods are called after the job, and a host's name has at most 63 characters",
+            fix="choose a shorter `name`",
+        )
+
+
+def is_ours(thing: Mapping[str, Any]) -> bool:
+    """Whether an object was made by bireme."""
+    labels: Mapping[str, str] = thing["metadata"].get("labels") or {}
+    return labels.get(MANAGED_BY) == "bireme"

@@ -1,0 +1,42 @@
+"""What the command line needs to be allowed in a namespace: the whole list, which a test tries on a real cluster.
+
+A Role for the job's own pods is made by `submit`, and nobody can give away what they do not have: that is why reading
+pods and changing Jobs stand here even for those who only submit.
+"""
+
+from __future__ import annotations
+
+from bireme.kube.submission import Object
+
+WRITE = ("get", "list", "create", "patch", "delete")
+NEEDED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("batch", "jobs"): WRITE,
+    ("", "pods"): ("get", "list", "watch", "create", "delete"),
+    ("", "pods/log"): ("get",),
+    ("", "pods/exec"): ("get", "create"),
+    ("", "persistentvolumeclaims"): WRITE,
+    ("", "configmaps"): WRITE,
+    ("", "secrets"): WRITE,
+    ("", "services"): WRITE,
+    ("", "serviceaccounts"): WRITE,
+    ("", "events"): ("list",),
+    ("rbac.authorization.k8s.io", "roles"): WRITE,
+    ("rbac.authorization.k8s.io", "rolebindings"): WRITE,
+    ("networking.k8s.io", "networkpolicies"): WRITE,
+    ("policy", "poddisruptionbudgets"): WRITE,
+}
+"""Verbs by API group and resource."""
+
+
+def role(namespace: str, name: str = "bireme-user") -> Object:
+    """A Role that allows what is needed and nothing more; bind it to whoever is to submit jobs."""
+    rules = [
+        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+        for (group, resource), verbs in NEEDED.items()
+    ]
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": name, "namespace": namespace},
+        "rules": rules,
+    }

@@ -1,0 +1,223 @@
+"""What a pod runs: finds out which node of which job it is, waits for the others, and runs that node's processes.
+
+A job never half-starts: nothing is started before the job is settled (claims.py) and every node has been there. Who
+is missing is told in the log, in the status, and when patience ends, in the error. From then on the entry looks after
+the node (job/entry.py) and a `PodWatch` after what the cluster wants to see of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bireme.core.errors import BiremeError, NetworkError, StorageError
+from bireme.core.log import GlogFormatter
+from bireme.job import claims
+from bireme.job.entry import STOPPED, Post, children_of, note_signals, report_failure, roles_of, run_node
+from bireme.job.incarnations import Seat
+from bireme.job.logs import Copier
+from bireme.job.reports import first_cause, last_status, read_reports
+from bireme.kube.giving_up import give_up
+from bireme.kube.indexed import HOPELESS
+from bireme.kube.reporting import Publisher, Reporter, Status, waiting_status
+from bireme.kube.surroundings import Place, cluster_of, place_of
+from bireme.kube.watching import Farewell, PodWatch, Probes
+from bireme.spec.job import Job
+
+log = logging.getLogger(__name__)
+REST_S = 0.1
+SAY_AFTER_S = 2.0
+"""Whoever comes within this time was not worth a word."""
+
+
+def run_pod(environment: Mapping[str, str]) -> None:
+    """Run this pod's node to its end; raises what went wrong first."""
+    stops = note_signals()
+    probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
+    place = place_of(environment, lambda why: _rest(probes, stops))
+    if place is None:
+        raise SystemExit(STOPPED)
+    Member(place, probes, stops).run()
+
+
+def _rest(probes: Probes, stops: Sequence[int]) -> bool:
+    """Wait a little; whether to go on waiting."""
+    probes.set("started", is_so=True)
+    probes.set("alive", is_so=True)
+    time.sleep(REST_S)
+    return not stops
+
+
+class Member:
+    """A pod from the moment it knows which node of the job it is."""
+
+    def __init__(self, place: Place, probes: Probes, stops: list[int]) -> None:
+        self._place = place
+        self._probes = probes
+        self._stops = stops
+        self._run = Path(place.job.output) / claims.RUN_DIRECTORY
+        self._nodes = self._run / "nodes"
+        self._name = f"{place.role or 'node'} {place.rank}"
+        self._seat = Seat.take(self._nodes / self._name.replace(" ", "-"), place.pod.name)
+        self._leads = roles_of(place.job, place.rank, place.role)[:1] == ["pserver"] and place.rank == 0
+        self._reporter: Reporter | None = None
+
+    def run(self) -> None:
+        """Take part in the job until it is over."""
+        place, output = self._place, Path(self._place.job.output)
+        _keep_log(output / f"node_{place.rank}" / "node.log")
+        log.info("%s of %s, in pod %s on %s", self._name, place.job.name, place.pod.name, place.pod.machine or "?")
+        if self._leads and place.kube_job:
+            tell = Publisher(lambda job, change: cluster_of(place).patch(job, change), place.kube_job)
+            self._reporter = Reporter(self._ask, tell)
+        try:
+            self._take_part()
+            self._report(None)
+        except BiremeError as e:
+            self._fail(e)
+            raise
+        except SystemExit:
+            cause = first_cause(read_reports(self._run / "reports"))
+            self._report(cause.error() if cause is not None and _is_hopeless(cause.error()) else None)
+            raise
+
+    def _take_part(self) -> None:
+        job = self._settle()
+        if last_status(Path(job.output)).get("phase") == "finished":
+            log.info("this job is finished: its models are in %s", job.output)
+            return
+        self._gather(job)
+        if job.tls:
+            from bireme.ps import security
+
+            security.use(Path(job.tls))
+        if self._reporter is not None:
+            self._reporter.start()
+        place = self._place
+        post = Post(claims.job_file(job), place.rank, self._run, place.role, place.host, place.pod.scratch, self._seat)
+        children = children_of(job, post)
+        farewell = Farewell(lambda is_wish: self._ask(is_wish=is_wish), place.pod.grace_s)
+        copier = Copier({child.name: child.log for child in children}, sys.stdout.buffer)
+        watch = PodWatch(self._seat, self._probes, copier, farewell)
+        watch.marks = [child.mark for child in children if child.mark is not None]
+        watch.each_second += place.each_second
+        run_node(post, watch, self._stops)
+
+    # Before anything runs
+
+    def _settle(self) -> Job:
+        """The job as all nodes run it: settled by the first of them, awaited by the others."""
+        given = self._place.job
+        for report in self._own_reports():
+            report.unlink(missing_ok=True)
+        if self._leads:
+            return claims.claim(given)
+        found: list[Job] = []
+
+        def missing() -> list[str]:
+            found[:] = claims.ready_job(given)
+            return [] if found else ["node 0 (it has not begun the job)"]
+
+        self._wait(missing)
+        return found[0]
+
+    def _own_reports(self) -> list[Path]:
+        """Where this node's processes say what went wrong."""
+        place = self._place
+        names = [self._name, *(f"{role} {place.rank}" for role in roles_of(place.job, place.rank, place.role))]
+        return [self._run / "reports" / f"{name.replace(' ', '-')}.json" for name in names]
+
+    def _gather(self, job: Job) -> None:
+        """Wait until every node has been there."""
+        is_split = self._place.role is not None
+        wanted = [f"node {rank}" for rank in range(job.nodes)]
+        if is_split:
+            wanted = [f"pserver {rank}" for rank in range(job.pservers)]
+            wanted += [f"trainer {rank}" for rank in range(job.trainers)]
+
+        def missing() -> list[str]:
+            there = {path.name for path in self._nodes.iterdir()}
+            return [f"{name} (its pod has not started)" for name in wanted if name.replace(" ", "-") not in there]
+
+        self._wait(missing)
+
+    def _wait(self, missing: Callable[[], list[str]]) -> None:
+        """Wait until nobody is missing; with a deadline, and with words about who is."""
+        began_s, said = time.monotonic(), [""]
+        while found := missing():
+            waited_s = time.monotonic() - began_s
+            if waited_s > self._place.job.connect_timeout_s:
+                raise NetworkError(
+                    f"waited {waited_s:.0f} s for {'; '.join(found)}",
+                    why="a job starts when all its nodes are there",
+                    fix=f"`bireme why {self._place.job.name}` tells what their pods wait for",
+                )
+            if waited_s > SAY_AFTER_S and found != said:
+                said = found
+                log.info("waiting for %s", "; ".join(found))
+                if self._reporter is not None:
+                    self._reporter.hear(waiting_status(self._place.job.name, found), time.monotonic())
+            for duty in self._place.each_second:
+                duty()
+            if not _rest(self._probes, self._stops) or self._seat.is_lost():
+                raise SystemExit(STOPPED)
+
+    # While it runs, and after
+
+    def _ask(self, *, is_wish: bool = False) -> Status | None:
+        """The job's status, after asking for a snapshot if told to; None if nobody answers."""
+        from bireme.job import messages as m
+        from bireme.job.asking import ask
+        from bireme.job.discover import PORT, discovery_of
+
+        job, host = self._place.job, self._place.host
+        address: m.Address | None
+        if self._leads and host:
+            address = m.Address(host=host, ports=(job.port or PORT,))
+        else:
+            address = discovery_of(job, self._run).look_up(0)
+        try:
+            return None if address is None else ask(address, m.SaveSoon() if is_wish else m.GetStatus())
+        except BiremeError:
+            return None
+
+    def _fail(self, error: BiremeError) -> None:
+        if not any(report.exists() for report in self._own_reports()):
+            with contextlib.suppress(OSError, StorageError):
+                (self._run / "reports").mkdir(parents=True, exist_ok=True)
+                report_failure(self._run, self._name, error)
+        self._report(error)
+        if _is_hopeless(error) and self._place.kube_job:
+            give_up(cluster_of(self._place), self._place.all_jobs, error)
+
+    def _report(self, error: BiremeError | None) -> None:
+        """Node 0's last word to the cluster; what went wrong first may have been told by another node."""
+        if self._reporter is None:
+            return
+        status: dict[str, Any] = last_status(Path(self._place.job.output))
+        if error is not None:
+            cause = first_cause(read_reports(self._run / "reports"))
+            error = cause.error() if cause is not None else error
+        self._reporter.finish(status or None, error)
+
+
+def _is_hopeless(error: BiremeError) -> bool:
+    """Whether another pod would fail in the same way."""
+    return error.exit_code in HOPELESS
+
+
+def _keep_log(path: Path) -> None:
+    """Let this process's own log lines go to the volume too."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path)
+    except OSError as e:
+        log.warning("no log on the volume: %s", e.strerror)
+        return
+    handler.setFormatter(GlogFormatter())
+    logging.getLogger("bireme").addHandler(handler)

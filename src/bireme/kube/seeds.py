@@ -1,0 +1,137 @@
+"""Jobs as the original's tutorial writes them: what their pods are told by their environment, as a job of ours.
+
+    JOB_NAME, JOB_PATH, JOB_NAMESPACE    the Job, the volume that all pods see, and the namespace
+    TRAIN_CONFIG_DIR                     the program's directory below JOB_PATH/JOB_NAME
+    CONF_PADDLE_NIC, CONF_PADDLE_PORT, CONF_PADDLE_PORTS_NUM, CONF_PADDLE_PORTS_NUM_SPARSE    where pservers listen
+    CONF_PADDLE_GRADIENT_NUM             how many pods there are, each with a pserver and a trainer
+    TRAINER_COUNT                        threads of a trainer; never changes the result, so nothing is made of it
+
+The shards are in JOB_PATH/JOB_NAME/0/data and so on, the output goes to JOB_PATH/JOB_NAME/output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bireme.core.errors import DataError, SpecError, UsageError
+from bireme.spec.job import Job
+from bireme.spec.load import count_shards, overrides_from
+from bireme.spec.model import Snapshots
+
+CONFIGS = ("trainer_config.lr.py", "trainer_config.py")
+"""What the original's images start with, the newer ones first."""
+PASSES, LOG_PERIOD = 10, 50
+CONNECT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the environment of a pod says."""
+
+    name: str
+    place: Path
+    """The job's directory on the volume."""
+    namespace: str
+    config_directory: str
+    nodes: int
+    nic: str
+    port: int
+    ports_num: int
+    ports_num_for_sparse: int
+    passes: int = PASSES
+    seed: int = 1
+
+
+def is_told(environment: Mapping[str, str]) -> bool:
+    """Whether this is the environment of such a pod."""
+    return bool(environment.get("JOB_NAME") and environment.get("JOB_PATH"))
+
+
+def read(environment: Mapping[str, str]) -> Told:
+    """Read the variables; one that is missing or makes no sense is named."""
+    name = _text(environment, "JOB_NAME")
+    overrides = overrides_from(environment)
+    return Told(
+        name=name,
+        place=Path(_text(environment, "JOB_PATH")) / name,
+        namespace=environment.get("JOB_NAMESPACE") or "default",
+        config_directory=_text(environment, "TRAIN_CONFIG_DIR"),
+        nodes=_number(environment, "CONF_PADDLE_GRADIENT_NUM", 1, 4096),
+        nic=environment.get("CONF_PADDLE_NIC", ""),
+        port=_number(environment, "CONF_PADDLE_PORT", 1, 65535),
+        ports_num=_number(environment, "CONF_PADDLE_PORTS_NUM", 1, 64),
+        ports_num_for_sparse=_number(environment, "CONF_PADDLE_PORTS_NUM_SPARSE", 0, 64),
+        passes=_number({"BIREME_PASSES": str(PASSES)} | _named(overrides), "BIREME_PASSES", 1, 4096),
+        seed=_number({"BIREME_SEED": "1"} | _named(overrides), "BIREME_SEED", 0, 2**53),
+    )
+
+
+def _named(overrides: Mapping[str, str]) -> dict[str, str]:
+    return {f"BIREME_{name.upper()}": value for name, value in overrides.items()}
+
+
+def _text(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name)
+    if not value:
+        raise UsageError(f"the variable {name} is not set", fix=f"set {name} under `env` in the Job's YAML")
+    return value
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int) -> int:
+    text = _text(environment, name)
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise UsageError(f"{name} is {text!r}, which is not a number from {least} to {most}")
+    return int(text)
+
+
+def job_of(told: Told) -> Job:
+    """The job that such a pod takes part in; looks at the volume for the config and the shards."""
+    output = told.place / "output"
+    shards = _shards(told)
+    return Job(
+        name=told.name,
+        config=str(_config(told)),
+        config_args={},
+        data=str(told.place),
+        shards=shards,
+        pservers=told.nodes,
+        trainers=told.nodes,
+        port=told.port,
+        ports_num=told.ports_num,
+        ports_num_for_sparse=told.ports_num_for_sparse,
+        passes=told.passes,
+        seed=told.seed,
+        output=str(output),
+        log_period=LOG_PERIOD,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        snapshots=Snapshots(path=str(output / "snapshots")),
+    )
+
+
+def _config(told: Told) -> Path:
+    directory = told.place / told.config_directory
+    for name in CONFIGS:
+        if (directory / name).is_file():
+            return directory / name
+    raise SpecError(
+        f"there is no {' nor '.join(CONFIGS)} in {directory}",
+        fix="has the data job finished? It puts the program there; else check TRAIN_CONFIG_DIR and the volume",
+    )
+
+
+def _shards(told: Told) -> int:
+    try:
+        shards = count_shards(told.place)
+    except SpecError as e:
+        raise DataError(
+            f"there is no training data on the volume: {e.what}", fix="run the data job first, on the same volume"
+        ) from e
+    if shards < told.nodes:
+        raise DataError(
+            f"{told.nodes} pods but only {shards} data shards in {told.place}",
+            why=f"trainers from rank {shards} up would have nothing to read",
+            fix=f"set SPLIT_COUNT of the data job to {told.nodes}, or CONF_PADDLE_GRADIENT_NUM to {shards}",
+        )
+    return shards

@@ -1,0 +1,232 @@
+"""The `kubernetes:` section of job.yaml: how a job is placed on a cluster. Local runs ignore it.
+
+What is common has a key of its own here; everything else that Kubernetes knows can be set through `patch`, which is
+merged into the finished objects by kind. Names follow this file's own style; what stands under `patch` and under a
+volume's `source` is Kubernetes' own language and is checked by the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from bireme.spec.mistakes import Mistake, lines_of
+
+LABEL = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?$"
+Label = Annotated[
+    str,
+    Meta(
+        pattern=LABEL,
+        description="A name on the cluster: lower-case letters, digits, dashes and dots.",
+    ),
+]
+Quantity = Annotated[
+    Annotated[str, Meta(pattern=QUANTITY)] | int | float,
+    Meta(description="An amount as Kubernetes writes it: `500m`, `2`, `512Mi`, `10Gi`."),
+]
+Amounts = dict[str, Quantity]
+Text = Annotated[str | int | float | bool, Meta(description="A plain value.")]
+AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]
+KINDS = (
+    "ServiceAccount", "Role", "RoleBinding", "Service", "Secret", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget",
+    "PersistentVolumeClaim", "Job",
+)  # fmt: skip
+"""Every kind of object that a job is made of."""
+OWN_VARIABLES = ("BIREME_", "POD_", "JOB_", "NODE_NAME", "HOME")
+"""Beginnings of variables that the pods' own program reads."""
+OWN_PATHS = ("/job", "/tmp", "/etc/bireme")
+
+
+class VolumeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shared volume that holds the shards, the snapshots, the models and the logs."""
+
+    claim: Annotated[
+        Label | None,
+        Meta(description="An existing PersistentVolumeClaim to use. Left out: one named after the job is made."),
+    ] = None
+    size: Annotated[Quantity, Meta(description="Size of the claim that is made.")] = "10Gi"
+    storage_class: Annotated[
+        Label | None, Meta(description="Storage class of the claim that is made. Left out: the cluster's default.")
+    ] = None
+    access_modes: Annotated[
+        tuple[AccessMode, ...],
+        Meta(description="Access modes of the claim that is made. Pods on several machines need `ReadWriteMany`."),
+    ] = ("ReadWriteMany",)
+    data: Annotated[
+        str | None,
+        Meta(
+            description="Where the shards are on the volume, from its root. Left out: where `data.path` says, in the "
+            "directory named after the job."
+        ),
+    ] = None
+
+
+class ResourcesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What each pod asks for and may use at most."""
+
+    requests: Annotated[
+        Amounts,
+        Meta(
+            description="What a machine must have free for a pod. What is not said here nor in `limits` is "
+            "`cpu: 500m` and `memory: 512Mi`."
+        ),
+    ] = {}
+    limits: Annotated[Amounts, Meta(description="What a pod may use at most.")] = {}
+
+
+class TolerationFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A taint that pods put up with."""
+
+    key: Annotated[str | None, Meta(description="The taint's key; left out: any.")] = None
+    value: Annotated[str | None, Meta(description="The taint's value; left out: any.")] = None
+    effect: Annotated[
+        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None,
+        Meta(description="The taint's effect; left out: any."),
+    ] = None
+    seconds: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="With `NoExecute`: how long; left out: for ever.")
+    ] = None
+
+
+class MountFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One more volume in every pod."""
+
+    name: Annotated[Label, Meta(description="The volume's name.", examples=["scratch"])]
+    path: Annotated[
+        str, Meta(pattern="^/", description="Where the pods see it: an absolute path.", examples=["/scratch"])
+    ]
+    source: Annotated[
+        dict[str, Any],
+        Meta(description="What it is, as Kubernetes writes it under `volumes`.", examples=[{"emptyDir": {}}]),
+    ]
+    read_only: Annotated[bool, Meta(description="Whether pods may only read it.")] = False
+
+
+class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the job is placed on a cluster; for `bireme submit`."""
+
+    image: Annotated[
+        str | None,
+        Meta(description="The image that pods run, as `bireme image build` makes it. `--image` wins over it."),
+    ] = None
+    image_pull_policy: Annotated[
+        Literal["Always", "IfNotPresent", "Never"] | None,
+        Meta(description="When the image is pulled. Left out: Kubernetes' own rule."),
+    ] = None
+    image_pull_secrets: Annotated[
+        tuple[Label, ...], Meta(description="Secrets with a registry's credentials, by name.")
+    ] = ()
+    namespace: Annotated[
+        Label | None,
+        Meta(description="Namespace of the job. Left out: the context's. `--namespace` wins over it."),
+    ] = None
+    program: Annotated[
+        Annotated[str, Meta(pattern="^/")] | None,
+        Meta(
+            description="Directory in the image, or on the volume (below `/job`), that holds the program. "
+            "Left out: the directory of `program.config` is sent along, up to 900 kB.",
+        ),
+    ] = None
+    volume: Annotated[VolumeFile, Meta(description="The shared volume.")] = VolumeFile()
+    resources: Annotated[ResourcesFile, Meta(description="What each pod asks for.")] = ResourcesFile()
+    node_selector: Annotated[dict[str, str], Meta(description="Labels that a machine must have.")] = {}
+    tolerations: Annotated[
+        tuple[TolerationFile, ...],
+        Meta(description="Taints that pods put up with; each with `key`, `value`, `effect` and `seconds`."),
+    ] = ()
+    lost_node_s: Annotated[
+        Annotated[int, Meta(ge=0, le=86400)],
+        Meta(description="Seconds after which the pods of a machine that does not answer are replaced."),
+    ] = 10
+    priority_class: Annotated[Label | None, Meta(description="PriorityClass of the pods.")] = None
+    spread: Annotated[bool, Meta(description="Whether pods are spread over machines where there is a choice.")] = True
+    service_account: Annotated[
+        Label | None,
+        Meta(
+            description="An existing ServiceAccount for the pods; no Role is made then. Left out: one that may read "
+            "its pods and write the job's status is made."
+        ),
+    ] = None
+    labels: Annotated[dict[str, str], Meta(description="More labels, on all objects.")] = {}
+    env: Annotated[dict[str, Text], Meta(description="More variables in the pods' environment.")] = {}
+    volumes: Annotated[
+        tuple[MountFile, ...],
+        Meta(description="More volumes; each with `name`, `path`, `source` and `read_only`."),
+    ] = ()
+    tls: Annotated[
+        bool, Meta(description="Whether all connections between pods are encrypted and checked both ways.")
+    ] = True
+    certificate_days: Annotated[
+        Annotated[int, Meta(ge=1, le=3650)],
+        Meta(description="How long the pods' certificate is good. Submitting the same file again renews it."),
+    ] = 90
+    network_policy: Annotated[
+        bool, Meta(description="Whether a NetworkPolicy lets only the job's own pods reach its lanes.")
+    ] = True
+    pod_failures: Annotated[
+        Annotated[int, Meta(ge=0, le=100_000)],
+        Meta(description="How many pods of one node may fail or be lost before the job is given up."),
+    ] = 100
+    replace: Annotated[
+        Literal["at_once", "when_gone"],
+        Meta(
+            description="`at_once`: a lost pod is replaced while the cluster cannot say whether it still runs (the "
+            "old one is fenced off). `when_gone`: only once it is surely gone; a pod failure policy then ends the "
+            "job at the first hopeless exit code."
+        ),
+    ] = "at_once"
+    deadline_s: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Seconds after which Kubernetes ends the job.")
+    ] = None
+    suspend: Annotated[bool, Meta(description="Whether the job waits, without pods, until `bireme resume`.")] = False
+    queue: Annotated[
+        Label | None,
+        Meta(description="Kueue's local queue: the job is submitted suspended, and the queue starts it."),
+    ] = None
+    patch: Annotated[
+        dict[str, Annotated[dict[str, Any], Meta(description="Keys and values to merge in.")]],
+        Meta(description="By kind, what is merged into the finished objects, in Kubernetes' own words."),
+    ] = {}
+
+
+def find_cluster_clashes(section: Any, line: int) -> Iterator[Mistake]:
+    """Keys of a parsed section that may each be right and do not go together, or would break the pods."""
+    if not isinstance(section, Mapping):
+        return
+    lines = lines_of(section, line)
+    volume = section.get("volume")
+    if isinstance(volume, Mapping) and volume.get("claim") is not None:
+        at = lines_of(volume, lines["volume"])
+        for key in ("size", "storage_class", "access_modes"):
+            if key in volume:
+                text = f"`kubernetes.volume.{key}` is for a claim that is made, and `claim` names one"
+                yield Mistake(at[key], text, fix=f"leave `{key}` or `claim` out")
+    yield from _unknown_kinds(section.get("patch"), lines.get("patch", line))
+    yield from _taken(section, lines)
+
+
+def _unknown_kinds(patch: Any, line: int) -> Iterator[Mistake]:
+    if isinstance(patch, Mapping):
+        at = lines_of(patch, line)
+        for kind in patch:
+            if kind not in KINDS:
+                text = f"`kubernetes.patch.{kind}`: a job has no object of that kind"
+                yield Mistake(at[kind], text, fix=f"one of: {', '.join(KINDS)}")
+
+
+def _taken(section: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[Mistake]:
+    env, volumes = section.get("env"), section.get("volumes")
+    if isinstance(env, Mapping):
+        at = lines_of(env, lines["env"])
+        for name in env:
+            if str(name).startswith(OWN_VARIABLES):
+                yield Mistake(at[name], f"`kubernetes.env.{name}` is set by bireme itself", fix="choose another name")
+    for mount in volumes if isinstance(volumes, list) else ():
+        path = mount.get("path") if isinstance(mount, Mapping) else None
+        if isinstance(path, str) and (path.rstrip("/") or "/") in (*OWN_PATHS, "/"):
+            text = f"`kubernetes.volumes`: {path} is used by bireme itself"
+            yield Mistake(lines_of(mount, lines["volumes"])["path"], text, fix="choose another path")

@@ -1,0 +1,164 @@
+"""What is wrong with a parsed file, field by field: the line, the key, what was expected, what may have been meant.
+
+A struct says what may be there; all mistakes are collected before one is told.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from bireme.core.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One thing wrong with a file, and where; line 0 is for what did not come from the file."""
+
+    line: int
+    text: str
+    why: str = ""
+    fix: str = ""
+
+
+def read_yaml(text: str, name: str) -> Any:
+    """Parse YAML, keeping line numbers; syntax errors are told with theirs."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="rt", pure=True).load(StringIO(text))
+    except ValueError as e:
+        raise SpecError(f"{name}: not valid YAML: a value that is not what it looks like: {e}") from e
+    except YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        problem = str(getattr(e, "problem", None) or str(e).splitlines()[0]).rstrip()
+        fix = "check the indentation and quotes around that line"
+        raise SpecError(f"{name}:{line}: not valid YAML: {problem}", fix=fix) from e
+
+
+def plain(value: Any) -> Any:
+    """What a YAML reader keeps of styles and anchors, taken off: dicts, lists, strings and numbers remain."""
+    if isinstance(value, Mapping):
+        return {plain(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def find_mistakes(struct: type[msgspec.Struct], value: Any, path: str = "", line: int = 1) -> list[Mistake]:
+    """Compare a parsed mapping with a struct, field by field."""
+    if not isinstance(value, Mapping):
+        where = f"`{path}` must hold" if path else "the file must hold"
+        return [Mistake(line, f"{where} keys and values, not {_name_of(value)}")]
+    hints = get_type_hints(struct, include_extras=True)
+    lines = lines_of(value, line)
+    found = [Mistake(lines[key], _unknown_key(path, key, hints)) for key in value if key not in hints]
+    for info in msgspec.structs.fields(struct):
+        full = f"{path}.{info.name}" if path else info.name
+        if info.name not in value:
+            if info.required:
+                found.append(Mistake(line, f"`{full}` is missing{_expected(hints[info.name])}"))
+            continue
+        found += _check_field(hints[info.name], value[info.name], full, lines[info.name])
+    return found
+
+
+def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
+    inner = get_args(hint)[0] if get_origin(hint) is not None and hasattr(hint, "__metadata__") else hint
+    if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+        return find_mistakes(inner, value, path, line)
+    parts = _parts_of(inner, value, path, line)
+    if parts is not None:
+        return [mistake for part in parts for mistake in _check_field(*part)]
+    value = plain(value)
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError as e:
+        problem = str(e).split(" - at `")[0].split(", got `")[0].replace(" | null`", "`")
+        if "regex" in problem:
+            problem = _expected(hint).lstrip(": ")
+        if "enum value" in problem:
+            problem = "expected one of the known words"
+        told = f"{problem[0].lower()}{problem[1:]}, got {value!r}{_did_you_mean(value, inner)}"
+        return [Mistake(line, f"`{path}`: {told}")]
+    return []
+
+
+def _parts_of(hint: Any, value: Any, path: str, line: int) -> list[tuple[Any, Any, str, int]] | None:
+    """The items of a list, and the values of a mapping that are described, each with its own line; None for others."""
+    of = get_args(hint)
+    if get_origin(hint) is tuple and isinstance(value, list):
+        marks = getattr(value, "lc", None)
+        lines = [marks.item(i)[0] + 1 if marks else line for i in range(len(value))]
+        return [(of[0], item, f"{path}[{i}]", lines[i]) for i, item in enumerate(value)]
+    if get_origin(hint) is dict and isinstance(value, Mapping) and hasattr(of[1], "__metadata__"):
+        at = lines_of(value, line)
+        keys = [(of[0], key, path, at[key]) for key in value]
+        return keys + [(of[1], held, f"{path}.{key}", at[key]) for key, held in value.items()]
+    return None
+
+
+def _did_you_mean(value: Any, hint: Any) -> str:
+    # The words themselves, or those of a choice that may also be left out.
+    found = [word for choice in get_args(hint) for word in (choice, *get_args(choice))]
+    choices = [word for word in found if isinstance(word, str)]
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    return f" (did you mean `{close[0]}`?)" if close else f" (one of: {', '.join(choices)})" if choices else ""
+
+
+def _unknown_key(path: str, key: Any, known: Mapping[str, Any]) -> str:
+    full = f"{path}.{key}" if path else str(key)
+    close = difflib.get_close_matches(str(key), list(known), n=1)
+    hint = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known)}"
+    return f"`{full}` is not a known key; {hint}"
+
+
+def _expected(hint: Any) -> str:
+    for meta in getattr(hint, "__metadata__", ()):
+        if meta.description:
+            return f": {meta.description[0].lower()}{meta.description[1:].rstrip('.')}"
+    return ""
+
+
+def _name_of(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    return "a list" if isinstance(value, list) else f"{value!r}"
+
+
+def lines_of(value: Any, default: int) -> dict[Any, int]:
+    """The line of each key of a parsed mapping."""
+    marks = getattr(value, "lc", None)
+    if marks is None:
+        return dict.fromkeys(value, default)
+    # A key that came by a merge (`<<: *other`) stands elsewhere: it gets the mapping's own line.
+    return {key: marks.key(key)[0] + 1 if key in (marks.data or {}) else default for key in value}
+
+
+def says_more(section: Any, default: msgspec.Struct, *keys: str) -> bool:
+    """Whether one of these keys of a section says something else than it would mean if it were left out."""
+    return isinstance(section, Mapping) and any(
+        section.get(k, getattr(default, k)) != getattr(default, k) for k in keys
+    )
+
+
+def refusal(path: Path, mistakes: list[Mistake]) -> SpecError:
+    """One error for all mistakes; a single one has room for its own why and fix."""
+    is_single = len(mistakes) == 1 and bool(mistakes[0].fix)
+    told = [
+        (f"{path}:{m.line}: " if m.line else "") + m.text + (f"; {m.fix}" if m.fix and not is_single else "")
+        for m in sorted(mistakes, key=lambda m: m.line)
+    ]
+    why, fix = (mistakes[0].why, mistakes[0].fix) if is_single else ("", "docs/reference/job.md lists every key")
+    return SpecError("\n".join(told), why=why, fix=fix)

@@ -1,0 +1,86 @@
+"""Run in a pod that has no business with a job: knocks at the job's pservers, and prints how often it was let in.
+
+Only the standard library, as it is sent to the pod as text. Told as JSON on the first line of its standard input: the
+`hosts`, the `port`, what to `try`, how many `times`, and the bytes or certificates to do it with.
+"""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import contextlib
+import json
+import os
+import socket
+import ssl
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 20.0
+
+
+def told_of(sock: socket.socket) -> bytes:
+    """What comes back until the other side hangs up."""
+    got = b""
+    with contextlib.suppress(OSError):
+        while more := sock.recv(4096):
+            got += more
+    return got
+
+
+def throw(address: tuple[str, int], data: bytes) -> bytes:
+    """Send bytes as they are; returns what was answered beyond TLS alerts and greetings."""
+    with socket.create_connection(address, timeout=PATIENCE_S) as sock:
+        with contextlib.suppress(OSError):
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+        return told_of(sock)
+
+
+def greet(address: tuple[str, int], certificates: dict[str, str]) -> bytes:
+    """Shake hands, with these certificates or with none; returns what a member of the job would hear."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if certificates:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in certificates.items():
+                Path(folder, name).write_text(text)
+            context.load_cert_chain(f"{folder}/tls.crt", f"{folder}/tls.key")
+    with socket.create_connection(address, timeout=PATIENCE_S) as plain:
+        try:
+            with context.wrap_socket(plain) as sock:
+                return told_of(sock)
+        except OSError:
+            return b""
+
+
+def knock(told: dict[str, Any], turn: int) -> bool:
+    """One connection; whether it was taken for a member of the job, or got through at all."""
+    address = (told["hosts"][turn % len(told["hosts"])], told["port"])
+    if told["try"] == "greet":
+        return bool(greet(address, told["certificates"]))
+    data = base64.b64decode(told["data"]) if told["data"] else os.urandom(200)
+    answer = throw(address, data)
+    # In plain, a stranger may hear an alert (21) or the beginning of a handshake (22), which proves nothing to it.
+    return bool(answer) and answer[0] not in (21, 22)
+
+
+def main() -> None:
+    """Knock as often as told, sixteen at a time."""
+    told = json.loads(sys.stdin.readline())
+    reached = let_in = 0
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        for turn in concurrent.futures.as_completed(pool.submit(knock, told, n) for n in range(told["times"])):
+            try:
+                let_in += turn.result()
+                reached += 1
+            except OSError:
+                continue
+    print(json.dumps({"reached": reached, "let_in": let_in}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Jobs sent to a real cluster: the same bits as here, sent twice safely, stopped, resumed, and told about."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import edit, save_often
+from tests.kube.stage import There, small_job
+
+
+def local_hash(there: There, job: Path) -> str:
+    """What the same file comes to on this machine."""
+    done = there.run("train", job, "--output", there.home / "here", "--json")
+    assert done.code == 0, done.out + done.err
+    return str(done.json["hash"])
+
+
+def hash_there(there: There, name: str, passes: int) -> str:
+    """The hash of a job's last model, brought here."""
+    there.do("fetch", name, there.home / "brought", "--model")
+    done = there.run("model", "hash", there.home / "brought" / f"pass-{passes - 1:05d}", "--json")
+    return str(done.json["hash"])
+
+
+def test_a_job_ends_with_the_same_bits_as_here_and_can_be_told_about(there: There, reviews: Path) -> None:
+    job = small_job(there, reviews)
+    assert there.ask("data", "push", job)["files"] > 0
+    ended = there.ask("submit", job, "--wait")
+    assert (ended["state"], ended["phase"], len(ended["passes_done"])) == ("finished", "finished", 2)
+    assert hash_there(there, "small", 2) == local_hash(there, job)
+
+    told = there.ask("status", "small")
+    assert (told["state"], told["passes_done"], told["passes"]) == ("finished", 2, 2)
+    assert [(pod["rank"], pod["role"], pod["restarts"]) for pod in told["pod_list"]] == [
+        (0, "node", 0), (1, "node", 0), (2, "node", 0),
+    ]  # fmt: skip
+    assert {pod["machine"] for pod in told["pod_list"]} <= {"n1", "n2", "n3"}
+    assert [row["name"] for row in there.ask("list")["cluster"]] == ["small"]
+    assert "already finished" in there.do("resume", "small").out
+
+    from_pods = there.do("logs", "small", "-n", "1000").out.splitlines()
+    there.cluster.kubectl("delete", "pods", "--all", "-n", there.namespace)
+    from_volume = there.do("logs", "small", "-n", "1000").out.splitlines()
+    for lines in (from_pods, from_volume):
+        times = [found[0] for line in lines if (found := re.search(r"\d\d:\d\d:\d\d\.\d+", line))]
+        assert times == sorted(times) and len(times) > 20
+        assert {line.split(":")[0] for line in lines if "Pass=1" in line} == {
+            f"node_{node}/train.log" for node in range(3)
+        }
+
+    there.do("delete", "small")
+    left = there.cluster.kubectl(
+        "get", "jobs,pods,services,secrets,roles,rolebindings,netpol,pdb", "-n", there.namespace, "-o", "name"
+    )
+    assert left.strip() == ""
+    there.do("fetch", "small", there.home / "later", "--image", there.image)
+    assert (there.home / "later/pass-00001/done").is_file()
+    assert there.run("verify", there.home / "later").code == 0
+    there.do("delete", "small", "--volume")
+    assert "small" not in there.cluster.kubectl("get", "pvc", "-n", there.namespace, "-o", "name")
+
+
+def test_objects_that_the_server_only_checks_are_not_made(there: There, reviews: Path) -> None:
+    job = small_job(there, reviews)
+    there.do("submit", job, "--dry-run=server")
+    ours = ("-l", "app.kubernetes.io/name=bireme")
+    assert there.cluster.get("jobs,services,configmaps,pvc", "-n", there.namespace, *ours)["items"] == []
+    edit(job, ("requests: {cpu: 100m", "requests: {cpu: 100q"))
+    refused = there.do("submit", job, "--dry-run=server", code=3)
+    assert "an amount as Kubernetes writes it" in refused.err
+    edit(job, ("requests: {cpu: 100q", "requests: {cpu: 4"))
+    job.write_text(job.read_text() + "  patch: {Job: {spec: {completionMode: Sideways}}}\n")
+    assert "Unsupported value" in there.do("submit", job, "--dry-run=server", code=18).err
+
+
+def test_a_job_sent_twice_is_the_same_job_and_a_changed_one_is_refused(there: There, reviews: Path) -> None:
+    job = small_job(there, reviews, more="  suspend: true\n")
+    assert there.ask("submit", job)["outcome"] == "created"
+    assert there.ask("submit", job)["outcome"] == "unchanged"
+    there.cluster.kubectl("delete", "service", "small", "-n", there.namespace)
+    assert there.ask("submit", job)["outcome"] == "unchanged"
+    there.cluster.kubectl("get", "service", "small", "-n", there.namespace)
+    edit(job, ("passes: 2", "passes: 5"))
+    refused = there.ask("submit", job, code=7)
+    assert refused["why"] == "passes 2 → 5" and "bireme delete small" in refused["fix"]
+    edit(job, ("passes: 5", "passes: 2"))
+    (job.parent / "quick_start/dataprovider_bow.py").write_text("# other\n")
+    refused = there.run("submit", job, "--namespace", there.namespace)
+    assert refused.code != 0
+
+
+def test_names_of_others_are_left_alone(there: There, reviews: Path) -> None:
+    there.cluster.kubectl("create", "service", "clusterip", "small", "--tcp=80", "-n", there.namespace)
+    refused = there.do("submit", small_job(there, reviews), code=7)
+    assert "the name small is taken: there is a Service of something that is not bireme's" in refused.err
+    assert there.cluster.get("jobs", "-n", there.namespace)["items"] == []
+
+
+def test_a_certificate_that_is_soon_over_is_renewed_by_submitting_again(there: There, reviews: Path) -> None:
+    job = small_job(there, reviews, more="  suspend: true\n  certificate_days: 10\n")
+    there.do("submit", job)
+    before = there.cluster.get("secret", "small-tls", "-n", there.namespace)["data"]
+    assert there.ask("submit", job)["outcome"] == "renewed"
+    after = there.cluster.get("secret", "small-tls", "-n", there.namespace)["data"]
+    assert before["ca.crt"] == after["ca.crt"] and before["tls.crt"] != after["tls.crt"]
+    assert "ca.key" not in after
+
+
+def test_a_job_that_is_stopped_and_resumed_ends_with_the_same_bits(there: There, reviews: Path) -> None:
+    job = save_often(small_job(there, reviews), passes=4)
+    edit(job, ("passes: 4", "passes: 12"))
+    there.do("data", "push", job)
+    there.do("submit", job)
+    there.wait(lambda: there.view("small").status.get("saved", -1) >= 1, "two passes are done")
+    assert there.ask("cancel", "small")["state"] == "suspended"
+    live = [pod for pod in there.pods() if pod["status"]["phase"] not in ("Succeeded", "Failed")]
+    assert live == [] and there.state("small") == "suspended"
+    there.do("resume", "small")
+    there.wait_for_end("small")
+    assert hash_there(there, "small", 12) == local_hash(there, job)
+    there.do("resume", "small", "--passes", "13")
+    there.wait_for_end("small")
+    assert there.ask("status", "small")["passes"] == 13
+
+
+def test_a_job_that_fails_says_why_and_goes_on_once_it_is_mended(there: There, reviews: Path) -> None:
+    job = small_job(there, reviews)
+    told = there.ask("submit", job, "--wait", code=5)
+    assert told["error"] == "DataError" and "shard" in told["what"] + told["why"] + told["fix"]
+    assert there.state("small") == "failed"
+    there.do("data", "push", job)
+    there.do("resume", "small")
+    there.wait_for_end("small")
+
+
+def test_pservers_and_trainers_counted_apart_are_two_jobs_with_the_same_bits(there: There, reviews: Path) -> None:
+    job = small_job(there, reviews)
+    job.write_text(job.read_text() + "pservers: 2\ntrainers: 3\n")
+    there.do("data", "push", job)
+    there.ask("submit", job, "--wait")
+    roles = [(pod["role"], pod["rank"]) for pod in there.ask("status", "small")["pod_list"]]
+    assert roles == [("pserver", 0), ("pserver", 1), ("trainer", 0), ("trainer", 1), ("trainer", 2)]
+    assert hash_there(there, "small", 2) == local_hash(there, job)
+
+
+def test_a_suspended_job_has_no_pods_until_it_is_resumed(there: There, reviews: Path) -> None:
+    job = small_job(there, reviews, more="  suspend: true\n")
+    there.do("data", "push", job)
+    there.do("submit", job)
+    assert there.state("small") == "suspended" and there.pods("app.kubernetes.io/instance=small") == []
+    there.do("resume", "small")
+    there.wait(lambda: len(there.pods("app.kubernetes.io/instance=small")) == 3, "there are three pods")
+    queued = small_job(there, reviews, "night", more="  queue: evening\n")
+    there.do("submit", queued)
+    assert there.state("night") == "queued"
+    made = there.cluster.get("job", "night", "-n", there.namespace)
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "evening" and made["spec"]["suspend"]
+
+
+def test_leaving_does_not_end_a_job(there: There, reviews: Path) -> None:
+    job = save_often(small_job(there, reviews), passes=4)
+    there.do("data", "push", job)
+    following = there.start("submit", job, "--wait", "--namespace", there.namespace)
+    assert following.stdout is not None
+    assert any("pods run" in line for line in following.stdout), "it is followed"
+    following.send_signal(signal.SIGINT)
+    out, err = following.communicate(timeout=60)
+    assert following.returncode == 0, out + err
+    assert "goes on without you" in err
+    there.wait_for_end("small")
+
+
+def test_one_pod_at_a_time_may_be_drained_away(there: There, reviews: Path) -> None:
+    job = save_often(small_job(there, reviews), passes=4)
+    edit(job, ("passes: 4", "passes: 200"))
+    there.do("data", "push", job)
+    there.do("submit", job)
+
+    def allowed() -> int:
+        budget = there.cluster.get("pdb", "small", "-n", there.namespace)
+        return int(budget.get("status", {}).get("disruptionsAllowed", 0))
+
+    there.wait(lambda: allowed() == 1, "one pod may go")
+    there.do("delete", "small")
+
+
+@pytest.mark.parametrize("count", [500])
+def test_the_status_among_many_pods_is_told_within_a_second(there: There, count: int) -> None:
+    labels = {"app.kubernetes.io/name": "bireme", "app.kubernetes.io/instance": "crowd"}
+    labels["app.kubernetes.io/managed-by"] = "bireme"
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
+    restricted["seccompProfile"] = {"type": "RuntimeDefault"}
+    box = {"name": "node", "image": "none", "securityContext": restricted}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "crowd", "namespace": there.namespace, "labels": labels},
+        "spec": {
+            "completionMode": "Indexed", "completions": count, "parallelism": count,
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"nodeSelector": {"is": "nowhere"}, "restartPolicy": "Never", "containers": [box]},
+            },
+        },
+    }  # fmt: skip
+    there.cluster.apply(job)
+    there.wait(lambda: len(there.pods("app.kubernetes.io/instance=crowd")) >= count, "the pods are there")
+    spent, walls = [], []
+    for _ in range(3):
+        began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        told = there.ask("status", "crowd")
+        walls.append(time.monotonic() - began)
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime)
+    there.cluster.kubectl("delete", "job", "crowd", "-n", there.namespace, "--wait=false")
+    assert len(told["pod_list"]) == count and told["state"] == "pending"
+    print(f"status with {count} pods: {min(walls):.2f} s, of which {min(spent):.2f} s are its own work")
+    # Where others use the machine too, only its own work can be counted.
+    assert min(spent) < 1.0, spent

@@ -1,0 +1,115 @@
+"""Which job is meant, here or on a cluster, and what is said where there is no cluster."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.unit.cli.conftest import Leave
+from tests.unit.cli.test_jobs import record
+from tests.unit.kube.making import PLAIN, write_job
+
+from bireme.cli.cluster import Where, local_run
+from bireme.cli.jobs import cancel, delete, list_, logs, status
+from bireme.cli.submit import submit
+from bireme.core.errors import BiremeError, SpecError, UsageError
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: near
+contexts:
+  - {name: near, context: {cluster: near, user: me, namespace: mine}}
+clusters:
+  - {name: near, cluster: {server: "http://127.0.0.1:%d"}}
+users:
+  - {name: me, user: {token: abc}}
+"""
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A kubeconfig whose cluster accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(KUBECONFIG % server.getsockname()[1])
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        yield server
+
+
+def invoke(command: Any, *arguments: object) -> Any:
+    return CliRunner().invoke(command, [str(a) for a in arguments])
+
+
+def test_a_name_that_is_known_here_is_a_local_job(leave: Leave, silent: Any) -> None:
+    made = record(leave(done=1), "finished", 1.0)
+    found = local_run("small", Where())
+    assert found is not None and found.id == made.id
+    assert local_run("elsewhere", Where()) is None
+    assert local_run("small", Where(is_asked=True)) is None
+
+
+def test_without_a_cluster_an_unknown_name_is_unknown() -> None:
+    with pytest.raises(UsageError, match=r"no job has run on this machine yet|there is no job 'x'"):
+        local_run("x", Where())
+    for command in (status, logs, cancel, delete):
+        failed = invoke(command, "x", "--namespace", "there")
+        assert isinstance(failed.exception, UsageError)
+        assert "there is no kubeconfig" in failed.exception.what
+
+
+def test_a_cluster_that_does_not_answer_is_left_out_of_the_list(leave: Leave, silent: Any) -> None:
+    record(leave(done=1), "finished", 1.0)
+    began = time.monotonic()
+    done = invoke(list_)
+    assert done.exit_code == 0 and time.monotonic() - began < 10
+    assert "small" in done.output
+    assert "note: the cluster is left out" in done.output
+    told = json.loads(invoke(list_, "--json").output)
+    assert told["cluster"] == [] and "note" in told
+
+
+def test_a_context_that_is_not_there_is_told_with_those_that_are(silent: Any) -> None:
+    failed = invoke(status, "x", "--context", "far")
+    assert isinstance(failed.exception, UsageError)
+    assert "there is no context 'far'" in failed.exception.what and "near" in failed.exception.fix
+
+
+def test_a_kubeconfig_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bad").write_text("just words")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "bad"))
+    failed = invoke(status, "x", "--kube")
+    assert isinstance(failed.exception, BiremeError) and "bad" in failed.exception.what
+
+
+def test_a_dry_run_needs_no_cluster_and_prints_yaml(tmp_path: Path) -> None:
+    from ruamel.yaml import YAML
+
+    path = write_job(tmp_path, PLAIN)
+    done = invoke(submit, "--dry-run", path, "--image", "b:1", "--namespace", "there")
+    assert done.exit_code == 0, done.output
+    found = list(YAML(typ="safe", pure=True).load_all(done.output))
+    assert [each["kind"] for each in found][-1] == "Job"
+    assert {each["metadata"]["namespace"] for each in found} == {"there"}
+    told = json.loads(invoke(submit, path, "--image", "b:1", "--dry-run", "--json").output)
+    assert len(told["objects"]) == len(found)
+
+
+def test_permissions_are_printed_as_a_role() -> None:
+    assert "kind: Role" in invoke(submit, "--permissions").output
+
+
+def test_a_submission_without_a_file_or_an_image_is_refused(tmp_path: Path) -> None:
+    assert isinstance(invoke(submit).exception, UsageError)
+    failed = invoke(submit, write_job(tmp_path, PLAIN), "--dry-run")
+    assert isinstance(failed.exception, SpecError) and "no image" in failed.exception.what
+
+
+def test_a_time_that_is_none_is_refused() -> None:
+    failed = invoke(logs, "x", "--since", "soon")
+    assert failed.exit_code == 2 and "is no time" in failed.output

@@ -1,0 +1,216 @@
+"""How a pod finds out where it stands, from its environment and from what it sees of the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bireme.core.errors import ClusterError, SpecError, UsageError
+from bireme.kube import peers
+from bireme.kube.client import ForbiddenError
+from bireme.kube.peers import ApiEyes, Meeting, RankBook, create_once, peer_of, take_rank
+from bireme.kube.ranks import Peer, RankAll, Take, Taken
+from bireme.kube.surroundings import PATIENCE, own_address, place_of
+from bireme.spec.job import Job
+
+JOB = Job(
+    name="demo", config="c.py", config_args={}, data="/d", shards=3, pservers=2, trainers=3, port=7164, ports_num=1,
+    ports_num_for_sparse=1, passes=4, seed=1, output="/o", log_period=50, connect_timeout_s=60.0,
+)  # fmt: skip
+
+
+def never(why: str) -> bool:
+    raise AssertionError(f"there is nothing to wait for: {why}")
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> dict[str, str]:
+    """The environment of a pod that `submit` has made."""
+    path = tmp_path / "job.json"
+    path.write_bytes(msgspec.json.encode(JOB))
+    return {
+        "BIREME_JOB": str(path), "JOB_COMPLETION_INDEX": "2", "POD_IP": "10.1.2.3", "POD_NAME": "demo-2-x",
+        "POD_NAMESPACE": "ml", "NODE_NAME": "n1", "BIREME_KUBE_JOB": "demo", "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    }  # fmt: skip
+
+
+def test_a_pod_of_an_indexed_job_is_told_where_it_stands(told: dict[str, str]) -> None:
+    place = place_of(told, never)
+    assert place is not None
+    assert (place.rank, place.role, place.host, place.kube_job) == (2, None, "10.1.2.3", "demo")
+    assert (place.pod.name, place.pod.namespace, place.pod.machine, place.pod.grace_s) == ("demo-2-x", "ml", "n1", 25.0)
+    assert place.all_jobs == ("demo-pserver", "demo-trainer")
+    assert place.job.connect_timeout_s == PATIENCE * 60.0
+
+
+def test_outside_of_a_cluster_nobody_is_told_of_the_status(told: dict[str, str]) -> None:
+    del told["KUBERNETES_SERVICE_HOST"]
+    place = place_of(told, never)
+    assert place is not None and place.kube_job == ""
+
+
+def test_ranks_are_counted_by_role_where_pservers_and_trainers_are_apart(told: dict[str, str]) -> None:
+    place = place_of({**told, "BIREME_ROLE": "trainer"}, never)
+    assert place is not None and place.role == "trainer"
+    with pytest.raises(UsageError, match="JOB_COMPLETION_INDEX is 2, but the job has only 2 pservers"):
+        place_of({**told, "BIREME_ROLE": "pserver"}, never)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("BIREME_GRACE_S", "soon"), ("JOB_COMPLETION_INDEX", "-1"), ("BIREME_ROLE", "both")]
+)
+def test_a_variable_that_makes_no_sense_is_named(told: dict[str, str], name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        place_of({**told, name: value}, never)
+
+
+def test_a_job_that_cannot_be_read_is_told(told: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot read the job from"):
+        place_of({**told, "BIREME_JOB": str(tmp_path / "none.json")}, never)
+
+
+def test_a_node_that_nobody_told_anything_says_what_is_missing() -> None:
+    with pytest.raises(UsageError, match="neither BIREME_JOB nor JOB_NAME and JOB_PATH are set"):
+        place_of({}, never)
+
+
+def test_a_pods_own_address_is_that_of_its_interface() -> None:
+    assert own_address("lo") == "127.0.0.1"
+
+
+def pod(name: str, ip: str, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, **metadata}, "status": {"phase": phase, "podIP": ip}}
+
+
+def test_a_pod_is_read_from_the_api_servers_words() -> None:
+    assert peer_of(pod("a", "10.0.0.1")) == Peer("a", "10.0.0.1", "Running")
+    assert peer_of(pod("a", "10.0.0.1", deletionTimestamp="2026-01-01T00:00:00Z")).is_deleted
+    assert peer_of({"metadata": {"name": "a"}, "status": {"phase": "Pending"}}) == Peer("a", "", "Pending")
+
+
+class Watch:
+    """Events one after the other; the connection stays open afterwards until the test is over."""
+
+    def __init__(self, *events: tuple[str, dict[str, Any]]) -> None:
+        self._events = events
+        self.over = threading.Event()
+
+    def __call__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield from self._events
+        self.over.wait(10.0)
+
+
+def look_until(eyes: ApiEyes, names: set[str] | None) -> None:
+    while ((seen := eyes.look()) and {peer.name for peer in seen[0]}) != names:
+        pass
+
+
+def test_pods_are_watched_as_they_come_and_go() -> None:
+    there = {"items": [pod("a", "10.0.0.1"), pod("c", "10.0.0.2")]}
+    watch = Watch(("LISTED", there), ("ADDED", pod("b", "")), ("DELETED", pod("a", "10.0.0.1")))
+    look_until(ApiEyes(watch), {"b", "c"})
+    watch.over.set()
+
+
+def test_before_the_api_server_has_answered_nothing_is_known() -> None:
+    watch = Watch()
+    eyes = ApiEyes(watch)
+    assert eyes.look() is None and not eyes.is_blind
+    watch.over.set()
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("no"), ClusterError("broken")])
+def test_an_api_server_that_refuses_is_given_up(error: ClusterError, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "TRIES", 1)
+    monkeypatch.setattr(peers.time, "sleep", lambda seconds: None)
+
+    def refuse() -> None:
+        raise error
+
+    eyes = ApiEyes(refuse)
+    while not eyes.is_blind:
+        pass
+    assert eyes.look() is None
+
+
+def test_a_file_that_is_made_once_belongs_to_the_first(tmp_path: Path) -> None:
+    assert create_once(tmp_path / "f", b"first") and not create_once(tmp_path / "f", b"second")
+    assert (tmp_path / "f").read_bytes() == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_volume_without_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(peers.os, "link", refuse)
+    assert create_once(tmp_path / "f", b"first") and not create_once(tmp_path / "f", b"second")
+
+
+def test_the_record_of_ranks_is_what_was_written_first(tmp_path: Path) -> None:
+    book = RankBook(tmp_path)
+    assert book.read().first == ()
+    assert book.write(RankAll(("a", "b"))) and not book.write(RankAll(("b", "a")))
+    assert book.write(Take(Taken(1, 1, "c"))) and not book.write(Take(Taken(1, 1, "d")))
+    record = book.read()
+    assert tuple(record.first) == ("a", "b") and list(record.taken) == [Taken(1, 1, "c")]
+
+
+class Seen:
+    """A sight that changes with each look, and is blind once it is through; None: nothing is known yet."""
+
+    def __init__(self, *sights: list[Peer] | None) -> None:
+        self._sights = list(sights)
+
+    @property
+    def is_blind(self) -> bool:
+        return not self._sights
+
+    def look(self) -> tuple[list[Peer], set[str]] | None:
+        seen = self._sights.pop(0)
+        return None if seen is None else (seen, set())
+
+
+A, B = Peer("a", "10.0.0.9"), Peer("b", "10.0.0.10")
+
+
+def test_a_pod_waits_for_the_others_and_takes_its_rank(tmp_path: Path) -> None:
+    waits: list[str] = []
+
+    def rest(why: str) -> bool:
+        waits.append(why)
+        return True
+
+    eyes = (Seen([A], [A, B], [A, B]), Meeting(tmp_path / "pods", "b", "10.0.0.10"))
+    assert take_rank("b", 2, RankBook(tmp_path / "ranks"), eyes, rest) == 1
+    assert waits == ["1 of 2 pods are there"]
+
+
+def test_a_replacement_that_has_seen_nobody_yet_takes_nobodys_rank(tmp_path: Path) -> None:
+    book = RankBook(tmp_path / "ranks")
+    book.write(RankAll(("a", "b")))
+    eyes = (Seen(None, [A, Peer("c", "10.0.0.11")], [A]), Meeting(tmp_path / "pods", "c", "10.0.0.11"))
+    assert take_rank("c", 2, book, eyes, lambda why: True) == 1
+
+
+def test_a_pod_that_is_told_to_end_stops_waiting(tmp_path: Path) -> None:
+    eyes = (Seen([A], [A]), Meeting(tmp_path / "pods", "a", "10.0.0.9"))
+    assert take_rank("a", 2, RankBook(tmp_path / "ranks"), eyes, lambda why: False) is None
+
+
+def test_pods_that_see_nothing_meet_on_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(peers.time, "monotonic", lambda: now[0])
+    mine, other = (Meeting(tmp_path / "pods", name, ip) for name, ip in (("a", "10.0.0.9"), ("b", "10.0.0.10")))
+
+    def rest(why: str) -> bool:
+        now[0] += 1.0
+        other.beat()
+        return True
+
+    assert take_rank("a", 2, RankBook(tmp_path / "ranks"), (Seen(), mine), rest) == 0
