@@ -23,16 +23,15 @@ from bireme.local.demo import prepare
 from tests.kube.why_stage import Json, Stage, record
 
 pytestmark = pytest.mark.kube
-IMAGE = "localhost/bireme:dev"
 FEW: Json = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "700m", "memory": "1Gi"}}
 
 
 class Jobs(Stage):
     """Jobs of bireme that share one volume with the shards of a small demo."""
 
-    def __init__(self, running: RunningCluster, directory: Path) -> None:
+    def __init__(self, running: RunningCluster, directory: Path, image: str) -> None:
         super().__init__(running, "why-jobs")
-        self.directory = directory
+        self.directory, self.image = directory, image
         prepare(directory / "demo", shards=2, reviews=400)
         self.volume = self.claim("shards")
         shutil.copytree(directory / "demo", self.volume / "demo")
@@ -58,7 +57,7 @@ class Jobs(Stage):
             script = place / "quick_start/trainer_config.lr.py"
             script.write_text(script.read_text() + config)
         cluster = {
-            "image": IMAGE, "image_pull_policy": "IfNotPresent", "resources": FEW,
+            "image": self.image, "image_pull_policy": "IfNotPresent", "resources": FEW,
             "volume": {"claim": "shards", "data": "demo"}, **changes.pop("kubernetes", {}),
         }  # fmt: skip
         file = {
@@ -95,8 +94,8 @@ class Jobs(Stage):
 
 
 @pytest.fixture(scope="module")
-def jobs(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    with Jobs(cluster, tmp_path_factory.mktemp("why")) as made:
+def jobs(cluster: RunningCluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    with Jobs(cluster, tmp_path_factory.mktemp("why"), image) as made:
         yield made
 
 
