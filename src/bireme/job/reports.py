@@ -84,3 +84,12 @@ _CONSEQUENCES = {"ProcessError": 1, "RefusedError": 2, "StaleError": 2, "Network
 def first_cause(reports: Iterable[Report]) -> Report | None:
     """The report that explains the others: the oldest of those that are least of a consequence."""
     return min(reports, key=lambda r: (_CONSEQUENCES.get(r.kind, 0), r.time), default=None)
+
+
+def failure_of(output: Path, run: Path) -> BiremeError | None:
+    """What a job failed of, as its processes and its coordinator have told; None if it has not failed."""
+    status = last_status(output)
+    if status.get("phase") != "failed":
+        return None
+    cause = first_cause(read_reports(run / "reports"))
+    return cause.error() if cause is not None else ProcessError(f"the job failed: {status.get('reason', '')}")

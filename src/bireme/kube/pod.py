@@ -21,7 +21,7 @@ from bireme.job import claims
 from bireme.job.entry import STOPPED, Post, children_of, note_signals, report_failure, roles_of, run_node
 from bireme.job.incarnations import Seat
 from bireme.job.logs import Copier
-from bireme.job.reports import first_cause, last_status, read_reports
+from bireme.job.reports import failure_of, first_cause, last_status, read_reports
 from bireme.kube.giving_up import give_up
 from bireme.kube.indexed import HOPELESS
 from bireme.kube.reporting import Publisher, Reporter, Status, waiting_status
@@ -107,6 +107,10 @@ class Member:
         watch.marks = [child.mark for child in children if child.mark is not None]
         watch.each_second += place.each_second
         run_node(post, watch, self._stops)
+        # Whose own processes left in peace, or had to be ended after the job was over, has failed with the others.
+        failure = failure_of(Path(job.output), self._run)
+        if failure is not None:
+            raise failure
 
     # Before anything runs
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bireme.core.errors import DataError, NetworkError, NumericError, PortInUseError, ProcessError
-from bireme.job.reports import Report, first_cause, read_reports, write_report
+from bireme.job.reports import STATUS_FILE, Report, failure_of, first_cause, read_reports, write_report
 
 
 def report(kind: str, time: float = 0.0) -> Report:
@@ -50,3 +50,15 @@ def test_a_port_in_use_is_a_cause_though_it_is_a_network_error() -> None:
     assert issubclass(PortInUseError, NetworkError)
     port = report("PortInUseError")
     assert first_cause([report("NetworkError"), port]) is port
+
+
+def test_a_job_that_failed_is_told_with_its_cause_also_where_all_left_in_peace(tmp_path: Path) -> None:
+    assert failure_of(tmp_path, tmp_path) is None
+    (tmp_path / STATUS_FILE).write_bytes(b'{"phase": "finished", "reason": ""}')
+    assert failure_of(tmp_path, tmp_path) is None
+    (tmp_path / STATUS_FILE).write_bytes(b'{"phase": "failed", "reason": "a cost that is no number"}')
+    error = failure_of(tmp_path, tmp_path)
+    assert error is not None and "a cost that is no number" in error.what
+    (tmp_path / "reports").mkdir()
+    write_report(tmp_path / "reports" / "trainer-1.json", "trainer 1", NumericError("NaN in w"))
+    assert isinstance(failure_of(tmp_path, tmp_path), NumericError)
