@@ -183,7 +183,7 @@ COMMANDS = {
     ("pserver", "--nics=nic7"): (9, "network interface 'nic7' has no IPv4 address"),
     ("trainer",): (2, "--config is missing"),
     ("trainer", "--config=none.py"): (2, "there is no file"),
-    ("node",): (2, "started by a runner"),
+    ("node",): (2, "pods are started by `bireme submit JOB.yaml`"),
     ("data", "split", "nowhere", "--shards", "2", "--out", "job"): (5, "nowhere"),
 }
 

@@ -171,7 +171,7 @@ def progress(doing: str, as_json: bool) -> Iterator[Progress | None]:
     if as_json:
         yield None
     elif not sys.stderr.isatty():
-        yield _plainprogress(doing)
+        yield _plain_progress(doing)
     else:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
@@ -184,7 +184,7 @@ def progress(doing: str, as_json: bool) -> Iterator[Progress | None]:
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _plainprogress(doing: str) -> Progress:
+def _plain_progress(doing: str) -> Progress:
     quarters = 0
 
     def tell(done: int, total: int) -> None:

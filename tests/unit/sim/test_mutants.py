@@ -13,7 +13,7 @@ BUDGET = 2000
 # Where a mistake is rare: the mode and the faults that bring it about, and the first seed to try.
 DIRECTED: dict[str, tuple[Mode | None, str, int]] = {
     "lanes do not check the view": ("sync", "mends", 40),
-    "a pserver obeys an older coordinator": ("sync", "zombies", 1130),
+    "a pserver obeys an older coordinator": ("sync", "zombies", 11700),
     "trainers begin at the newer round": ("sync", "mends", 0),
     "a repeat of a closed round counts again": ("sync", "mends", 0),
     "a push that counted is applied again": ("async", "mends", 0),
