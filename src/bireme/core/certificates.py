@@ -2,8 +2,8 @@
 
 Every job has an authority of its own: a key and a certificate that stay with whoever submits the job. It signs a leaf
 that all processes of the job share, for both ends of a connection, under one name. So a certificate of another job is
-a stranger's, and whoever reads a pod's Secret cannot make certificates. Keys are on the curve P-256: they are small,
-and a handshake costs well under a millisecond. Only making certificates needs the package `cryptography`.
+a stranger's, and whoever reads a pod's Secret cannot make certificates. Keys are on the curve P-256, which makes
+them small. Only making certificates needs the package `cryptography`.
 """
 
 from __future__ import annotations
