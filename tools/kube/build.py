@@ -33,6 +33,7 @@ PROGRAMS = {
     "runc": "runc",
     "/usr/lib/cni/bridge": "containernetworking-plugins",
     "/usr/lib/cni/portmap": "containernetworking-plugins",
+    "debootstrap": "debootstrap",  # for the image of this tree that tests and benches run
 }
 
 Tell = Callable[[str], None]

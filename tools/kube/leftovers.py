@@ -57,7 +57,7 @@ def find(run: Path, group: str, spaces: set[str], before: list[str]) -> list[str
     """Everything that is still there, one line each."""
     left = [f"control group {d}" for d in cgroups.existing(group)]
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    left += [f"mount {line.split()[4]}" for line in mounts if str(run) in line]
+    left += [f"mount {line.split()[4]}" for line in mounts if f"{run}/" in f"{line.split()[4]}/"]
     left += _processes(run, spaces)
     return left + [thing for thing in ground() if thing not in before]
 
@@ -72,7 +72,7 @@ def _processes(run: Path, spaces: set[str]) -> list[str]:
         except OSError:
             continue
         inner = _namespaces(int(entry.name)) & spaces
-        is_machine = any(a.startswith(str(run).encode()) and a.endswith(b"machine.json") for a in arguments)
+        is_machine = any(a.startswith(f"{run}/".encode()) and a.endswith(b"machine.json") for a in arguments)
         if inner or is_machine:
             shown = b" ".join(arguments).decode(errors="replace")[:80]
             left.append(f"process {entry.name} ({shown}) {' '.join(sorted(inner))}".rstrip())

@@ -6,6 +6,7 @@ Results go to stdout (one JSON object with --json); what is being done goes to s
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ def build(output: Path | None, programs: tuple[str, ...], as_json: bool, **given
     from bireme.spec.load import places
 
     begun = time.monotonic()
-    parse_reference(given["tag"])
+    given["tag"] = str(parse_reference(given["tag"]))  # as the kubelet will look for it
     recipe = Recipe(programs=tuple(_program(text) for text in programs), **given)
     builder = Builder(recipe, Cache(places().cache / "images"), lambda text: click.echo(text, err=True))
     made = builder.build()
@@ -123,21 +124,21 @@ def push(archive: Path, name: str, is_plain: bool, ca: Path | None, as_json: boo
     """Send an image to a registry.
 
     Layers that the registry has are skipped, and an upload that breaks off is taken up again. Logins are those of
-    docker: ~/.docker/config.json and its helpers.
+    podman and docker: containers/auth.json, ~/.docker/config.json and its helpers.
 
     \b
     Example:
       bireme image push bireme.tar registry.example/ml/bireme:1
     """
     from bireme.images.archive import read_archive
-    from bireme.images.credentials import find_login
+    from bireme.images.credentials import config_files, find_login
     from bireme.images.reference import parse_reference
     from bireme.images.registry import Registry
     from bireme.images.transport import Transport
 
     reference = parse_reference(name)
     found = read_archive(archive)
-    login = find_login(reference.host, Path("~/.docker/config.json").expanduser())
+    login = find_login(reference.host, config_files(os.environ, Path.home()))
     registry = Registry(reference, Transport(reference, login=login, is_plain=is_plain, ca=ca))
     with _progress(as_json) as on_progress:
         done = registry.push(found, on_progress)

@@ -139,6 +139,8 @@ def read_archive(path: Path, *, is_checked: bool = True) -> Image:
             return _read(path, tar, is_checked)
     except FileNotFoundError as e:
         raise ImageError(f"there is no file {path}", fix="`bireme image build` makes one") from e
+    except (KeyError, TypeError, AttributeError) as e:
+        raise ImageError(f"{path} lacks what an image has: {e}", fix="build or export it again") from e
     except (tarfile.TarError, EOFError, OSError) as e:
         why = "an OCI archive is a plain tar file; a torn one lacks its end"
         raise ImageError(f"{path} is not an OCI archive: {e}", why=why, fix="build or export it again") from e

@@ -137,25 +137,33 @@ def unpack(layer: Layer, root: Path) -> None:
         for member in tar:
             folder, _, name = member.name.removeprefix("./").rstrip("/").rpartition("/")
             if name == ".wh..wh..opq":
-                for child in (root / folder).iterdir():
+                for child in _inside(root, f"{folder}/x").parent.glob("*"):
                     _remove(child)
             elif name.startswith(".wh."):
-                _remove(root / folder / name.removeprefix(".wh."))
+                _remove(_inside(root, f"{folder}/{name.removeprefix('.wh.')}"))
             elif not member.isdev():
                 _replace(tar, member, root)
 
 
 def _replace(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
-    """Extract one file, never through a link that leads out of the root: Debian's tarfile does not look itself."""
+    """Extract one file."""
     member.name = member.name.lstrip("/")
     member.mode &= 0o1777
-    target = root / member.name
-    for place in (target.parent / "x", *([root / member.linkname] if member.islnk() else [])):
-        if not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(root)):
-            raise ImageError(f"the base writes to {member.name}, which is outside of it", fix="take another base")
+    target = _inside(root, member.name)
+    if member.islnk():
+        _inside(root, f"{member.linkname}/x")
     if not (member.isdir() and target.is_dir()):
         _remove(target)
     tar.extract(member, root, numeric_owner=True)
+
+
+def _inside(root: Path, name: str) -> Path:
+    """Where a name of a layer lies, never through a link that leads out of the root: Debian's tarfile does not look."""
+    place = root / name.lstrip("/")
+    is_inside = Path(os.path.realpath(place.parent)).is_relative_to(os.path.realpath(root))
+    if not is_inside or name.rpartition("/")[2] in ("", ".", ".."):
+        raise ImageError(f"the base has {name}, which is outside of it", fix="take another base")
+    return place
 
 
 def _remove(path: Path) -> None:

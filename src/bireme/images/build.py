@@ -118,7 +118,8 @@ class Builder:
             contents.write_environment(tree, base)
             contents.write_package(tree, package, site, wanted)
 
-        key = key_of("bireme", self._content("python"), *wanted, key_of_tree(package, contents.is_stale))
+        below = [layer.diff_id for layer in base.layers]  # the list of users is theirs and ours
+        key = key_of("bireme", *below, self._content("python"), *wanted, key_of_tree(package, contents.is_stale))
         self._add("bireme", key, fill, self._compiling(base, f"/{site}/bireme"))
 
     def _add_kernels(self, package: Path) -> None:
@@ -154,7 +155,7 @@ class Builder:
     def _note(self, layer: Layer, begun: float) -> None:
         if self._recipe.is_compressed and layer.media_type == TAR:
             plain = layer
-            packed = self._cache.layer("gzip", key_of(plain.digest), lambda target: compress(plain, target))
+            packed = self._cache.layer(f"gz-{plain.name}", key_of(plain.digest), lambda t: compress(plain, t))
             layer = replace(packed, name=plain.name)
         seconds = round(time.monotonic() - begun, 2)
         self._layers.append(layer)

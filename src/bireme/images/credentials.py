@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,28 @@ class Login:
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
-def find_login(host: str, config: Path) -> Login | None:
-    """Look a registry up in docker's config file; None where nobody has logged in to it."""
-    try:
-        told: dict[str, Any] = json.loads(config.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as e:
-        raise ImageError(f"cannot read {config}: {e}", fix="mend it, or log in again") from e
+def config_files(environment: Mapping[str, str], home: Path) -> list[Path]:
+    """Where logins are left: podman's two places, then docker's."""
+    runtime, docker = environment.get("XDG_RUNTIME_DIR"), environment.get("DOCKER_CONFIG")
+    found = [Path(runtime) / "containers" / "auth.json"] if runtime else []
+    found.append(Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json")
+    return [*found, (Path(docker) if docker else home / ".docker") / "config.json"]
+
+
+def find_login(host: str, configs: Iterable[Path]) -> Login | None:
+    """Look a registry up in config files; None where nobody has logged in to it."""
+    for config in configs:
+        try:
+            if (found := _login_in(json.loads(config.read_text("utf-8")), host)) is not None:
+                return found
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, AttributeError) as e:
+            raise ImageError(f"cannot read the login to {host} from {config}: {e}", fix="log in again") from e
+    return None
+
+
+def _login_in(told: dict[str, Any], host: str) -> Login | None:
     names = [_HUB_KEY] if host == "docker.io" else [host, f"https://{host}", f"https://{host}/v1/", f"http://{host}"]
     helper = told.get("credHelpers", {}).get(host) or told.get("credsStore", "")
     for name in names:
@@ -50,7 +65,7 @@ def find_login(host: str, config: Path) -> Login | None:
         if entry.get("identitytoken"):
             return Login(refresh=entry["identitytoken"])
         if entry.get("auth"):
-            user, _, password = base64.b64decode(entry["auth"]).decode().partition(":")
+            user, _, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
             return Login(user, password)
     return _ask_helper(helper, names[0]) if helper else None
 

@@ -81,16 +81,19 @@ class Registry:
         return False
 
     def _upload(self, blob: Blob, on_progress: Callable[[int], None]) -> None:
-        place, at = self._begin(), 0
+        place = ""
         for attempt in range(1, ATTEMPTS + 1):
             try:
+                place, at = self._resume(place) if place else (self._begin(), 0)
                 place = self._send_rest(place, at, blob, on_progress)
-                break
+                self._close(place, blob)
+                return
             except NetworkError:
                 if attempt == ATTEMPTS:
                     raise
                 self._pause(2.0 ** (attempt - 1))
-                place, at = self._resume(place)
+
+    def _close(self, place: str, blob: Blob) -> None:
         url = f"{place}{'&' if '?' in place else '?'}digest={urllib.parse.quote(blob.digest)}"
         done = self._transport.ask("PUT", url, headers={"Content-Length": "0"})
         if done.status != 201:

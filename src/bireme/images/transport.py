@@ -107,8 +107,11 @@ class Transport:
         reply = self._ask_for_token(realm, challenge)
         if reply.status != 200:
             raise self._denied(f"{urllib.parse.urlsplit(realm).netloc} gives no token: {reply.reason()}")
-        told = json.loads(reply.body)
-        return f"Bearer {told.get('token') or told.get('access_token')}"
+        try:
+            told = json.loads(reply.body)
+            return f"Bearer {told.get('token') or told['access_token']}"
+        except (ValueError, KeyError, AttributeError) as e:
+            raise self._denied(f"{urllib.parse.urlsplit(realm).netloc} answers with something else than a token") from e
 
     def _ask_for_token(self, realm: str, challenge: Challenge) -> Reply:
         scope = challenge.parameters.get("scope", f"repository:{self._reference.repository}:pull,push")
@@ -130,6 +133,9 @@ class Transport:
 
 def _trust(ca: Path | None) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=str(ca) if ca else None)
+        context = ssl.create_default_context()
+        if ca is not None:
+            context.load_verify_locations(ca)
+        return context
     except (OSError, ssl.SSLError) as e:
         raise ImageError(f"cannot read certificates from {ca}: {e}", fix="`--ca` wants a file in PEM format") from e

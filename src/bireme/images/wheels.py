@@ -123,5 +123,5 @@ def _place(name: str) -> str | None:
     if ".." in parts or name.startswith("/"):
         raise ImageError(f"a wheel wants to write to {name}", why="that is outside of the image's packages")
     if parts[0].endswith(".data"):
-        return "/".join(parts[2:]) if parts[1] in ("purelib", "platlib") else None
+        return "/".join(parts[2:]) if parts[1:2] in (("purelib",), ("platlib",)) else None
     return name

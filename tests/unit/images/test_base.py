@@ -114,6 +114,27 @@ def test_a_layer_that_writes_outside_of_the_root_is_refused(tmp_path: Path, name
     assert not (tmp_path / "evil").exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["../.wh.kept", "link/.wh.kept", "a/../../.wh.kept", "link/.wh..wh..opq", ".wh...", ".wh.."]
+)
+def test_a_layer_that_takes_away_what_is_outside_of_the_root_is_refused(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    (root / "a").mkdir(parents=True)
+    (root / "link").symlink_to(tmp_path)
+    (tmp_path / "kept").touch()
+    with pytest.raises(ImageError, match="outside"):
+        unpack(layer_of(tmp_path / "1.tar", {name: b""}), root)
+    assert (tmp_path / "kept").exists() and root.is_dir()
+
+
+def test_a_name_from_the_root_on_is_one_below_the_layer_s_root(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "etc" / "gone").touch()
+    unpack(layer_of(tmp_path / "1.tar", {"/etc/.wh.gone": b"", "never/.wh..wh..opq": b""}), root)
+    assert not (root / "etc" / "gone").exists()
+
+
 def test_a_link_to_what_is_outside_is_refused_but_a_name_for_it_is_not(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
