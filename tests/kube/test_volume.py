@@ -32,7 +32,7 @@ def test_a_transfer_that_is_killed_goes_on_where_it_was(there: There, reviews: P
     volume = there.cluster.volume
 
     def has_begun() -> bool:
-        return any(part.stat().st_size > 4 << 20 for part in volume.rglob("noise.bin.part"))
+        return any(part.stat().st_size > 4 << 20 for part in volume.rglob(".noise.bin.bireme-part"))
 
     wait_until(has_begun, "some of it is there", 120)
     pushing.send_signal(signal.SIGKILL)

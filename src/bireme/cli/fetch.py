@@ -5,24 +5,34 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from bireme.cli.cluster import Where, cluster_options
 from bireme.core.errors import SpecError, UsageError
-from bireme.spec.load import command_name
+from bireme.spec.load import ClusterJob, command_name, load_cluster_job
 
 if TYPE_CHECKING:
     from bireme.kube.client import Cluster
+    from bireme.kube.submission import Submission
     from bireme.kube.volume import Place
 
 STAYS = ("snapshots/", "run/")
 """What is only of use where the job runs."""
+BY_FILE = "where a deleted job had another `output` or volume claim than most, its file says so: name JOB.yaml, not JOB"
+
+
+class Left(NamedTuple):
+    """What is known of a job on a cluster, there or gone: its volume, and where its output is on it."""
+
+    name: str
+    place: Place
+    output: str
 
 
 @click.command(epilog="\b\nExample: bireme fetch quick-start results --namespace training")
-@click.argument("job")
+@click.argument("job", metavar="JOB|JOB.yaml")
 @click.argument("directory", metavar="DIR", type=Path)
 @click.option("--all", "wants_all", is_flag=True, help="Snapshots too, so that `bireme resume` can go on here.")
 @click.option("--model", "only_model", is_flag=True, help="Only the model of the last pass.")
@@ -35,26 +45,39 @@ def fetch(
     """Bring the models and logs of JOB, which runs or ran on a cluster, into the directory DIR.
 
     What is there already with the same content is not brought again, and what was broken off goes on. Works also
-    when the job is deleted but its volume is not; then name an image.
+    when the job is deleted but its volume is not: then name an image, and instead of JOB its file, which says where
+    its volume and its output are (`bireme fetch first-job/job.yaml results --image registry.local/bireme:1`).
     """
     from bireme.cli.data import progress
     from bireme.kube import transfer
     from bireme.kube.volume import VolumePod
 
-    with where.connect() as cluster, VolumePod(cluster, place_of(cluster, job, image)) as pod:
-        output = output_of(cluster, job)
-        wanted = chosen(pod.ask(["list", output]), wants_all=wants_all, only_model=only_model)
-        if not wanted:
-            raise UsageError(f"{job} has left nothing yet in {output} on its volume")
-        with progress("fetching", as_json) as on_progress:
-            done = transfer.fetch(pod, output, wanted, directory, on_progress)
+    told = load_cluster_job(Path(job), {}) if is_file_name(job) else None
+    with where.connect(told.settings.namespace if told else None) as cluster:
+        left = left_by_file(cluster, told, image) if told else left_by(cluster, job, image)
+        with VolumePod(cluster, left.place) as pod:
+            wanted = chosen(transfer.listing(pod, left.output), wants_all=wants_all, only_model=only_model)
+            if not wanted:
+                raise _nothing(left, is_from_file=told is not None)
+            with progress("fetching", as_json) as on_progress:
+                done = transfer.fetch(pod, left.output, wanted, directory, on_progress)
     models = sorted({Path(name).parts[0] for name in wanted if name.startswith("pass-")})
     if as_json:
-        click.echo(json.dumps({"job": job, "directory": str(directory), "models": models, **asdict(done)}))
+        click.echo(json.dumps({"job": left.name, "directory": str(directory), "models": models, **asdict(done)}))
         return
     click.echo(f"{done.files - done.skipped} files, {done.nbytes:,} bytes into {directory}; {done.skipped} were there")
     if models:
         click.echo(f"the last model is {directory / models[-1]}")
+
+
+def is_file_name(job: str) -> bool:
+    """Whether a job is meant by its file: a name has neither dots nor slashes."""
+    return "." in job or "/" in job
+
+
+def _nothing(left: Left, *, is_from_file: bool) -> UsageError:
+    what = f"{left.name} has left nothing yet in {left.output} on the volume {left.place.claim}"
+    return UsageError(what, fix="" if is_from_file else BY_FILE)
 
 
 def chosen(files: dict[str, int], *, wants_all: bool, only_model: bool) -> dict[str, int]:
@@ -66,38 +89,51 @@ def chosen(files: dict[str, int], *, wants_all: bool, only_model: bool) -> dict[
     return found if wants_all else {name: n for name, n in found.items() if not name.startswith(STAYS)}
 
 
-def place_of(cluster: Cluster, job: str, image: str | None) -> Place:
-    """The volume of a job on the cluster, also of one that was deleted but for its volume."""
-    import msgspec
-
-    from bireme.core.errors import ClusterError
+def left_by(cluster: Cluster, job: str, image: str | None) -> Left:
+    """What a job has left, by its name; of one that was deleted, the volume and the output are where most have them."""
     from bireme.kube.client import CLAIM
+    from bireme.kube.placing import directory_of
     from bireme.kube.stopping import find_job
-    from bireme.kube.submit import read_back
     from bireme.kube.volume import Place
     from bireme.spec.kubernetes import KubernetesFile
 
-    try:
-        told = read_back(cluster, job)
-    except (ClusterError, msgspec.MsgspecError):
-        if cluster.find(CLAIM, job) is None:
+    told = _submitted(cluster, job)
+    if told is not None:
+        return Left(job, Place(job, image or told.image, told.settings), told.job.output)
+    if cluster.find(CLAIM, job) is None:
+        try:
             find_job(cluster, job)
-        if image is None:
-            fix = f"`{command_name()} … --image NAME` names the image that a pod on the volume runs"
-            raise SpecError(f"of {job} only the volume is left, and which image it ran is not known", fix=fix) from None
-        return Place(job, image, KubernetesFile())
-    return Place(job, image or told.image, told.settings)
+        except UsageError as e:
+            raise UsageError(e.what, why=e.why, fix=f"{e.fix}; {BY_FILE}") from e
+    if image is None:
+        raise _no_image(job)
+    return Left(job, Place(job, image, KubernetesFile()), str(directory_of(job) / "output"))
 
 
-def output_of(cluster: Cluster, job: str) -> str:
-    """Where a job's output is on its volume."""
-    import msgspec
+def left_by_file(cluster: Cluster, told: ClusterJob, image: str | None) -> Left:
+    """What the job of a file has left; where its volume and its output are is what the file says."""
+    from bireme.kube.placing import place
+    from bireme.kube.volume import Place
 
-    from bireme.core.errors import ClusterError
-    from bireme.kube.placing import directory_of
+    name, settings = told.job.name, told.settings
+    found = image or settings.image
+    if found is None and (submitted := _submitted(cluster, name)) is not None:
+        found = submitted.image
+    if found is None:
+        raise _no_image(name)
+    return Left(name, Place(name, found, settings), place(told, cluster.namespace).output)
+
+
+def _submitted(cluster: Cluster, job: str) -> Submission | None:
+    """What a job was submitted with; None where it is not on the cluster any more."""
+    from bireme.kube import naming
+    from bireme.kube.client import CONFIG_MAP
     from bireme.kube.submit import read_back
 
-    try:
-        return read_back(cluster, job).job.output
-    except (ClusterError, msgspec.MsgspecError):
-        return str(directory_of(job) / "output")
+    there = cluster.find(CONFIG_MAP, job)
+    return read_back(cluster, job) if there is not None and naming.is_ours(there) else None
+
+
+def _no_image(job: str) -> SpecError:
+    fix = f"`{command_name()} … --image NAME` names the image that a pod on the volume runs"
+    return SpecError(f"of {job} only the volume is left, and which image it ran is not known", fix=fix)

@@ -103,4 +103,5 @@ def split_there(where: Where, job_file: Path, source: str, shards: int, out: str
     paths = [str(base / source), "--out", str(base / out)]
     command = ["bireme", "data", "split", *paths, "--shards", str(shards), "--json"]
     with where.connect(told.settings.namespace) as cluster:
-        return split_on_volume(cluster, prepare_volume(cluster, told, image), command)
+        place = prepare_volume(cluster, told, image)
+        return split_on_volume(cluster, place, command, lambda line: click.echo(line, err=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -33,7 +32,7 @@ def _do(verb: str, place: str) -> None:
     if verb == "wait":
         # The first process of a container is not ended by signals that it does not ask for.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        time.sleep(float(place))
+        volume_end.stay(float(place), volume_end.has_company)
     elif verb == "have":
         click.echo(json.dumps(volume_end.have(root, json.load(source))))
     elif verb == "put":

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from bireme.core.errors import ClusterError, MissingError, NetworkError, UsageError
+from bireme.core.errors import BiremeError, ClusterError, MissingError, NetworkError, UsageError
 from bireme.kube.naming import FIELD_MANAGER
 from bireme.kube.submission import Object
 from bireme.spec.load import kubeconfig_files
@@ -43,6 +43,8 @@ POD = Kind("", "v1", "Pod", "pods")
 CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 SECRET = Kind("", "v1", "Secret", "secrets")
+WORKLOAD = Kind("kueue.x-k8s.io", "v1beta1", "Workload", "workloads")
+"""A job as Kueue sees it; there are such objects only where Kueue is."""
 _RBAC = "rbac.authorization.k8s.io"
 KINDS = {
     kind.kind: kind
@@ -91,6 +93,7 @@ class Cluster:
 
         # msgspec learns a type when it first meets it, and two threads that do so at once crash the process.
         Status.from_dict({})
+        self._target = target
         self._config = config = _config(target)
         self.context = config.context_name
         with _told(f"the cluster of context {self.context}"):
@@ -108,6 +111,10 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
+
+    def impatient(self, timeout_s: float) -> Cluster:
+        """Another connection to the same place, which waits less long for answers."""
+        return Cluster(self._target, timeout_s=timeout_s)
 
     def get(self, kind: Kind, name: str) -> Object:
         """One object; `AbsentError` if there is none."""
@@ -175,15 +182,6 @@ class Cluster:
             return False
         return True
 
-    def watch(self, kind: Kind, name: str) -> Iterator[tuple[str, Object]]:
-        """What happens to one object, until the server ends the connection."""
-        with _told(f"{kind.kind} {name}"):
-            seen = self._client.watch(
-                _resource(kind), namespace=self.namespace, fields={"metadata.name": name}, server_timeout=60
-            )
-            for what, thing in seen:
-                yield str(what), dict(thing)
-
     def watch_all(self, kind: Kind, labels: Mapping[str, str]) -> Iterator[tuple[str, Object]]:
         """All objects with these labels as `LISTED`, and then what happens to them, until the connection is lost."""
         where = {"namespace": self.namespace, "labels": dict(labels)}
@@ -240,7 +238,7 @@ def _needs_lightkube() -> Iterator[None]:
     except ImportError as e:
         raise MissingError(
             "talking to a cluster needs the package lightkube, which is not installed here",
-            fix="pip install 'bireme[kube]'",
+            fix="pip install 'bireme[kube,tls]'",
         ) from e
 
 
@@ -256,11 +254,13 @@ def _config(target: Target) -> Any:
         name = target.context or next((each.current_context for each in found if each.current_context), None)
         for each in found:
             if name in each.contexts:
-                return each.get(name)
+                return _chosen(name, each, found)
     except ConfigError as e:
         if not target.files:
             raise no_cluster() from e
         raise UsageError(f"cannot use {target.files[0]}: {e}") from e
+    except UsageError:
+        raise
     except Exception as e:  # lightkube reads YAML without checking it: anything may come of a wrong file
         raise UsageError(f"cannot read {target.files[0] if target.files else 'the service account'}: {e}") from e
     known = sorted(context for each in found for context in each.contexts)
@@ -268,6 +268,24 @@ def _config(target: Target) -> Any:
     if name is None:
         raise UsageError(f"{where} has no current context", fix=f"choose one with --context: {', '.join(known)}")
     raise UsageError(f"there is no context {name!r} in {where}", fix=f"known contexts: {', '.join(known)}")
+
+
+def _chosen(name: str, first: Any, found: Sequence[Any]) -> Any:
+    """A context with its cluster and user, which may be in other files than it is."""
+    from lightkube.config.kubeconfig import SingleConfig
+    from lightkube.config.models import User
+
+    context = first.contexts[name]
+    home = next((each for each in found if context.cluster in each.clusters), None)
+    users = [each.users[context.user] for each in found if context.user in each.users]
+    if home is None or (context.user and not users):
+        lacks = f"user {context.user}" if home is not None else f"cluster {context.cluster}"
+        raise UsageError(f"the context {name} names the {lacks}, which no kubeconfig has")
+    user = users[0] if users else User()
+    if user.exec is not None and user.exec.apiVersion == "client.authentication.k8s.io/v1":
+        # It differs from its beta only in what such a program may ask for.
+        user.exec.apiVersion = "client.authentication.k8s.io/v1beta1"
+    return SingleConfig(name, context, home.clusters[context.cluster], user, home.fname)
 
 
 def _login(config: Any) -> Login:
@@ -327,7 +345,7 @@ def _told(what: str) -> Iterator[None]:
         raise UsageError(f"cannot log in to the cluster: {e}") from e
 
 
-def refusal(what: str, code: int, reason: str, message: str) -> ClusterError:
+def refusal(what: str, code: int, reason: str, message: str) -> BiremeError:
     """What the API server says no with, in our words and its own."""
     if code == 404:
         return AbsentError(f"there is no {what}: {message}")
@@ -335,7 +353,12 @@ def refusal(what: str, code: int, reason: str, message: str) -> ClusterError:
         return ConflictError(f"{what}: {message}")
     if code == 403 and "exceeded quota" in message:
         return ClusterError(f"{what} was refused: {message}", fix="free something, or ask for less in job.yaml")
-    if code in (401, 403):
+    if code == 429 or code >= 500:
+        return NetworkError(f"the API server cannot answer now, asked for {what}: {message or reason}")
+    if code == 401:
+        fix = "log in to the cluster again, as for kubectl; `kubectl auth whoami` tells who you are there"
+        return ClusterError("the cluster does not accept your login (any more)", why=message, fix=fix)
+    if code == 403:
         fix = "`bireme submit --permissions` prints a Role with all that is needed"
         return ForbiddenError(f"{what}: {message}", why="the API server does not let you", fix=fix)
     return ClusterError(f"{what} was refused ({reason or code}): {message}")

@@ -2,7 +2,8 @@
 
 Written here because both directions must move at once and a failure at the far end must be seen while there is still
 input to send; one thread does both. The first byte of each message names a channel: 0 input, 1 output, 2 complaints,
-3 the outcome, and 255 followed by 0 ends the input (protocol `v5.channel.k8s.io`, Kubernetes 1.30 and later).
+3 the outcome, and 255 followed by 0 ends the input (protocol `v5.channel.k8s.io`, Kubernetes 1.30 and later). The way
+there is the one that all other requests take, through a proxy where the surroundings name one.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from bireme.core.errors import ClusterError, NetworkError
+from bireme.core.errors import BiremeError, ClusterError, NetworkError
 
 PROTOCOL = "v5.channel.k8s.io"
 CHUNK = 256 << 10
 CONNECT_S = 20.0
 SILENCE_S = 120.0
-"""After so long without a byte in either direction the connection is taken for dead."""
+"""A connection on which so long nothing came, and no input could be sent, is taken for dead."""
 PING_S = 20.0
+TURN_S = 1.0
+HEAD_NBYTES = 64 << 10
 STDIN, STDOUT, STDERR, OUTCOME, CLOSE = 0, 1, 2, 3, 255
 _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x1, 0x2, 0x8, 0x9, 0xA
 
@@ -101,65 +104,138 @@ def execute(login: Login, path: str, stdin: BinaryIO | None, take: Callable[[int
 def _open(login: Login, path: str) -> tuple[socket.socket, bytes]:
     """Connect and switch to WebSocket; the socket and what has come already."""
     where = urlsplit(login.server)
-    port = where.port or (443 if where.scheme == "https" else 80)
     try:
-        sock = socket.create_connection((where.hostname, port), timeout=CONNECT_S)
-        if login.context is not None:
-            sock = login.context.wrap_socket(sock, server_hostname=where.hostname)
-        key = base64.b64encode(os.urandom(16)).decode()
-        wanted = {
-            "Host": where.netloc,
-            "Upgrade": "websocket",
-            "Connection": "Upgrade",
-            "Sec-WebSocket-Key": key,
-            "Sec-WebSocket-Version": "13",
-            "Sec-WebSocket-Protocol": PROTOCOL,
-            **login.headers,
-        }
-        lines = [f"GET {where.path.rstrip('/')}{path} HTTP/1.1", *(f"{k}: {v}" for k, v in wanted.items())]
-        sock.sendall("\r\n".join([*lines, "", ""]).encode())
-        return sock, _switched(sock)
+        sock = _connect(where)
+        try:
+            if login.context is not None:
+                sock = login.context.wrap_socket(sock, server_hostname=where.hostname)
+            wanted = {
+                "Host": where.netloc,
+                "Upgrade": "websocket",
+                "Connection": "Upgrade",
+                "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(),
+                "Sec-WebSocket-Version": "13",
+                "Sec-WebSocket-Protocol": PROTOCOL,
+                **login.headers,
+            }
+            _send_head(sock, f"GET {where.path.rstrip('/')}{path} HTTP/1.1", wanted)
+            return sock, _switched(sock)
+        except BaseException:
+            sock.close()
+            raise
     except OSError as e:
         raise NetworkError(f"cannot reach the API server: {e}") from e
 
 
-def _switched(sock: socket.socket) -> bytes:
-    """Read the answer to the wish to switch; what follows it belongs to the new protocol."""
+def _send_head(sock: socket.socket, first: str, headers: Mapping[str, str]) -> None:
+    lines = [first, *(f"{name}: {value}" for name, value in headers.items())]
+    sock.sendall("\r\n".join([*lines, "", ""]).encode())
+
+
+def _read_head(sock: socket.socket, whose: str) -> tuple[str, bytes, bytes]:
+    """Read an answer up to the end of its head: status line, head, and what came after it."""
     answer = b""
     while b"\r\n\r\n" not in answer:
         chunk = sock.recv(65536)
-        if not chunk:
-            raise NetworkError("the API server hung up")
+        if not chunk or len(answer) > HEAD_NBYTES:
+            raise NetworkError(f"{whose} hung up")
         answer += chunk
     head, _, rest = answer.partition(b"\r\n\r\n")
-    status = head.split(b"\r\n", 1)[0].decode(errors="replace")
+    return head.split(b"\r\n", 1)[0].decode(errors="replace"), head, rest
+
+
+def _connect(where: SplitResult) -> socket.socket:
+    """A connection to the API server, through a proxy where there is one."""
+    host, port = where.hostname or "", where.port or (443 if where.scheme == "https" else 80)
+    proxy = proxy_of(where)
+    if proxy is None:
+        return socket.create_connection((host, port), timeout=CONNECT_S)
+    sock = socket.create_connection((proxy.hostname, proxy.port or 80), timeout=CONNECT_S)
+    try:
+        _through(sock, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def proxy_of(where: SplitResult) -> SplitResult | None:
+    """The proxy that the surroundings name for a server: HTTPS_PROXY and the like, but for what NO_PROXY names."""
+    from urllib.request import getproxies, proxy_bypass
+
+    named = getproxies()
+    told = named.get(where.scheme) or named.get("all")
+    if not told or proxy_bypass(where.netloc.rpartition("@")[2]) or proxy_bypass(where.hostname or ""):
+        return None
+    proxy = urlsplit(told if "://" in told else f"http://{told}")
+    if proxy.scheme != "http":
+        raise ClusterError(
+            f"commands in pods cannot be run through a proxy of the kind {proxy.scheme}://",
+            why=f"the surroundings name {proxy.scheme}://{proxy.netloc.rpartition('@')[2]}",
+            fix="name an http:// proxy, or the API server's host in NO_PROXY",
+        )
+    return proxy
+
+
+def _through(sock: socket.socket, proxy: SplitResult, target: str) -> None:
+    """Have a proxy connect to somebody."""
+    headers = {"Host": target}
+    if proxy.username is not None:
+        secret = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        headers["Proxy-Authorization"] = f"Basic {base64.b64encode(secret.encode()).decode()}"
+    name = proxy.netloc.rpartition("@")[2]
+    _send_head(sock, f"CONNECT {target} HTTP/1.1", headers)
+    status, _, _ = _read_head(sock, f"the proxy {name}")
+    code, _, reason = status.partition(" ")[2].partition(" ")
+    if not code.startswith("2"):
+        kind = NetworkError if code.startswith("5") else ClusterError
+        fix = "is HTTPS_PROXY right? NO_PROXY names hosts that are reached without it"
+        raise kind(f"the proxy {name} does not connect to {target}: {code} {reason}".rstrip(), fix=fix)
+
+
+def _switched(sock: socket.socket) -> bytes:
+    """Read the answer to the wish to switch; what follows it belongs to the new protocol."""
+    status, head, rest = _read_head(sock, "the API server")
     if " 101 " in status:
         if f"\r\nsec-websocket-protocol: {PROTOCOL}".encode() not in head.lower():
             raise ClusterError("the API server is too old to run commands in pods", fix="Kubernetes 1.30 is needed")
         return rest
     try:
         message = json.loads(rest or sock.recv(65536))["message"]
-    except (ValueError, KeyError, OSError):
+    except (ValueError, KeyError, TypeError, OSError):
         message = rest.decode(errors="replace")
-    code = status.split(" ")[1] if " " in status else ""
+    raise _refused(status.split(" ")[1] if " " in status else "", message)
+
+
+def _refused(code: str, message: str) -> BiremeError:
+    """Why a command cannot be run; what may pass by itself is an error of the network."""
     if code == "403":
         fix = "`bireme submit --permissions` prints a Role with all that is needed"
-        raise ClusterError(f"a command in a pod was refused: {message}", fix=fix)
-    raise ClusterError(f"a command in a pod was refused ({code}): {message}")
+        return ClusterError(f"a command in a pod was refused: {message}", fix=fix)
+    kind = NetworkError if code == "429" or code.startswith("5") else ClusterError
+    return kind(f"a command in a pod was refused ({code}): {message}")
 
 
 class _Session:
     """An open connection; both directions move in one loop."""
 
-    def __init__(self, sock: socket.socket, stdin: BinaryIO | None, take: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        stdin: BinaryIO | None,
+        take: Callable[[int, bytes], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._sock = sock
         self._stdin = stdin
         self._take = take
+        self._clock = clock
         self._frames = Frames()
+        self._carries_input = False
+        """Whether what is to be sent holds input, and not only words about the connection."""
         self._out = bytearray() if stdin is not None else bytearray(frame(bytes((CLOSE, STDIN))))
         self._code: int | None = None
-        self._heard = time.monotonic()
-        self._pinged = self._heard
+        self._heard = self._pinged = clock()
 
     def run(self, first: bytes) -> int:
         self._sock.setblocking(False)
@@ -177,7 +253,7 @@ class _Session:
             self._fill()
         pending = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
         wants = [self._sock] if self._out else []
-        readable, writable, _ = select.select([self._sock], wants, [], 0 if pending else 1.0)
+        readable, writable, _ = select.select([self._sock], wants, [], 0 if pending else TURN_S)
         if writable:
             self._send()
         if readable or pending:
@@ -190,6 +266,7 @@ class _Session:
         chunk = self._stdin.read(CHUNK)
         if chunk:
             self._out += frame(bytes((STDIN,)) + chunk)
+            self._carries_input = True
         else:
             self._stdin = None
             self._out += frame(bytes((CLOSE, STDIN)))
@@ -200,7 +277,9 @@ class _Session:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
             return
         del self._out[:sent]
-        self._heard = time.monotonic()
+        if self._carries_input:
+            self._heard = self._clock()  # input leaves as fast as it is taken; a ping leaves even when nobody is there
+        self._carries_input = self._carries_input and bool(self._out)
 
     def _receive(self) -> None:
         try:
@@ -212,7 +291,7 @@ class _Session:
         self._hear(data)
 
     def _hear(self, data: bytes) -> None:
-        self._heard = time.monotonic()
+        self._heard = self._clock()
         for kind, payload in self._frames.feed(data):
             if kind == _CLOSE:
                 raise EOFError("the API server closed it")
@@ -228,7 +307,7 @@ class _Session:
             self._take(channel, content)
 
     def _keep_alive(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._heard > SILENCE_S:
             raise TimeoutError(f"nothing for {SILENCE_S:.0f} s")
         if now - max(self._pinged, self._heard) > PING_S and not self._out:
@@ -244,4 +323,7 @@ def exit_code(outcome: bytes) -> int:
     for cause in (told.get("details") or {}).get("causes") or ():
         if cause.get("reason") == "ExitCode":
             return int(cause["message"])
-    raise ClusterError(f"a command in a pod could not be run: {told.get('message')}")
+    message = str(told.get("message"))
+    # The container has just ended, or its machine does not answer: another attempt may find another one.
+    kind = NetworkError if "unable to upgrade connection" in message else ClusterError
+    raise kind(f"a command in a pod could not be run: {message}")

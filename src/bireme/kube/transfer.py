@@ -1,23 +1,30 @@
 """Files to and from a job's volume: what is there already is not sent, and what was broken off goes on.
 
 Both ends hash what they have before anything moves, so a second run of the same command costs a reading of the files
-and nothing else.
+and nothing else. A connection that is lost is taken up again. What a pod says is not trusted with this machine's
+files: names that lead out of the target, and files that nobody asked for, are refused.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import os
+import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
-from bireme.core.errors import BiremeError, NetworkError
+from bireme.core.errors import BiremeError, DataError, NetworkError
+from bireme.core.files import storage_errors
 from bireme.kube.volume_end import (
-    PART,
+    BrokenOffError,
+    Piece,
+    inside,
     list_files,
     part_of,
     prefix_digest,
@@ -27,9 +34,12 @@ from bireme.kube.volume_end import (
 )
 from bireme.spec.load import is_shard_name
 
-ATTEMPTS = 4
-"""How often a transfer that loses its connection is taken up again."""
+PAUSES_S = (1.0, 2.0, 4.0)
+"""How long a transfer that has lost its connection rests before each further attempt."""
 Tell = Callable[[int, int], None]
+Pause = Callable[[float], None]
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class End(Protocol):
@@ -48,7 +58,7 @@ class Transfer:
 
     files: int
     nbytes: int
-    """Bytes that were sent."""
+    """Bytes that were missing, and have been brought."""
     skipped: int
     """Files that were there already."""
     resumed: int
@@ -97,29 +107,55 @@ def shard_files(data: Path) -> dict[str, Path]:
     return found
 
 
-def push(pod: End, files: Mapping[str, Path], root: str, on_progress: Tell | None = None) -> Transfer:
+def persist(attempt: Callable[[], T], pause: Pause) -> T:
+    """Do something that needs the network, again after a while where that fails."""
+    for rest_s in PAUSES_S:
+        try:
+            return attempt()
+        except NetworkError as e:
+            log.warning("%s; trying again in %.0f s", e.what, rest_s)
+            pause(rest_s)
+    return attempt()
+
+
+class _Tally:
+    """What the first look at both ends said must move; later attempts only finish it."""
+
+    def __init__(self, lengths: Mapping[str, int]) -> None:
+        self.total = sum(lengths.values())
+        self._lengths = lengths
+        self._first: Mapping[str, int] | None = None
+
+    def done(self, starts: Mapping[str, int]) -> int:
+        """How many bytes need not move, by the byte each file must be sent from."""
+        self._first = starts if self._first is None else self._first
+        return self.total - sum(self._lengths[name] - start for name, start in starts.items())
+
+    def outcome(self) -> Transfer:
+        assert self._first is not None
+        first, files = self._first, len(self._lengths)
+        resumed = sum(start > 0 for start in first.values())
+        return Transfer(files, self.total - self.done(first), files - len(first), resumed)
+
+
+def push(
+    pod: End, files: Mapping[str, Path], root: str, on_progress: Tell | None = None, pause: Pause = time.sleep
+) -> Transfer:
     """Bring files onto the volume, below a directory."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    total, moved = sum(sizes.values()), 0
-    first: dict[str, int] | None = None
-    for attempt in range(ATTEMPTS):
+    tally = _Tally(sizes)
+
+    def attempt() -> None:
         there = pod.ask(["have", root], stdin=as_input(sizes))
-        starts = {
-            name: start for name in files if (start := push_start(files[name], sizes[name], there.get(name))) >= 0
-        }
-        first = starts if first is None else first
-        done = total - sum(sizes[name] - start for name, start in starts.items())
-        try:
-            chunks = (chunk for name, start in starts.items() for chunk in send_piece(files[name], name, start))
-            if starts:
-                pod.run(["put", root], stdin=_counting(chunks, done, total, on_progress))
-            moved += total - done
-            break
-        except NetworkError:
-            if attempt == ATTEMPTS - 1:
-                raise
-    assert first is not None
-    return Transfer(len(files), moved, len(files) - len(first), sum(start > 0 for start in first.values()))
+        found = {name: push_start(files[name], sizes[name], there.get(name)) for name in files}
+        starts = {name: start for name, start in found.items() if start >= 0}
+        done = tally.done(starts)
+        chunks = (chunk for name, start in starts.items() for chunk in send_piece(files[name], name, start))
+        if starts:
+            pod.run(["put", root], stdin=_counting(chunks, done, tally.total, on_progress))
+
+    persist(attempt, pause)
+    return tally.outcome()
 
 
 def _counting(chunks: Iterator[bytes], done: int, total: int, on_progress: Tell | None) -> BinaryIO:
@@ -146,23 +182,49 @@ def push_start(path: Path, nbytes: int, there: Mapping[str, Any] | None) -> int:
     return 0
 
 
-def fetch(pod: End, root: str, wanted: Mapping[str, int], target: Path, on_progress: Tell | None = None) -> Transfer:
-    """Bring files from a directory on the volume here; `wanted` are their lengths."""
-    total, moved = sum(wanted.values()), 0
-    first: dict[str, int] | None = None
-    for attempt in range(ATTEMPTS):
-        starts = fetch_starts(pod, root, wanted, target)
-        first = starts if first is None else first
-        done = total - sum(wanted[name] - start for name, start in starts.items())
-        try:
-            if starts:
-                moved += _receive(pod, root, starts, target, lambda n, done=done: _tell(on_progress, done + n, total))  # type: ignore[misc]
-            break
-        except NetworkError:
-            if attempt == ATTEMPTS - 1:
-                raise
-    assert first is not None
-    return Transfer(len(wanted), moved, len(wanted) - len(first), sum(start > 0 for start in first.values()))
+def listing(pod: End, root: str, pause: Pause = time.sleep) -> dict[str, int]:
+    """The files below a directory on the volume, with their lengths."""
+    told = persist(lambda: pod.ask(["list", root]), pause)
+    if not isinstance(told, dict) or not all(isinstance(n, int) and n >= 0 for n in told.values()):
+        raise DataError(f"the pod on the volume does not tell which files are in {root}")
+    for name in told:
+        inside(Path(root), name)
+    return told
+
+
+def fetch(
+    pod: End,
+    root: str,
+    wanted: Mapping[str, int],
+    target: Path,
+    on_progress: Tell | None = None,
+    pause: Pause = time.sleep,
+) -> Transfer:
+    """Bring files from a directory on the volume here; `wanted` are their lengths. Nothing outside `target` changes."""
+    places = {name: place_below(target, name) for name in wanted}
+    tally = _Tally(wanted)
+
+    def attempt() -> None:
+        starts = fetch_starts(pod, root, wanted, places)
+        done = tally.done(starts)
+        if starts:
+            _receive(pod, root, starts, places, lambda n: _tell(on_progress, done + n, tally.total))
+
+    persist(attempt, pause)
+    return tally.outcome()
+
+
+def place_below(target: Path, name: str) -> Path:
+    """Where a file goes; refused where that is outside of the target, also by a link that leads out of it."""
+    path, root = inside(target, name), target.resolve()
+    for each in (path, part_of(path)):
+        if not each.resolve().is_relative_to(root):
+            raise DataError(
+                f"{name!r} would be written outside of {target}: to {each.resolve()}",
+                why="a link here leads there",
+                fix="remove the link, or choose another directory",
+            )
+    return path
 
 
 def _tell(on_progress: Tell | None, done: int, total: int) -> None:
@@ -170,11 +232,10 @@ def _tell(on_progress: Tell | None, done: int, total: int) -> None:
         on_progress(min(done, total), total)
 
 
-def fetch_starts(pod: End, root: str, wanted: Mapping[str, int], target: Path) -> dict[str, int]:
+def fetch_starts(pod: End, root: str, wanted: Mapping[str, int], places: Mapping[str, Path]) -> dict[str, int]:
     """From which byte each file must be fetched; those that are here are left out."""
     here = {}
-    for name in wanted:
-        path = target / name
+    for name, path in places.items():
         if path.is_file() and path.stat().st_size <= wanted[name]:
             here[name] = path
         elif part_of(path).is_file():
@@ -185,45 +246,72 @@ def fetch_starts(pod: End, root: str, wanted: Mapping[str, int], target: Path) -
     for name, nbytes in wanted.items():
         start = lengths.get(name, 0)
         is_same = name in here and (there.get(name) or {}).get("sha256") == prefix_digest(here[name], start)
-        if is_same and start == nbytes and here[name].suffix != PART:
+        is_part = name in here and here[name] != places[name]
+        if is_same and start == nbytes and not is_part:
             continue
-        if is_same and here[name].suffix != PART:
-            here[name].replace(part_of(here[name]))  # a log that has grown
-        starts[name] = start if is_same and start < nbytes else 0
+        if is_same and not is_part:
+            with storage_errors(str(here[name])):
+                shutil.copyfile(here[name], part_of(here[name]))  # a log that has grown
+        starts[name] = start if is_same and start <= nbytes else 0
     return starts
 
 
-def _receive(pod: End, root: str, starts: Mapping[str, int], target: Path, tell: Callable[[int], None]) -> int:
+def _receive(
+    pod: End, root: str, starts: Mapping[str, int], places: Mapping[str, Path], tell: Callable[[int], None]
+) -> None:
     """Fetch files while a thread of its own writes what comes."""
     ours, theirs = os.pipe()
+    due = dict(starts)
     failed: list[BaseException] = []
-    taken = 0
+    lost: Exception | None = None
 
     def write() -> None:
-        nonlocal taken
         with os.fdopen(ours, "rb") as source:
             try:
-                for piece, content in read_pieces(source):
-                    write_piece(piece, _counted(content), target / piece.path)
+                _write_pieces(source, due, places, tell)
             except BaseException as e:
-                failed.append(e)
-                while source.read(1 << 20):
-                    pass  # whoever writes must not hang
-
-    def _counted(content: Iterator[bytes]) -> Iterator[bytes]:
-        nonlocal taken
-        for chunk in content:
-            yield chunk
-            taken += len(chunk)
-            tell(taken)
+                failed.append(e)  # and whoever writes finds the pipe closed
 
     writer = threading.Thread(target=write, name="fetch")
     writer.start()
     try:
         with os.fdopen(theirs, "wb") as sink:
             pod.run(["get", root], stdin=as_input(dict(starts)), stdout=sink)
+    except (NetworkError, BrokenPipeError) as e:
+        lost = e
     finally:
         writer.join()
-    if failed:
+    if failed and not (lost and isinstance(failed[0], BrokenOffError)):
         raise failed[0] if isinstance(failed[0], BiremeError) else NetworkError(f"the transfer failed: {failed[0]}")
-    return taken
+    if lost:
+        raise lost
+    if due:
+        raise NetworkError(f"the transfer ended, and {len(due)} of {len(starts)} files have not come")
+
+
+def _write_pieces(
+    source: BinaryIO, due: dict[str, int], places: Mapping[str, Path], tell: Callable[[int], None]
+) -> None:
+    """Write the pieces that are due, and no others."""
+    taken = 0
+
+    def counted(content: Iterator[bytes]) -> Iterator[bytes]:
+        nonlocal taken
+        for chunk in content:
+            yield chunk
+            taken += len(chunk)
+            tell(taken)
+
+    for piece, content in read_pieces(source):
+        if due.get(piece.path) != piece.offset:
+            raise _unasked(piece)
+        write_piece(piece, counted(content), places[piece.path])
+        del due[piece.path]
+
+
+def _unasked(piece: Piece) -> DataError:
+    return DataError(
+        f"the pod on the volume sends {piece.path!r} from byte {piece.offset:,}, which was not asked for",
+        why="nothing is written here but what was asked for",
+        fix="look at the image that runs in this pod: `--image` chooses another one",
+    )

@@ -2,9 +2,10 @@
 
     have ROOT     stdin {path: nbytes}, stdout {path: {nbytes, sha256, part}}: what is there, and the hash of as many
                   bytes of it as were asked for
-    put ROOT      stdin pieces; each is checked, appended to NAME.part, and the file gets its name with its last one
+    put ROOT      stdin pieces; each is checked, appended to .NAME.bireme-part, and the last one makes it NAME
     get ROOT      stdin {path: offset}, stdout pieces
     list ROOT     stdout {path: nbytes}
+    wait SECONDS  what keeps the pod there; at most so long, and not long after its last command
 
 A piece is one line of JSON (path, offset, nbytes, total), the bytes, and 64 hex digits with their SHA-256. Nothing
 outside of ROOT is touched. Failures are told as {"error": …} in the last line.
@@ -12,10 +13,12 @@ outside of ROOT is touched. Failures are told as {"error": …} in the last line
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -23,8 +26,13 @@ from bireme.core.errors import DataError, NetworkError, StorageError
 from bireme.core.files import storage_errors
 
 CHUNK = 1 << 20
-PART = ".part"
+PART = ".bireme-part"
 DIGEST_NBYTES = 64
+HEAD_NBYTES = 64 << 10
+"""More than the head of any piece has."""
+IDLE_S = 600.0
+"""A pod in which nothing has run for so long is of no use to anybody."""
+LOOK_EVERY_S = 5.0
 
 
 class Piece(NamedTuple):
@@ -43,14 +51,22 @@ class BrokenOffError(NetworkError):
 def inside(root: Path, path: str) -> Path:
     """A file below the root; anything else is refused."""
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts:
+    if not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise DataError(f"{path!r} is not a path below {root}")
     return root / path
 
 
 def part_of(path: Path) -> Path:
-    """Where a file is gathered until it is whole."""
-    return path.with_name(path.name + PART)
+    """Where a file is gathered until it is whole; a name that no file of a user has."""
+    name = path.name
+    if len(os.fsencode(name)) > 200:  # a name has at most 255 bytes
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return path.with_name(f".{name}{PART}")
+
+
+def is_part(name: str) -> bool:
+    """Whether a file's name is one that `part_of` gives."""
+    return name.startswith(".") and name.endswith(PART)
 
 
 def prefix_digest(path: Path, nbytes: int) -> str:
@@ -83,36 +99,55 @@ def have(root: Path, wanted: Mapping[str, int]) -> dict[str, Any]:
 def list_files(root: Path) -> dict[str, int]:
     """Every whole file below a directory with its length; empty where there is no such directory."""
     found = {}
-    for folder, _, names in os.walk(root):
+    for folder, _, names in os.walk(root, onerror=_refuse_unless_gone):
         for name in sorted(names):
             path = Path(folder) / name
-            if not name.endswith((PART, ".tmp")) and path.is_file():
-                found[str(path.relative_to(root))] = path.stat().st_size
+            if not is_part(name) and path.is_file():
+                with contextlib.suppress(FileNotFoundError):  # a job that runs removes files
+                    found[str(path.relative_to(root))] = path.stat().st_size
     return found
+
+
+def _refuse_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise StorageError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def read_pieces(source: BinaryIO) -> Iterator[tuple[Piece, Iterator[bytes]]]:
     """Pieces with their bytes; each must be used up before the next. Raises where the digest does not fit."""
-    while line := source.readline():
-        yield _read_piece(source, line)
+    while line := source.readline(HEAD_NBYTES):
+        if not line.endswith(b"\n") and len(line) < HEAD_NBYTES:
+            raise BrokenOffError("the transfer broke off between two files")
+        piece = _head(line)
+        yield piece, _content(source, piece)
 
 
-def _read_piece(source: BinaryIO, line: bytes) -> tuple[Piece, Iterator[bytes]]:
-    piece = Piece(**json.loads(line))
+def _head(line: bytes) -> Piece:
+    """The head of a piece, from its line."""
+    try:
+        piece = Piece(**json.loads(line))
+        offset, nbytes, total = (int(number) for number in piece[1:])
+        if isinstance(piece.path, str) and offset >= 0 and nbytes >= 0 and offset + nbytes <= total:
+            return Piece(piece.path, offset, nbytes, total)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass
+    raise DataError(f"what came is not a piece of a file: {line[:80]!r}")
 
-    def content() -> Iterator[bytes]:
-        left, digest = piece.nbytes, hashlib.sha256()
-        while left:
-            chunk = source.read(min(CHUNK, left))
-            if not chunk:
-                raise BrokenOffError(f"{piece.path}: the transfer broke off {left:,} bytes before its end")
-            digest.update(chunk)
-            left -= len(chunk)
-            yield chunk
-        if source.read(DIGEST_NBYTES) != digest.hexdigest().encode():
-            raise DataError(f"{piece.path}: the bytes from {piece.offset:,} on are not those that were sent")
 
-    return piece, content()
+def _content(source: BinaryIO, piece: Piece) -> Iterator[bytes]:
+    left, digest = piece.nbytes, hashlib.sha256()
+    while left:
+        chunk = source.read(min(CHUNK, left))
+        if not chunk:
+            raise BrokenOffError(f"{piece.path}: the transfer broke off {left:,} bytes before its end")
+        digest.update(chunk)
+        left -= len(chunk)
+        yield chunk
+    told = source.read(DIGEST_NBYTES)
+    if len(told) < DIGEST_NBYTES:
+        raise BrokenOffError(f"{piece.path}: the transfer broke off before its digest")
+    if told != digest.hexdigest().encode():
+        raise DataError(f"{piece.path}: the bytes from {piece.offset:,} on are not those that were sent")
 
 
 def write_piece(piece: Piece, content: Iterator[bytes], path: Path) -> bool:
@@ -149,6 +184,8 @@ def send_piece(path: Path, name: str, offset: int) -> Iterator[bytes]:
         with path.open("rb") as f:
             total = os.fstat(f.fileno()).st_size
             left = total - offset
+            if left < 0:
+                raise DataError(f"{path} has become shorter than what was brought of it", fix="try again")
             yield json.dumps(Piece(name, offset, left, total)._asdict()).encode() + b"\n"
             f.seek(offset)
             digest = hashlib.sha256()
@@ -179,3 +216,23 @@ def get(root: Path, wanted: Mapping[str, int], sink: BinaryIO) -> None:
         for chunk in send_piece(inside(root, name), name, offset):
             sink.write(chunk)
     sink.flush()
+
+
+def stay(lifetime_s: float, is_busy: Callable[[], bool], pause: Callable[[float], None] = time.sleep) -> None:
+    """Stay while there is something to do, but for a while without, and no longer than a lifetime."""
+    lived_s = idle_s = 0.0
+    while lived_s < lifetime_s and idle_s < IDLE_S:
+        pause(LOOK_EVERY_S)
+        lived_s += LOOK_EVERY_S
+        idle_s = 0.0 if is_busy() else idle_s + LOOK_EVERY_S
+
+
+def has_company(processes: Path = Path("/proc")) -> bool:
+    """Whether another command of these runs in this container."""
+    for each in processes.iterdir():
+        if each.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
+                command = (each / "cmdline").read_bytes()
+                if b"\0volume\0" in command and b"\0volume\0wait\0" not in command:
+                    return True
+    return False
