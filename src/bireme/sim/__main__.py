@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1 if outcome.broken else 0
     seeds = range(options.seed, options.seed + options.histories)
     chunks = [list(seeds[i : i + CHUNK]) for i in range(0, len(seeds), CHUNK)]
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), _cpu_s()
     count, faults, failed = 0, Counter[str](), None
     for outcome in _outcomes(run, chunks, options.jobs):
         count += 1
@@ -57,8 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
             failed = outcome
             break
     took_s = time.perf_counter() - began
-    each = ", ".join(f"{name} {n}" for name, n in faults.most_common())
-    print(f"{count} histories in {took_s:.1f} s, {count / took_s:.1f} a second; {sum(faults.values())} faults: {each}")
+    print(_summary(seeds[:count], took_s, _cpu_s() - began_cpu, faults))
     if failed is not None:
         _show(failed, options)
         return 1
@@ -67,6 +67,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(seeds: list[int], *, mode: Mode | None, profile: str, is_usual: bool) -> list[Outcome]:
     return [run_history(seed, mode, profile, usual_shape() if is_usual else None) for seed in seeds]
+
+
+def _cpu_s() -> float:
+    """What this process and those that it has waited for have computed."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _summary(seeds: range, took_s: float, cpu_s: float, faults: Counter[str]) -> str:
+    """All at a glance, and what to ask for to have it again. A core's minute is one of computing: others may use it."""
+    count = len(seeds)
+    each = ", ".join(f"{name} {n}" for name, n in faults.most_common())
+    return (
+        f"{count} histories in {took_s:.1f} s, seeds {seeds.start} to {seeds.stop - 1}: {count / took_s:.1f} a second, "
+        f"{60 * count / max(cpu_s, 1e-3):,.0f} a minute and core; {faults.total()} faults: {each or 'none'}"
+    )
 
 
 def _outcomes(run: partial[list[Outcome]], chunks: list[list[int]], jobs: int) -> Iterator[Outcome]:

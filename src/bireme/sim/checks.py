@@ -23,6 +23,7 @@ from bireme.job.status import SILENT_S, waits_for
 from bireme.ps.frames import Head
 from bireme.ps.rounds import PassTotals
 from bireme.sim.case import OUTPUT, SNAPSHOTS, Reference, Shape
+from bireme.sim.clocks import FASTEST
 from bireme.sim.models import saved_models
 from bireme.sim.world import Broken, Process, World
 
@@ -35,8 +36,8 @@ WIDTH = 64
 """Bits for the batches of one shard in one pass."""
 MANY = 60
 """More views than a dozen faults can be the reason of."""
-LATE_S = 6.5
-"""How long a message may be under way."""
+LATE_S = 6.5 * FASTEST
+"""How long a message may be under way, by any clock."""
 
 
 class Checks:
@@ -154,19 +155,20 @@ class Checks:
 
     def status(self, coordinating: SimCoordinating) -> None:
         """What the coordinator would tell if it were asked now."""
-        machine, now = coordinating.machine, self._world.now
-        members = [(f"trainer {r}", t) for r, t in machine.trainers.items()]
-        stopped = []
-        for name, member in (*members, *((f"pserver {r}", p) for r, p in machine.pservers.items())):
+        machine, here, world_s = coordinating.machine, coordinating.pserver, self._world.now
+        now_s, rate, stopped = here.monotonic(), here.clock.rate, []
+        for name, member in machine.members.named():
             end = coordinating.connections.get(member.connection)
-            # The machine of a process that is paused takes connections all the same.
-            since = max(end.peer.process.stopped_s, end.opened_s) if end is not None else now
-            if member.heard_s > since + LATE_S:
+            # The machine of a process that is paused takes connections all the same, and one that was paused itself
+            # hears what was said before.
+            since_s = max(end.peer.process.stopped_s, end.opened_s, here.woke_s) if end is not None else world_s
+            gone_s = rate * (world_s - since_s)
+            if now_s - member.heard_s < gone_s - LATE_S:
                 raise Broken(f"6: {name} was heard after it had stopped")
-            if now - since > SILENT_S + 2 * LATE_S:
+            if gone_s > SILENT_S + 2 * LATE_S:
                 stopped.append(name)
         if stopped and machine.phase == "training":
-            said = " ".join(waits_for(machine, now))
+            said = " ".join(waits_for(machine, now_s))
             for name in stopped:
                 if name not in said:
                     raise Broken(f"6: everybody waits for {name}, and the status does not say so")

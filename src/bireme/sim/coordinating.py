@@ -1,12 +1,15 @@
 """The shell around the product's coordinator in virtual time: what job/coordinating.py does, event by event.
 
 Commits and loads are worked off one after the other, as by the one thread that the product has for them. What comes of
-one is told to the machine a moment later, so that the world may have changed in between.
+one is told to the machine a moment later, so that the world may have changed in between. The machine's time is the
+pserver's monotonic clock, dates are those of its wall clock.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import msgspec
 
@@ -33,7 +36,7 @@ class SimCoordinating:
     """One coordinator with its connections."""
 
     def __init__(self, pserver: SimPserver) -> None:
-        self._pserver = pserver
+        self.pserver = pserver
         self._stage = pserver.stage
         self._checks = pserver.stage.checks
         self._world = pserver.world
@@ -49,13 +52,13 @@ class SimCoordinating:
         return self._numbers.setdefault(end, len(self._numbers) + 1)
 
     def _tick(self) -> None:
-        self._do(self.machine.tick(self._world.now))
+        self._do(self.machine.tick(self.pserver.monotonic()))
         self._checks.status(self)
-        self._pserver.later(TICK_S, self._tick)
+        self.pserver.later(TICK_S, self._tick)
 
     def handle(self, end: End, message: m.Message) -> None:
         """Act on a message from a trainer or a pserver."""
-        number, now = self._number(end), self._world.now
+        number, now = self._number(end), self.pserver.monotonic()
         if isinstance(message, m.Join):
             self.connections[number] = end
             self._do(self.machine.joined(number, message, now))
@@ -64,17 +67,17 @@ class SimCoordinating:
 
     def save_soon(self) -> None:
         """Somebody is about to leave."""
-        self._do(self.machine.snapshot_wanted(self._world.now))
+        self._do(self.machine.snapshot_wanted(self.pserver.monotonic()))
 
     def lost(self, end: End) -> None:
         """A connection has closed."""
         number = self._number(end)
         if self.connections.pop(number, None) is not None:
-            self._do(self.machine.lost(number, self._world.now))
+            self._do(self.machine.lost(number, self.pserver.monotonic()))
 
     def lane_passed(self, history: int, totals: PassTotals) -> None:
         """The first lane has closed a pass."""
-        self._do(self.machine.lane_passed(history, totals, self._world.now))
+        self._do(self.machine.lane_passed(history, totals, self.pserver.monotonic()))
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -86,7 +89,7 @@ class SimCoordinating:
                 case RefuseJoin() | HangUp():
                     self._hang_up(effect)
                 case Reach():
-                    self._pserver.later(self._world.delay(), self._reach, effect, True)
+                    self.pserver.later(self._world.delay(), self._reach, effect, True)
                 case Load() | Commit():
                     self._work.append(effect)
                     self._work_on()
@@ -97,14 +100,14 @@ class SimCoordinating:
         if isinstance(effect, Conclude):
             self._conclude()
         else:
-            self._stage.left(self._pserver, effect)
+            self._stage.left(self.pserver, effect)
 
     def _hang_up(self, effect: RefuseJoin | HangUp) -> None:
         end = self.connections.pop(effect.to, None)
         if end is None:
             return
         if isinstance(effect, RefuseJoin):
-            self._pserver.note(f"refuses {end.peer.process.name}: {effect.reason}")
+            self.pserver.note(f"refuses {end.peer.process.name}: {effect.reason}")
             end.send(RefusedError(effect.reason))
         end.close()
 
@@ -112,14 +115,14 @@ class SimCoordinating:
         end = self.connections.get(effect.to)
         if end is not None:
             if isinstance(effect.message, m.Begin):
-                self._checks.role("coordinator", effect.message.view, self._pserver)
+                self._checks.role("coordinator", effect.message.view, self.pserver)
             end.send(effect.message)
 
     def _reach(self, effect: Reach, may_retry: bool) -> None:
-        end = self._world.connect(self._pserver, self._stage.pserver_at(effect.pserver), 0)
+        end = self._world.connect(self.pserver, self._stage.pserver_at(effect.pserver), 0)
         if end is None:
             if may_retry:
-                self._pserver.later(REACH_S, self._reach, effect, False)
+                self.pserver.later(REACH_S, self._reach, effect, False)
             else:
                 self._do(self.machine.pserver_out_of_reach(effect.pserver, "nobody answers"))
             return
@@ -128,7 +131,7 @@ class SimCoordinating:
         self.connections[number] = end
         self._links.add(end)
         address = self._stage.address_of(end.peer.process)
-        self._do(self.machine.pserver_reached(effect.pserver, number, address, self._world.now))
+        self._do(self.machine.pserver_reached(effect.pserver, number, address, self.pserver.monotonic()))
 
     def _pserver_told(self, end: End, message: Any) -> None:
         if isinstance(message, StaleError):
@@ -145,7 +148,7 @@ class SimCoordinating:
     def _work_on(self) -> None:
         if self._work and not self._is_working:
             self._is_working = True
-            self._pserver.later(0.01 * self._world.rng.random(), self._work_off, self._work.pop(0))
+            self.pserver.later(0.01 * self._world.rng.random(), self._work_off, self._work.pop(0))
 
     def _work_off(self, work: Load | Commit) -> None:
         after_s = self._world.delay()
@@ -160,51 +163,56 @@ class SimCoordinating:
             except BiremeError as e:
                 self._fail(e)
                 return
-            self._pserver.later(after_s, self._loaded, work, base)
+            self.pserver.later(after_s, self._loaded, work, base)
         else:
-            manifest = msgspec.structs.replace(work.manifest, created=self._world.now)
+            manifest = msgspec.structs.replace(work.manifest, created=self.pserver.wall())
             place = self._world.disk.at(SNAPSHOTS)
             is_committed = False
             try:
                 snapshots.commit(place, manifest)
                 is_committed = True
-                self._checks.committed(self._pserver, manifest)
+                self._checks.committed(self.pserver, manifest)
                 snapshots.keep(place, self._stage.shape.keep)
             except BiremeError as e:
-                self._pserver.note(f"the snapshot of round {manifest.round}: {e.what}")
+                self.pserver.note(f"the snapshot of round {manifest.round}: {e.what}")
             self._checks.disk()
-            self._pserver.later(after_s, self._settled, manifest, is_committed)
+            self.pserver.later(after_s, self._settled, manifest, is_committed)
 
     def _loaded(self, work: Load, base: Base) -> None:
         self._is_working = False
-        self._do(self.machine.loaded(work.view, base, self._world.now))
+        self._do(self.machine.loaded(work.view, base, self.pserver.monotonic()))
         self._work_on()
 
     def _settled(self, manifest: Manifest, is_committed: bool) -> None:
         self._is_working = False
-        self._do(self.machine.cut_settled(manifest, self._world.now, is_committed=is_committed))
+        self._do(self.machine.cut_settled(manifest, self.pserver.monotonic(), is_committed=is_committed))
         self._work_on()
 
     def _find_base(self, facts: m.Facts, effect: Load) -> Base:
         disk = self._world.disk
-        past = books.mend(disk.at(OUTPUT), facts.shards, facts.since)
+        with patch.object(books, "time", SimpleNamespace(time=self.pserver.wall)):
+            past = books.mend(disk.at(OUTPUT), facts.shards, facts.since)
         base, _ = snapshots.find_base(past, disk.at(SNAPSHOTS), facts, effect)
         self._checks.base(base.manifest)
         round_ = base.manifest.round if base.manifest is not None else 0
-        self._pserver.note(f"goes on from round {round_}, passes count up to {base.past.saved}")
+        self.pserver.note(f"goes on from round {round_}, passes count up to {base.past.saved}")
         return base
 
     def _write(self, effect: Write) -> None:
-        if effect.file == "ledger.jsonl" or self._stage.writes_metrics:
-            try:
-                books.append(self._world.disk.at(f"{OUTPUT}/{effect.file}"), effect.lines)
-            except BiremeError as e:
-                self._fail(e)
-        if effect.file == "ledger.jsonl":
-            self._pserver.note(f"writes the ledger of pass {effect.lines[0]['pass']}")
+        path = self._world.disk.at(f"{OUTPUT}/{effect.file}")
+        if effect.file == books.METRICS:
+            if self._stage.writes_metrics:
+                stamp = {"unix": round(self.pserver.wall(), 3)}
+                books.append(path, [{**line, **stamp} for line in effect.lines])
+            return
+        try:
+            books.append(path, effect.lines)
+        except BiremeError as e:
+            self._fail(e)
+        self.pserver.note(f"writes the ledger of pass {effect.lines[0]['pass']}")
 
     def _fail(self, error: BiremeError) -> None:
-        self._pserver.note(f"cannot go on: {error.what}")
+        self.pserver.note(f"cannot go on: {error.what}")
         self._do(self.machine.failed(error.what))
 
     def _conclude(self) -> None:
@@ -212,4 +220,4 @@ class SimCoordinating:
         # Whoever dies half-way through this may have said its last word all the same.
         self._stage.concluded()
         write_atomic(self._world.disk.at(f"{OUTPUT}/{STATUS_FILE}"), msgspec.json.encode(status))
-        self._pserver.note(f"concludes: {self.machine.phase}, {self.machine.reason}")
+        self.pserver.note(f"concludes: {self.machine.phase}, {self.machine.reason}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from bireme.core.files import mounted
 from bireme.sim.case import Mode, Shape, draw_shape
+from bireme.sim.clocks import Clocks
 from bireme.sim.mischief import PROFILES, Mischief
 from bireme.sim.stage import Stage
 from bireme.sim.world import Broken, World
@@ -37,7 +38,7 @@ def run_history(seed: int, mode: Mode | None = None, profile: str = "mixed", sha
     rng = random.Random(seed)
     drawn = draw_shape(rng, mode)
     shape = shape or drawn
-    world = World(rng, slow=rng.choice(PROFILES[profile].slow))
+    world = World(rng, rng.choice(PROFILES[profile].slow), Clocks(seed))
     broken = ""
     with mounted(world.disk):
         stage = Stage(shape, world)

@@ -56,12 +56,12 @@ class SimLane:
 
     def cut_every(self, seconds: float) -> None:
         """Be the lane that names the rounds of cuts."""
-        self._cut_every_s, self._next_cut_s = seconds, self._pserver.world.now + seconds
+        self._cut_every_s, self._next_cut_s = seconds, self._pserver.monotonic() + seconds
 
     def cut_soon(self) -> None:
         """Name a round for a cut as soon as one closes, unless one is named already."""
         if self.rounds.cut_at <= self.rounds.round:
-            self._next_cut_s = self._pserver.world.now
+            self._next_cut_s = self._pserver.monotonic()
 
     def restore(self, parts: list[Part]) -> None:
         """Go on from a snapshot."""
@@ -143,7 +143,7 @@ class SimLane:
             self._pserver.lane_passed(totals)
 
     def _cut(self, *, ends_pass: bool) -> None:
-        now = self._pserver.world.now
+        now = self._pserver.monotonic()
         if ends_pass or self.rounds.round == self.rounds.cut_at:
             self._pserver.cut(self, counts_of(self.rounds), ends_pass=ends_pass)
             self._next_cut_s = now + self._cut_every_s if self._cut_every_s else float("inf")

@@ -1,7 +1,8 @@
 """Faults of one history: what, to whom and when is drawn from its seed.
 
 Faults strike at events, not at times: so they meet processes in the middle of what they do, and again while they
-recover from the fault before. A profile says how likely each kind is.
+recover from the fault before. A profile says how likely each kind is. Faults of clocks strike in place of others and
+are drawn apart (clocks.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Profile:
     """Which faults are likely, how many there are, and how often something takes long."""
 
     weights: Mapping[Kind, float]
+    clocks: float = 0.0
+    """The share in whose place somebody sets a clock, where clocks are not calm."""
     mean: float = 4.0
     slow: tuple[float, ...] = (0.0, 0.002, 0.02, 0.05)
 
@@ -31,12 +34,13 @@ PROFILES: Mapping[str, Profile] = {
     "mixed": Profile({
         "kill": 6, "kill while writing": 4, "kill a node": 2, "kill all": 1, "lose a machine": 1, "cut": 4,
         "cut silently": 1, "pause": 3, "replace": 2, "power cut": 3, "disk full": 1, "rot": 1, "leave": 2,
-    }),
+    }, clocks=0.2),
     "network": Profile({"cut": 6, "cut silently": 1, "pause": 2, "replace": 2, "kill": 1}),
     "mends": Profile({"cut": 8, "kill": 1}, mean=8.0, slow=(0.05, 0.2)),
     "disk": Profile({"power cut": 4, "kill while writing": 6, "disk full": 1, "kill all": 1, "rot": 2}),
     "zombies": Profile({"replace": 6, "pause": 3, "kill": 1, "cut": 1}),
     "kills": Profile({"kill": 6, "kill a node": 2, "kill all": 1, "cut": 2}),
+    "clocks": Profile({"pause": 6, "kill": 4, "kill a node": 2, "kill all": 1, "power cut": 1, "cut": 2}, clocks=0.5),
 }  # fmt: skip
 MOST = 14
 """Faults in one history: a trainer that loses its connections more often without a round gives up, and rightly."""
@@ -51,6 +55,7 @@ class Mischief:
         self._rng = stage.world.rng
         self._kinds = list(profile.weights)
         self._weights = list(profile.weights.values())
+        self._clocks = profile.clocks
         self.left = min(int(self._rng.expovariate(1 / profile.mean)), MOST)
         self._is_spoiled = False
         self.last_s = 0.0
@@ -64,7 +69,8 @@ class Mischief:
 
     def _strike(self, process: Process | None) -> None:
         self.left -= 1
-        kind = self._rng.choices(self._kinds, self._weights)[0]
+        drawn = self._rng.choices(self._kinds, self._weights)[0]
+        kind = self._world.clocks.fault_for(drawn, self._clocks)
         victim = process if process is not None and self._rng.random() < 0.5 else self._anybody()
         if self._stage.is_ended:
             return
@@ -89,7 +95,9 @@ class Mischief:
             "lose a machine": self._lose_machine,
             "cut": self._cut,
             "cut silently": self._cut_silently,
-            "pause": self._pause,
+            "pause": lambda p: self._stop(p, self._world.pause),
+            "suspend": lambda p: self._stop(p, self._world.suspend),
+            "set a clock": self._set_clock,
             "replace": self._replace,
             "power cut": lambda p: self._cut_power(),
             "disk full": lambda p: self._fill_disk(),
@@ -139,9 +147,14 @@ class Mischief:
             self._world.cut(self._rng.choice(list(victim.ends)), is_silent=True)
             victim.note("loses a connection and does not know")
 
-    def _pause(self, victim: Process) -> None:
+    def _set_clock(self, victim: Process) -> None:
+        by_s = self._world.clocks.jump_s()
+        victim.clock.set_wall(by_s)
+        victim.note(f"has its date set {'forward' if by_s > 0 else 'back'} by {abs(by_s):.1f} s")
+
+    def _stop(self, victim: Process, stop: Callable[[Process], None]) -> None:
         for_s = self._rng.choice((0.05, 0.5, 2.0, 8.0)) * self._rng.random()
-        self._world.pause(victim)
+        stop(victim)
         self.last_s = max(self.last_s, self._world.now + for_s)
         self._world.at(for_s, self._world.wake, victim)
 

@@ -26,10 +26,12 @@ from bireme.ps.frames import Head, Record
 from bireme.ps.rounds import Counts, LaneRounds, Late, Refuse, Take
 from bireme.ps.server import Standing
 from bireme.ps.stream import LaneStream
+from bireme.ps.tree import Span
 from bireme.sim import trainer as trainer_module
 from bireme.sim.disk import Disk
 from bireme.sim.lanes import SimLane
 from bireme.sim.pserver import SimPserver
+from bireme.sim.world import Process
 
 Mutant = Callable[[], AbstractContextManager[object]]
 MUTANTS: dict[str, Mutant] = {}
@@ -150,6 +152,49 @@ def a_push_that_counted_is_applied_again() -> Iterator[None]:
         return verdict
 
     with patch.object(LaneStream, "offer", offer):
+        yield
+
+
+@mutant
+@contextmanager
+def the_duplicate_filter_is_dropped_on_restart() -> Iterator[None]:
+    real_enter, real_offer = LaneStream.enter, LaneStream.offer
+
+    def enter(self: Any, view: int) -> None:
+        real_enter(self, view)
+        self.unknown = set(range(self.shards))
+
+    def offer(self: Any, head: Head, records: list[Record]) -> Any:
+        verdict = real_offer(self, head, records)
+        if isinstance(verdict, Late) and head.lo in getattr(self, "unknown", ()) and not self._not_its_turn(head.lo):
+            self._flying[head.lo] = records[0]
+            verdict = Take(head.lo)
+        if not isinstance(verdict, Refuse):
+            getattr(self, "unknown", set()).discard(head.lo)
+        return verdict
+
+    with patch.object(LaneStream, "enter", enter), patch.object(LaneStream, "offer", offer):
+        yield
+
+
+@mutant
+@contextmanager
+def rounds_forget_on_restart_what_counted() -> Iterator[None]:
+    real_enter, real_offer = LaneRounds.enter, LaneRounds.offer
+
+    def enter(self: Any, view: int) -> None:
+        real_enter(self, view)
+        self.unknown = set(self.spans)
+
+    def offer(self: Any, head: Head, records: list[Record]) -> Any:
+        verdict, span = real_offer(self, head, records), Span(head.lo, head.hi)
+        if span in getattr(self, "unknown", ()):
+            self.unknown.discard(span)
+            if isinstance(verdict, Late):
+                return real_offer(self, head._replace(round=self.round), records)
+        return verdict
+
+    with patch.object(LaneRounds, "enter", enter), patch.object(LaneRounds, "offer", offer):
         yield
 
 
@@ -304,8 +349,8 @@ def the_ledger_is_written_before_the_model_is_saved() -> Iterator[None]:
     def close_pass(self: Coordinator, pass_id: int, now_s: float) -> Any:
         effects = real(self, pass_id, now_s)
         if effects and self.passes._unsaved is not None:
-            saved = m.Saved(trainer=0, pass_id=pass_id, path="")
-            effects = [*self.model_saved(self.trainers[0].connection, saved, now_s), *effects]
+            saved = m.Saved(trainer=0, pass_id=pass_id)
+            effects = [*self.model_saved(self.members.trainers[0].connection, saved, now_s), *effects]
         return effects
 
     with patch.object(Coordinator, "_close_pass", close_pass):
@@ -374,4 +419,27 @@ def a_finished_job_is_not_ended_by_the_next_coordinator() -> Iterator[None]:
             return real(self, *args)
 
     with patch.object(Coordinator, "loaded", loaded):
+        yield
+
+
+# Clocks
+
+
+@mutant
+@contextmanager
+def waits_are_timed_by_the_wall_clock() -> Iterator[None]:
+    with patch.object(Process, "monotonic", Process.wall):
+        yield
+
+
+@mutant
+@contextmanager
+def the_newest_snapshot_is_the_one_of_the_latest_date() -> Iterator[None]:
+    real = snapshots.candidates
+
+    def candidates(directory: Path) -> tuple[list[Manifest], list[snapshots.Problem]]:
+        found, problems = real(directory)
+        return sorted(found, key=lambda manifest: manifest.created, reverse=True), problems
+
+    with patch.object(snapshots, "candidates", candidates):
         yield

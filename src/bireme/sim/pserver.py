@@ -77,7 +77,7 @@ class SimPserver(Process):
             self._link.send(m.Alive())
         if self.rank != 0 and (self._link is None or self._alone_since_s != float("inf")):
             self._say_here()
-        if self.world.now - self._alone_since_s > PATIENCE_S:
+        if self.monotonic() - self._alone_since_s > PATIENCE_S:
             self.leave("the coordinator went away")
             return
         self.later(ALIVE_EVERY_S, self._beat)
@@ -104,7 +104,7 @@ class SimPserver(Process):
 
     def _closed(self, end: End) -> None:
         if end is self._link:
-            self._alone_since_s = self.world.now
+            self._alone_since_s = self.monotonic()
         elif end in self._data:
             del self._data[end]
             if end.port < len(self.lanes):

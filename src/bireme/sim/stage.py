@@ -19,6 +19,7 @@ from bireme.job.snapshots import candidates
 from bireme.job.supervise import LINGER_S, Lives
 from bireme.sim.case import OUTPUT, SNAPSHOTS, Shape, facts_of
 from bireme.sim.checks import Checks
+from bireme.sim.clocks import Clock
 from bireme.sim.pserver import SimPserver
 from bireme.sim.trainer import SimTrainer
 from bireme.sim.world import Broken, Process, World
@@ -30,9 +31,11 @@ ENDLESS = Restarts(limit=1_000_000)
 class Role:
     """A place in the job that somebody must fill."""
 
-    def __init__(self, kind: type[SimPserver] | type[SimTrainer], rank: int) -> None:
+    def __init__(self, kind: type[SimPserver] | type[SimTrainer], rank: int, clock: Clock) -> None:
         self.kind = kind
         self.rank = rank
+        self.clock = clock
+        """The supervisor's."""
         self.lives = Lives(ENDLESS)
         self.holder: SimPserver | SimTrainer | None = None
 
@@ -45,13 +48,14 @@ class Stage:
         self.world = world
         self.facts = facts_of(shape)
         self.checks = Checks(shape, world)
-        self.writes_metrics = False
+        self.writes_metrics = world.clocks.writes_dates
         self.is_fixed = world.rng.random() < 0.5
         """Pservers are always at the same address, whoever they are."""
         self.shares_pids = world.rng.random() < 0.5
         """Every process has a container of its own, and is number 1 in it."""
-        self.roles = [Role(SimPserver, rank) for rank in range(shape.pservers)]
-        self.roles += [Role(SimTrainer, rank) for rank in range(shape.trainers)]
+        clock = world.clocks.draw_supervisor
+        self.roles = [Role(SimPserver, rank, clock()) for rank in range(shape.pservers)]
+        self.roles += [Role(SimTrainer, rank, clock()) for rank in range(shape.trainers)]
         self.cast: list[Process] = []
         self._announced: dict[int, SimPserver] = {}
         self._hosts: dict[str, SimPserver] = {}
@@ -101,7 +105,7 @@ class Stage:
             self._look()
             return
         role.holder = role.kind(self, role.rank)
-        role.lives.born_s = self.world.now
+        role.lives.born_s = role.clock.monotonic(self.world.now)
         self.cast.append(role.holder)
         role.holder.pid = 1 if self.shares_pids else len(self.cast)
         role.holder.later(0.1 + 0.4 * self.world.rng.random(), role.holder.start)
@@ -125,9 +129,10 @@ class Stage:
         for role in self.roles:
             if role.holder is process:
                 if not self.is_ended:
-                    again_s = role.lives.again_s(self.world.now)
+                    now_s = role.clock.monotonic(self.world.now)
+                    again_s = role.lives.again_s(now_s)
                     assert again_s is not None
-                    self.cast_role(role, again_s - self.world.now)
+                    self.cast_role(role, (again_s - now_s) * role.clock.pace)
                 else:
                     self._look()
 

@@ -79,7 +79,7 @@ class SimTrainer(Process):
     # The coordinator's word
 
     def _seek_anew(self) -> None:
-        self._line, self.view, self._seeks_since_s = None, 0, self.world.now
+        self._line, self.view, self._seeks_since_s = None, 0, self.monotonic()
         self._seek()
 
     def _seek(self) -> None:
@@ -87,7 +87,7 @@ class SimTrainer(Process):
         if end is None:
             if self.stage.is_ended:
                 self.world.kill(self, "left: the job is over", is_own_will=True)
-            elif self.world.now - self._seeks_since_s > PATIENCE_S:
+            elif self.monotonic() - self._seeks_since_s > PATIENCE_S:
                 self.stage.failed(self, NetworkError("pserver 0 does not answer"))
             else:
                 self.later(0.05 + 0.1 * self.world.rng.random(), self._seek)
@@ -333,7 +333,7 @@ class SimTrainer(Process):
     # What is told
 
     def _report(self, at: Position, rounds: int) -> None:
-        now = self.world.now
+        now = self.monotonic()
         self._pushed += 1
         if at.batch + 1 < rounds and now - self._told_s < REPORT_EVERY_S:
             return
@@ -368,7 +368,7 @@ class SimTrainer(Process):
             self._over(e)
             yield None
         self.note(f"has saved the model of pass {pass_id}")
-        self._line.send(m.Saved(trainer=0, pass_id=pass_id, path=""))
+        self._line.send(m.Saved(trainer=0, pass_id=pass_id))
         yield from self._await(m.Counted, pass_id)
 
     def _await(self, kind: type[m.PassClosed] | type[m.Counted], pass_id: int) -> Steps:

@@ -4,6 +4,9 @@ Time jumps from event to event. An event belongs to a process: one that is pause
 dead never does. A connection is two ends with a stream each way, as TCP gives it: what arrives, arrives in order; a
 connection that is cut loses what is under way; one whose cable is cut says nothing until somebody has waited long
 enough. Whoever dies leaves what it had sent on its way, or not.
+
+`World.now` is the time of the world, which no process knows: each has clocks of its own (clocks.py), and what it does
+later, it does when its own clock says so.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
+from bireme.sim.clocks import Clocks
 from bireme.sim.disk import Disk, Killed
 
 SILENCE_S = 15.0
 """After so long a kernel takes a peer for dead that does not answer."""
 TRACE = 60
+Event = tuple[float, int, "Process | None", Callable[..., None], tuple[Any, ...]]
+"""When, its number, whose it is, and what is done."""
 
 
 class Broken(Exception):  # noqa: N818 - a finding, not a failure of the simulator
@@ -31,6 +37,7 @@ class Process:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
+        self.clock = world.clocks.draw()
         self.is_running = True
         self.is_dead = False
         self.is_cut_off = False
@@ -42,16 +49,27 @@ class Process:
         self.pid = 1
         self.stopped_s = float("inf")
         """Since when it is dead or paused."""
+        self.woke_s = 0.0
+        self.alarms: list[Event] | None = None
+        """What it was about to do when its machine was suspended; None: it is not."""
 
     def accept(self, end: End, port: int) -> None:
         """Somebody has connected."""
         raise NotImplementedError
 
     def later(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Do something after a while, unless dead by then."""
+        """Do something after a while by one's own clock, unless dead by then."""
         world = self.world
         world.count += 1
-        heappush(world.heap, (world.now + delay_s, world.count, self, act, args))
+        heappush(world.heap, (world.now + delay_s * self.clock.pace, world.count, self, act, args))
+
+    def monotonic(self) -> float:
+        """What `time.monotonic` says here and now."""
+        return self.clock.monotonic(self.world.now)
+
+    def wall(self) -> float:
+        """What `time.time` says here and now."""
+        return self.clock.wall(self.world.now)
 
     def note(self, what: str) -> None:
         """Leave a line in the trace."""
@@ -134,12 +152,13 @@ def _ignore_end(end: End) -> None:
 class World:
     """One history: everything that happens in it follows from its seed."""
 
-    def __init__(self, rng: random.Random, slow: float) -> None:
+    def __init__(self, rng: random.Random, slow: float, clocks: Clocks) -> None:
         self.rng = rng
+        self.clocks = clocks
         self.now = 0.0
         self.count = 0
         self.events = 0
-        self.heap: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
+        self.heap: list[Event] = []
         self.trace: deque[tuple[float, str, str]] = deque(maxlen=TRACE)
         self.disk = Disk()
         self.faults: Counter[str] = Counter()
@@ -214,7 +233,7 @@ class World:
         process.is_dead, process.is_running = True, False
         process.stopped_s = min(process.stopped_s, self.now)
         process.backlog.clear()
-        process.fuse = -1
+        process.alarms, process.fuse = None, -1
         for end in list(process.ends):
             end.is_open = False
             peer = end.peer
@@ -238,11 +257,23 @@ class World:
             process.is_running, process.stopped_s = False, self.now
             process.note("is paused")
 
+    def suspend(self, process: Process) -> None:
+        """Stop a process and its clock: what it waits for is as far away when it wakes up. Mail comes all the same."""
+        if process.is_dead or not process.is_running:
+            return
+        self.pause(process)
+        process.note("and its clock with it")
+        process.alarms = [event for event in self.heap if _is_alarm_of(process, event)]
+        self.heap[:] = [event for event in self.heap if not _is_alarm_of(process, event)]
+        heapify(self.heap)
+
     def wake(self, process: Process) -> None:
         """Let a paused process go on, with everything that came meanwhile."""
         if process.is_dead or process.is_running:
             return
-        process.is_running, process.stopped_s = True, float("inf")
+        if process.alarms is not None:
+            self._set_alarms(process, process.alarms)
+        process.is_running, process.stopped_s, process.woke_s = True, float("inf"), self.now
         process.note("wakes up")
         backlog, process.backlog = process.backlog, []
         # What came on one connection is read in its order, but nobody says which connection is read first.
@@ -251,6 +282,17 @@ class World:
             source = getattr(act, "__self__", None)
             turns[source] = turns.get(source, 0.0) + 0.001 * self.rng.random()
             process.later(turns[source], act, *args)
+
+    def _set_alarms(self, process: Process, alarms: list[Event]) -> None:
+        slept_s, process.alarms = self.now - process.stopped_s, None
+        process.clock.stand_still(slept_s)
+        for at, number, owner, act, args in alarms:
+            heappush(self.heap, (at + slept_s, number, owner, act, args))
+
+
+def _is_alarm_of(process: Process, event: Event) -> bool:
+    """Whether an event is something that a process does by its clock, and not mail."""
+    return event[2] is process and not isinstance(getattr(event[3], "__self__", None), End)
 
 
 def _nobody(process: Process | None) -> None:
