@@ -4,7 +4,8 @@ On the test cluster (`./dev kube`; started for this where it is not up) with ima
 machine is noticed after 8 s, and its pods are given up 5 s later. One job per repetition: it is submitted, one process
 in each pod is killed, then a container, a pod and a machine, each another node's, because Kubernetes waits longer each
 time that a pod of the same node fails. The job's rounds are paced so that it leaves the processors alone. Moments are
-read afterwards: pods' from the API server, to the second; the job's from its own logs and metrics.
+read afterwards: pods' from the API server, to the second; the job's from its own logs and metrics. At last a job of
+500 pods is made, none of them scheduled, and `bireme status` asked about it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from machine import RESULTS, machine_facts, summarise
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools.kube import crowd
 from tools.kube.cluster import Cluster
 from tools.kube.machine import wait_for
 from tools.kube.running import Places
@@ -53,6 +55,10 @@ kubernetes:
   resources: {{requests: {{cpu: 100m, memory: 200Mi}}}}
   lost_node_s: 5
 """
+SLOW_START_S = 6.0
+"""A container that starts later than this was not only started."""
+CROWD = 500
+STATUS_TARGET_S = 1.0
 PACE = "delay:seed=1,max_ms=20"
 
 
@@ -85,9 +91,23 @@ class Bench:
         self.bireme("submit", "job/job.yaml")
         victim.await_rounds(after=began)
         found = {"submitted": [last_of([stages(victim, rank, began, -1) for rank in range(3)])]}
+        if found["submitted"][0]["container started"] > SLOW_START_S:
+            told = self.cluster.kubectl("get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp")
+            print(f"what the cluster says of this slow start:\n{told}", file=sys.stderr, flush=True)
         found |= self._hurt(victim)
         self.bireme("delete", name, "--volume")
         return found
+
+    def status_s(self, reps: int) -> list[float]:
+        """Seconds of `bireme status` about a job of many pods."""
+        crowd.gather_crowd(self.cluster, NAMESPACE, CROWD)
+        taken = []
+        for _ in range(reps):
+            began = time.monotonic()
+            self.bireme("status", crowd.NAME)
+            taken.append(time.monotonic() - began)
+        crowd.dismiss_crowd(self.cluster, NAMESPACE)
+        return taken
 
     def _hurt(self, victim: Victim) -> dict[str, list[dict[str, float]]]:
         def strike(rank: int, fault: Callable[[], object]) -> dict[str, float]:
@@ -108,7 +128,26 @@ class Bench:
         }
         self.cluster.restart_node(machine)
         wait_for("the machine to be ready", lambda: self.cluster.readiness()[machine], seconds=120)
+        self._warm(machine)
         return found
+
+    def _warm(self, machine: str) -> None:
+        """Run a container on a machine that has just been started, which takes longer than all later ones."""
+        self.cluster.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "warm", "namespace": NAMESPACE},
+                "spec": {
+                    "nodeName": machine,
+                    "restartPolicy": "Never",
+                    "containers": [{"name": "warm", "image": self.image, "args": ["--version"]}],
+                },
+            }
+        )
+        pod = f"/api/v1/namespaces/{NAMESPACE}/pods/warm"
+        wait_for("a first container", lambda: self.cluster.api.get(pod)["status"]["phase"] == "Succeeded", seconds=120)
+        self.cluster.kubectl("delete", "pod", "warm", "-n", NAMESPACE)
 
     def _settle(self, victim: Victim) -> None:
         """Let a job work for two seconds, so that there is a snapshot and a quiet moment."""
@@ -198,7 +237,7 @@ def load_image(cluster: Cluster, folder: Path) -> str:
     return tag
 
 
-def measure(cluster: Cluster, reps: int, image: str, folder: Path) -> dict[str, dict[str, Any]]:
+def measure(cluster: Cluster, reps: int, image: str, folder: Path) -> tuple[dict[str, dict[str, Any]], list[float]]:
     """Every figure, from a job for each repetition after one that is thrown away: it reads files into memory."""
     prepare(folder / "job", reviews=6000)
     bench = Bench(cluster, folder, image or load_image(cluster, folder))
@@ -210,9 +249,10 @@ def measure(cluster: Cluster, reps: int, image: str, folder: Path) -> dict[str, 
                 print(f"repetition {number}: {what}: {samples}", file=sys.stderr, flush=True)
                 if number > 0:
                     taken.setdefault(what, []).extend(samples)
+        asked = bench.status_s(5)
     finally:
         cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
-    return figures_of(taken)
+    return figures_of(taken), asked
 
 
 def main() -> None:
@@ -228,17 +268,19 @@ def main() -> None:
     was_made = cluster.up()
     try:
         with tempfile.TemporaryDirectory(prefix="bireme-bench-") as folder:
-            figures = measure(cluster, max(given.reps, 1), given.image, Path(folder))
+            figures, asked = measure(cluster, max(given.reps, 1), given.image, Path(folder))
     finally:
         if was_made:
             cluster.down()
-    told = {"bench": "kube", "machine": facts, "load_after": os.getloadavg()[0], "figures": figures}
+    status = {"pods": CROWD, **summarise(asked), "target_s": STATUS_TARGET_S}
+    told = {"bench": "kube", "machine": facts, "load_after": os.getloadavg()[0], "figures": figures, "status": status}
     (RESULTS / "kube.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     if given.json:
         print(json.dumps(told))
         return
     print(f"load before: {facts['load_before'][0]}, after: {told['load_after']:.1f}; seconds since it happened\n")
     print(table_of(figures))
+    print(f"\n`bireme status` among {CROWD} pods: {status['median']:.2f} s ({status['min']:.2f} … {status['max']:.2f})")
     print("\nwritten to bench/results/kube.json")
 
 

@@ -18,7 +18,7 @@ from tools.kube.machine import wait_for
 from tools.kube.running import Places
 
 from tests.kube.ordeal import ends_well, expected, passes, victim  # noqa: F401 - fixtures
-from tests.kube.stage import There, load_image, make_reviews, restrict
+from tests.kube.stage import WAS_MADE, There, load_image, make_reviews, restrict
 
 HERE = Path(__file__).parent
 # The first start builds Kubernetes.
@@ -44,6 +44,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def places() -> Places:
     if lack := build.missing_ground():
         pytest.skip(lack)
+    build.require_packages(lambda line: None)
     return Places.of(os.environ)
 
 
@@ -57,7 +58,7 @@ def cluster(places: Places, request: pytest.FixtureRequest) -> Iterator[Cluster]
             reporter.write_line(f"kube: {line}")
 
     cluster = Cluster(places, os.environ.get("BIREME_KUBE_NAME", "bireme"), tell=tell)
-    was_made = cluster.up()
+    was_made = request.config.stash[WAS_MADE] = cluster.up()
     yield cluster
     if was_made:
         assert cluster.down() == []

@@ -59,9 +59,14 @@ def victim(there: There, reviews: Path, whole: Cluster, passes: int) -> Victim:
     """The job, at work on a cluster that is made whole again afterwards."""
     path = disturbed(small_job(there, reviews, more=f"  lost_node_s: {LOST_S}\n"), passes)
     edit(path, ("memory: 200Mi}", "memory: 200Mi}, limits: {memory: 700Mi}"))
+    return at_work(there, path)
+
+
+def at_work(there: There, path: Path) -> Victim:
+    """Send a job that is paced, and wait until it trains."""
     there.do("data", "push", path)
     there.do("submit", path, BIREME_FAULTS=PACE)
-    victim = Victim(whole, there.namespace, "small")
+    victim = Victim(there.cluster, there.namespace, "small")
     victim.await_rounds(after=0.0)
     return victim
 

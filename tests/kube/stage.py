@@ -26,6 +26,8 @@ from tests.e2e.conftest import Cli, Done, edit, lay_out
 TAG = "localhost/bireme:test"
 HOPE_S = 420.0
 """For a small job to end on a machine that has much else to do."""
+WAS_MADE = pytest.StashKey[bool]()
+"""Whether this run has started the cluster."""
 
 
 def load_image(cluster: RunningCluster) -> str:
@@ -113,6 +115,20 @@ def small_job(there: There, reviews: Path, name: str = "small", more: str = "") 
     section = f"image: {there.image}\n  resources: {{requests: {{cpu: 100m, memory: 200Mi}}}}\n{more}"
     path.write_text(path.read_text() + f"kubernetes:\n  {section}")
     return path
+
+
+def local_hash(there: There, job: Path) -> str:
+    """What the same file comes to on this machine."""
+    done = there.run("train", job, "--output", there.home / "here", "--json")
+    assert done.code == 0, done.out + done.err
+    return str(done.json["hash"])
+
+
+def hash_there(there: There, name: str, passes: int) -> str:
+    """The hash of a job's last model, brought here."""
+    there.do("fetch", name, there.home / "brought", "--model")
+    done = there.run("model", "hash", there.home / "brought" / f"pass-{passes - 1:05d}", "--json")
+    return str(done.json["hash"])
 
 
 def restrict(cluster: RunningCluster, namespace: str) -> None:

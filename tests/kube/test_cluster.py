@@ -18,6 +18,7 @@ from tools.kube.machine import wait_for
 from tools.kube.running import Places, RunningCluster
 
 from bireme.core.errors import MissingError, ProcessError, SpecError, UsageError
+from tests.kube.stage import WAS_MADE
 
 BUSYBOX = image.BUSYBOX_IMAGE
 # Debian's static wget crashes when it looks a name up, so a page is asked for by hand.
@@ -75,6 +76,32 @@ def test_starting_a_cluster_that_is_up_changes_nothing(cluster: Cluster) -> None
     before = {m.name: m.pid() for m in [cluster.control, *cluster.nodes]}
     assert not cluster.up()
     assert {m.name: m.pid() for m in [cluster.control, *cluster.nodes]} == before
+
+
+def told_by_status(name: str) -> dict[str, Any]:
+    """What `./dev kube status --json` prints."""
+    command = [sys.executable, "-m", "tools.kube", "--name", name, "status", "--json"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_status_names_a_kubeconfig_that_works_and_how_long_the_start_took(
+    cluster: Cluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = told_by_status(cluster.name)
+    assert (told["is_up"], told["name"], told["timings"]) == (True, cluster.name, "short")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    ask = [told["kubectl"], "--kubeconfig", told["kubeconfig"], "get", "nodes", "-o", "name"]
+    listed = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
+    assert listed == ["node/n1", "node/n2", "node/n3"]
+    assert {(node["name"], node["is_on"], node["ready"]) for node in told["nodes"]} == {
+        (name, True, True) for name in ("n1", "n2", "n3")
+    }
+    assert told["started_s"] == cluster.facts.seconds > 0
+    if request.config.stash[WAS_MADE]:
+        assert told["started_s"] < 60
+    assert told_by_status("nobody") == {"is_up": False}
 
 
 def test_kubeconfig_serves_a_usual_client_on_the_host_and_checks_the_server(cluster: Cluster) -> None:

@@ -140,7 +140,7 @@ def test_outsiders_are_refused_told_of_once_and_change_no_bit(
     began = time.time()
     told = outsider.knock("throw", times=10_000)
     took_s = time.time() - began
-    assert told["let_in"] == 0 and told["reached"] > 0
+    assert told["let_in"] == 0 and told["reached"] > 9_000, told
     meanwhile = len({row["round"] for row in victim.lines() if row["unix"] > began})
     assert meanwhile > 0, "the job was to go on"
 

@@ -208,7 +208,7 @@ def expired(data: dict[str, str], state: Path) -> str:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
-    key_file = next(state.rglob("ca/*-certificate-expired/*.key"))
+    key_file = next(state.rglob("certificate-expired/ca.key"))
     key: Any = serialization.load_pem_private_key(key_file.read_bytes(), None)
     leaf = x509.load_pem_x509_certificate(base64.b64decode(data["tls.crt"]))
     now = datetime.datetime.now(datetime.UTC)

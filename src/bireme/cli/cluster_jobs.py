@@ -133,24 +133,28 @@ def cancel_there(cluster: Cluster, name: str, *, now: bool, as_json: bool) -> No
 
 def resume_there(cluster: Cluster, name: str, changes: dict[str, Any], *, as_json: bool) -> None:
     """Let a job go on that was stopped, has failed, or is to have more passes."""
-    from bireme.kube.stopping import start_again, unsuspend, view_of
+    from bireme.kube.stopping import has_left_its_plan, jobs_of, start_again, unsuspend, view_of
     from bireme.view.plain import passes_of
 
-    view = view_of(cluster, name)
-    done, passes = passes_of(dict(view.status))
+    named = f"{name} --namespace {cluster.namespace}"
     how = "resumed"
-    if view.state in ("running", "starting", "pending"):
-        fix = f"`{command_name()} status {name}` tells how it is doing"
-        raise UsageError(f"{name} runs already: it is {view.state}", fix=fix)
-    if view.state == "finished" and changes.get("passes", passes) <= done:
-        how = "finished"
-    elif view.state in ("suspended", "queued") and not changes:
-        unsuspend(cluster, name)
-    else:
+    if not jobs_of(cluster, name) and has_left_its_plan(cluster, name):
         start_again(cluster, name, changes)
+    else:
+        view = view_of(cluster, name)
+        done, passes = passes_of(dict(view.status))
+        if view.state in ("running", "starting", "pending"):
+            fix = f"`{command_name()} status {named}` tells how it is doing"
+            raise UsageError(f"{name} runs already: it is {view.state}", fix=fix)
+        if view.state == "finished" and changes.get("passes", passes) <= done:
+            how = "finished"
+        elif view.state in ("suspended", "queued") and not changes:
+            unsuspend(cluster, name)
+        else:
+            start_again(cluster, name, changes)
     if as_json:
         click.echo(json.dumps({"job": name, "namespace": cluster.namespace, "outcome": how}))
     elif how == "finished":
-        click.echo(f"already finished; for more passes: `{command_name()} resume {name} --passes N`")
+        click.echo(f"already finished; for more passes: `{command_name()} resume {named} --passes N`")
     else:
-        click.echo(f"{name} goes on; follow it with `{command_name()} status {name} --namespace {cluster.namespace}`")
+        click.echo(f"{name} goes on; follow it with `{command_name()} status {named}`")

@@ -7,12 +7,13 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from bireme.core.errors import BiremeError, UsageError
+from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageError
 
 if TYPE_CHECKING:
     from bireme.kube.client import Cluster
@@ -48,8 +49,13 @@ def print_logs(cluster: Cluster, name: str, wanted: Wanted, image: str | None, *
 
 def lines_of(cluster: Cluster, name: str, wanted: Wanted, image: str | None) -> Iterator[tuple[str, str]]:
     """Log and line, from the pods if there are any."""
+    from bireme.kube.listing import is_ended
+    from bireme.kube.stopping import view_of
+
+    if wanted.is_following and wanted.from_volume:
+        raise UsageError("what is on the volume cannot be followed", fix="leave --from-volume or -f out")
     pods = [] if wanted.from_volume else pods_with_logs(cluster, name, wanted)
-    if wanted.is_following:
+    if wanted.is_following and (pods or not is_ended(view_of(cluster, name).state)):
         yield from ((said.log, said.line) for said in _followed(cluster, name, wanted))
     elif pods:
         found = [said for pod in pods for said in _tail(list(said_by(cluster, pod, wanted)), wanted.last)]
@@ -73,22 +79,42 @@ def _waits(container: dict[str, Any]) -> bool:
     return "waiting" in (container.get("state") or {})
 
 
-def said_by(cluster: Cluster, pod: dict[str, Any], wanted: Wanted, *, is_following: bool = False) -> Iterator[Said]:
-    """What the processes of a pod have said; nothing where its machine cannot be asked."""
+def said_by(cluster: Cluster, pod: dict[str, Any], wanted: Wanted) -> Iterator[Said]:
+    """What the processes of a pod have said; nothing where its machine cannot be asked, or has thrown it away."""
+    since = None if wanted.since_s is None else max(1, round(wanted.since_s))
+    with _unless_denied():
+        for _, said in _read(cluster.log(pod["metadata"]["name"], since_s=since), pod, wanted):
+            yield said
+
+
+def _read(lines: Iterable[str], pod: dict[str, Any], wanted: Wanted) -> Iterator[tuple[float, Said]]:
+    """A pod's lines as said by its processes, each with the moment when the container wrote it."""
     from bireme.kube.listing import moment, rank_of
     from bireme.kube.merging import moment_of
 
-    since = None if wanted.since_s is None else max(1, round(wanted.since_s))
-    try:
-        for text in cluster.log(pod["metadata"]["name"], is_following=is_following, since_s=since):
-            stamp, _, rest = text.partition(" ")
-            log, line = _split(rest, rank_of(pod))
+    for text in lines:
+        stamp, _, rest = text.partition(" ")
+        try:
             written = moment(stamp)
-            # Its own time where it has one: the container's is that of the copy.
-            said = Said(moment_of(line, time.gmtime(written).tm_year, written, is_utc=True) or written, log, line)
-            if wanted.role is None or said.log.endswith(_file_of(wanted.role)):
-                yield said
-    except BiremeError:
+        except ValueError:
+            continue  # the machine's own words: it has thrown the log away
+        log, line = _split(rest, rank_of(pod))
+        # Its own time where it has one: the container's is that of the copy.
+        said = Said(moment_of(line, time.gmtime(written).tm_year, written, is_utc=True) or written, log, line)
+        if wanted.role is None or said.log.endswith(_file_of(wanted.role)):
+            yield written, said
+
+
+@contextmanager
+def _unless_denied() -> Iterator[None]:
+    """Let a log be as short as it is; that we may not see it is another matter."""
+    from bireme.kube.client import ForbiddenError
+
+    try:
+        yield
+    except ForbiddenError:
+        raise
+    except (ClusterError, NetworkError):
         return
 
 
@@ -123,48 +149,88 @@ def _tail(said: list[Said], last: int | None) -> list[Said]:
 def _followed(cluster: Cluster, name: str, wanted: Wanted) -> Iterator[Said]:
     """What comes, as it comes, also from pods that come later; ends with the job."""
     from bireme.kube.listing import is_ended
-    from bireme.kube.stopping import view_of
+    from bireme.kube.stopping import is_live, view_of
 
-    lines: queue.Queue[Said] = queue.Queue()
-    asked: set[str] = set()
-    listeners: list[threading.Thread] = []
+    lines: queue.Queue[Said | BiremeError] = queue.Queue()
+    listeners: dict[str, _Listener] = {}
     looked = 0.0
     while True:
         if time.monotonic() - looked > PODS_EVERY_S:
             looked = time.monotonic()
-            has_ended = is_ended(view_of(cluster, name).state) and not any(t.is_alive() for t in listeners)
-            for pod in pods_with_logs(cluster, name, wanted):
-                if pod["metadata"]["uid"] not in asked:
-                    asked.add(pod["metadata"]["uid"])
-                    listeners.append(_listen(said_by(cluster, pod, wanted, is_following=True), lines))
-                    has_ended = False
-            if has_ended and lines.empty():
-                return
+            with suppress(NetworkError):  # the next look may find it back
+                has_ended = is_ended(view_of(cluster, name).state)
+                for pod in pods_with_logs(cluster, name, wanted):
+                    known = listeners.setdefault(pod["metadata"]["uid"], _Listener(cluster, pod, wanted, lines))
+                    if known.is_to_listen(is_live(pod)):
+                        known.start()
+                if has_ended and lines.empty() and not any(each.is_listening for each in listeners.values()):
+                    return
         try:
-            yield lines.get(timeout=0.2)
+            said = lines.get(timeout=0.2)
         except queue.Empty:
             continue
+        if isinstance(said, BiremeError):
+            raise said
+        yield said
 
 
-def _listen(said: Iterable[Said], lines: queue.Queue[Said]) -> threading.Thread:
-    def pass_on() -> None:
-        for each in said:
-            lines.put(each)
+class _Listener:
+    """One pod's log as it comes, taken up again where a connection was lost."""
 
-    listener = threading.Thread(target=pass_on, name="logs", daemon=True)
-    listener.start()
-    return listener
+    def __init__(
+        self, cluster: Cluster, pod: dict[str, Any], wanted: Wanted, lines: queue.Queue[Said | BiremeError]
+    ) -> None:
+        self._cluster = cluster
+        self._pod = pod
+        self._wanted = wanted
+        self._lines = lines
+        self._thread: threading.Thread | None = None
+        self._heard = 0.0
+        """When the container wrote the last line that was passed on."""
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether more may come."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def is_to_listen(self, is_pod_live: bool) -> bool:
+        """Whether it is time to begin, or to begin again."""
+        return self._thread is None or (is_pod_live and not self.is_listening)
+
+    def start(self) -> None:
+        """Begin after the last line that is known."""
+        self._thread = threading.Thread(target=self._pass_on, name="logs", daemon=True)
+        self._thread.start()
+
+    def _pass_on(self) -> None:
+        wanted = self._wanted
+        since_s = wanted.since_s if not self._heard else time.time() - self._heard + 1.0
+        log = self._cluster.log(
+            self._pod["metadata"]["name"],
+            is_following=True,
+            since_s=None if since_s is None else max(1, round(since_s)),
+            tail=None if self._heard else wanted.last,
+        )
+        try:
+            with _unless_denied():
+                for written, said in _read(log, self._pod, wanted):
+                    if written > self._heard:
+                        self._heard = written
+                        self._lines.put(said)
+        except BiremeError as e:
+            self._lines.put(e)
 
 
 def _from_volume(cluster: Cluster, name: str, wanted: Wanted, image: str | None) -> Iterator[tuple[str, str]]:
-    from bireme.cli.fetch import output_of, place_of
+    from bireme.cli.fetch import left_by
     from bireme.kube.transfer import as_input
     from bireme.kube.volume import VolumePod
 
     since = time.time() - wanted.since_s if wanted.since_s is not None else None
     asked = {"node": wanted.node, "role": wanted.role, "last": wanted.last, "since": since}
-    with VolumePod(cluster, place_of(cluster, name, image)) as pod:
-        found = pod.run(["logs", output_of(cluster, name)], stdin=as_input(asked))
+    left = left_by(cluster, name, image)
+    with VolumePod(cluster, left.place) as pod:
+        found = pod.run(["logs", left.output], stdin=as_input(asked))
     if not found:
         raise UsageError(f"{name} has no such log", fix="leave --node, --role and --since out to see all")
     for line in found.decode(errors="replace").splitlines():

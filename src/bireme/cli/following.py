@@ -56,8 +56,11 @@ def follow(cluster: Cluster, name: str, view: View) -> JobView | None:
                 if is_ended(seen.state):
                     return seen
             if interrupts.count:
-                back = f"{command_name()} status {name}{_option(cluster)}"
-                view.alert(f"{name} goes on without you; come back with `{back}`, stop it with `… cancel {name}`")
+                named = f"{name}{_option(cluster)}"
+                view.alert(
+                    f"{name} goes on without you; come back with `{command_name()} status {named}`, "
+                    f"stop it with `… cancel {named}`"
+                )
                 return None
             time.sleep(POLL_S)
 
@@ -79,6 +82,8 @@ class _Watched:
 
         try:
             seen = view_of(self._cluster, self._name)
+            if not seen.status.get("trainers") and time.monotonic() - self._pods_at > PODS_EVERY_S:
+                self._look_at_pods(seen)
         except NetworkError:
             if time.monotonic() - self._answered_at > OUTAGE_S:
                 raise
@@ -92,14 +97,17 @@ class _Watched:
             return dict(seen.status)
         return {"phase": self._gathering(seen)}
 
-    def _gathering(self, seen: JobView) -> str:
+    def _look_at_pods(self, seen: JobView) -> None:
         from bireme.kube import naming
         from bireme.kube.client import POD
-        from bireme.kube.listing import gathering, pod_views
+        from bireme.kube.listing import pod_views
 
-        if time.monotonic() - self._pods_at > PODS_EVERY_S:
-            self._pods_at = time.monotonic()
-            self._pods = pod_views(self._cluster.list(POD, naming.selector_of(self._name)), seen.status)
+        self._pods = pod_views(self._cluster.list(POD, naming.selector_of(self._name)), seen.status)
+        self._pods_at = time.monotonic()
+
+    def _gathering(self, seen: JobView) -> str:
+        from bireme.kube.listing import gathering
+
         waits = ", ".join(seen.status.get("waits_for") or ())
         return gathering(seen, self._pods) + (f"; waiting for {waits}" if waits else "")
 
@@ -124,7 +132,8 @@ def ended_with(seen: JobView) -> BiremeError:
 
     fix = f"`{command_name()} why {seen.name} --namespace {seen.namespace}` tells more"
     if seen.state == "cancelled":
-        return Cancelled(f"{seen.name} was stopped", fix=f"go on with `{command_name()} resume {seen.name}`")
+        named = f"{seen.name} --namespace {seen.namespace}"
+        return Cancelled(f"{seen.name} was stopped", fix=f"go on with `{command_name()} resume {named}`")
     told = seen.error
     if told:
         kind = getattr(errors, told.get("kind", ""), ProcessError)

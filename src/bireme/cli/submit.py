@@ -116,13 +116,14 @@ def prepare(told: ClusterJob, namespace: str, image: str | None) -> Submission:
 def _send(cluster: Cluster, submission: Submission) -> str:
     from dataclasses import replace
 
-    from bireme.kube.certifying import make_certificates
+    from bireme.kube.certifying import Whose, make_certificates
     from bireme.kube.submit import submit
 
     name, settings = submission.job.name, submission.settings
     made = {}
     if settings.tls:
-        made = make_certificates(places().state, name, cluster.namespace, settings.certificate_days)
+        whose = Whose(cluster.server, cluster.namespace, name)
+        made = make_certificates(places().state, whose, settings.certificate_days)
     return submit(cluster, replace(submission, certificates=made))
 
 

@@ -41,7 +41,8 @@ from bireme.kube.causes_words import (
     sentence,
 )
 
-"""A node that was well until so lately is not told of: conditions flicker."""
+PATIENCE = 3
+"""Liveness probes that fail before the kubelet ends a pod of ours."""
 
 
 @situation("out-of-memory", "A container used more memory than it may", "a container ended with `OOMKilled`")
@@ -99,17 +100,19 @@ def probe_failed(facts: Facts) -> Iterator[Cause]:
 
     def tell(pod: Json) -> str | None:
         events = events_about(facts, name_of(pod))
-        killed = [
+        killing = [str(e.get("message")) for e in events if e.get("reason") == "Killing"]
+        failed = [
             e
-            for e in events
-            if (e.get("reason") == "Killing" and "failed liveness probe" in str(e.get("message")))
-            or "failed startup probe" in str(e.get("message"))
-        ]
-        said = [
-            str(e.get("message", ""))
             for e in events
             if e.get("reason") == "Unhealthy" and re.match(r"(Liveness|Startup) probe", str(e.get("message")))
         ]
+        is_said = any(re.search(r"failed (liveness|startup) probe", message) for message in killing)
+        # Of a pod that is never restarted in place, the kubelet says only that it stops the container.
+        is_meant = bool(killing) and any(
+            e["message"].startswith("Liveness") and int(e.get("count") or 1) >= PATIENCE for e in failed
+        )
+        said = [str(e.get("message", "")) for e in failed]
+        killed = is_said or is_meant
         return sentence(said[0]) if killed and said and not error_of(facts) else None
 
     for said, pods in grouped(facts, tell):

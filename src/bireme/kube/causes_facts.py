@@ -189,11 +189,6 @@ def has_ended(facts: Facts) -> bool:
     return any(is_true(job, kind) for job in facts.jobs for kind in ("Complete", "Failed"))
 
 
-def is_failed(facts: Facts) -> bool:
-    """Whether the job has failed for good."""
-    return any(is_true(job, kind) for job in facts.jobs for kind in ("Failed", "FailureTarget"))
-
-
 def is_suspended(facts: Facts) -> bool:
     """Whether the job is told to have no pods."""
     return any((job.get("spec") or {}).get("suspend") for job in facts.jobs)

@@ -46,17 +46,15 @@ def pull_words(facts: Facts, pod: Json) -> str:
 def _pulls(facts: Facts, pattern: str, but: str = r"(?!)") -> Iterator[tuple[str, list[Json]]]:
     def tell(pod: Json) -> str | None:
         said = pull_words(facts, pod)
-        return image_of(pod) if re.search(pattern, said) and not re.search(but, said) else None
+        is_so = re.search(pattern, said, re.IGNORECASE) and not re.search(but, said, re.IGNORECASE)
+        return image_of(pod) if is_so else None
 
     yield from grouped(facts, tell)
 
 
-_DENIED = r"(?i)401|403|unauthorized|forbidden|authorization failed|access denied|no basic auth|pull access denied"
-
-
-_UNREACHED = (
-    r"(?i)dial tcp|no such host|i/o timeout|connection refused|x509|TLS handshake|context deadline|proxyconnect"
-)
+_ABSENT = r"not found|manifest unknown|NotFound"
+_DENIED = r"\b(?:401|403)\b|unauthorized|forbidden|authorization failed|access denied|no basic auth"
+_UNREACHED = r"dial tcp|no such host|i/o timeout|connection refused|x509|TLS handshake|context deadline|proxyconnect"
 
 
 @situation(
@@ -66,7 +64,7 @@ _UNREACHED = (
 )
 def image_not_found(facts: Facts) -> Iterator[Cause]:
     """The registry has no such image or tag."""
-    for image, pods in _pulls(facts, r"(?i)not found|manifest unknown|NotFound", but=_DENIED):
+    for image, pods in _pulls(facts, _ABSENT, but=_DENIED):
         yield Cause(
             f"The image {image} does not exist in its registry, so {pods_words(pods)} cannot start.",
             f"Push it with `{facts.command} image push`, or correct `kubernetes.image` in job.yaml and {AGAIN}.",
@@ -102,7 +100,7 @@ def pull_denied(facts: Facts) -> Iterator[Cause]:
 )
 def registry_unreachable(facts: Facts) -> Iterator[Cause]:
     """The node's way to the registry is cut, or its certificate is not trusted."""
-    for image, pods in _pulls(facts, _UNREACHED, but=r"(?i)not found|manifest unknown|" + _DENIED[4:]):
+    for image, pods in _pulls(facts, _UNREACHED, but=f"{_ABSENT}|{_DENIED}"):
         words = pull_words(facts, pods[0])
         said = re.search(
             r"(dial tcp [^\"]+?|x509: [^\"]+?|TLS handshake[^\"]*?|proxyconnect [^\"]+?)(?:\"|$| [A-Z])", words

@@ -21,6 +21,7 @@ from bireme.kube.causes_facts import (
 from bireme.kube.causes_words import AGAIN, capital, duration, names, node_of, nodes_words, of, pods_words, sentence
 
 SICK_S = 5.0
+"""A node that was well until so lately is not told of: conditions flicker."""
 
 
 @situation("evicted", "A node threw the pod out", "a pod failed with the reason `Evicted`")

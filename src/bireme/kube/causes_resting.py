@@ -13,6 +13,7 @@ from bireme.kube.causes_facts import (
     is_ready,
     is_true,
     meta,
+    moment,
     name_of,
     phase_of,
     place_of,
@@ -53,12 +54,8 @@ def queued(facts: Facts) -> Iterator[Cause]:
     for job in facts.jobs[:1]:
         queue = (meta(job).get("labels") or {}).get(QUEUE)
         if queue and (job.get("spec") or {}).get("suspend"):
-            said = [
-                str(e.get("message", ""))
-                for e in facts.events
-                if (e.get("involvedObject") or {}).get("kind") == "Workload"
-            ]
-            why = f": {sentence(said[0])}" if said else ""
+            said = [e for e in facts.events if (e.get("involvedObject") or {}).get("kind") == "Workload"]
+            why = f": {sentence(str(max(said, key=moment).get('message', '')))}" if said else ""
             long = duration(since(facts, meta(job).get("creationTimestamp")))
             yield Cause(
                 f"The job has waited for {long} in the queue {queue}, which has not admitted it yet{why}.",

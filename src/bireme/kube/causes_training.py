@@ -26,7 +26,7 @@ from bireme.kube.causes_words import AGAIN, bireme, capital, duration, kubectl, 
 
 FULL = r"(?i)disk is full|no space left|disk quota exceeded"
 UNWRITABLE = r"(?i)permission denied|read-only file system|operation not permitted|cannot write"
-EXPIRED = r"(?i)certificate (?:has |is )?expired|certificate_expired|not yet valid"
+EXPIRED = r"(?i)certificate (?:has |is )?expired|certificate_expired|tls\.crt expired"
 _KINDS = {
     cls.exit_code: name
     for name, cls in vars(errors).items()
@@ -180,9 +180,7 @@ def certificate_expired(facts: Facts) -> Iterator[Cause]:
     """New connections are refused."""
     until = float(facts.certificate.get("not_after") or 0.0)
     error = own_error(facts)
-    is_said = bool(error) and (
-        error["kind"] == "CertificateError" or re.search(EXPIRED, f"{error['what']} {error['why']}")
-    )
+    is_said = bool(error) and re.search(EXPIRED, f"{error['what']} {error['why']}")
     if (until and facts.now > until) or is_said:
         ago = f" {duration(facts.now - until)} ago" if until and facts.now > until else ""
         yield Cause(

@@ -75,7 +75,7 @@ def claim_unbound(facts: Facts) -> Iterator[Cause]:
     for claim in dict.fromkeys(c for p in pods for c in claims_of(p)):
         mine = [p for p in pods if claim in claims_of(p)]
         thing = next((c for c in facts.claims if name_of(c) == claim), None)
-        if thing is None and "PersistentVolumeClaim" not in {str(d.get("kind")) for d in facts.denied}:
+        if thing is None and "persistentvolumeclaims" not in {d["resource"] for d in facts.denied}:
             yield Cause(
                 f"The volume claim {claim}, which {pods_words(mine)} {of(mine, 'needs', 'need')}, does not exist.",
                 f"Create it, or let bireme do it by leaving `kubernetes.volume.claim` out of job.yaml, and {AGAIN}.",

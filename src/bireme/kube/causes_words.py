@@ -31,7 +31,7 @@ def amount_words(resource: str, number: float) -> str:
     if resource.endswith(("memory", "storage")):
         for unit, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
             if number >= factor:
-                return f"{number / factor:.3g} {unit}"
+                return f"{number / factor:.4g} {unit}"
         return f"{number:g} bytes"
     return f"{number:g} {resource}"
 

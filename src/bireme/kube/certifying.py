@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from bireme.kube import naming
 
 RENEW_BELOW_DAYS = 30.0
 
 
-def authority_place(state: Path, name: str, namespace: str) -> Path:
-    """Where a job's authority is kept, below the user's state directory."""
-    return state / "ca" / f"{namespace}-{name}"
+class Whose(NamedTuple):
+    """The job that an authority is for: jobs of one name in two clusters are two jobs."""
+
+    server: str
+    """Where the cluster's API server is."""
+    namespace: str
+    name: str
+
+    def place(self, state: Path) -> Path:
+        """Where the authority is kept, below the user's state directory."""
+        return state / "ca" / hashlib.sha256(self.server.encode()).hexdigest()[:12] / self.namespace / self.name
 
 
-def make_certificates(state: Path, name: str, namespace: str, days: int) -> dict[str, bytes]:
+def make_certificates(state: Path, whose: Whose, days: int) -> dict[str, bytes]:
     """A fresh leaf for a job's pods, signed by the job's authority, which is made where there is none yet."""
     from bireme.core.certificates import files_of, keep_ca
 
-    ca = keep_ca(authority_place(state, name, namespace), name)
-    return files_of(ca, naming.common_name(name, namespace), days)
+    ca = keep_ca(whose.place(state), whose.name)
+    return files_of(ca, naming.common_name(whose.name, whose.namespace), days)
 
 
 def needs_renewal(leaf: bytes) -> bool:
@@ -30,6 +40,6 @@ def needs_renewal(leaf: bytes) -> bool:
     return days_left(leaf) < RENEW_BELOW_DAYS
 
 
-def forget(state: Path, name: str, namespace: str) -> None:
+def forget(state: Path, whose: Whose) -> None:
     """Remove a job's authority; its certificates cannot be renewed any more."""
-    shutil.rmtree(authority_place(state, name, namespace), ignore_errors=True)
+    shutil.rmtree(whose.place(state), ignore_errors=True)

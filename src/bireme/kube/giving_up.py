@@ -14,6 +14,7 @@ import msgspec
 
 from bireme.core.errors import BiremeError
 from bireme.kube import naming
+from bireme.kube.indexed import HOPELESS
 from bireme.kube.listing import status_in
 from bireme.kube.reporting import compact
 from bireme.kube.submission import Object
@@ -45,7 +46,7 @@ def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
 
 def ending_of(job: Object, error: BiremeError, *, is_told: bool) -> Object:
     """What ends a Job; nothing for one whose own policy does."""
-    if job["spec"].get("podFailurePolicy"):
+    if job["spec"].get("podFailurePolicy") and error.exit_code in HOPELESS:
         return {}
     change: Object = {"spec": {"activeDeadlineSeconds": 1}}
     if is_told:

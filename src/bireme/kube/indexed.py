@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bireme import __version__
 from bireme.core import errors
 from bireme.kube import naming
 from bireme.kube.submission import Object, Submission, pods_of, program_key
@@ -156,7 +155,7 @@ def container(told: Submission, role: naming.Role) -> Object:
     """The one container of a pod."""
     job = told.job
     lanes = job.ports_num + job.ports_num_for_sparse
-    ports = [{"name": f"lane-{k}", "containerPort": (job.port or naming.PORT) + k} for k in range(lanes)]
+    ports = [{"name": f"lane-{k}", "containerPort": job.first_port + k} for k in range(lanes)]
     made: Object = {
         "name": naming.CONTAINER,
         "image": told.image,
@@ -186,7 +185,6 @@ def _environment(told: Submission, role: naming.Role) -> Iterator[Object]:
     fixed = {
         "BIREME_JOB": f"{naming.JOB_DIRECTORY}/job.json",
         "BIREME_KUBE_JOB": naming.main_job(told.job),
-        "BIREME_SUBMITTED_WITH": __version__,
         "BIREME_GRACE_S": str(GRACE_S - 5),
         "HOME": "/tmp",
     }
@@ -197,7 +195,6 @@ def _environment(told: Submission, role: naming.Role) -> Iterator[Object]:
     for name, path in (
         ("POD_NAME", "metadata.name"),
         ("POD_NAMESPACE", "metadata.namespace"),
-        ("POD_UID", "metadata.uid"),
         ("POD_IP", "status.podIP"),
         ("NODE_NAME", "spec.nodeName"),
     ):

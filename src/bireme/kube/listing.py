@@ -15,7 +15,6 @@ from typing import Any
 from bireme.kube import naming
 from bireme.kube.submission import Object
 
-MAIN_FIRST = {"": 0, "pserver": 1, "trainer": 2}
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 
@@ -50,7 +49,6 @@ class JobView:
     started: float
     pods: int
     """How many it is to have."""
-    active: int
     ready: int
     status: Mapping[str, Any]
     """The coordinator's last word; empty before its first."""
@@ -86,7 +84,6 @@ def job_view(jobs: Sequence[Object]) -> JobView:
         reason=error.get("what", "") or reason,
         started=moment(main["metadata"].get("creationTimestamp")),
         pods=sum(each["spec"].get("completions") or 0 for each in jobs),
-        active=sum((each.get("status") or {}).get("active") or 0 for each in jobs),
         ready=sum((each.get("status") or {}).get("ready") or 0 for each in jobs),
         status=status,
         error=error,
@@ -120,8 +117,10 @@ def _state(jobs: Sequence[Object], status: Mapping[str, Any]) -> tuple[str, str]
     if jobs[0]["spec"].get("suspend"):
         queue = jobs[0]["metadata"]["labels"].get(naming.QUEUE)
         return ("queued", f"in the queue {queue}") if queue and not status else ("suspended", "")
-    if phase in ("finished", "failed", "cancelled"):
+    if phase in ("finished", "cancelled"):
         return phase, str(status.get("reason") or "")
+    if phase == "failed":  # and Kubernetes makes new pods, until it has had enough
+        return "starting", f"again, after: {status.get('reason') or 'a failure'}"
     if phase:
         return ("running" if phase == "training" else "starting"), ""
     ready = sum((each.get("status") or {}).get("ready") or 0 for each in jobs)

@@ -23,7 +23,6 @@ STATUS = "bireme.dev/status"
 """Annotation of a Job: the coordinator's last word."""
 DIGEST = "bireme.dev/digest"
 """Annotation of a Job: what it was submitted with, in one hash."""
-SUBMITTED = "bireme.dev/submitted"
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -32,7 +31,6 @@ VOLUME_ROOT = "/job"
 JOB_DIRECTORY = "/etc/bireme/job"
 PROGRAM_DIRECTORY = "/etc/bireme/program"
 TLS_DIRECTORY = "/etc/bireme/tls"
-PORT = 7164
 USER = 1000
 MAX_NAME = {"": 57, "pserver": 49, "trainer": 49}
 """Pods are called after their Job and index, and a host's name has at most 63 characters."""
@@ -49,11 +47,6 @@ def labels_of(name: str) -> dict[str, str]:
 def selector_of(name: str) -> dict[str, str]:
     """The labels by which a job's pods are chosen."""
     return {NAME: "bireme", INSTANCE: name}
-
-
-def as_selector(labels: Mapping[str, str]) -> str:
-    """Labels as a query writes them."""
-    return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
 def roles_of(job: Job) -> tuple[Role, ...]:

@@ -69,14 +69,11 @@ def claim(name: str, namespace: str, settings: KubernetesFile) -> Object:
 
 
 def account(told: Submission) -> Iterator[Object]:
-    """Who the pods are to the API server: they may look at their pods, and write their own Jobs' status."""
+    """Who the pods are to the API server: they may write the status on their own Jobs, and end these."""
     name, rbac = told.job.name, "rbac.authorization.k8s.io"
     own = [naming.job_name(name, role) for role in naming.roles_of(told.job)]
     yield head_of(told, "v1", "ServiceAccount", name) | {"automountServiceAccountToken": False}
-    rules = [
-        {"apiGroups": ["batch"], "resources": ["jobs"], "resourceNames": own, "verbs": ["get", "patch"]},
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-    ]
+    rules = [{"apiGroups": ["batch"], "resources": ["jobs"], "resourceNames": own, "verbs": ["get", "patch"]}]
     yield head_of(told, f"{rbac}/v1", "Role", name) | {"rules": rules}
     yield head_of(told, f"{rbac}/v1", "RoleBinding", name) | {
         "roleRef": {"apiGroup": rbac, "kind": "Role", "name": name},
@@ -110,7 +107,7 @@ def secret(told: Submission) -> Object:
 
 def service(told: Submission) -> Object:
     """Stable names for the pods, known before they are ready: they find each other by them in order to become ready."""
-    first, lanes = told.job.port or naming.PORT, told.job.ports_num + told.job.ports_num_for_sparse
+    first, lanes = told.job.first_port, told.job.ports_num + told.job.ports_num_for_sparse
     ports = [{"name": f"lane-{k}", "port": first + k, "protocol": "TCP"} for k in range(lanes)]
     return head_of(told, "v1", "Service", told.job.name) | {
         "spec": {
@@ -124,7 +121,7 @@ def service(told: Submission) -> Object:
 
 def network_policy(told: Submission) -> Object:
     """Only the job's own pods may reach its lanes; nothing else of it can be reached."""
-    first, lanes = told.job.port or naming.PORT, told.job.ports_num + told.job.ports_num_for_sparse
+    first, lanes = told.job.first_port, told.job.ports_num + told.job.ports_num_for_sparse
     pods = {"podSelector": {"matchLabels": naming.selector_of(told.job.name)}}
     ports = [{"protocol": "TCP", "port": first, "endPort": first + lanes - 1}]
     spec = pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods], "ports": ports}]}

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from time import sleep
 from typing import Any, Protocol
 
 import msgspec
@@ -29,7 +30,6 @@ PATIENCE_S = 10.0
 """After so many seconds without a sign of life a pod is taken for gone."""
 TRIES = 3
 """How often the API server is asked before the volume has to do."""
-LOOK_S = 0.2
 Sight = tuple[list[Peer], set[str]]
 """The pods that are known, and names of those of which it is not known yet whether they live."""
 
@@ -67,7 +67,7 @@ class ApiEyes:
                 log.info("the API server does not show the pods: %s", e.what)
                 if isinstance(e, ForbiddenError):
                     break
-            time.sleep(min(0.5 * 2**attempt, 5.0))
+            sleep(min(0.5 * 2**attempt, 5.0))
         self.is_blind = True
 
     def _see(self, event: str, thing: Mapping[str, Any]) -> None:
@@ -174,7 +174,9 @@ def create_once(path: Path, data: bytes) -> bool:
             half.write_bytes(data)
             try:
                 os.link(half, path)
-            except PermissionError:  # a volume without links: whoever reads at the wrong moment sees it empty
+            except FileExistsError:
+                raise
+            except OSError:  # a volume without links: whoever reads at the wrong moment sees it empty
                 volume().create(path, data)
         except FileExistsError:
             return False

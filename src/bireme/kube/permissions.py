@@ -24,6 +24,7 @@ NEEDED: dict[tuple[str, str], tuple[str, ...]] = {
     ("rbac.authorization.k8s.io", "rolebindings"): WRITE,
     ("networking.k8s.io", "networkpolicies"): WRITE,
     ("policy", "poddisruptionbudgets"): WRITE,
+    ("kueue.x-k8s.io", "workloads"): ("list", "patch"),
 }
 """Verbs by API group and resource."""
 

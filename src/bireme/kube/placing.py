@@ -13,7 +13,6 @@ import msgspec
 from bireme.core.errors import SpecError
 from bireme.kube import naming
 from bireme.spec.job import Job
-from bireme.spec.kubernetes import KubernetesFile
 from bireme.spec.load import ClusterJob
 
 
@@ -29,7 +28,7 @@ def place(cluster_job: ClusterJob, namespace: str) -> Job:
         data=str(data_on_volume(cluster_job)),
         output=str(output),
         snapshots=snapshots,
-        port=job.port or naming.PORT,
+        port=job.first_port,
         hosts=naming.hosts_of(job, namespace),
         tls=naming.TLS_DIRECTORY if settings.tls else "",
     )
@@ -65,8 +64,3 @@ def _inside(cluster_job: ClusterJob, path: str, key: str) -> PurePosixPath:
             fix=fix,
         )
     return directory_of(cluster_job.job.name) / below
-
-
-def claim_of(name: str, settings: KubernetesFile) -> str:
-    """The volume claim of a job."""
-    return naming.claim_of(name, settings.volume.claim)

@@ -22,10 +22,11 @@ from bireme.job.entry import STOPPED, Post, children_of, note_signals, report_fa
 from bireme.job.incarnations import Seat
 from bireme.job.logs import Copier
 from bireme.job.reports import failure_of, first_cause, last_status, read_reports
-from bireme.kube.giving_up import give_up
+from bireme.kube import naming
+from bireme.kube.giving_up import Jobs, give_up
 from bireme.kube.indexed import HOPELESS
 from bireme.kube.reporting import Publisher, Reporter, Status, waiting_status
-from bireme.kube.surroundings import Place, cluster_of, place_of
+from bireme.kube.surroundings import Place, cluster_of, jobs_in, place_of
 from bireme.kube.watching import Farewell, PodWatch, Probes
 from bireme.spec.job import Job
 
@@ -39,10 +40,31 @@ def run_pod(environment: Mapping[str, str]) -> None:
     """Run this pod's node to its end; raises what went wrong first."""
     stops = note_signals()
     probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
-    place = place_of(environment, lambda why: _rest(probes, stops))
+    try:
+        place = place_of(environment, lambda why: _rest(probes, stops))
+    except BiremeError as e:
+        _give_up_blindly(environment, e)
+        raise
     if place is None:
         raise SystemExit(STOPPED)
     Member(place, probes, stops).run()
+
+
+def _give_up_blindly(environment: Mapping[str, str], error: BiremeError) -> None:
+    """End the job of a pod that cannot even tell what it belongs to, by the names that its environment has."""
+    main, is_inside = environment.get("BIREME_KUBE_JOB", ""), bool(environment.get("KUBERNETES_SERVICE_HOST"))
+    if not (main and is_inside and _is_hopeless(error)):
+        return
+    name = main.removesuffix("-pserver")
+    names = (main, naming.job_name(name, "trainer")) if environment.get("BIREME_ROLE") else (main,)
+    _end_jobs(lambda: jobs_in(environment.get("POD_NAMESPACE", "")), names, error)
+
+
+def _end_jobs(connect: Callable[[], Jobs], names: Sequence[str], error: BiremeError) -> None:
+    try:
+        give_up(connect(), names, error)
+    except BiremeError as e:
+        log.warning("the job cannot be ended, its pods will come again: %s", e.what)
 
 
 def _rest(probes: Probes, stops: Sequence[int]) -> bool:
@@ -51,6 +73,10 @@ def _rest(probes: Probes, stops: Sequence[int]) -> bool:
     probes.set("alive", is_so=True)
     time.sleep(REST_S)
     return not stops
+
+
+class AbsentError(NetworkError):
+    """Some of a job's nodes did not come in time: the others give back what they hold."""
 
 
 class Member:
@@ -156,14 +182,15 @@ class Member:
         while found := missing():
             waited_s = time.monotonic() - began_s
             if waited_s > self._place.job.connect_timeout_s:
-                raise NetworkError(
+                raise AbsentError(
                     f"waited {waited_s:.0f} s for {'; '.join(found)}",
                     why="a job starts when all its nodes are there",
                     fix=f"`bireme why {self._place.job.name}` tells what their pods wait for",
                 )
-            if waited_s > SAY_AFTER_S and found != said:
-                said = found
-                log.info("waiting for %s", "; ".join(found))
+            if waited_s > SAY_AFTER_S:
+                if found != said:
+                    said = found
+                    log.info("waiting for %s", "; ".join(found))
                 if self._reporter is not None:
                     self._reporter.hear(waiting_status(self._place.job.name, found), time.monotonic())
             for duty in self._place.each_second:
@@ -177,12 +204,12 @@ class Member:
         """The job's status, after asking for a snapshot if told to; None if nobody answers."""
         from bireme.job import messages as m
         from bireme.job.asking import ask
-        from bireme.job.discover import PORT, discovery_of
+        from bireme.job.discover import discovery_of
 
         job, host = self._place.job, self._place.host
         address: m.Address | None
         if self._leads and host:
-            address = m.Address(host=host, ports=(job.port or PORT,))
+            address = m.Address(host=host, ports=(job.first_port,))
         else:
             address = discovery_of(job, self._run).look_up(0)
         try:
@@ -196,8 +223,8 @@ class Member:
                 (self._run / "reports").mkdir(parents=True, exist_ok=True)
                 report_failure(self._run, self._name, error)
         self._report(error)
-        if _is_hopeless(error) and self._place.kube_job:
-            give_up(cluster_of(self._place), self._place.all_jobs, error)
+        if (_is_hopeless(error) or isinstance(error, AbsentError)) and self._place.kube_job:
+            _end_jobs(lambda: cluster_of(self._place), self._place.all_jobs, error)
 
     def _report(self, error: BiremeError | None) -> None:
         """Node 0's last word to the cluster; what went wrong first may have been told by another node."""

@@ -6,18 +6,21 @@
     CONF_PADDLE_GRADIENT_NUM             how many pods there are, each with a pserver and a trainer
     TRAINER_COUNT                        threads of a trainer; never changes the result, so nothing is made of it
 
-The shards are in JOB_PATH/JOB_NAME/0/data and so on, the output goes to JOB_PATH/JOB_NAME/output.
+The shards are in JOB_PATH/JOB_NAME/0/data and so on, or in JOB_PATH/JOB_NAME/data/0 as the oldest version of the
+tutorial had them; the output goes to JOB_PATH/JOB_NAME/output.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.core.errors import DataError, SpecError, UsageError
+from bireme.core.files import storage_errors
 from bireme.spec.job import Job
-from bireme.spec.load import count_shards, overrides_from
+from bireme.spec.load import count_shards, is_shard_name, overrides_from
 from bireme.spec.model import Snapshots
 
 CONFIGS = ("trainer_config.lr.py", "trainer_config.py")
@@ -89,12 +92,13 @@ def _number(environment: Mapping[str, str], name: str, least: int, most: int) ->
 def job_of(told: Told) -> Job:
     """The job that such a pod takes part in; looks at the volume for the config and the shards."""
     output = told.place / "output"
-    shards = _shards(told)
+    data = _data(told)
+    shards = _shards(told, data)
     return Job(
         name=told.name,
         config=str(_config(told)),
         config_args={},
-        data=str(told.place),
+        data=str(data),
         shards=shards,
         pservers=told.nodes,
         trainers=told.nodes,
@@ -121,16 +125,30 @@ def _config(told: Told) -> Path:
     )
 
 
-def _shards(told: Told) -> int:
+def _data(told: Told) -> Path:
+    """Where the shards are as ours are; those of the oldest tutorial are given that shape by links."""
+    old = told.place / "data"
+    if not (old / "0").is_dir() or (told.place / "0" / "data").is_dir():
+        return told.place
+    shaped = told.place / "output" / "shards"
+    with storage_errors(str(shaped)):
+        for shard in (each for each in old.iterdir() if is_shard_name(each.name)):
+            (shaped / shard.name).mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another pod was faster
+                (shaped / shard.name / "data").symlink_to(Path("../../../data") / shard.name)
+    return shaped
+
+
+def _shards(told: Told, data: Path) -> int:
     try:
-        shards = count_shards(told.place)
+        shards = count_shards(data)
     except SpecError as e:
         raise DataError(
             f"there is no training data on the volume: {e.what}", fix="run the data job first, on the same volume"
         ) from e
     if shards < told.nodes:
         raise DataError(
-            f"{told.nodes} pods but only {shards} data shards in {told.place}",
+            f"{told.nodes} pods but only {shards} data shards in {data}",
             why=f"trainers from rank {shards} up would have nothing to read",
             fix=f"set SPLIT_COUNT of the data job to {told.nodes}, or CONF_PADDLE_GRADIENT_NUM to {shards}",
         )

@@ -15,7 +15,7 @@ import msgspec
 
 from bireme.core.errors import SpecError, UsageError
 from bireme.kube import naming
-from bireme.kube.client import CLAIM, JOB, KINDS, POD, Cluster
+from bireme.kube.client import CLAIM, CONFIG_MAP, JOB, KINDS, POD, WORKLOAD, AbsentError, Cluster
 from bireme.kube.indexed import GRACE_S
 from bireme.kube.listing import JobView, by_name, job_view, status_in
 from bireme.kube.objects import build
@@ -44,7 +44,9 @@ def find_job(cluster: Cluster, name: str) -> list[Object]:
 
 def suspend(cluster: Cluster, name: str, *, is_hasty: bool) -> bool:
     """Ask a job's pods to leave and wait until they have; False if some are still there. Hasty: without a snapshot."""
-    for each in find_job(cluster, name):
+    jobs = find_job(cluster, name)
+    _tell_queue(cluster, jobs, is_active=False)
+    for each in jobs:
         cluster.patch(JOB, each["metadata"]["name"], {"spec": {"suspend": True}})
     if is_hasty:
         for pod in cluster.list(POD, naming.selector_of(name)):
@@ -53,9 +55,27 @@ def suspend(cluster: Cluster, name: str, *, is_hasty: bool) -> bool:
 
 
 def unsuspend(cluster: Cluster, name: str) -> None:
-    """Let a suspended job go on as it is."""
-    for each in find_job(cluster, name):
+    """Let a suspended job go on as it is; one in a queue goes back there, and the queue starts it."""
+    jobs = find_job(cluster, name)
+    if _tell_queue(cluster, jobs, is_active=True):
+        return
+    for each in jobs:
         cluster.patch(JOB, each["metadata"]["name"], going_on(each))
+
+
+def _tell_queue(cluster: Cluster, jobs: Iterable[Object], *, is_active: bool) -> bool:
+    """Tell Kueue whether a job wants to run: else it would start again what was stopped. False where it has no say."""
+    owners = {each["metadata"]["uid"] for each in jobs if naming.QUEUE in (each["metadata"].get("labels") or {})}
+    if not owners:
+        return False
+    try:
+        loads = cluster.list(WORKLOAD, {})
+    except AbsentError:
+        return False  # there is no Kueue
+    own = [w for w in loads if owners & {o.get("uid") for o in w["metadata"].get("ownerReferences") or ()}]
+    for each in own:
+        cluster.patch(WORKLOAD, each["metadata"]["name"], {"spec": {"active": is_active}})
+    return bool(own)
 
 
 def going_on(job: Object) -> Object:
@@ -69,7 +89,10 @@ def going_on(job: Object) -> Object:
 
 
 def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Submission:
-    """Make a job's Jobs anew, so that they go on from the newest snapshot; `changes` are fields of the job."""
+    """Make a job's Jobs anew, so that they go on from the newest snapshot; `changes` are fields of the job.
+
+    The Jobs may be gone already: whoever tried this before may have been interrupted.
+    """
     then = read_back(cluster, name)
     now = resumed(then, changes)
     others = [each for each in build(then) if each["kind"] not in ("Job", "PersistentVolumeClaim")]
@@ -77,9 +100,18 @@ def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Subm
     for each in jobs_of(cluster, name):
         cluster.delete(JOB, each["metadata"]["name"])
     if not wait_until(lambda: not jobs_of(cluster, name) and not _live_pods(cluster, name), PATIENCE_S):
-        raise UsageError(f"the pods of {name} have not left yet", fix="try again in a moment")
+        # A pod on a machine that is gone stays for ever; the new ones take its seat, and it has no say any more.
+        staying = [pod for pod in _live_pods(cluster, name) if not pod["metadata"].get("deletionTimestamp")]
+        if staying or jobs_of(cluster, name):
+            raise UsageError(f"the pods of {name} have not left yet", fix="try again in a moment")
     send(cluster, build(now))
     return now
+
+
+def has_left_its_plan(cluster: Cluster, name: str) -> bool:
+    """Whether what a job was submitted with is still there."""
+    there = cluster.find(CONFIG_MAP, name)
+    return there is not None and naming.is_ours(there)
 
 
 def resumed(then: Submission, changes: Mapping[str, Any]) -> Submission:

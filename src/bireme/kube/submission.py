@@ -49,7 +49,12 @@ def _said(value: Any) -> Any:
     if not isinstance(value, msgspec.Struct):
         return [_said(each) for each in value] if isinstance(value, tuple) else value
     fields = msgspec.structs.fields(value)
-    return {f.name: _said(given) for f in fields if (given := getattr(value, f.name)) != f.default}
+    return {f.name: _said(given) for f in fields if (given := getattr(value, f.name)) != _default_of(f)}
+
+
+def _default_of(field: msgspec.structs.FieldInfo) -> Any:
+    made = field.default_factory
+    return field.default if made is msgspec.NODEFAULT else made()
 
 
 def settings_of(told: Submission) -> Object:

@@ -50,9 +50,10 @@ def _renew(cluster: Cluster, told: Submission, made: list[Object], found: Mappin
     """Replace a certificate that is soon over; pods take the new one for new connections."""
     name = f"{told.job.name}-tls"
     there = decoded(found.get(("Secret", name)))
-    if not told.certificates or not there or not needs_renewal(there["tls.crt"]):
+    is_whole = {"ca.crt", "tls.crt", "tls.key"} <= there.keys()
+    if not told.certificates or (is_whole and not needs_renewal(there["tls.crt"])):
         return "unchanged"
-    if there["ca.crt"] != told.certificates["ca.crt"]:
+    if is_whole and there["ca.crt"] != told.certificates["ca.crt"]:
         raise ClusterError(
             f"the certificate of {told.job.name} is soon over, and cannot be renewed from here",
             why="the key of the job's authority is where it was submitted first",
@@ -145,7 +146,14 @@ def read_back(cluster: Cluster, name: str) -> Submission:
         raise ClusterError(
             f"the ConfigMap {name} of the job is gone", fix="submit it again from its job.yaml with `bireme submit`"
         )
-    return submission_in(there, cluster.find(SECRET, f"{name}-tls"))
+    try:
+        return submission_in(there, cluster.find(SECRET, f"{name}-tls"))
+    except (msgspec.MsgspecError, KeyError, ValueError) as e:
+        raise ClusterError(
+            f"what {name} was submitted with cannot be read: {e}",
+            why="another version of bireme has submitted it",
+            fix="use that version, or submit the job's file again",
+        ) from e
 
 
 def submission_in(there: Object, secret: Object | None) -> Submission:
@@ -172,14 +180,15 @@ def _differs(cluster: Cluster, told: Submission) -> OutputExistsError:
     name = told.job.name
     try:
         changes = list(changes_between(read_back(cluster, name), told))
-    except (ClusterError, msgspec.MsgspecError, KeyError):
+    except ClusterError:
         changes = []  # of another version: that it differs is all that can be said
+    named = f"{name} --namespace {cluster.namespace}"
     more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
     return OutputExistsError(
         f"{name} was submitted before, and not as it is now",
         why="; ".join([*changes[:_SHOWN], *more]) or "it was submitted by another version of bireme",
-        fix=f"choose another `name`; or `bireme delete {name}` (the volume stays) and submit again with another "
-        f"`output`; or `bireme resume {name}` goes on with the job as it was",
+        fix=f"choose another `name`; or `bireme delete {named}` (the volume stays) and submit again with another "
+        f"`output`; or `bireme resume {named}` goes on with the job as it was",
     )
 
 

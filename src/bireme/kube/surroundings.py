@@ -75,13 +75,14 @@ class OwnJobs:
 
 
 @lru_cache
-def _jobs_in(namespace: str) -> OwnJobs:
+def jobs_in(namespace: str) -> OwnJobs:
+    """The Jobs of a namespace, one connection for all who ask."""
     return OwnJobs(namespace)
 
 
 def cluster_of(place: Place) -> OwnJobs:
     """A connection to the API server, made when it is first needed."""
-    return _jobs_in(place.pod.namespace)
+    return jobs_in(place.pod.namespace)
 
 
 def place_of(environment: Mapping[str, str], rest: Callable[[str], bool]) -> Place | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from bireme.core.errors import ClusterError
+from bireme.core.errors import ClusterError, NetworkError
 from bireme.kube.causes_facts import (
     Facts,
     Json,
@@ -19,6 +19,7 @@ from bireme.kube.causes_facts import (
     has_ended,
     is_ready,
     is_suspended,
+    is_true,
     meta,
     name_of,
     phase_of,
@@ -36,6 +37,8 @@ JOB_NAME = "batch.kubernetes.io/job-name"
 LOG_LINES = 60
 LOG_PODS = 4
 """So many pods' logs are looked at: those who fail together mostly say the same."""
+LOG_S = 4.0
+"""Longer than this no log is waited for: a machine that is gone does not answer, and the API server waits for it."""
 
 
 @dataclass(slots=True)
@@ -94,7 +97,8 @@ def _concerns(facts: Facts, event: Json) -> bool:
     about = event.get("involvedObject") or {}
     name = str(about.get("name", ""))
     own = {name_of(thing) for thing in (*facts.jobs, *facts.pods)} | _claim_names(facts) | {facts.job}
-    return name in own or (about.get("kind") == "Workload" and facts.job in name)
+    # Kueue calls the workload of a Job after it, with five letters of its own at the end.
+    return name in own or (about.get("kind") == "Workload" and name.rpartition("-")[0] in {f"job-{n}" for n in own})
 
 
 def _claim_names(facts: Facts) -> set[str]:
@@ -112,30 +116,36 @@ def _deeper(asking: _Asking, facts: Facts) -> Facts:
     claims: list[Json] = []
     if names and any(phase_of(p) == "Pending" for p in facts.pods):
         claims = asking.ask("list persistentvolumeclaims", lambda: cluster.list(CLAIM, {})) or []
-    return replace(
+    facts = replace(
         facts,
         nodes=tuple(asking.ask("list nodes", cluster.nodes) or ()),
         claims=tuple(c for c in claims if name_of(c) in names),
         certificate=_certificate(asking, facts),
-        logs=_logs(asking, facts),
     )
+    return replace(facts, logs=_logs(asking, facts))
 
 
 def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
     """The ends of logs of pods that ended, that are not ready, or that run and nobody hears of; newest pods first."""
-    found: dict[str, str] = {}
     is_silent = not status_of(facts)
-    for pod in reversed(troubled(facts)):
+    lost = {name_of(node) for node in facts.nodes if not is_true(node, "Ready")}
+
+    def is_wanted(pod: Json) -> bool:
         is_late = phase_of(pod) == "Running" and (is_silent or not is_ready(pod))
-        if len(found) < LOG_PODS and (is_late or any(True for _ in ended_states(pod))):
-            name = name_of(pod)
-            found[name] = asking.ask("get pods/log", _tail(asking.cluster, name)) or ""
-    return found
+        is_there = (pod.get("spec") or {}).get("nodeName") not in lost
+        return is_there and (is_late or any(True for _ in ended_states(pod)))
+
+    names = [name_of(pod) for pod in reversed(troubled(facts)) if is_wanted(pod)][:LOG_PODS]
+    with asking.cluster.impatient(LOG_S) as cluster:
+        return {name: asking.ask("get pods/log", _tail(cluster, name)) or "" for name in names}
 
 
 def _tail(cluster: Cluster, pod: str) -> Callable[[], str]:
     def read() -> str:
-        lines = [re.sub(r"^\d{4}-\S+Z ", "", line) for line in cluster.log(pod, tail=LOG_LINES)]
+        try:
+            lines = [re.sub(r"^\d{4}-\S+Z ", "", line) for line in cluster.log(pod, tail=LOG_LINES)]
+        except NetworkError:
+            return ""  # what else is known will have to do
         return "\n".join(line for line in lines if not line.startswith("unable to retrieve container logs"))
 
     return read
@@ -156,7 +166,10 @@ def certificate_dates(encoded: str) -> Json:
     """The dates of a certificate as a Secret holds it; empty if it is none."""
     import base64
 
-    from cryptography import x509
+    try:
+        from cryptography import x509
+    except ImportError:
+        return {}  # whoever submits needs that package; whoever asks why does not
 
     try:
         found = x509.load_pem_x509_certificate(base64.b64decode(encoded))

@@ -12,6 +12,7 @@ import pytest
 
 from bireme.core.errors import ClusterError, SpecError, UsageError
 from bireme.kube import peers
+from bireme.kube import pod as pod_module
 from bireme.kube.client import ForbiddenError
 from bireme.kube.peers import ApiEyes, Meeting, RankBook, create_once, peer_of, take_rank
 from bireme.kube.ranks import Peer, RankAll, Take, Taken
@@ -83,6 +84,39 @@ def test_a_pods_own_address_is_that_of_its_interface() -> None:
     assert own_address("lo") == "127.0.0.1"
 
 
+def test_a_job_whose_nodes_do_not_come_gives_back_what_it_holds(
+    told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=0.02, pservers=3)
+    Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(hasty))
+    place = place_of(told, never)
+    assert place is not None
+    ended: list[tuple[tuple[str, ...], str]] = []
+    monkeypatch.setattr(pod_module, "cluster_of", lambda place: None)
+    monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append((names, error.what)))
+    with pytest.raises(pod_module.AbsentError, match=r"waited .* for node 0"):
+        pod_module.Member(place, pod_module.Probes(tmp_path / "probes"), []).run()
+    ((names, what),) = ended
+    assert names == ("demo",) and "node 0" in what
+
+
+def test_a_job_that_its_pods_cannot_read_is_ended_instead_of_tried_again(
+    told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(told["BIREME_JOB"]).write_text('{"name": "demo", "news": 1}')
+    ended: list[tuple[str, ...]] = []
+    monkeypatch.setattr(pod_module, "note_signals", list)
+    monkeypatch.setattr(pod_module, "jobs_in", lambda namespace: None)
+    monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append(names))
+    environment = {**told, "BIREME_PROBES": str(tmp_path / "probes")}
+    with pytest.raises(SpecError, match="cannot read the job") as refusal:
+        pod_module.run_pod(environment)
+    assert "another version" in refusal.value.fix
+    with pytest.raises(SpecError):
+        pod_module.run_pod({**environment, "BIREME_ROLE": "trainer", "BIREME_KUBE_JOB": "demo-pserver"})
+    assert ended == [("demo",), ("demo-pserver", "demo-trainer")]
+
+
 def pod(name: str, ip: str, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, **metadata}, "status": {"phase": phase, "podIP": ip}}
 
@@ -127,7 +161,7 @@ def test_before_the_api_server_has_answered_nothing_is_known() -> None:
 @pytest.mark.parametrize("error", [ForbiddenError("no"), ClusterError("broken")])
 def test_an_api_server_that_refuses_is_given_up(error: ClusterError, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "TRIES", 1)
-    monkeypatch.setattr(peers.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(peers, "sleep", lambda seconds: None)
 
     def refuse() -> None:
         raise error

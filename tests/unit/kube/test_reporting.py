@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bireme import __version__
-from bireme.core.errors import BiremeError, ClusterError, DataError
+from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError
 from bireme.kube import reporting
 from bireme.kube.giving_up import ending_of, give_up
 from bireme.kube.naming import STATUS
@@ -141,6 +141,7 @@ def test_a_hopeless_job_is_ended_with_its_reason_on_the_first_of_its_jobs() -> N
 def test_a_job_with_a_policy_of_its_own_is_left_to_it() -> None:
     job = Cluster({"podFailurePolicy": {"rules": []}}).get("demo")
     assert ending_of(job, DataError("x"), is_told=True) == {}
+    assert ending_of(job, NetworkError("nobody came"), is_told=False), "which no policy has a rule for"
 
 
 def test_a_hopeless_job_that_may_not_be_ended_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:

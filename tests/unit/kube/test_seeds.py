@@ -51,6 +51,21 @@ def test_the_older_name_of_the_config_is_found_too(told: dict[str, str], tmp_pat
     assert seeds.job_of(seeds.read(told)).config.endswith("quick_start/trainer_config.py")
 
 
+def test_shards_as_the_oldest_tutorial_had_them_are_found_too(told: dict[str, str], tmp_path: Path) -> None:
+    place = tmp_path / "paddle-cluster-job"
+    for shard in range(3):
+        (place / str(shard) / "data" / "train.txt").write_text(f"shard {shard}")
+        (place / "data").mkdir(exist_ok=True)
+        (place / str(shard) / "data").rename(place / "data" / str(shard))
+        (place / str(shard)).rmdir()
+    for _ in range(2):  # each pod comes by here
+        job = seeds.job_of(seeds.read(told))
+        assert job.shards == 3
+        assert [(Path(job.data) / f"{k}/data/train.txt").read_text() for k in range(3)] == [
+            f"shard {k}" for k in range(3)
+        ]
+
+
 def test_passes_and_seed_can_be_changed_without_another_image(told: dict[str, str]) -> None:
     job = seeds.job_of(seeds.read({**told, "BIREME_PASSES": "2", "BIREME_SEED": "7"}))
     assert (job.passes, job.seed) == (2, 7)

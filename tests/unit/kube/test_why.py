@@ -67,6 +67,20 @@ def test_what_a_cause_explains_is_not_told_again() -> None:
     assert "crash-loop" not in {t.situation for t in told}
 
 
+@pytest.mark.parametrize(("count", "is_told"), [(1, False), (3, True)])
+def test_a_pod_that_is_not_restarted_in_place_and_gave_no_sign_of_life_is_told_of(count: int, is_told: bool) -> None:
+    facts = recorded("probe-failed")
+    events = []
+    for event in copy.deepcopy(facts.events):
+        if event["reason"] == "Killing":
+            event["message"] = "Stopping container node"
+        if event["reason"] == "Unhealthy":
+            event["count"] = count
+        events.append(event)
+    told = {each.situation for each in explain(replace(facts, events=tuple(events)))}
+    assert ("probe-failed" in told) is is_told
+
+
 def test_a_finished_job_has_no_causes_from_its_past() -> None:
     facts = recorded("out-of-memory")
     job = copy.deepcopy(facts.jobs[0])
@@ -119,6 +133,21 @@ def test_a_job_that_ended_itself_is_not_out_of_time() -> None:
     status = json.dumps({"phase": "failed", "error": error})
     job["metadata"].setdefault("annotations", {})["bireme.dev/status"] = status
     assert [t.situation for t in explain(replace(facts, jobs=(job,)))] == ["config-error"]
+
+
+def test_a_claim_that_we_may_not_see_is_not_said_to_be_missing() -> None:
+    facts = recorded("claim-missing")
+    assert "does not exist" in explain(facts)[0].cause
+    denied = {"verb": "list", "resource": "persistentvolumeclaims", "message": "", "needed": False}
+    told = explain(replace(facts, denied=(denied,)))
+    assert told and not any("does not exist" in t.cause for t in told)
+
+
+def test_a_number_within_a_digest_is_no_refusal() -> None:
+    text = RECORDED["image-not-found"].read_text(encoding="utf-8")
+    image = str(recorded("image-not-found").pods[0]["spec"]["containers"][0]["image"])
+    facts = facts_from(json.loads(text.replace(image, f"{image}@sha256:ab401cd403")))
+    assert explain(facts)[0].situation == "image-not-found"
 
 
 def test_a_plain_job_of_others_gets_an_answer_too() -> None:

@@ -20,6 +20,7 @@ def test_quantities_are_numbers(text: str, number: float) -> None:
 def test_amounts_are_words() -> None:
     assert amount_words("cpu", 1) == "1 CPU"
     assert amount_words("requests.memory", 1.5 * 2**30) == "1.5 GiB"
+    assert amount_words("memory", 1000 * 2**20) == "1000 MiB"
     assert amount_words("memory", 20) == "20 bytes"
     assert amount_words("nvidia.com/gpu", 2) == "2 nvidia.com/gpu"
 

@@ -1,0 +1,69 @@
+"""Pods that stand still are replaced, and pods that are told to leave save what they did: no bit changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tools.kube.cluster import Cluster
+from tools.kube.victim import Victim
+
+from bireme.job.snapshots import candidates
+from tests.e2e.conftest import edit
+from tests.kube.ordeal import at_work, disturbed
+from tests.kube.stage import There, small_job
+
+BATCHES = 50
+"""In each pass at least."""
+
+
+@pytest.mark.slow
+def test_a_pod_that_stands_still_is_ended_by_its_probe_and_its_replacement_changes_no_bit(
+    victim: Victim, whole: Cluster, ends_well: Callable[[], None]
+) -> None:
+    before, processes = victim.name_of(1), victim.processes(1)
+    assert set(processes) == {"entry", "pserver", "trainer"}
+    for pid in processes.values():
+        os.kill(pid, signal.SIGSTOP)
+    victim.await_another(1, before)
+    about = f"involvedObject.name={before}"
+    events = whole.get("events", "-n", victim.namespace, "--field-selector", about)["items"]
+    told = [f"{event['reason']}: {event['message']}".strip() for event in events]
+    assert "Unhealthy: Liveness probe failed:" in told and any(line.startswith("Killing") for line in told), told
+    ends_well()
+
+
+@pytest.fixture
+def unsaved(there: There, reviews: Path, passes: int) -> Victim:
+    """The job, at work, which takes a snapshot once an hour."""
+    path = disturbed(small_job(there, reviews), passes)
+    edit(path, ("every_s: 2", "every_s: 3600"))
+    return at_work(there, path)
+
+
+@pytest.mark.parametrize("passes", [2])
+def test_a_job_that_is_stopped_within_a_pass_goes_on_from_there(
+    unsaved: Victim, there: There, ends_well: Callable[[], None]
+) -> None:
+    there.wait(lambda: max(row["round"] for row in unsaved.lines()) >= 5, "some rounds are done")
+    assert unsaved.lines("pass") == [] and candidates(unsaved.output / "snapshots")[0] == []
+    assert there.ask("cancel", "small")["state"] == "suspended"
+    saved = candidates(unsaved.output / "snapshots")[0][0]
+    assert saved.round >= 5 and saved.ended is None
+    assert 0 < saved.batch < BATCHES, "it was to be stopped within a pass"
+    reached = max(row["round"] for row in unsaved.lines())
+    assert reached - saved.round <= BATCHES, "what was done before the stop is saved"
+    # Whichever pod was told first; the others may have been told when there was nothing left to save.
+    said = "".join(path.read_text() for path in unsaved.output.glob("node_*/node.log"))
+    assert "told to end: asking for a snapshot" in said and f"the snapshot of round {saved.round} is there" in said
+
+    views = len(unsaved.lines("view"))
+    there.do("resume", "small")
+    there.wait(lambda: len(unsaved.lines("view")) > views, "it trains again")
+    assert unsaved.lines("view")[views]["round"] == saved.round
+    ends_well()
+    after = [row["round"] for row in unsaved.lines() if row["view"] > unsaved.lines("view")[views - 1]["view"]]
+    assert min(after) >= saved.round, "nothing that was saved is done again"

@@ -1,0 +1,202 @@
+"""A job on the cluster, told about while it runs: its pods by `bireme status`, what they say by `bireme logs`.
+
+And what they said once they are gone, from the volume.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tools.kube.victim import Victim
+
+from tests.e2e.conftest import edit
+from tests.kube.ordeal import at_work, disturbed
+from tests.kube.stage import There, small_job
+
+ALL = {0, 1, 2}
+PASSES = 4
+
+
+class Said(NamedTuple):
+    """A line of a log."""
+
+    log: str
+    line: str
+
+    @property
+    def node(self) -> int:
+        """Which node has said it."""
+        return int(re.match(r"node_(\d+)/", self.log)[1])  # type: ignore[index]
+
+    @property
+    def at(self) -> float:
+        """When it was said, by its own words; 0 for a line that belongs to the one before."""
+        return moment_of(self.line)
+
+
+def moment_of(line: str) -> float:
+    """The time at the beginning of a line, as pods write it; 0 if there is none."""
+    found = re.match(r"[A-Z](\d{4} \d\d:\d\d:\d\d\.\d{6}) ", line)
+    if found is None:
+        return 0.0
+    now = datetime.now(UTC)
+    return datetime.strptime(f"{now.year}{found[1]}+0000", "%Y%m%d %H:%M:%S.%f%z").timestamp()
+
+
+def parsed(lines: str) -> list[Said]:
+    return [Said(**json.loads(line)) for line in lines.splitlines()]
+
+
+def logs(there: There, *options: str) -> list[Said]:
+    """What `bireme logs` prints."""
+    return parsed(there.do("logs", "small", "--json", *options).out)
+
+
+def assert_in_order(lines: list[Said]) -> None:
+    times = [said.at for said in lines if said.at]
+    assert times == sorted(times) and len(times) > 20
+
+
+class Following:
+    """`bireme logs -f` in the background, and what it has printed so far."""
+
+    def __init__(self, there: There, *options: str) -> None:
+        self.process = there.start("logs", "small", "-f", "--json", *options, "--namespace", there.namespace)
+        self.heard: list[Said] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.heard += parsed(line)
+
+    def since(self, moment: float) -> list[Said]:
+        """What was said after a moment and is here."""
+        return [said for said in list(self.heard) if said.at > moment]
+
+    def end(self) -> tuple[int, str]:
+        """Wait until it ends by itself; how it did."""
+        code = self.process.wait(60)
+        self._thread.join(10)
+        assert self.process.stderr is not None
+        return code, self.process.stderr.read()
+
+    def __enter__(self) -> Following:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        self._thread.join(10)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def talker(there: There, reviews: Path) -> Victim:
+    """A job at work whose trainers say something every second or so."""
+    path = disturbed(small_job(there, reviews), PASSES)
+    edit(path, ("connect_timeout_s", "log_period: 5\nconnect_timeout_s"))
+    return at_work(there, path)
+
+
+def pods_of(there: There, restarts: list[int]) -> list[dict[str, Any]]:
+    """What the status says of each pod, once all take part and have been replaced so often."""
+    found: list[dict[str, Any]] = []
+
+    def are_there() -> bool:
+        told = there.ask("status", "small")
+        assert told["state"] in ("running", "starting"), told
+        found[:] = told["pod_list"]
+        return [pod["restarts"] for pod in found] == restarts and all(p["is_ready"] and p["trains"] for p in found)
+
+    there.wait(are_there, f"all pods are ready, after {restarts} restarts", 90)
+    return found
+
+
+def check_pods(there: There, talker: Victim, restarts: list[int]) -> None:
+    """Each pod is told of: who and where it is, and how far it is."""
+    now = talker.lines()[-1]["pass"]
+    for rank, pod in enumerate(pods_of(there, restarts)):
+        assert (pod["rank"], pod["role"], pod["phase"], pod["name"]) == (rank, "node", "Running", talker.name_of(rank))
+        assert pod["machine"] == talker.machine_of(rank)
+        trains = pod["trains"]
+        assert abs(trains["pass"] - now) <= 1 and 1 <= trains["batch"] <= trains["batches"] <= 51, trains
+        assert 0 < trains["rate"] < 4000, f"a round takes some hundredths of a second: {trains}"
+
+
+def check_choices(there: There) -> None:
+    """Of a job that runs: the lines of one node, and those of the last seconds, in the order of time."""
+    only = logs(there, "--node", "1", "-n", "1000")
+    assert {said.log for said in only} == {"node_1/train.log", "node_1/server.log", "node_1/node.log"}
+    first = min(said.at for said in only if said.at)
+    there.wait(lambda: time.time() > first + 10, "some of it is old")
+    asked = time.time()
+    recent = [said for said in logs(there, "--since", "3s") if said.at]
+    # The container's clock counts, and the entry copies five times a second.
+    assert recent and min(said.at for said in recent) > asked - 4.5
+    assert {said.node for said in recent} == ALL
+    everything = logs(there, "-n", "1000")
+    assert_in_order(everything)
+    assert min(said.at for said in everything if said.at) < asked - 9
+
+
+def test_a_running_job_tells_of_its_pods_and_its_lines_are_followed_chosen_and_kept(
+    talker: Victim, there: There
+) -> None:
+    started = time.time()
+    with Following(there) as everybody, Following(there, "--node", "2", "--since", "1s") as one:
+        there.wait(lambda: everybody.heard and one.heard, "both have begun")
+        began = time.time()
+        there.wait(lambda: {said.node for said in everybody.since(began)} == ALL, "all are heard of as they speak", 60)
+        there.wait(lambda: one.since(began), "node 2 is heard of as it speaks", 60)
+        check_choices(there)
+        check_pods(there, talker, [0, 0, 0])
+        killed = time.time()
+        talker.survive(lambda: talker.kill_container(1))
+        check_pods(there, talker, [0, 1, 0])
+        assert talker.ending() == {}, "all this was to be told while it ran"
+        there.wait_for_end("small")
+        assert everybody.end() == one.end() == (0, "")
+        check_followed(talker, everybody.heard, ALL, began)
+        check_followed(talker, one.heard, {2}, began)
+        assert min(said.at for said in one.heard if said.at) > started - 2.5, "it was asked for what was recent"
+    check_volume(there, killed)
+
+
+def check_followed(talker: Victim, heard: list[Said], nodes: set[int], began: float) -> None:
+    """Each line of these nodes came once, and none was left out, but what a killed pod did not come to repeat."""
+    assert {said.node for said in heard} == nodes
+    assert max(Counter(said for said in heard if said.at).values()) == 1
+    last = Counter(said.log for said in heard if f" Pass={PASSES - 1} " in said.line)
+    assert last == {f"node_{node}/train.log": 1 for node in nodes}
+    known = set(heard)
+    for node in nodes - {1}:
+        for log in (f"node_{node}/train.log", f"node_{node}/server.log"):
+            lines = (talker.output / log).read_text().splitlines()
+            missing = [line for line in lines if moment_of(line) > began and Said(log, line) not in known]
+            assert missing == []
+
+
+def check_volume(there: There, killed: float) -> None:
+    """When the pods are gone, the same lines come from the volume, those of pods that were replaced too."""
+    there.cluster.kubectl("delete", "pods", "--all", "-n", there.namespace)
+    everything = logs(there, "-n", "1000")
+    assert_in_order(everything)
+    assert {said.node for said in everything} == ALL
+    entries = Counter(said.node for said in everything if re.search(r"node \d of small, in pod", said.line))
+    assert entries == {0: 1, 1: 2, 2: 1}
+    late = logs(there, "--node", "1", "--since", f"{time.time() - killed:.0f}s")
+    assert {said.node for said in late} == {1}
+    assert 0 < len(late) < sum(said.node == 1 for said in everything)
+    assert min(said.at for said in late if said.at) > killed - 2
