@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,10 @@ import pytest
 from bireme.data.reviews import write_reviews
 from bireme.data.split import split_lines
 from bireme.local import demo
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # These tests were started in the background of a script; what they start must hear Ctrl-C all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 JOB = """\
 name: small

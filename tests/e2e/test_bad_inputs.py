@@ -115,6 +115,16 @@ def test_a_full_disk_is_named_with_the_file_that_could_not_be_written(cli: Cli, 
     assert f"pserver 0: the disk is full: cannot write {output / 'ledger.jsonl'}" in done.err
 
 
+def test_training_goes_on_where_its_curve_cannot_be_written(cli: Cli, job: Path) -> None:
+    output = job.parent / "output"
+    output.mkdir()
+    (output / "metrics.jsonl").symlink_to("/dev/full")
+    done = cli.run("train", job, *ONE)
+    assert done.code == 0, done.err
+    told = (output / "node_0" / "server.log").read_text().count("curves will have a gap: the disk is full")
+    assert told == 1, "it is said once, not for every line"
+
+
 def test_all_shards_empty_is_refused(cli: Cli, job: Path) -> None:
     for shard in "012":
         (job.parent / shard / "data" / "train.txt").write_bytes(b"")

@@ -55,6 +55,7 @@ def test_pauses_and_cut_connections_are_survived(cli: Cli, job: Path) -> None:
         save_often(job, passes=5),
         "--pause trainer:0@round=50,2s",
         "--cut trainer:1-pserver:2@round=100",
+        "--cut trainer:2-pserver:0@after=300ms",
         "--pause pserver:1@round=150,2s",
         "--kill all@round=180",
     )
@@ -79,10 +80,18 @@ def test_no_update_is_lost_or_applied_twice_in_any_mode(cli: Cli, job: Path, mod
     assert told["never"] == []
 
 
-def test_faults_that_never_happened_are_named(cli: Cli, job: Path) -> None:
-    told = drill(cli, job, "--kill trainer:0@round=100000")
-    assert told["never"] == ["kill trainer:0 @round=100000"]
+@pytest.mark.parametrize("when", ["round=100000", "after=9999s"])
+def test_a_fault_that_never_happened_is_named(cli: Cli, job: Path, when: str) -> None:
+    told = drill(cli, job, f"--kill trainer:0@{when}")
+    assert told["never"] == [f"kill trainer:0 @{when}"]
     assert (told["faults"], told["same"]) == (0, True)
+
+
+def test_faults_at_random_moments_change_nothing(cli: Cli, job: Path) -> None:
+    told = drill(cli, save_often(job, passes=8), "--random --mtbf 0.5s --seed 4 --faults 3")
+    assert (told["same"], told["never"]) == (True, [])
+    assert told["drawn"] == 3
+    assert 1 <= told["drawn_happened"] == len(told["each"])
 
 
 @pytest.mark.parametrize(
@@ -94,6 +103,9 @@ def test_faults_that_never_happened_are_named(cli: Cli, job: Path) -> None:
         (("--kill", "trainer:0@round=1,point=nowhere"), "there is no fault point 'nowhere'"),
         (("--pause", "trainer:0@sometime"), "does not say when"),
         (("--cut", "trainer:0@round=3"), "is not understood"),
+        (("--cut", "all-pserver:1@round=3"), "a cut is trainer:0-pserver:1@WHEN"),
+        (("--kill", "node:1@recovery"), "node:1 cannot be struck at a recovery"),
+        (("--kill", "pserver:0@recovery"), "there is no fault before it to recover from"),
         (("--random", "--mtbf", "soon"), "'soon' is no duration"),
     ],
 )

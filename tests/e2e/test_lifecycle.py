@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -9,6 +10,9 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,10 @@ LONG = ("--passes", 400)
 
 def nobody_left(job: Path) -> bool:
     return not processes_mentioning(str(job.parent))
+
+
+def passes_saved(output: Path) -> int:
+    return len(list(output.glob("pass-*/done")))
 
 
 @pytest.fixture
@@ -76,10 +84,10 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(cli: Cli, job: Path, running
     told = re.search(r"resume (\S+)`", err)
     assert told, err
     output = Path(told[1])
-    next_pass = 1 + max(int(p.parent.name[5:]) for p in output.glob("pass-*/done"))
-    went_on = cli.run("resume", output, "--passes", next_pass + 1)
+    saved = passes_saved(output)
+    went_on = cli.run("resume", output, "--passes", saved + 1)
     assert went_on.code == 0, went_on.err
-    assert (output / f"pass-{next_pass:05d}" / "done").is_file()
+    assert passes_saved(output) == saved + 1
 
 
 def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Path) -> None:
@@ -155,6 +163,86 @@ def test_a_job_is_seen_and_stopped_from_another_terminal(cli: Cli, job: Path, ru
     assert nobody_left(job)
     assert cli.run("list", "--json").json["jobs"][0]["state"] == "cancelled"
     assert cli.run("cancel").code == 2
+
+
+def test_a_job_under_nohup_survives_the_end_of_its_terminal(cli: Cli, job: Path) -> None:
+    ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-m", "bireme", "train", str(job))
+    process = subprocess.Popen(
+        [*ignoring, "--passes", "40"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=cli.environment()
+    )
+    wait_until((job.parent / "output" / "pass-00000").is_dir, "the first pass is saved")
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, (out, err)
+    assert "pass  39  cost" in out
+
+
+class Terminal:
+    """A terminal of its own in which `bireme` runs, as in a window: closing it hangs up."""
+
+    def __init__(self, cli: Cli, *args: object) -> None:
+        self._master, slave = os.openpty()
+        os.set_blocking(self._master, False)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bireme", *map(str, args)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=cli.environment(TERM="xterm"),
+            start_new_session=True,
+            preexec_fn=self._take,
+        )
+        os.close(slave)
+
+    @staticmethod
+    def _take() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+
+    def is_past(self, claim: Path) -> bool:
+        """Whether a file is there; what is shown meanwhile is read, as by a person."""
+        with suppress(OSError):  # nothing more, or everybody has left
+            while os.read(self._master, 1 << 16):
+                pass
+        return claim.exists() or self.process.poll() is not None
+
+    def close(self) -> None:
+        os.close(self._master)
+
+
+def test_a_job_goes_on_when_its_terminal_is_closed_and_is_stopped_from_another(cli: Cli, job: Path) -> None:
+    output = job.parent / "output"
+    terminal = Terminal(cli, "train", job, *LONG)
+    wait_until(lambda: terminal.is_past(output / "pass-00000" / "done"), "the first pass is saved")
+    terminal.close()
+    later = output / f"pass-{passes_saved(output) + 5:05d}" / "done"
+    wait_until(lambda: later.is_file() or terminal.process.poll() is not None, "five more passes are saved")
+    assert terminal.process.poll() is None, "it ended with its terminal"
+    assert "small: running" in cli.run("status").out
+    assert cli.run("cancel").out == "small: cancelled\n"
+    assert terminal.process.wait(timeout=30) == 130
+    assert nobody_left(job)
+    assert cli.run("resume", output, "--passes", passes_saved(output) + 1).code == 0
+
+
+def test_a_job_whose_terminal_is_closed_runs_to_its_end(cli: Cli, job: Path) -> None:
+    output = job.parent / "output"
+    terminal = Terminal(cli, "train", job, "--passes", 40)
+    wait_until(lambda: terminal.is_past(output / "pass-00000"), "the first pass is saved")
+    terminal.close()
+    assert terminal.process.wait(timeout=120) == 0
+    assert_ledger_is_exact(output, passes=40)
+    assert cli.run("list", "--json").json["jobs"][0]["state"] == "finished"
+
+
+def test_a_job_that_ignores_ctrl_c_can_be_stopped_at_once(cli: Cli, job: Path) -> None:
+    ignoring = ("sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "bireme", "train", str(job))
+    process = subprocess.Popen([*ignoring, *map(str, LONG)], stdout=subprocess.DEVNULL, env=cli.environment())
+    wait_until((job.parent / "output" / "pass-00000").is_dir, "the first pass is saved")
+    process.send_signal(signal.SIGINT)
+    assert cli.run("cancel", "--now").out == "small: cancelled\n"
+    assert process.wait(timeout=30) == 130
+    assert nobody_left(job)
 
 
 def test_two_jobs_at_once_do_not_disturb_each_other(cli: Cli, job: Path) -> None:

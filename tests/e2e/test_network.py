@@ -1,6 +1,7 @@
-"""A network between two machines that goes away and comes back: two network namespaces and a cable that is pulled.
+"""A network between two machines that goes away and comes back, or loses packets; processes that stand still for long.
 
-Pulling it leaves connections half-open on both sides: nobody is told anything. Needs root and `ip netns`.
+Two network namespaces and a cable. Pulling it leaves connections half-open on both sides: nobody is told anything.
+Needs root, `ip netns` and, to lose packets, iptables.
 """
 
 from __future__ import annotations
@@ -97,6 +98,36 @@ def train(cli: Cli, job: Path, ends: tuple[str, str], place: Path, pulls: tuple[
         for process in machines.running:
             process.kill()
             process.wait()
+
+
+@pytest.mark.slow
+def test_a_network_that_loses_packets_changes_nothing(
+    cli: Cli, job: Path, cable: tuple[str, str], tmp_path: Path
+) -> None:
+    save_often(job, passes=PASSES)
+    undisturbed = train(cli, job, cable, tmp_path / "undisturbed", ())
+    lose = ("iptables", "-A", "INPUT", "-i", "cable", "-m", "statistic", "--mode", "random", "--probability", "0.03")
+    for end in cable:
+        subprocess.run(["ip", "netns", "exec", end, *lose, "-j", "DROP"], check=True)
+    assert train(cli, job, cable, tmp_path / "disturbed", ()) == undisturbed
+    asked = ["ip", "netns", "exec", cable[0], "iptables", "-nvxL", "INPUT"]
+    counts = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    lost = int(next(line for line in counts.splitlines() if "DROP" in line).split()[0])
+    assert lost > 100, f"only {lost} packets were lost"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["trainer:1", "pserver:1", "coordinator"])
+def test_a_process_that_stands_still_for_half_a_minute_is_waited_for(cli: Cli, job: Path, who: str) -> None:
+    save_often(job, passes=4)
+    output = job.parent / "drill"
+    asked = ("--pause", f"{who}@round=20,30s", "--output", output, "--json")
+    done = cli.run("drill", job, *asked, timeout_s=250, BIREME_CARRIER="tcp")
+    assert done.code == 0, done.err
+    assert done.json["hash"] == done.json["undisturbed"] and done.json["never"] == []
+    assert done.json["seconds"] > 30.0
+    sound = cli.run("verify", output / "disturbed")
+    assert sound.code == 0, sound.out
 
 
 @pytest.mark.slow

@@ -157,12 +157,16 @@ def test_a_pod_that_comes_back_after_the_end_leaves_at_once(pods: Pods, undistur
     assert pods.said().count("this job is finished") == 2
 
 
+SLOWLY = "delay:seed=1,max_ms=10"
+"""So that a job is not over before a pod has left; delays change no bits."""
+
+
 def snapshot_rounds(pods: Pods) -> list[int]:
     return [manifest.round for manifest in candidates(pods.output / "snapshots")[0]]
 
 
 def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(pods: Pods, undisturbed: str) -> None:
-    pods.change(snapshots=msgspec.structs.replace(pods.job.snapshots, every_s=3600.0))
+    pods.change(snapshots=msgspec.structs.replace(pods.job.snapshots, every_s=3600.0), faults=SLOWLY)
     first = pods.start_all()
     pods.wait_for_pass()
     for pod in first:
@@ -177,7 +181,7 @@ def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(p
 
 
 def test_a_pod_that_is_told_to_end_alone_saves_first_and_its_replacement_goes_on(pods: Pods, undisturbed: str) -> None:
-    pods.change(snapshots=msgspec.structs.replace(pods.job.snapshots, every_s=3600.0))
+    pods.change(snapshots=msgspec.structs.replace(pods.job.snapshots, every_s=3600.0), faults=SLOWLY)
     zero, one, two = pods.start_all()
     pods.wait_for_pass()
     one.terminate()
@@ -250,6 +254,7 @@ def test_pods_wait_for_the_one_that_settles_the_job(pods: Pods) -> None:
 
 
 def test_another_job_is_refused_where_it_would_mix_two_runs(pods: Pods) -> None:
+    pods.change(faults=SLOWLY)
     started = pods.start_all()
     pods.wait_for_pass()
     for pod in started:
@@ -269,7 +274,7 @@ def test_a_shard_that_is_missing_is_named_before_anything_begins(pods: Pods) -> 
 
 
 def test_probes_tell_what_a_pod_does(pods: Pods) -> None:
-    pods.change(connect_timeout_s=60.0)
+    pods.change(connect_timeout_s=60.0, faults=SLOWLY)
     pod = pods.start(1)
     probes = pods.home / "pod-1-1-0" / "probes"
     wait_until(lambda: (probes / "alive").exists(), "it waits, and is alive")

@@ -124,9 +124,67 @@ def test_a_stopped_trainer_is_named_and_nobody_takes_its_place(cli: Cli, long: P
     assert [event["kind"] for event in job.events("view")] == ["begin"]
 
 
+def test_a_stopped_coordinator_is_named_and_the_job_goes_on_with_it(cli: Cli, long: Path, undisturbed: str) -> None:
+    job = Disturbed(cli, long)
+    job.signal(signal.SIGSTOP, "pserver 0")
+    try:
+        told = cli.run("status", "small").out
+        status = cli.run("status", "small", "--json").json["status"]
+        why = cli.run("why", "small").out
+    finally:
+        job.signal(signal.SIGCONT, "pserver 0")
+    assert "waits for pserver 0 (the coordinator), which does not answer\n" in told
+    assert "small: running" in told and "\npass   0 " in told
+    assert (status["phase"], len(status["waits_for"])) == ("training", 1)
+    assert "Everybody waits for pserver 0 (the coordinator), which does not answer" in why
+    job.ends_as(undisturbed)
+    assert [event["kind"] for event in job.events("view")] == ["begin"]
+
+
 def test_a_process_that_dies_again_and_again_ends_the_job_with_words(cli: Cli, long: Path) -> None:
     long.write_text(long.read_text() + "restarts: {limit: 2, within_s: 90}\n")
     job = Disturbed(cli, long)
+    kill_trainer_1_until_the_end(job)
+    out, err = job.process.communicate()
+    assert job.process.returncode == 13, (out, err)
+    assert "trainer 1 died 3 times within 90 s; at last it was killed by SIGKILL" in out + err
+    assert "node_1/train.log" in out + err
+    assert (job.output / "pass-00000" / "done").is_file()
+
+
+def test_a_process_that_dies_seldom_and_always_of_the_same_ends_the_job_with_words(cli: Cli, long: Path) -> None:
+    long.write_text(long.read_text() + SELDOM)
+    job = Disturbed(cli, long)
+    kill_trainer_1_until_the_end(job)
+    out, err = job.process.communicate()
+    assert job.process.returncode == 13, (out, err)
+    told = r"trainer 1 died \d times while the job got no further than round (\d+); at last it was killed by SIGKILL"
+    found = re.search(told, out + err)
+    assert found is not None, (out, err)
+    assert int(found[1]) == max(event["round"] for event in job.events("progress"))
+
+
+@pytest.mark.parametrize("name", ["trainer 1", "pserver 0"])
+def test_a_job_that_gets_further_between_deaths_goes_on(cli: Cli, long: Path, undisturbed: str, name: str) -> None:
+    long.write_text(long.read_text() + SELDOM)
+    job = Disturbed(cli, long)
+    for _ in range(6):
+        before = highest(job)
+        wait_until(lambda least=before: highest(job) > least, "the job gets further")
+        job.signal(signal.SIGKILL, name)
+    job.ends_as(undisturbed)
+    assert len(job.events("view")) > 6
+
+
+SELDOM = "restarts: {limit: 2, within_s: 0.01}\n"
+"""No process can die three times within so short a time."""
+
+
+def highest(job: Disturbed) -> int:
+    return max((int(event["round"]) for event in job.events("progress")), default=-1)
+
+
+def kill_trainer_1_until_the_end(job: Disturbed) -> None:
     killed: set[int] = set()
 
     def kill_it_as_soon_as_it_is_there() -> bool:
@@ -137,8 +195,3 @@ def test_a_process_that_dies_again_and_again_ends_the_job_with_words(cli: Cli, l
         return job.process.poll() is not None
 
     wait_until(kill_it_as_soon_as_it_is_there, "the job is given up")
-    out, err = job.process.communicate()
-    assert job.process.returncode == 13, (out, err)
-    assert "trainer 1 died 3 times within 90 s; at last it was killed by SIGKILL" in out + err
-    assert "node_1/train.log" in out + err
-    assert (job.output / "pass-00000" / "done").is_file()

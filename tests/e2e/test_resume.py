@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cli, assert_ledger_is_exact, processes_mentioning, wait_until
+from bireme.job.snapshots import candidates
+from tests.e2e.conftest import Cli, assert_ledger_is_exact, edit, processes_mentioning, wait_until
 
 
 def end(process: subprocess.Popen[str], output: Path) -> None:
@@ -74,6 +75,48 @@ def test_a_damaged_snapshot_is_named_and_the_one_before_is_used(
     assert done.code == 0, done.err
     assert done.json["hash"] == undisturbed
     assert f"snapshot {last.name} cannot be used" in (output / "node_0" / "server.log").read_text()
+
+
+def test_snapshots_by_rounds_are_at_multiples_and_a_job_goes_on_from_one(
+    cli: Cli, often: Path, tmp_path: Path, undisturbed: str
+) -> None:
+    edit(often, ("{every_s: 0.05, keep: 4}", "{every_s: 86400, every_rounds: 7, keep: 100}"))
+    output = tmp_path / "killed"
+    kill_in_the_middle(cli, often, output)
+    found = candidates(output / "snapshots")[0]
+    within = [manifest.round for manifest in found if manifest.batch]
+    assert within and [round_ for round_ in within if round_ % 7] == []
+    assert any(manifest.batch == 0 for manifest in found), "and one at the end of a pass"
+    done = cli.run("resume", output, "--json")
+    assert done.code == 0, done.err
+    assert done.json["hash"] == undisturbed
+    rounds = {manifest.round for manifest in candidates(output / "snapshots")[0] if manifest.batch}
+    assert all(round_ % 7 == 0 for round_ in rounds) and len(rounds) > len(within)
+
+
+def test_a_job_that_was_moved_is_told_where_its_program_and_data_are(
+    cli: Cli, often: Path, tmp_path: Path, undisturbed: str
+) -> None:
+    output = often.parent / "output"
+    kill_in_the_middle(cli, often, output)
+    elsewhere = often.parent.rename(tmp_path / "elsewhere")
+    lost = cli.run("resume", elsewhere / "output")
+    assert lost.code != 0
+    assert "program is not where it was" in lost.err and "--job JOB.yaml" in lost.err
+    done = cli.run("resume", elsewhere / "output", "--job", elsewhere / often.name, "--json")
+    assert done.code == 0, done.err
+    assert done.json["hash"] == undisturbed
+
+
+def test_changes_that_are_accepted_are_gone_on_with(cli: Cli, often: Path, tmp_path: Path) -> None:
+    output = tmp_path / "killed"
+    kill_in_the_middle(cli, often, output)
+    data = often.parent / "0" / "data" / "train.txt"
+    data.write_text(data.read_text() + "1\tgood\n")
+    assert cli.run("resume", output).code == 15
+    done = cli.run("resume", output, "--accept-changes", "--json")
+    assert done.code == 0, done.err
+    assert done.json["phase"] == "finished"
 
 
 def test_other_data_is_refused_with_what_changed(cli: Cli, often: Path, tmp_path: Path) -> None:

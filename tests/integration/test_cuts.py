@@ -23,7 +23,7 @@ from bireme.ps.plan import Layout
 from bireme.ps.rowframes import Block
 from bireme.ps.setup import Setup
 from bireme.ps.tree import share_out
-from bireme.spec.model import Optimizer, Parameter, Updates
+from bireme.spec.model import Optimizer, Parameter, UpdateMode, Updates
 
 WIDE = Parameter(name="a", shape=(3000,))
 ROWS = (50, 40)
@@ -226,6 +226,52 @@ def test_a_cut_that_somebody_waits_for_is_made_two_rounds_later(
     assert parts.empty(), "and no other"
     start(other, tmp_path / "more", base=base_of([cut]))
     assert train(other, range(at, 9)) == states[at:]
+
+
+@pytest.mark.parametrize("begin", [0, 5], ids=["from the beginning", "from another cut"])
+def test_every_lane_takes_the_cuts_at_multiples_of_a_number_by_itself(
+    cluster: Cluster, other: Cluster, tmp_path: Path, begin: int
+) -> None:
+    base: tuple[tuple[str, ...], ...] = ()
+    if begin:
+        first = start(other, tmp_path / "first")
+        train(other, range(begin), lambda round_: ask(other) if round_ == begin - CUT_AFTER else None)
+        base = base_of([all_parts(first)])
+    parts = start(cluster, tmp_path / "cuts", cut_every_rounds=3, base=base)
+    found: list[list[PartDone]] = []
+    train(cluster, range(begin, 13), lambda round_: found.append(all_parts(parts)) if is_due(round_, begin) else None)
+    found.append(all_parts(parts))
+    assert [cut[0].counts.round for cut in found] == [round_ for round_ in (3, 6, 9, 12) if round_ > begin]
+    assert parts.empty(), "and no other"
+
+
+def is_due(round_: int, begin: int) -> bool:
+    """Whether a cut is taken at this round: it is waited for, as the next one would else be left out."""
+    return round_ > begin and round_ % 3 == 0 and round_ < 12
+
+
+def test_of_the_clock_and_the_rounds_whichever_comes_first_makes_a_cut(cluster: Cluster, tmp_path: Path) -> None:
+    parts = start(cluster, tmp_path, cut_every_rounds=10, cut_every_s=3600.0)
+    found: list[int] = []
+
+    def before(round_: int) -> None:
+        if round_ == 3:
+            ask(cluster)  # as if the time had come
+        if round_ in (3 + CUT_AFTER, 10):
+            found.append(all_parts(parts)[0].counts.round)
+            cluster.servers[0].lanes[0].cut_every(3600.0)
+
+    train(cluster, range(12), before)
+    assert found == [3 + CUT_AFTER, 10]
+    assert parts.empty(), "and no other"
+
+
+@pytest.mark.parametrize("mode", ["async", "local"])
+def test_lanes_that_cut_at_passes_only_do_not_count_rounds(cluster: Cluster, tmp_path: Path, mode: UpdateMode) -> None:
+    start(cluster, tmp_path, updates=Updates(mode=mode), cut_every_rounds=1)
+    lane = cluster.servers[0].lanes[0]
+    lane.rounds.round = 1
+    assert not lane._is_at_cut()
 
 
 def test_lanes_that_cut_at_passes_only_are_not_made_to(cluster: Cluster, tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ Examples:
   bireme drill job.yaml --random --mtbf 60s --seed 7
 
 \b
-WHO is trainer:N, pserver:N, node:N, coordinator or all. WHEN is one of
+WHO is trainer:N, pserver:N, node:N, coordinator or all; a cut is between a trainer and a pserver. WHEN is one of
   round=N      when that round is reached (with point=NAME: at that very point of the code)
   after=12s    seconds after training began
-  recovery     while the fault before this one is being recovered from
-  point=NAME   at a named point; `bireme drill --points` lists them"""
+  recovery     while the fault before this one is being recovered from (trainers and pservers only)
+  point=NAME   at a named point (trainers and pservers only); `bireme drill --points` lists them"""
 
 
 def _print_points(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
@@ -48,7 +48,7 @@ def _print_points(context: click.Context, _: click.Parameter, is_wanted: bool) -
 @click.argument("job_file", metavar="JOB.yaml", type=Path)
 @click.option("--kill", multiple=True, metavar="WHO@WHEN", help="Kill a process (SIGKILL). May be given several times.")
 @click.option("--pause", multiple=True, metavar="WHO@WHEN[,10s]", help="Stop a process for a while (SIGSTOP).")
-@click.option("--cut", multiple=True, metavar="trainer:N-pserver:N@WHEN", help="Cut the connections between two.")
+@click.option("--cut", multiple=True, metavar="trainer:N-pserver:M@WHEN", help="Cut the connections between two.")
 @click.option("--random", "is_random", is_flag=True, help="Faults of any process at any moment.")
 @click.option("--mtbf", default="60s", show_default=True, help="With --random: mean time between two faults.")
 @click.option("--seed", type=int, default=1, show_default=True, help="With --random: the same seed, the same faults.")
@@ -72,7 +72,7 @@ def drill(job_file: Path, no_reference: bool, as_json: bool, **options: Any) -> 
     tell = (lambda text: None) if as_json else click.echo
     reference = None if no_reference else _run(_into(job, place / "undisturbed"), job_file, tell)
     found = _run(_into(job, place / "disturbed"), job_file, tell, faults)
-    told = _report(faults, reference, found)
+    told = _report(reference, found)
     if as_json:
         click.echo(json.dumps(told | {"output": str(place)}))
     else:
@@ -104,13 +104,17 @@ def _into(job: Job, output: Path) -> Job:
 
 
 def _faults(job: Job, options: dict[str, Any]) -> list[Fault]:
-    from bireme.local.drilling import at_random, parse, parse_seconds
+    from bireme.local.drilling import at_random, check_recoveries, parse, parse_seconds
 
     found = [parse("kill", text, job) for text in options["kill"]]
     found += [parse("pause", text, job) for text in options["pause"]]
     found += [parse("cut", text, job) for text in options["cut"]]
+    check_recoveries(found)
     if options["is_random"]:
-        found += at_random(job, options["seed"], parse_seconds(options["mtbf"]), options["count"])
+        mtbf_s = parse_seconds(options["mtbf"])
+        if not mtbf_s:
+            raise UsageError("--mtbf 0: faults must be some time apart", fix="write for example --mtbf 10s")
+        found += at_random(job, options["seed"], mtbf_s, options["count"])
     if not found:
         raise UsageError("no fault was asked for", fix="give --kill, --pause, --cut or --random; see --help")
     return found
@@ -128,7 +132,10 @@ def _run(job: Job, job_file: Path, tell: Any, faults: list[Fault] | None = None)
     controller = Drill(faults or [], output)
     teller = _Teller(controller, tell, "disturbed" if faults else "undisturbed")
     status = follow(
-        msgspec.structs.replace(job, faults=plan_of(faults or [])), str(job_file), SilentView(), each=teller.look
+        msgspec.structs.replace(job, faults=plan_of(faults or []) or job.faults),
+        str(job_file),
+        SilentView(),
+        each=teller.look,
     )
     teller.finished(status)
     lines = (output / METRICS).read_bytes().splitlines()
@@ -169,17 +176,18 @@ class _Teller:
         self._tell(f"  finished after {status['seconds']:.1f} s")
 
 
-def _report(faults: list[Fault], reference: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:
+def _report(reference: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:
     from bireme.local.cost import cost_of, summary
 
     controller: Drill = found["drill"]
     told = cost_of(controller.struck, found["metrics"])
-    is_endless = all(fault.after_s is not None for fault in faults)
-    never = [] if is_endless else [str(fault) for fault in controller.never]
+    drawn = [struck for struck in controller.struck if struck.fault.is_drawn]
     return {
         **summary(told, reference["seconds"] if reference else None, found["seconds"]),
         "each": told,
-        "never": never,
+        "never": [str(fault) for fault in controller.never],
+        "drawn": sum(fault.is_drawn for fault in controller.faults),
+        "drawn_happened": len(drawn),
         "hash": found["hash"],
         "undisturbed": reference["hash"] if reference else None,
         "seconds": found["seconds"],
@@ -197,6 +205,10 @@ def _show(told: dict[str, Any]) -> None:
         click.echo(f"{row['fault']:<{width}} {row['at_s']:>6.1f} s  {back:>15}   {row['redone']:>6}")
     for fault in told["never"]:
         click.echo(f"{fault:<{width}}  never happened: the job was over before")
+    if told["drawn"]:
+        click.echo(
+            f"{told['drawn_happened']:,} of {told['drawn']:,} faults that were drawn happened before the job's end"
+        )
     click.echo()
     if told["back_s_median"] is not None:
         click.echo(f"back at work after {told['back_s_median']:.2f} s (median), {told['back_s_worst']:.2f} s at worst")

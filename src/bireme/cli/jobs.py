@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from bireme.cli.progress import Progress, passes_in, progress_of, way_on
 from bireme.core.errors import UsageError
 from bireme.local import registry
 from bireme.spec.load import command_name
+
+AGAIN_S = 0.3
+"""Between two signals of one kind: if both were pending, they would count once."""
+SILENT = "pserver 0 (the coordinator), which does not answer"
 
 
 def ago(moment: float) -> str:
@@ -80,7 +85,7 @@ def _short(record: registry.Record, progress: Progress) -> dict[str, Any]:
 
 
 def status_of(record: registry.Record) -> dict[str, Any]:
-    """The coordinator's word while it lives, its last word afterwards."""
+    """The coordinator's word while it lives, its last word afterwards; that it is silent if it does not answer."""
     from bireme.core.errors import BiremeError
     from bireme.job import messages as m
     from bireme.job.asking import ask
@@ -94,7 +99,32 @@ def status_of(record: registry.Record) -> dict[str, Any]:
     try:
         return ask(address, m.GetStatus())
     except BiremeError:
-        return record.status or {"phase": "starting"}
+        return _last_known(record)
+
+
+def _last_known(record: registry.Record) -> dict[str, Any]:
+    """What there is to know of a job whose coordinator does not answer: it is stopped, or being started again."""
+    from bireme.job.phases import ENDED
+    from bireme.job.reports import last_status
+
+    known = last_status(Path(record.output)) or record.status
+    if known.get("phase") in ENDED:
+        return known
+    phase = "training" if _has_trained(record) else "starting"
+    return {"phase": phase, **known, "waits_for": [SILENT]}
+
+
+def _has_trained(record: registry.Record) -> bool:
+    """Whether this run has come as far as training, by the job's books."""
+    from bireme.job.books import METRICS
+
+    book = Path(record.output) / METRICS
+    for line in book.read_bytes().splitlines() if book.is_file() else ():
+        with suppress(msgspec.MsgspecError):  # half a line at the end
+            row = msgspec.json.decode(line, type=dict[str, Any])
+            if row.get("event") == "view" and row.get("unix", 0.0) >= record.started:
+                return True
+    return False
 
 
 @click.command(epilog="\b\nExample: bireme status quick-start")
@@ -203,9 +233,9 @@ def _lines(
     from bireme.kube.merging import lines_of
 
     after = time.time() - since_s if since_s is not None else 0.0
-    places: dict[Path, int] = {}
+    places: dict[Path, tuple[int, int]] = {}
     for path in files:
-        places[path] = path.stat().st_size
+        places[path] = path.stat().st_ino, path.stat().st_size
         found = [line.text for line in lines_of(path.name, [path]) if line.when >= after]
         for text in found if last is None else found[-last:] if last else ():
             yield path, text
@@ -213,11 +243,13 @@ def _lines(
         sys.stdout.flush()
         time.sleep(0.2)
         for path in files:
-            with path.open("rb") as f:
-                f.seek(places[path])
-                new = f.read()
-            whole, _, _ = new.rpartition(b"\n")
-            places[path] += len(whole) + 1 if whole else 0
+            whole = b""
+            with suppress(FileNotFoundError), path.open("rb") as f:  # (gone for a moment: it is being rotated)
+                which, at = os.fstat(f.fileno()).st_ino, 0
+                if which == places[path][0]:
+                    at = f.seek(places[path][1])
+                whole, end, _ = f.read().rpartition(b"\n")
+                places[path] = which, at + len(whole) + len(end)
             for line in whole.decode(errors="replace").splitlines():
                 yield path, line
 
@@ -243,12 +275,20 @@ def cancel(job: str | None, now: bool, where: Where, as_json: bool) -> None:
         raise UsageError(f"{record.name} does not run: it is {record.state}")
     os.kill(record.pid, signal.SIGTERM)
     if now:
-        os.kill(record.pid, signal.SIGINT)  # another one: two pending signals of one kind would count once
+        _insist(record)
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline and registry.find_run(record.id).state == "running":
         time.sleep(0.05)
     state = registry.find_run(record.id).state
     click.echo(json.dumps({"job": record.name, "state": state}) if as_json else f"{record.name}: {state}")
+
+
+def _insist(record: registry.Record) -> None:
+    """Ask once more, as a second Ctrl-C would; not with SIGINT, which jobs in the background of a script ignore."""
+    time.sleep(AGAIN_S)
+    if registry.find_run(record.id).state == "running":
+        with suppress(ProcessLookupError):
+            os.kill(record.pid, signal.SIGTERM)
 
 
 @click.command(epilog="\b\nExample: bireme delete quick-start --namespace training")
@@ -261,16 +301,17 @@ def delete(job: str, with_volume: bool, where: Where, as_json: bool) -> None:
 
     A volume claim that bireme did not make is never deleted.
     """
-    from bireme.kube.certifying import forget
+    from bireme.kube.certifying import Whose, forget
     from bireme.kube.stopping import delete as take_away
     from bireme.spec.load import places
 
     with where.connect() as cluster:
         gone = take_away(cluster, job, with_volume=with_volume)
-        forget(places().state, job, cluster.namespace)
+        forget(places().state, Whose(cluster.server, cluster.namespace, job))
     if as_json:
         click.echo(json.dumps({"job": job, "deleted": gone}))
         return
-    click.echo(f"{job} is deleted" + (", with its volume" if with_volume else "; its volume is still there"))
-    if not with_volume:
+    is_volume_gone = any(each.startswith("PersistentVolumeClaim ") for each in gone)
+    click.echo(f"{job} is deleted" + (", with its volume" if is_volume_gone else "; its volume is still there"))
+    if not is_volume_gone:
         click.echo(f"models can be brought from it with `{command_name()} fetch {job} DIR --image NAME`")

@@ -26,27 +26,44 @@ if TYPE_CHECKING:
 @click.option("--trainers", type=click.IntRange(1), help="Trainers instead of as many as before.")
 @click.option("--pservers", type=click.IntRange(1), help="Pservers instead of as many as before.")
 @click.option("--ports-num", type=click.IntRange(1, 64), help="Dense lanes of each pserver.")
+@click.option("--ports-num-for-sparse", type=click.IntRange(1, 64), help="Sparse lanes of each pserver.")
 @click.option("--passes", type=click.IntRange(1), help="Passes over the data, counted from the first.")
+@click.option("--job", "job_file", metavar="JOB.yaml", type=Path, help="Where its program and data are by now.")
 @click.option("--accept-changes", is_flag=True, help="Go on even if the program, the data or its rules have changed.")
 @either_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
-def resume(output: str | None, accept_changes: bool, where: Where, as_json: bool, **overrides: Any) -> None:
+def resume(
+    output: str | None, job_file: Path | None, accept_changes: bool, where: Where, as_json: bool, **overrides: Any
+) -> None:
     """Go on with a job from its newest snapshot.
 
     OUTPUT is the job's output directory, its name or a run's id; left out, the newest job on this machine that is
     not finished. It ends with the same bits as if it had never stopped, also with other numbers of trainers,
-    pservers and lanes, except in the modes `bounded` and `async`. A name that no job on this machine has is looked
-    for on the cluster: there a stopped job goes on, and one that has ended is started again.
+    pservers and lanes, except in the modes `bounded` and `async`. A job that was moved, also to another machine, is
+    told by --job where its program and its data are. A name that no job on this machine has is looked for on the
+    cluster: there a stopped job goes on, and one that has ended is started again.
     """
     given = {name: value for name, value in overrides.items() if value is not None}
     if _is_elsewhere(output, where):
+        if job_file is not None:
+            raise UsageError("--job is for jobs on this machine", fix=f"`{command_name()} submit {job_file}` instead")
         from bireme.cli.cluster_jobs import resume_there
 
         changes = given | ({"accepts_changes": True} if accept_changes else {})
         with where.connect() as cluster:
             resume_there(cluster, str(output), changes, as_json=as_json)
         return
-    _resume_here(output, given, accept_changes=accept_changes, as_json=as_json)
+    _resume_here(output, given | _moved(job_file), accept_changes=accept_changes, as_json=as_json)
+
+
+def _moved(job_file: Path | None) -> dict[str, Any]:
+    """Where a job's program and data are, from its file."""
+    from bireme.spec.load import load_job
+
+    if job_file is None:
+        return {}
+    job = load_job(job_file, {})
+    return {"config": job.config, "data": job.data}
 
 
 def _is_elsewhere(given: str | None, where: Where) -> bool:
@@ -84,9 +101,20 @@ def _resume_here(output: str | None, given: dict[str, Any], *, accept_changes: b
         start = {"start_pass": 0, "init_model": "", "is_resumed": True, "accepts_changes": accept_changes}
         job = msgspec.structs.replace(job, **start)
     if not as_json and (base is not None or not progress.done):
-        for line in [*remarks, describe_start(base)]:
+        for line in [*remarks, *copied_words(place, job, given), describe_start(base)]:
             click.echo(line)
     finish(job, str(place), as_json=as_json, program=program)
+
+
+def copied_words(place: Path, job: Job, given: dict[str, Any]) -> list[str]:
+    """Say whose program and data are used where an output was copied or moved."""
+    from bireme.job.entry import read_job
+
+    made_in = Path(read_job(place / "job.json").output)
+    if "config" in given or made_in.resolve() == place.resolve():
+        return []
+    where = f"its program is still {job.config}, its data {job.data}"
+    return [f"this output was made in {made_in}: {where} (--job JOB.yaml names others)"]
 
 
 def find_output(given: str | None) -> Path:
@@ -141,6 +169,10 @@ def job_to_resume(output: Path, changes: dict[str, Any]) -> Job:
     from bireme.job.entry import read_job
 
     job = msgspec.structs.replace(read_job(output / "job.json"), output=str(output.absolute()), **changes)
+    for what, path in (("program", job.config), ("data", job.data)):
+        if not Path(path).exists():
+            fix = f"`{command_name()} resume {output} --job JOB.yaml` names the file of a job that was moved"
+            raise SpecError(f"the job's {what} is not where it was: there is no {path}", fix=fix)
     snapshots = msgspec.structs.replace(job.snapshots, path=str(output.absolute() / "snapshots"))
     # A job that was brought here from a cluster finds its pservers on this machine.
     tls = job.tls if job.tls and Path(job.tls).is_dir() else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -60,34 +59,48 @@ def choose_view(*, is_silent: bool) -> View:
 
 
 class Interrupts:
-    """Counts Ctrl-C (and SIGTERM) while a job runs: once stops cleanly, twice stops at once."""
+    """Counts Ctrl-C (and SIGTERM) while a job runs: once stops cleanly, twice stops at once.
 
-    def __init__(self) -> None:
+    A signal that was ignored before stays so, as with `nohup`. A terminal that is closed (SIGHUP) counts too, unless
+    the job is to outlive it.
+    """
+
+    def __init__(self, *, outlives_terminal: bool = False) -> None:
         self.count = 0
+        self._outlives_terminal = outlives_terminal
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._noted)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._noted)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _noted(self, *_: object) -> None:
-        self.count += 1
+    def _noted(self, number: int, _: object) -> None:
+        if number != signal.SIGHUP or not self._outlives_terminal:
+            self.count += 1
 
 
 def show(view: View, status: dict[str, Any]) -> View:
-    """Show a status; when nobody reads any more (`| head`), go on in silence."""
-    try:
-        view.update(status)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        from bireme.view.plain import SilentView
+    """Show a status; returns the view for the next one."""
+    return _say(view, view.update, status)
 
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+def _say(view: View, say: Callable[..., None], *what: Any) -> View:
+    """Let a view say something; when nobody reads any more (`| head`, a closed terminal), go on in silence."""
+    try:
+        say(*what)
+        sys.stdout.flush()
+    except OSError:
+        from bireme.view.plain import SilentView
+        from bireme.view.readers import fall_silent, leave_closed_terminals
+
+        fall_silent(sys.stdout)
+        leave_closed_terminals()
         return SilentView()
     return view
 
@@ -112,15 +125,17 @@ def follow(
 ) -> dict[str, Any]:
     """Run a job to its end and return the coordinator's last status.
 
-    `program` is given where it was checked before; `each` is called whenever the status was asked for.
+    `program` is given where it was checked before; `each` is called whenever the status was asked for. Unless somebody
+    is to be told so, the job outlives the terminal that it is shown on.
     """
     origin = origin_of(job, program or check_program(job))
     is_first = not are_kernels_compiled()
-    with Interrupts() as interrupts, LocalRun(job, job_file) as run, view:
+    with Interrupts(outlives_terminal=each is None) as interrupts, LocalRun(job, job_file) as run, view:
         if run.job.snapshots.path:
             write_origin(Path(run.job.snapshots.path), run.job.since, origin)
         if is_first:
-            view.note("compiling kernels, once on this machine: the first run starts up to a minute later")
+            what = "compiling kernels, once on this machine: the first run starts up to a minute later"
+            view = _say(view, view.note, what)
         asked = 0
         while (status := run.poll()) is not None:
             view = show(view, status)
@@ -129,7 +144,7 @@ def follow(
             if interrupts.count > asked:
                 asked = interrupts.count
                 if asked == 1:
-                    view.alert("stopping; Ctrl-C again to stop at once")
+                    view = _say(view, view.alert, "stopping; Ctrl-C again to stop at once")
                     run.cancel()
                 else:
                     run.kill()
@@ -139,11 +154,15 @@ def follow(
 
 
 def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | None = None) -> dict[str, Any]:
-    """Follow a job on the screen; what ends it early is told with how to go on."""
+    """Follow a job on the screen; what ends it early is told with how to go on, if anybody is there to read it."""
+    from bireme.view.readers import leave_closed_terminals
+
     try:
         return follow(job, job_file, choose_view(is_silent=is_silent), program=program)
     except (Cancelled, *_PASSING) as e:
         raise explain_end(job, e) from e
+    finally:
+        leave_closed_terminals()
 
 
 def finish(job: Job, job_file: str, *, as_json: bool, program: Program | None = None) -> None:

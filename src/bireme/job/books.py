@@ -16,9 +16,10 @@ import msgspec
 
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 from bireme.job import messages as m
+from bireme.job.headway import METRICS as METRICS
 from bireme.job.model import finished_passes
 
-METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
+LEDGER = "ledger.jsonl"
 Row = dict[str, Any]
 
 
@@ -60,7 +61,8 @@ def mend(output: Path, shards: int, run: int) -> Past:
     own = metrics[begun[-1] :] if begun else []
     closed = [one for row in own if (one := _closed(row)) is not None and one.pass_id <= saved]
     began = own[0].get("unix") if own else None
-    elapsed_s = time.time() - began if isinstance(began, int | float) else 0.0
+    # A date that was set back since must not make the job younger than it is; 0 would say that it begins now.
+    elapsed_s = max(time.time() - began, 0.001) if isinstance(began, int | float) else 0.0
     return Past(saved, elapsed_s, closed)
 
 

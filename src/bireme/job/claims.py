@@ -74,7 +74,7 @@ def _ways_out(job: Job, output: Path, next_pass: int) -> str:
     if next_pass >= job.passes:
         return elsewhere
     fresh = "which starts with fresh optimizer state, so that the bits differ"
-    return f"{elsewhere}, or go on with `--start-pass {next_pass}`, {fresh}"
+    return f"{elsewhere}, or go on with `{command_name()} train JOB.yaml --start-pass {next_pass}`, {fresh}"
 
 
 def _go_on(job: Job, output: Path, passes: list[str]) -> Job:

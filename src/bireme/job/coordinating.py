@@ -67,8 +67,10 @@ class Coordinating:
         self._lock = threading.RLock()
         self._connections: dict[int, socket.socket] = {}
         self._pserver_links: set[socket.socket] = set()
-        self._disk_work: queue.SimpleQueue[Load | Commit] = queue.SimpleQueue()
+        self._disk_work: queue.SimpleQueue[Load | Commit | None] = queue.SimpleQueue()
+        self._over = threading.Event()
         self._has_warned = False
+        self._is_metrics_lost = False
         self.failure: BiremeError | None = None
         """What went wrong here, as opposed to in a member, who tells by itself."""
         self._start("tick", self._tick)
@@ -86,9 +88,13 @@ class Coordinating:
             kind, why = (StorageError, "") if isinstance(e, OSError) else (ProcessError, "this is a bug")
             self._fail(kind(f"{type(e).__name__} in the coordinator: {e}", why=why, fix="see node 0's server.log"))
 
+    def stop(self) -> None:
+        """End the threads that work here by themselves."""
+        self._over.set()
+        self._disk_work.put(None)
+
     def _tick(self) -> None:
-        while True:
-            time.sleep(TICK_S)
+        while not self._over.wait(TICK_S):
             with self._lock:
                 self._do(self._machine.tick(time.monotonic()))
 
@@ -208,8 +214,7 @@ class Coordinating:
         sock.close()
 
     def _work_on_disk(self) -> None:
-        while True:
-            work = self._disk_work.get()
+        while (work := self._disk_work.get()) is not None:
             if isinstance(work, Load):
                 self._load(work)
             else:
@@ -284,9 +289,14 @@ class Coordinating:
         stamp = {"unix": round(time.time(), 3)} if effect.file == books.METRICS else {}
         try:
             books.append(path, [{**line, **stamp} for line in effect.lines])
+            self._is_metrics_lost = self._is_metrics_lost and effect.file != books.METRICS
         except StorageError as e:
-            self.failure = self.failure or e  # also when the job ends with this very line
-            self._fail(e)
+            if effect.file == books.LEDGER:
+                self.failure = self.failure or e  # also when the job ends with this very line
+                self._fail(e)
+            elif not self._is_metrics_lost:
+                self._is_metrics_lost = True
+                log.error("training goes on, curves will have a gap: %s", e)
 
     def _fail(self, error: BiremeError) -> None:
         with self._lock:

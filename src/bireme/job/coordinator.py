@@ -34,7 +34,7 @@ from bireme.job.effects import (
 )  # fmt: skip
 from bireme.job.joining import begin_of, settle_facts, setup_of, why_not
 from bireme.job.manifest import Manifest
-from bireme.job.members import Pserver, Trainer, members_of, progress_facts
+from bireme.job.members import Members, Pserver, Trainer, progress_facts
 from bireme.job.passes import Passes
 from bireme.job.phases import ENDED, ENDINGS, TRANSITIONS, Phase, Reason
 from bireme.ps.rounds import PassTotals
@@ -44,7 +44,6 @@ SET_UP_PATIENCE_S = 300.0
 """Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
 MAX_MENDS = 20
 """So many views in a row without one round, though everybody is there, mean that it will not get better."""
-RETRY_S = 0.25
 TAKEN_OVER = "another coordinator has taken over"
 
 
@@ -57,22 +56,16 @@ class Coordinator:
         self.phase: Phase = "gathering"
         self.reason = ""
         self.facts: m.Facts | None = None
-        self.trainers: dict[int, Trainer] = {}
-        self.pservers: dict[int, Pserver] = {}
-        self.lives: dict[int, int] = {}
-        """The newest incarnations of pservers that were heard of."""
+        self.members = Members()
         self.passes = Passes()
         self.history = 0
         """The view in which lanes last were given what they have."""
         self.begun_s = 0.0
-        self.trouble: dict[int, str] = {}
-        """Why pservers cannot be reached right now."""
         self.losses: list[str] = []
         """What went wrong since the last round, in words."""
         self._number = 0
         self._must_rewind = True
         self.cuts = Cuts()
-        self._reaching: set[int] = set()
         self._waits_since_s = 0.0
         self._not_before_s = 0.0
         self._mends = 0
@@ -129,17 +122,17 @@ class Coordinator:
         if self.phase in ENDED:
             return [self._turn_away(connection)]
         facts = settle_facts(join.facts, self.expected)
-        present = self.trainers.get(join.trainer)
+        present = self.members.trainers.get(join.trainer)
         refusal = why_not(join, facts, present.join if present else None, self.facts, self.expected)
         if refusal is not None:
             return [RefuseJoin(connection, *refusal)]
         effects: list[Effect] = []
-        before = self.trainers.pop(join.trainer, None)
+        before = self.members.trainers.pop(join.trainer, None)
         if before is not None:  # its successor came before anybody noticed that it had gone
             effects = [HangUp(before.connection), *self._disturb(f"trainer {join.trainer} was replaced", now_s)]
         if self.facts is None or join.trainer == 0:
             self.facts = facts
-        self.trainers[join.trainer] = Trainer(connection, now_s, join)
+        self.members.trainers[join.trainer] = Trainer(connection, now_s, join)
         return [*effects, *self._advance(now_s)]
 
     def _turn_away(self, connection: int) -> Effect:
@@ -151,11 +144,11 @@ class Coordinator:
 
     def pserver_reached(self, rank: int, connection: int, address: m.Address, now_s: float) -> list[Effect]:
         """A connection to a pserver is open."""
-        self._reaching.discard(rank)
-        self.trouble.pop(rank, None)
-        if self.phase in ENDED or rank in self.pservers:
+        self.members.reaching.discard(rank)
+        self.members.trouble.pop(rank, None)
+        if self.phase in ENDED or rank in self.members.pservers:
             return [HangUp(connection)]
-        self.pservers[rank] = Pserver(connection, now_s, address)
+        self.members.pservers[rank] = Pserver(connection, now_s, address)
         return self._advance(now_s)
 
     def pserver_is_here(self, message: m.Here, now_s: float) -> list[Effect]:
@@ -163,48 +156,44 @@ class Coordinator:
 
         The old one may be stopped or cut off: then its connection says nothing for long, or for ever.
         """
-        rank, before = message.pserver, self.lives.get(message.pserver, 0)
-        self.lives[rank] = max(before, message.incarnation)
-        present = self.pservers.get(rank)
-        if present is None or self.phase in ENDED:
+        rank, pservers = message.pserver, self.members.pservers
+        is_younger = self.members.pserver_lives(rank, message.incarnation)
+        present = pservers.get(rank)
+        if present is None or not is_younger or message.address == present.address or self.phase in ENDED:
             return []
-        if message.incarnation <= before or message.address == present.address:
-            return []
-        del self.pservers[rank]
+        del pservers[rank]
         self._must_rewind = True
         return [HangUp(present.connection), *self._disturb(f"pserver {rank} was replaced", now_s)]
 
     def pserver_out_of_reach(self, rank: int, why: str) -> list[Effect]:
         """Nobody answers where a pserver should be; the next tick tries again."""
-        self._reaching.discard(rank)
-        self.trouble[rank] = why
+        self.members.reaching.discard(rank)
+        self.members.trouble[rank] = why
         return []
 
     def alive(self, connection: int, now_s: float) -> list[Effect]:
         """Somebody says that it is still there."""
-        for member in members_of(self.trainers, self.pservers).values():
-            if member.connection == connection:
-                member.heard_s = now_s
+        self.members.heard(connection, now_s)
         return []
 
     def lost(self, connection: int, now_s: float) -> list[Effect]:
         """A connection has closed; that matters if its process is needed."""
-        for rank, trainer in list(self.trainers.items()):
-            if trainer.connection == connection:
-                del self.trainers[rank]
-                if not self.trainers and not self.begun_s:
-                    self.facts = None  # nobody is left whose word would count
-                return self._disturb(f"trainer {rank} was lost", now_s)
-        for rank, pserver in list(self.pservers.items()):
-            if pserver.connection == connection:
-                del self.pservers[rank]
-                self._must_rewind = True
-                return self._disturb(f"pserver {rank} was lost", now_s)
+        if (rank := self.members.trainer_gone(connection)) is not None:
+            if not self.members.trainers and not self.begun_s:
+                self.facts = None  # nobody is left whose word would count
+            return self._disturb(f"trainer {rank} was lost", now_s)
+        if (rank := self.members.pserver_gone(connection)) is not None:
+            self._must_rewind = True
+            return self._disturb(f"pserver {rank} was lost", now_s)
         return []
 
     def link_lost(self, connection: int, message: m.LinkLost, now_s: float) -> list[Effect]:
         """A trainer has lost a lane, though both may be well."""
-        if self._trainer(connection, message.trainer) is None or message.view != self.view or self.phase != "training":
+        if (
+            self.members.trainer(connection, message.trainer) is None
+            or message.view != self.view
+            or self.phase != "training"
+        ):
             return []
         self._mends += 1
         if self._mends > MAX_MENDS:
@@ -223,7 +212,7 @@ class Coordinator:
             missing = "; ".join(self.missing())
             return self._end("failed", f"waited {waited_s:.0f} s for {missing}", own_fault="process")
         if self.phase == "setting-up" and waited_s > self.facts.patience_s + SET_UP_PATIENCE_S:
-            late = [f"pserver {r}" for r, p in self.pservers.items() if p.ready_in != self.view]
+            late = [f"pserver {r}" for r, p in self.members.pservers.items() if p.ready_in != self.view]
             return self._end(
                 "failed", f"waited {waited_s:.0f} s for {', '.join(late)} to get ready", own_fault="process"
             )
@@ -231,14 +220,7 @@ class Coordinator:
 
     def missing(self) -> list[str]:
         """Who is not there, and why if that is known."""
-        pservers = range(self.facts.pservers if self.facts else 0)
-        found = [f"trainer {rank}" for rank in range(self.expected) if rank not in self.trainers]
-        found += [
-            f"pserver {rank}" + (f" ({self.trouble[rank]})" if rank in self.trouble else "")
-            for rank in pservers
-            if rank not in self.pservers
-        ]
-        return found
+        return self.members.missing(self.expected, self.facts.pservers if self.facts else 0)
 
     # Views
 
@@ -255,6 +237,8 @@ class Coordinator:
         if self.phase != "gathering":
             self._to("somebody was lost")
             self._waits_since_s = now_s
+        if self.facts is None:
+            self._waits_since_s = 0.0  # all who waited have gone: whoever comes begins to wait anew
         return [*effects, *self._advance(now_s)]
 
     def _advance(self, now_s: float) -> list[Effect]:
@@ -262,14 +246,14 @@ class Coordinator:
         facts = self.facts
         if facts is None or self.phase != "gathering":
             return []
-        known = next((t.join.pservers for t in self.trainers.values()), ())
-        wanted = [r for r in range(facts.pservers) if r not in self.pservers and r not in self._reaching]
-        self._reaching.update(wanted)
+        known = next((t.join.pservers for t in self.members.trainers.values()), ())
+        wanted = [r for r in range(facts.pservers) if r not in self.members.pservers and r not in self.members.reaching]
+        self.members.reaching.update(wanted)
         effects: list[Effect] = [Reach(r, known[r] if r < len(known) else None) for r in wanted]
-        if len(self.trainers) < self.expected:
+        if len(self.members.trainers) < self.expected:
             return effects
         self._waits_since_s = self._waits_since_s or now_s
-        if len(self.pservers) < facts.pservers or now_s < self._not_before_s:
+        if len(self.members.pservers) < facts.pservers or now_s < self._not_before_s:
             return effects
         self._to("everybody is there")
         self._waits_since_s = now_s
@@ -282,7 +266,7 @@ class Coordinator:
         return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.since)]
 
     def _tell_pservers(self, message: m.Message) -> list[Effect]:
-        return [Send(pserver.connection, message) for _, pserver in sorted(self.pservers.items())]
+        return [Send(pserver.connection, message) for _, pserver in sorted(self.members.pservers.items())]
 
     def loaded(self, view: int, base: Base, now_s: float) -> list[Effect]:
         """The snapshot to go on from was found, or there is none and the job goes from the beginning."""
@@ -303,16 +287,16 @@ class Coordinator:
             return ending  # the coordinator before this one died between its last word in the ledger and its last word
         ids = (self.job_id, self.view)
         orders = [setup_of(facts, ids, rank, base) for rank in range(facts.pservers)]
-        return [Send(self.pservers[setup.pserver].connection, m.SetUp(setup=setup)) for setup in orders]
+        return [Send(self.members.pservers[setup.pserver].connection, m.SetUp(setup=setup)) for setup in orders]
 
     def ready(self, connection: int, message: m.Ready, now_s: float) -> list[Effect]:
         """A pserver is in a view; when all are, training begins or goes on."""
-        pserver = self.pservers.get(message.pserver)
+        pserver = self.members.pservers.get(message.pserver)
         if pserver is None or pserver.connection != connection or self.facts is None:
             return []
         pserver.ready_in = message.view
-        self.lives[message.pserver] = max(self.lives.get(message.pserver, 0), message.incarnation)
-        if self.phase != "setting-up" or any(p.ready_in != self.view for p in self.pservers.values()):
+        self.members.pserver_lives(message.pserver, message.incarnation)
+        if self.phase != "setting-up" or any(p.ready_in != self.view for p in self.members.pservers.values()):
             return []
         return self._begin(self.facts, now_s)
 
@@ -323,9 +307,9 @@ class Coordinator:
         self.passes.begin(now_s)
         event = self._event("view", now_s, kind=kind, round=self._base_round, run=facts.since)
         self.begun_s = self.begun_s or now_s
-        where = tuple(self.pservers[rank].address for rank in range(facts.pservers))
+        where = tuple(self.members.pservers[rank].address for rank in range(facts.pservers))
         begin = begin_of(facts, (self.job_id, self.view), where, saved=self.passes.saved, has_base=self._has_base)
-        return [event, *(Send(trainer.connection, begin) for _, trainer in sorted(self.trainers.items()))]
+        return [event, *(Send(trainer.connection, begin) for _, trainer in sorted(self.members.trainers.items()))]
 
     def _event(self, name: str, now_s: float, **more: object) -> Write:
         since = round(now_s - self.begun_s, 3) if self.begun_s else 0.0
@@ -333,14 +317,9 @@ class Coordinator:
 
     # Passes and cuts
 
-    def _trainer(self, connection: int, rank: int) -> Trainer | None:
-        """The trainer that speaks on this connection, if it is the one it says it is."""
-        trainer = self.trainers.get(rank)
-        return trainer if trainer is not None and trainer.connection == connection else None
-
     def progressed(self, connection: int, message: m.Progress, now_s: float) -> list[Effect]:
         """A trainer tells how far it is."""
-        trainer = self._trainer(connection, message.trainer)
+        trainer = self.members.trainer(connection, message.trainer)
         if trainer is None:
             return []
         trainer.progress, trainer.heard_s = message, now_s
@@ -348,7 +327,9 @@ class Coordinator:
         if self.losses and message.closed and message.view == self.view and self.phase == "training":
             effects = [self._event("recovered", now_s, round=message.round, after=list(self.losses))]
             self.losses, self._mends = [], 0
-        return [*effects, self._event("progress", now_s, **progress_facts(message))]
+        # What was still under way when everybody was taken back is not of the history that begins there.
+        whose = {"history": self.history} if message.view == self.view else {}
+        return [*effects, self._event("progress", now_s, **progress_facts(message), **whose)]
 
     def lane_passed(self, history: int, totals: PassTotals, now_s: float) -> list[Effect]:
         """The first lane has closed a pass: these samples were applied."""
@@ -359,7 +340,7 @@ class Coordinator:
 
     def pass_done(self, connection: int, message: m.PassDone, now_s: float) -> list[Effect]:
         """A trainer has ended a pass."""
-        if self._trainer(connection, message.trainer) is None:
+        if self.members.trainer(connection, message.trainer) is None:
             return []
         seen = self.passes.seen(message.pass_id)
         if seen is not None:  # it was saved while trainer 0 was already on its way to another view
@@ -369,11 +350,11 @@ class Coordinator:
 
     def _close_pass(self, pass_id: int, now_s: float) -> list[Effect]:
         closed = self.passes.close(pass_id, self.facts, now_s) if self.facts is not None else None
-        if closed is None or 0 not in self.trainers:
+        if closed is None or 0 not in self.members.trainers:
             return []
         if closed.samples == 0:
             return self._end("failed", "there is not one training sample in all shards", own_fault="data")
-        return [Send(self.trainers[0].connection, closed)]
+        return [Send(self.members.trainers[0].connection, closed)]
 
     def part_done(self, message: m.CutPart, now_s: float) -> list[Effect]:
         """A pserver has written its part of a cut, or could not; the last part makes the cut complete."""
@@ -406,7 +387,7 @@ class Coordinator:
             return []
         if cuts_only_at_passes(facts.updates, facts.wire):
             return []
-        self.cuts.want(max((t.progress.round for t in self.trainers.values() if t.progress), default=0))
+        self.cuts.want(max((t.progress.round for t in self.members.trainers.values() if t.progress), default=0))
         return self._ask_for_cut(now_s)
 
     def _ask_for_cut(self, now_s: float) -> list[Effect]:
@@ -419,7 +400,7 @@ class Coordinator:
 
     def model_saved(self, connection: int, message: m.Saved, now_s: float) -> list[Effect]:
         """The model of a pass is on disk, so the pass counts; after the last one the job is over."""
-        if self._trainer(connection, 0) is None or self.facts is None:
+        if self.members.trainer(connection, 0) is None or self.facts is None:
             return []
         saved = self.passes.save(message.pass_id, now_s)
         counted = Send(connection, m.Counted(pass_id=message.pass_id))
@@ -441,7 +422,7 @@ class Coordinator:
 
     def trainer_failed(self, connection: int, message: m.Failed) -> list[Effect]:
         """A trainer cannot go on and would not be better a second time, so nobody can."""
-        if self._trainer(connection, message.trainer) is None:
+        if self.members.trainer(connection, message.trainer) is None:
             return []
         return self._end("failed", f"trainer {message.trainer}: {message.what}")
 
@@ -467,5 +448,5 @@ class Coordinator:
         self._to(ENDINGS[how])
         self.reason = reason
         stop = m.Stop(reason=reason, how=how)
-        sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.trainers.values()]
+        sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.members.trainers.values()]
         return [Conclude(), *sends, *self._tell_pservers(stop), Leave(reason, own_fault)]

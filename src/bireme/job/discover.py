@@ -24,8 +24,6 @@ from bireme.spec.job import Job
 
 LOOK_AGAIN_S = 0.5
 FIRST_REST_S = 0.02
-PORT = 7164
-"""The first lane's port where every pserver has an address of its own and none was chosen."""
 
 
 class Discovery(Protocol):
@@ -118,7 +116,7 @@ def discovery_of(job: Job, run: Path) -> Discovery:
     """How the processes of a job find its pservers."""
     if not job.hosts:
         return SharedDirectory(run / "meet", job.pservers)
-    return HostList(job.hosts, job.port or PORT, job.ports_num + job.ports_num_for_sparse)
+    return HostList(job.hosts, job.first_port, job.ports_num + job.ports_num_for_sparse)
 
 
 def reach_coordinator(

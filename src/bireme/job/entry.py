@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, SpecError
+from bireme.job.headway import Headway
 from bireme.job.incarnations import Seat
 from bireme.job.reports import first_cause, has_ended, read_reports, write_report
 from bireme.job.supervise import GRACE_S, Child, Ended, Family, Keeper, describe_exit, is_error
@@ -80,7 +81,8 @@ def read_job(path: Path) -> Job:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Job)
     except (OSError, msgspec.MsgspecError) as e:
-        raise SpecError(f"cannot read the job from {path}: {e}") from e
+        fix = "was it written by another version of bireme? In a pod: build the image again from the version here"
+        raise SpecError(f"cannot read the job from {path}: {e}", fix=fix) from e
 
 
 def roles_of(job: Job, rank: int, only: Role | None = None) -> list[Role]:
@@ -135,7 +137,7 @@ def run_node(post: Post, watch: Watch | None = None, stops: list[int] | None = N
 def _keep(job: Job, post: Post, family: Family, watch: Watch, stops: list[int]) -> None:
     children = children_of(job, post)
     logs = {child.name: child.log for child in children}
-    keeper = Keeper(family, children, job.restarts, job.logs)
+    keeper = Keeper(family, children, job.restarts, job.logs, Headway(Path(job.output)).look)
     while not stops or (len(stops) == 1 and not watch.may_leave()):
         for name, pid, why in keeper.started:
             log.info("started %s as process %d%s", name, pid, f": the one before {why}" if why else "")
@@ -168,9 +170,14 @@ def _cause(ended: Ended, job: Job, run: Path, last_words: Path) -> BiremeError:
 def too_many_deaths(ended: Ended, job: Job, where: str) -> ProcessError:
     """A process that will not be started again, in words."""
     how = describe_exit(ended.code)
-    if ended.deaths > 1:
-        how = f"died {ended.deaths} times within {job.restarts.within_s:g} s; at last it {how}"
-    return ProcessError(f"{ended.name} {how}", fix=where)
+    if ended.deaths == 1:
+        return ProcessError(f"{ended.name} {how}", fix=where)
+    when, why = f"within {job.restarts.within_s:g} s", ""
+    if ended.stuck_at is not None:
+        where_stuck = f"than round {ended.stuck_at}" if ended.stuck_at >= 0 else "than its beginning"
+        when = f"while the job got no further {where_stuck}"
+        why = "what ends it there, for example too little memory for the next batch, would end it again"
+    return ProcessError(f"{ended.name} died {ended.deaths} times {when}; at last it {how}", why=why, fix=where)
 
 
 def report_failure(run: Path, process: str, error: BiremeError) -> None:

@@ -92,6 +92,7 @@ def setup_of(facts: m.Facts, ids: tuple[int, int], rank: int, base: Base) -> Set
         wire=facts.wire,
         snapshots=facts.snapshots.path,
         cut_every_s=facts.snapshots.every_s,
+        cut_every_rounds=facts.snapshots.every_rounds,
         base=base.files,
         is_set_by_trainer=facts.is_set_by_trainer and base.manifest is None,
         start_pass=facts.start_pass,

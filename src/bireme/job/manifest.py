@@ -92,8 +92,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     parts: tuple[PartRecord, ...]
     base: tuple[_SnapshotName, ...] = ()
     """Earlier snapshots that incremental parts build on: all of them, oldest first."""
-    trainer_parts: tuple[PartRecord, ...] = ()
-    """What only trainers know; empty where lanes know everything."""
     ended: EndedPass | None = None
     """The pass that ended with this cut, if one did: what it came to is in no lane any more."""
 
@@ -101,11 +99,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def name(self) -> str:
         """The snapshot's directory."""
         return snapshot_name(self.round, self.view)
-
-    @property
-    def files(self) -> tuple[PartRecord, ...]:
-        """All files that it needs besides itself."""
-        return self.parts + self.trainer_parts
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bireme.job import messages as m
@@ -33,10 +33,64 @@ class Pserver(Member):
     """The view in which it last said it was."""
 
 
-def members_of(trainers: Mapping[int, Trainer], pservers: Mapping[int, Pserver]) -> dict[str, Member]:
-    """Everybody who is there, by name, as in `trainer 1`."""
-    found: dict[str, Member] = {f"trainer {rank}": trainer for rank, trainer in sorted(trainers.items())}
-    return found | {f"pserver {rank}": pserver for rank, pserver in sorted(pservers.items())}
+class Members:
+    """Everybody who is there, by rank; whom the coordinator waits for, and why they are not there."""
+
+    def __init__(self) -> None:
+        self.trainers: dict[int, Trainer] = {}
+        self.pservers: dict[int, Pserver] = {}
+        self.reaching: set[int] = set()
+        """Pservers that the shell is trying to reach."""
+        self.trouble: dict[int, str] = {}
+        """Why pservers cannot be reached right now."""
+        self.lives: dict[int, int] = {}
+        """The newest incarnations of pservers that were heard of."""
+
+    def named(self) -> Iterator[tuple[str, Member]]:
+        """Everybody, as in `trainer 1`."""
+        yield from ((f"trainer {rank}", trainer) for rank, trainer in sorted(self.trainers.items()))
+        yield from ((f"pserver {rank}", pserver) for rank, pserver in sorted(self.pservers.items()))
+
+    def heard(self, connection: int, now_s: float) -> None:
+        """Somebody has said something."""
+        for _, member in self.named():
+            if member.connection == connection:
+                member.heard_s = now_s
+
+    def trainer(self, connection: int, rank: int) -> Trainer | None:
+        """The trainer that speaks on this connection, if it is the one it says it is."""
+        trainer = self.trainers.get(rank)
+        return trainer if trainer is not None and trainer.connection == connection else None
+
+    def trainer_gone(self, connection: int) -> int | None:
+        """Forget the trainer of a closed connection; its rank, if it was one."""
+        return _forget(self.trainers, connection)
+
+    def pserver_gone(self, connection: int) -> int | None:
+        """Forget the pserver of a closed connection; its rank, if it was one."""
+        return _forget(self.pservers, connection)
+
+    def pserver_lives(self, rank: int, incarnation: int) -> bool:
+        """Note a pserver's incarnation; True if it is later than any heard of before."""
+        before = self.lives.get(rank, 0)
+        self.lives[rank] = max(before, incarnation)
+        return incarnation > before
+
+    def missing(self, trainers: int, pservers: int) -> list[str]:
+        """Who is not there of so many, and why if that is known."""
+        found = [f"trainer {rank}" for rank in range(trainers) if rank not in self.trainers]
+        for rank in range(pservers):
+            if rank not in self.pservers:
+                found.append(f"pserver {rank}" + (f" ({self.trouble[rank]})" if rank in self.trouble else ""))
+        return found
+
+
+def _forget(members: dict[int, Trainer] | dict[int, Pserver], connection: int) -> int | None:
+    for rank, member in members.items():
+        if member.connection == connection:
+            del members[rank]
+            return rank
+    return None
 
 
 def progress_facts(message: m.Progress) -> dict[str, object]:

@@ -167,7 +167,6 @@ class Saved(_Message, frozen=True):
 
     trainer: int
     pass_id: int
-    path: str
 
 
 class Counted(_Message, frozen=True):

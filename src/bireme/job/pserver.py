@@ -24,7 +24,7 @@ from bireme.job import incarnations
 from bireme.job import messages as m
 from bireme.job.coordinating import Coordinating
 from bireme.job.cuts import part_of
-from bireme.job.discover import PORT, Discovery
+from bireme.job.discover import Discovery
 from bireme.job.marks import put_mark
 from bireme.ps.client import connect
 from bireme.ps.cutting import PartDone
@@ -67,7 +67,7 @@ def options_of_job(job: Job, rank: int, host: str | None, mark: Path | None) -> 
     # Pservers that share a machine have a block of ports each.
     first = None if job.port is None else job.port + rank * lanes
     if host and (job.port is not None or job.hosts):
-        first = job.port or PORT
+        first = job.first_port
     return PserverOptions(
         job.trainers,
         first,
@@ -157,8 +157,10 @@ class PserverProcess:
                 self._leave(f"the coordinator went away and did not come back within {self._patience_s:.0f} s")
         self._server.stop()
         log.info("pserver leaves: %s", self._reason)
-        if self._coordinating is not None and self._coordinating.failure is not None:
-            raise self._coordinating.failure
+        if self._coordinating is not None:
+            self._coordinating.stop()
+            if self._coordinating.failure is not None:
+                raise self._coordinating.failure
         return self._reason
 
     @property

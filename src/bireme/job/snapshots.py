@@ -42,7 +42,7 @@ def commit(directory: Path, manifest: Manifest) -> Path:
     """Make a cut a snapshot by the one rename that counts; all its parts must be there. Twice is as good as once."""
     place = directory / manifest.name
     data = seal(manifest)
-    for record in manifest.files:
+    for record in manifest.parts:
         wrong = _wrong_size(place / record.file, record)
         if wrong:
             raise SnapshotError(f"{manifest.name} cannot be committed: {wrong}")
@@ -79,8 +79,14 @@ def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
 
 
 def has_any(directory: Path, since: int) -> bool:
-    """Whether a coordinator of a later incarnation than this has committed anything."""
-    return any(manifest.incarnation > since for manifest in candidates(directory)[0])
+    """Whether a coordinator of a later incarnation than this has committed anything, readable or not."""
+    found, problems = candidates(directory)
+    return any(manifest.incarnation > since for manifest in found) or bool(_later(problems, since))
+
+
+def _later(problems: Iterable[Problem], since: int) -> list[Problem]:
+    """Problems of later incarnations: a manifest may be unreadable, but its directory's name tells whose it is."""
+    return [problem for problem in problems if not since or _age(problem.name)[0] >> 32 > since]
 
 
 def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple[Manifest, list[Problem]]:
@@ -91,6 +97,7 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
     """
     found, problems = candidates(directory)
     found = [manifest for manifest in found if manifest.incarnation > since]
+    problems = _later(problems, since)
     check = _Check(directory, found)
     for manifest in found:
         wrong = check.snapshot(manifest)
@@ -110,7 +117,8 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
 def find_base(past: Past, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[Problem]]:
     """What a job with this past goes on from; also what is wrong with newer snapshots.
 
-    That there is none is no fault where this run has not made one yet.
+    That there is none is no fault where this run has not made one yet. Where it has, and not one can be used, the job
+    ends: a volume that spoils them all is for people to look at before everything is computed again.
     """
     if directory is None or not (facts.is_resumed or has_any(directory, load.since)):
         return Base(None, (), past), []
@@ -154,7 +162,7 @@ class _Check:
     def __init__(self, directory: Path, manifests: Iterable[Manifest]) -> None:
         self._directory = directory
         self._manifests = {m.name: m for m in manifests}
-        self._known = {r.sha256: (f"{m.name}/{r.file}", r.nbytes) for m in manifests for r in m.files}
+        self._known = {r.sha256: (f"{m.name}/{r.file}", r.nbytes) for m in manifests for r in m.parts}
         self._wrong: dict[str, str] = {}
 
     def snapshot(self, manifest: Manifest) -> str:
@@ -172,7 +180,7 @@ class _Check:
     def _files(self, manifest: Manifest) -> str:
         if manifest.name not in self._wrong:
             place = self._directory / manifest.name
-            found = (self._file(place / record.file, record) for record in manifest.files)
+            found = (self._file(place / record.file, record) for record in manifest.parts)
             self._wrong[manifest.name] = next((wrong for wrong in found if wrong), "")
         return self._wrong[manifest.name]
 

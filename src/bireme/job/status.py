@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from bireme.job.coordinator import Coordinator
-from bireme.job.members import Pserver, Trainer, members_of
+from bireme.job.members import Pserver, Trainer
 from bireme.job.phases import ENDED
 from bireme.ps.lane import Awaited
 from bireme.ps.tree import share_out
@@ -17,7 +17,7 @@ SILENT_S = 3.0
 def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -> dict[str, object]:
     """Everything that `bireme status --json` shows; `late` is what the first lane waits for."""
     facts = machine.facts
-    progress = [t.progress for t in machine.trainers.values() if t.progress]
+    progress = [t.progress for t in machine.members.trainers.values() if t.progress]
     return {
         "phase": machine.phase,
         "reason": machine.reason,
@@ -28,10 +28,11 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
         "passes": facts.passes if facts else 0,
         "pass": max((p.pass_id for p in progress), default=0),
         "round": max((p.round for p in progress), default=0),
-        "trainers": [_trainer(rank, t, now_s) for rank, t in sorted(machine.trainers.items())],
-        "trainers_missing": [rank for rank in range(machine.expected) if rank not in machine.trainers],
-        "pservers": [_pserver(rank, p, now_s) for rank, p in sorted(machine.pservers.items())],
+        "trainers": [_trainer(rank, t, now_s) for rank, t in sorted(machine.members.trainers.items())],
+        "trainers_missing": [rank for rank in range(machine.expected) if rank not in machine.members.trainers],
+        "pservers": [_pserver(rank, p, now_s) for rank, p in sorted(machine.members.pservers.items())],
         "waits_for": waits_for(machine, now_s, late),
+        "losses": list(dict.fromkeys(machine.losses)),
         "passes_done": [msgspec.to_builtins(c) for c in machine.passes.closed],
         "saved": machine.passes.saved,
         "snapshot": machine.snapshot_round,
@@ -44,8 +45,7 @@ def waits_for(machine: Coordinator, now_s: float, late: Awaited | None = None) -
     if machine.phase in ENDED:
         return []
     found = machine.missing() if machine.facts is not None else []
-    members = members_of(machine.trainers, machine.pservers) if machine.phase == "training" else {}
-    for name, member in members.items():
+    for name, member in machine.members.named() if machine.phase == "training" else ():
         silent_s = now_s - member.heard_s
         if silent_s > SILENT_S:
             found.append(f"{name}, which has said nothing for {silent_s:.0f} s")

@@ -2,7 +2,8 @@
 
 `Lives` decides, from how a child ended and how often it has, whether it is started again and when; `Family` starts,
 watches and ends children for real. A child that was killed, or left though the job is not over, comes back. One
-that left with an error would do so again: its error is the job's.
+that left with an error would do so again: its error is the job's. So would one that has died again and again without
+the job getting any further, however long each of its lives was.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bireme.core.files import storage_errors
+from bireme.job.headway import NOWHERE, Reached
 from bireme.job.logs import rotate
 from bireme.job.marks import take_mark
 from bireme.spec.load import child_environment
@@ -52,15 +54,26 @@ class Lives:
     rule: Restarts
     born_s: float = 0.0
     ended_s: list[float] = field(default_factory=list)
+    reached: Reached = NOWHERE
+    """Where the job was when the child last died."""
+    in_vain: int = 0
+    """Deaths since the job last got further."""
     _short: int = 0
 
-    def again_s(self, now_s: float) -> float | None:
-        """The child has died: when to start it again; None if it has died too often."""
+    def again_s(self, now_s: float, reached: Reached = NOWHERE) -> float | None:
+        """The child has died when the job was so far: when to start it again; None if it has died too often."""
         self._short = self._short + 1 if now_s - self.born_s < SHORT_S else 0
         self.ended_s = [t for t in self.ended_s if now_s - t < self.rule.within_s] + [now_s]
-        if len(self.ended_s) > self.rule.limit:
+        self.in_vain = 1 if reached.is_past(self.reached) else self.in_vain + 1
+        self.reached = reached
+        if self.is_too_often or self.in_vain > self.rule.limit:
             return None
         return now_s + (min(0.1 * 2**self._short, MAX_DELAY_S) if self._short else 0.0)
+
+    @property
+    def is_too_often(self) -> bool:
+        """Whether the last deaths came too soon one after the other, be there headway or not."""
+        return len(self.ended_s) > self.rule.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +146,24 @@ class Ended:
     name: str
     code: int
     deaths: int = 1
+    stuck_at: int | None = None
+    """The round past which the job has not got since the first of these deaths, if that is why; -1 for none yet."""
 
 
 class Keeper:
     """Keeps children alive until their job is over."""
 
-    def __init__(self, family: Family, children: Sequence[Child], rule: Restarts, logs: Logs) -> None:
+    def __init__(
+        self,
+        family: Family,
+        children: Sequence[Child],
+        rule: Restarts,
+        logs: Logs,
+        reached: Callable[[], Reached] = lambda: NOWHERE,
+    ) -> None:
+        """Start all children; `reached` says how far their job has got."""
         self._family = family
+        self._reached = reached
         self._logs = logs
         self._look_at_logs_s = 0.0
         self._children = {child.name: child for child in children}
@@ -169,8 +193,15 @@ class Keeper:
             return len(gone) == len(codes) or self._has_lingered(time.monotonic())
         for name, code in gone.items():
             if not self._revive(name, code, time.monotonic()):
-                return Ended(name, code, len(self._lives[name].ended_s))
+                return self._last(name, code)
         return False
+
+    def _last(self, name: str, code: int) -> Ended:
+        """Who has died too often, and in which way."""
+        lives = self._lives[name]
+        if lives.is_too_often:
+            return Ended(name, code, len(lives.ended_s))
+        return Ended(name, code, lives.in_vain, lives.reached.highest)
 
     def _has_lingered(self, now_s: float) -> bool:
         """End those who have not heard that the job is over, as they were being started or cut off just then."""
@@ -190,7 +221,7 @@ class Keeper:
     def _revive(self, name: str, code: int, now_s: float) -> bool:
         """Start a child again once it is due; returns whether there is hope."""
         if name not in self._due_s:
-            again = self._lives[name].again_s(now_s)
+            again = self._lives[name].again_s(now_s, self._reached())
             if again is None:
                 return False
             self._due_s[name] = again

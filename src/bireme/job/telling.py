@@ -154,25 +154,26 @@ class Teller:
     def _save(self, pass_id: int, values: NDArray[np.float32], tables: Tables) -> None:
         closed = self._await(m.PassClosed, pass_id)
         output = self._place.output
-        path = self._write(output / pass_name(pass_id), closed, values, tables) if output is not None else ""
+        if output is not None:
+            self._write(output / pass_name(pass_id), closed, values, tables)
         faults.at("model.saved")
-        self._control.send(m.Saved(trainer=self._trainer, pass_id=pass_id, path=path))
+        self._control.send(m.Saved(trainer=self._trainer, pass_id=pass_id))
         # Were that word lost after the next pass has begun, nobody could say any more what this one ended with.
         self._await(m.Counted, pass_id)
 
-    def _write(self, target: Path, closed: m.PassClosed, values: NDArray[np.float32], tables: Tables) -> str:
+    def _write(self, target: Path, closed: m.PassClosed, values: NDArray[np.float32], tables: Tables) -> None:
         place = self._place
         if not place.is_exact and (target / "done").is_file():
             # It was saved, and everything was taken back before it counted: that one is as good as ours.
             with storage_errors(str(target)):
                 sync_directory(target.parent)
-            return str(target)
+            return
         log.info("Saving parameters to %s", target)
         arrays: dict[str, Array] = dict(place.layout.views(values))
         for parameter, block in zip(place.tables, tables(), strict=True):
             arrays |= table_arrays(parameter, place.seed, block)
         metrics: Mapping[str, object] = msgspec.to_builtins(closed)
-        return str(save_model(target, arrays, place.config, metrics, incarnation=place.incarnation))
+        save_model(target, arrays, place.config, metrics, incarnation=place.incarnation)
 
     def _await(self, kind: type[Word], pass_id: int) -> Word:
         """Wait for a word of this kind about a pass."""

@@ -205,7 +205,7 @@ def _check_snapshots(verdict: Verdict) -> list[Manifest]:
             verdict.blame(where, wrong[name], means=means, fix=f"bring the file back from a copy, or {fix}")
         elif m is not None and name in good:
             verdict.snapshots.append(SnapshotFound(name, "whole", *at))
-            words = f"{_count(len(m.files), 'part')}, round {m.round}, batch {m.batch} of pass {m.pass_id}"
+            words = f"{_count(len(m.parts), 'part')}, round {m.round}, batch {m.batch} of pass {m.pass_id}"
             verdict.add(where, "good", words + (", the newest good one" if name == newest else ""))
         else:
             verdict.add(where, "note", "not looked at: it has another name than snapshots have, or has just come")
@@ -217,7 +217,7 @@ def _check_snapshots(verdict: Verdict) -> list[Manifest]:
 def _wrong_header(place: Path, manifest: Manifest) -> str:
     """What is wrong with files that do have their hashes: something else was committed as a part."""
     try:
-        for record in manifest.files:
+        for record in manifest.parts:
             read_part(place / manifest.name / record.file, sha256=None)
     except SnapshotError as e:
         return e.what.removeprefix(f"{place / manifest.name}/")

@@ -2,6 +2,8 @@
 
 A fault is named by whom it hits and when. At a round, a named point or during a recovery, the process itself strikes (a
 rule of core.faults, exact to the instruction); after some seconds, and for whole nodes, the drill strikes from outside.
+Only a trainer can cut its connections, so for a cut after some seconds the drill opens a *gate*: a file for which the
+trainer's rule waits, as it might for another rule's. What is to hit the recovery from a strike from outside waits too.
 Everything that the report says is read from what the job wrote: metrics.jsonl has a line for each loss and each return.
 """
 
@@ -26,6 +28,8 @@ from bireme.spec.job import Job
 
 Action = Literal["kill", "pause", "cut"]
 _WHO = re.compile(r"(trainer|pserver|node):(\d+)|coordinator|all")
+_CUT = re.compile(r"(trainer:\d+)-(pserver:\d+)")
+_MOMENTS = ("round", "after", "recovery")
 _DEFAULT_POINT = {"trainer": "push.before", "pserver": "lane.landed"}
 _RECOVERY_POINT = {"trainer": "view.begin", "pserver": "view.set-up"}
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
@@ -46,11 +50,24 @@ class Fault:
     is_in_recovery: bool = False
     seconds: float = 0.0
     target: str = ""
+    """The pserver to which connections are cut."""
+    is_drawn: bool = False
+    """By lot: it may be for a moment after the job's end."""
+
+    @property
+    def role(self) -> str:
+        """`trainer`, `pserver`, `node` or `all`."""
+        return self.who.partition(":")[0]
 
     @property
     def is_inside(self) -> bool:
         """Whether the process strikes itself."""
-        return self.after_s is None and self.who.partition(":")[0] in ("trainer", "pserver")
+        return self.action == "cut" or (self.after_s is None and self.role in _DEFAULT_POINT)
+
+    @property
+    def waits_for_drill(self) -> bool:
+        """Whether the drill decides when it happens."""
+        return not self.is_inside or self.after_s is not None
 
     def __str__(self) -> str:
         target = f" from {self.target}" if self.target else ""
@@ -67,22 +84,28 @@ def parse_seconds(text: str) -> float:
 
 def parse(action: Action, text: str, job: Job) -> Fault:
     """A fault as it is written on the command line: `pserver:1@round=300`, `trainer:0@after=12s,10s`."""
-    who, at, rest = text.partition("@")
-    who, _, target = who.partition("-")
-    if not at or not _WHO.fullmatch(who) or (action == "cut") != bool(target):
+    who, _, rest = text.partition("@")
+    who, target = _whom(action, who, text)
+    for one in (who, target):
+        _check_rank(one, job)
+    words = rest.split(",")
+    durations = [parse_seconds(word) for word in words if _SECONDS.fullmatch(word)] if action == "pause" else []
+    seconds = durations[0] if durations else 10.0 if action == "pause" else 0.0
+    moment = [word for word in words if not (durations and _SECONDS.fullmatch(word))]
+    return _with_moment(Fault(action, who, "@" + ",".join(moment), seconds=seconds, target=target), moment, text)
+
+
+def _whom(action: Action, who: str, text: str) -> tuple[str, str]:
+    """Whom a fault hits, and for a cut from whom it is cut off."""
+    found = _CUT.fullmatch(who) if action == "cut" else _WHO.fullmatch(who)
+    if not found or "@" not in text:
         raise UsageError(
             f"--{action} {text!r} is not understood",
             fix="write WHO@WHEN, as pserver:1@round=300 or trainer:0@after=12s; a cut is trainer:0-pserver:1@WHEN",
         )
-    if who == "coordinator":
-        who = "pserver:0"
-    for one in (who, target):
-        _check_rank(one, job)
-    options = dict(part.partition("=")[::2] for part in rest.split(","))
-    durations = [parse_seconds(key) for key in options if _SECONDS.fullmatch(key)]
-    seconds = durations[0] if durations else 10.0 if action == "pause" else 0.0
-    when = "@" + ",".join(part for part in rest.split(",") if not _SECONDS.fullmatch(part))
-    return _with_moment(Fault(action, who, when, seconds=seconds, target=target), options, text)
+    if action == "cut":
+        return found[1], found[2]
+    return ("pserver:0" if who == "coordinator" else who), ""
 
 
 def _check_rank(who: str, job: Job) -> None:
@@ -92,18 +115,49 @@ def _check_rank(who: str, job: Job) -> None:
         raise UsageError(f"there is no {role} {rank}: the job has {role}s 0 to {count - 1}")
 
 
-def _with_moment(fault: Fault, options: dict[str, str], text: str) -> Fault:
-    role = fault.who.partition(":")[0]
+def _with_moment(fault: Fault, words: Sequence[str], text: str) -> Fault:
+    options = dict(word.partition("=")[::2] for word in words)
+    _check_moment(fault, options, text)
     point = options.get("point", "")
-    if point and point not in POINTS:
-        raise UsageError(f"there is no fault point {point!r}", fix=f"known: {', '.join(POINTS)}")
     if "recovery" in options:
-        return replace(fault, point=point or _RECOVERY_POINT.get(role, ""), is_in_recovery=True)
+        return replace(fault, point=point or _RECOVERY_POINT[fault.role], is_in_recovery=True)
     if "after" in options:
-        return replace(fault, after_s=parse_seconds(options["after"]))
-    if options.get("round", "").isdecimal() or point:
-        return replace(fault, point=point or _DEFAULT_POINT.get(role, ""), round=int(options.get("round") or 0))
-    raise UsageError(f"{text!r} does not say when", fix="add @round=N, @after=SECONDS, @recovery or @point=NAME")
+        return replace(fault, after_s=parse_seconds(options["after"]), point=_DEFAULT_POINT.get(fault.role, ""))
+    return replace(fault, point=point or _DEFAULT_POINT.get(fault.role, ""), round=int(options.get("round", 0)))
+
+
+def _check_moment(fault: Fault, options: dict[str, str], text: str) -> None:
+    """Refuse a moment that never comes, or of which a part would be forgotten."""
+    point = options.get("point")
+    moments = [key for key in options if key in _MOMENTS]
+    if point is not None and point not in POINTS:
+        raise UsageError(f"there is no fault point {point!r}", fix=f"known: {', '.join(POINTS)}")
+    if not moments and point is None:
+        raise UsageError(f"{text!r} does not say when", fix="add @round=N, @after=SECONDS, @recovery or @point=NAME")
+    odd = [key for key in options if key not in (*_MOMENTS, "point")]
+    if odd or options.get("recovery") or not options.get("round", "0").isdecimal():
+        fix = "WHEN is round=N, after=SECONDS, recovery or point=NAME; a pause may go on with its length, as in ,10s"
+        raise UsageError(f"{text!r} is not understood", fix=fix)
+    if len(moments) > 1 or (point is not None and "after" in options):
+        raise UsageError(
+            f"{text!r} names several moments",
+            fix="give one of round=N, after=SECONDS and recovery; after=SECONDS goes without point=NAME",
+        )
+    if fault.role not in _DEFAULT_POINT and (point is not None or "recovery" in options):
+        raise UsageError(
+            f"{fault.who} cannot be struck at {'a point' if point is not None else 'a recovery'}",
+            why="only a trainer or a pserver passes points of the code, and those of a recovery are among them",
+            fix="name a trainer or a pserver, or a moment with round=N or after=SECONDS",
+        )
+
+
+def check_recoveries(faults: Sequence[Fault]) -> None:
+    """Refuse a first fault that is to hit a recovery: there would be none."""
+    if faults and faults[0].is_in_recovery:
+        raise UsageError(
+            f"{faults[0]}: there is no fault before it to recover from",
+            fix="name that one first, as in --kill pserver:1@round=300 --kill pserver:0@recovery",
+        )
 
 
 def at_random(job: Job, seed: int, mtbf_s: float, count: int) -> list[Fault]:
@@ -116,28 +170,44 @@ def at_random(job: Job, seed: int, mtbf_s: float, count: int) -> list[Fault]:
         action: Action = "pause" if role in ("trainer", "pserver") and source.random() < 0.2 else "kill"
         who = role if role == "all" else f"{role}:{rank}"
         pause_s = round(source.uniform(0.5, 5.0), 1) if action == "pause" else 0.0
-        found.append(Fault(action, who, f"@after={now:.1f}s", after_s=now, seconds=pause_s))
+        found.append(Fault(action, who, f"@after={now:.1f}s", after_s=now, seconds=pause_s, is_drawn=True))
     return found
 
 
 def plan_of(faults: Sequence[Fault]) -> str:
     """The rules for those faults that processes bring on themselves, in the faults' order; '' for none."""
-    inside = [fault for fault in faults if fault.is_inside]
-    rules: list[Rule] = []
-    for fault in inside:
-        # In a recovery: in the one that the fault before this one has caused.
-        after = len(rules) - 1 if fault.is_in_recovery else -1
-        rules.append(
-            Rule(
-                action=fault.action,
-                who=fault.who,
-                point=fault.point,
-                round=fault.round or 0,
-                after=after,
-                target=fault.target,
-            )
+    numbers = _rule_numbers(faults)
+    rules = [
+        Rule(
+            action=fault.action,
+            who=fault.who,
+            point=fault.point,
+            round=fault.round or 0,
+            after=_awaited(faults, place, numbers),
+            target=fault.target,
         )
+        for place, fault in enumerate(faults)
+        if fault.is_inside
+    ]
     return msgspec.json.encode(rules).decode() if rules else ""
+
+
+def _rule_numbers(faults: Sequence[Fault]) -> dict[int, int]:
+    """The number of each rule, by the place of its fault among all."""
+    inside = [place for place, fault in enumerate(faults) if fault.is_inside]
+    return {place: number for number, place in enumerate(inside)}
+
+
+def _gate(faults: Sequence[Fault], place: int) -> int:
+    """The number of the file by which the drill lets a rule fire: one that no rule has."""
+    return len(_rule_numbers(faults)) + place
+
+
+def _awaited(faults: Sequence[Fault], place: int, numbers: dict[int, int]) -> int:
+    """What a fault's rule waits for: another rule's number, a gate, or -1 for nothing."""
+    if faults[place].is_in_recovery:  # from the fault before this one
+        return numbers[place - 1] if place - 1 in numbers else _gate(faults, place - 1)
+    return _gate(faults, place) if faults[place].waits_for_drill else -1
 
 
 @dataclass(slots=True)
@@ -159,9 +229,10 @@ class Drill:
         self.faults = list(faults)
         self._job = f"--job={output / 'job.json'}".encode()
         self._begun: float | None = None
-        self._waiting = [fault for fault in faults if not fault.is_inside]
+        self._waiting = {place: fault for place, fault in enumerate(faults) if fault.waits_for_drill}
         self._inside = [fault for fault in faults if fault.is_inside]
         self._seen: set[int] = set()
+        self._due: set[int] = set()
         self.struck: list[Struck] = []
 
     def look(self, status: dict[str, Any], fired: Path) -> None:
@@ -172,9 +243,10 @@ class Drill:
         for number, fault in enumerate(self._inside):
             if number not in self._seen and (fired / str(number)).exists():
                 self._note_inside(number, fault, fired / str(number))
-        for fault in list(self._waiting):
+        for place, fault in list(self._waiting.items()):
             if self._is_due(fault, status, now):
-                self._strike(fault, int(status.get("round", 0)))
+                self._due.add(place)
+                self._strike(place, fault, int(status.get("round", 0)), fired)
         for struck in self.struck:
             if struck.fault.action == "pause" and not struck.is_over and now >= struck.unix + struck.fault.seconds:
                 struck.is_over = True
@@ -195,13 +267,20 @@ class Drill:
             return now >= self._begun + fault.after_s
         return fault.round is not None and int(status.get("round", 0)) >= fault.round
 
-    def _strike(self, fault: Fault, round_: int) -> None:
-        pids = self._pids(fault.who)
-        if not pids:
+    def _strike(self, place: int, fault: Fault, round_: int, fired: Path) -> None:
+        if not fault.is_inside and not self._hit(fault, round_):
             return  # it is being started again: in a moment
-        self._waiting.remove(fault)
-        self.struck.append(Struck(fault, time.time(), round_, pids))
-        _signal(pids, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+        del self._waiting[place]
+        # Whose rule has waited for this may fire by now: its own, or that of the fault that is to hit the recovery.
+        (fired / str(_gate(self.faults, place))).touch()
+
+    def _hit(self, fault: Fault, round_: int) -> bool:
+        """Send a signal to whom a fault is for; returns whether anybody was there."""
+        pids = [pid for who in _struck_with(fault) for pid in self._pids(who)]
+        if pids:
+            self.struck.append(Struck(fault, time.time(), round_, pids))
+            _signal(pids, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+        return bool(pids)
 
     def _pids(self, who: str) -> list[int]:
         """The processes of this job that are meant."""
@@ -218,9 +297,17 @@ class Drill:
 
     @property
     def never(self) -> list[Fault]:
-        """Faults that did not happen before the job ended."""
-        happened = [id(struck.fault) for struck in self.struck]
-        return [fault for fault in self.faults if id(fault) not in happened]
+        """Faults that did not happen before the job ended, without those that were drawn for a moment after its end."""
+        happened = {id(struck.fault) for struck in self.struck}
+        missed = [place for place, fault in enumerate(self.faults) if id(fault) not in happened]
+        return [self.faults[place] for place in missed if place in self._due or not self.faults[place].is_drawn]
+
+
+def _struck_with(fault: Fault) -> list[str]:
+    """Whom a signal goes to: what a node has started dies with it, but does not stand still with it."""
+    rank = fault.who.partition(":")[2]
+    is_paused_node = fault.action == "pause" and fault.role == "node"
+    return [f"{role}:{rank}" for role in ("node", "pserver", "trainer")] if is_paused_node else [fault.who]
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

@@ -32,6 +32,7 @@ from bireme.job.asking import ask
 from bireme.job.claims import check_output, write_job
 from bireme.job.discover import SharedDirectory
 from bireme.job.entry import too_many_deaths
+from bireme.job.headway import Headway
 from bireme.job.reports import STATUS_FILE, first_cause, has_ended, last_status, read_reports
 from bireme.job.shardprint import data_fingerprint
 from bireme.job.supervise import Child, Ended, Family, Keeper, describe_exit
@@ -102,7 +103,8 @@ class LocalRun:
                 f"--run={self._run}", f"--parent={os.getpid()}",
             ]  # fmt: skip
             nodes.append(Child(f"node {rank}", command, path.parent / f"node_{rank}" / "node.log"))
-        self._keeper = Keeper(self._family, nodes, self.job.restarts, self.job.logs)
+        headway = Headway(Path(self.job.output))
+        self._keeper = Keeper(self._family, nodes, self.job.restarts, self.job.logs, headway.look)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._family.end(5.0 if error is None else 2.0)

@@ -5,8 +5,8 @@ copy them into, and which round will overwrite each. A thread copies them while 
 lane that is about to overwrite a piece copies what is left of it first. Optimizer state is due one round before
 parameters, of which a lane keeps two sets anyway, so two rounds share the price. Another thread,
 of low priority and with rests, writes the spare set to a file. There is one spare set: a cut that comes while it is in
-use is left out, and only the end of a pass waits for it, as its cut is waited for anyway before people
-see the pass. A disk that refuses ends that cut, loudly, and nothing else.
+use is left out, and only the end of a pass waits for it, while nobody rests, as its cut is waited for anyway before
+people see the pass. A disk that refuses ends that cut, loudly, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import sleep, thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,14 +129,14 @@ class _Pace:
 
     def __init__(self, is_urgent: Callable[[], bool]) -> None:
         self._is_urgent = is_urgent
-        self._worked_s = time.thread_time()
+        self._worked_s = thread_time()
 
     def rest(self) -> None:
         """Let others work, in proportion to what was done since the last rest."""
-        worked_s = time.thread_time()
+        worked_s = thread_time()
         if not self._is_urgent():
-            time.sleep(REST * (worked_s - self._worked_s))
-        self._worked_s = time.thread_time()
+            sleep(REST * (worked_s - self._worked_s))
+        self._worked_s = thread_time()
 
 
 class Cutter:
@@ -164,7 +164,8 @@ class Cutter:
             if self._left_out == counts.round:
                 return None
             self._drop_unless_whole(counts.round)
-            if ends_pass:
+            if ends_pass and not self._is_free_for(counts.round):
+                self.hurry()
                 self._turn.wait_for(lambda: self._is_over or self._is_free_for(counts.round))
             if self._is_over:
                 return None

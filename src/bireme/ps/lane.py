@@ -113,6 +113,7 @@ class Lane:
         """A cut that is still being copied: nothing of it may be overwritten."""
         self._cut_every_s = 0.0
         self._next_cut_s = math.inf
+        self._cut_every_rounds = 0 if setup.cuts_only_at_passes else setup.cut_every_rounds
         self._store = store
         updates = setup.updates
         ids = {"job": setup.job, "view": setup.view}
@@ -271,7 +272,10 @@ class Lane:
         self._answer_parked()
 
     def cut_every(self, seconds: float) -> None:
-        """Be the lane that names the rounds of cuts, this often; cuts at the end of passes need no naming."""
+        """Be the lane that names the rounds of cuts, this often.
+
+        Those at the end of passes and at multiples of a number need no naming: every lane counts the same.
+        """
         self._cut_every_s = seconds
         self._next_cut_s = time.monotonic() + seconds
 
@@ -284,7 +288,7 @@ class Lane:
     def _cut(self, cutter: Cutter, *, ends_pass: bool) -> None:
         """Have a copy made of what is kept if this is the moment, and name the next one if it is time."""
         now = time.monotonic()
-        if ends_pass or self.rounds.round == self.rounds.cut_at:
+        if ends_pass or self._is_at_cut():
             cut = cutter.open(counts_of(self.rounds), ends_pass=ends_pass)
             if cut is not None:
                 self._capture = self._store.capture(self.rounds.round, cut.base)
@@ -294,6 +298,11 @@ class Lane:
             # Our answers carry it to the trainers, and their next pushes to every lane.
             self.rounds.cut_at = self.rounds.round + 1
             self._next_cut_s = math.inf
+
+    def _is_at_cut(self) -> bool:
+        """Whether the round that begins was named for a cut, or is one of those that need no naming."""
+        is_multiple = self._cut_every_rounds > 0 and self.rounds.round % self._cut_every_rounds == 0
+        return is_multiple or self.rounds.round == self.rounds.cut_at
 
     def restore(self, chain: Sequence[Sequence[Part]]) -> None:
         """Go on from a snapshot, before anybody is served."""

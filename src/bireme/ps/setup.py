@@ -30,6 +30,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     snapshots: str = ""
     """The directory that all processes see, for cuts; '' for none."""
     cut_every_s: float = 0.0
+    """Lane 0 names a cut so long after the last one; 0: never."""
+    cut_every_rounds: int = 0
+    """Each lane takes part in a cut at the beginning of rounds that are multiples of this; 0: of none."""
     base: tuple[tuple[str, ...], ...] = ()
     """Files of the snapshot to go on from: its parts, after those of the snapshots that it builds on."""
     is_set_by_trainer: bool = False

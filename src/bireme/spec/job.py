@@ -25,6 +25,8 @@ Name = Annotated[
 ]
 Count = Annotated[int, Meta(ge=1, le=4096)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
+PORT = 7164
+"""The first port of each pserver where it has an address of its own and job.yaml names none."""
 Lanes = Annotated[int, Meta(ge=1, le=64)]
 
 
@@ -111,8 +113,19 @@ class SnapshotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     every_s: Annotated[
         Annotated[float, Meta(ge=0, le=86400)],
-        Meta(description="Seconds between two snapshots; one is always taken at the end of a pass. 0: only there."),
+        Meta(
+            description="Seconds after a snapshot until the next one; one is always taken at the end of a pass. "
+            "0: none by the clock."
+        ),
     ] = 10.0
+    every_rounds: Annotated[
+        Annotated[int, Meta(ge=0, le=1_000_000_000)],
+        Meta(
+            description="A snapshot also at every round that is a multiple of this, whichever comes first. "
+            "0: none by rounds. One that comes while the one before is still being written is left out. In modes other "
+            "than `sync`, and with `top_k`, there are snapshots at the end of passes only, whatever is said here."
+        ),
+    ] = 0
     keep: Annotated[
         Annotated[int, Meta(ge=1, le=100)], Meta(description="How many are kept; older ones are deleted.")
     ] = 2
@@ -123,7 +136,10 @@ class RestartsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     limit: Annotated[
         Annotated[int, Meta(ge=0, le=1_000_000)],
-        Meta(description="Deaths of one process within `within_s` after which the job is given up. 0: the first."),
+        Meta(
+            description="Deaths of one process after which the next one ends the job, if they came within `within_s`, "
+            "or if the job got no further meanwhile, however long that took. 0: the first death."
+        ),
     ] = 10
     within_s: Annotated[
         Annotated[float, Meta(gt=0, le=86400)], Meta(description="Seconds over which deaths are counted.")
@@ -240,6 +256,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     carrier: CarrierChoice = "auto"
     faults: str = ""
     """What a drill wants disturbed; '' for nothing."""
+
+    @property
+    def first_port(self) -> int:
+        """First port of a pserver that has an address of its own."""
+        return self.port or PORT
 
     @property
     def nodes(self) -> int:

@@ -297,7 +297,7 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
         log_period=file.log_period,
         connect_timeout_s=file.connect_timeout_s,
         updates=_updates(file),
-        snapshots=Snapshots(path=str(output / "snapshots"), every_s=file.snapshots.every_s, keep=file.snapshots.keep),
+        snapshots=Snapshots(path=str(output / "snapshots"), **msgspec.structs.asdict(file.snapshots)),
         restarts=Restarts(limit=file.restarts.limit, within_s=file.restarts.within_s),
         logs=Logs(max_mb=file.logs.max_mb, keep=file.logs.keep),
         wire=Wire(gradients=file.wire.gradients, top_k=file.wire.top_k),

@@ -115,7 +115,9 @@ class Snapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     path: str = ""
     """A directory that all processes see; '' for no snapshots."""
     every_s: float = 10.0
-    """0: at the end of passes only."""
+    """0: not by the clock."""
+    every_rounds: int = 0
+    """At rounds that are multiples of this; 0: not by rounds. The end of a pass is always a snapshot."""
     keep: int = 2
 
 

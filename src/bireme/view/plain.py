@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -70,6 +71,19 @@ def passes_of(status: dict[str, Any]) -> tuple[int, int]:
     return done, first + status.get("passes", 0)
 
 
+def passes_after(pass_id: int, status: dict[str, Any]) -> list[dict[str, Any]]:
+    """The finished passes that came after one; a cluster tells only of the last ones."""
+    return [closed for closed in status.get("passes_done", ()) if closed["pass_id"] > pass_id]
+
+
+def new_losses(known: list[str], status: dict[str, Any]) -> list[str]:
+    """Who was lost and is not known yet; `known` follows the status."""
+    losses = list(status.get("losses", ()))
+    found = [loss for loss in losses if loss not in known]
+    known[:] = losses
+    return [f"{loss}; started again, the job goes on" for loss in found]
+
+
 _NEWS = {
     "gathering": "waiting for trainers",
     "setting-up": "handing out parameters",
@@ -79,7 +93,8 @@ _NEWS = {
 
 def alert(text: str) -> None:
     """Say something on standard error; a terminal has just shown `^C` there, so it begins a line of its own."""
-    click.echo(f"\n{text}" if sys.stderr.isatty() else text, err=True)
+    with suppress(OSError):  # nobody reads it
+        click.echo(f"\n{text}" if sys.stderr.isatty() else text, err=True)
 
 
 class PlainView:
@@ -87,7 +102,8 @@ class PlainView:
 
     def __init__(self) -> None:
         self._phase = ""
-        self._passes = 0
+        self._pass = -1
+        self._losses: list[str] = []
 
     def __enter__(self) -> PlainView:
         return self
@@ -105,13 +121,15 @@ class PlainView:
 
     def update(self, status: dict[str, Any]) -> None:
         """Print what is new in a status."""
+        for loss in new_losses(self._losses, status):
+            click.echo(loss)
         phase = status.get("phase", "")
         if phase in _NEWS and phase != self._phase:
             click.echo(_NEWS[phase])
         self._phase = phase
-        for closed in status.get("passes_done", [])[self._passes :]:
+        for closed in passes_after(self._pass, status):
             click.echo(pass_line(closed))
-            self._passes += 1
+            self._pass = closed["pass_id"]
 
 
 class SilentView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -10,7 +11,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bireme.view.plain import CURVE_WIDTH, count, error_of, number, pass_line, passes_of, percent, sparkline
+from bireme.view.plain import (
+    CURVE_WIDTH,
+    count,
+    error_of,
+    new_losses,
+    number,
+    pass_line,
+    passes_after,
+    passes_of,
+    percent,
+    sparkline,
+)  # fmt: skip
 
 BESIDE_BAR = 46
 """Columns that a trainer's line needs for all but its bar."""
@@ -23,28 +35,35 @@ def duration(seconds: float) -> str:
 
 
 class LiveView:
-    """Redraws a few times a second until it is left."""
+    """Redraws with each status until it is left.
+
+    Nothing is drawn in between, by a thread: whoever updates learns from the error when the terminal is gone.
+    """
 
     def __init__(self) -> None:
         self._console = Console()
         if self._console.no_color:  # NO_COLOR: no dim or bold either
             self._console = Console(color_system=None)
-        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
-        self._passes = 0
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._pass = -1
+        self._losses: list[str] = []
 
     def __enter__(self) -> LiveView:
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        with suppress(OSError):  # the terminal is gone, and the panel with it
+            self._live.stop()
 
     def update(self, status: dict[str, Any]) -> None:
         """Show a status."""
-        for closed in status.get("passes_done", [])[self._passes :]:
+        for loss in new_losses(self._losses, status):
+            self.note(loss)
+        for closed in passes_after(self._pass, status):
             self.note(pass_line(closed, self._console.width))
-            self._passes += 1
-        self._live.update(draw(status, self._console.width))
+            self._pass = closed["pass_id"]
+        self._live.update(draw(status, self._console.width), refresh=True)
 
     def note(self, text: str) -> None:
         """Print a remark above the panel."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from click.testing import CliRunner
 from tests.unit.cli.conftest import Leave, closed
 
 from bireme.cli.jobs import list_, status
+from bireme.job import asking
+from bireme.job.discover import SharedDirectory
+from bireme.job.messages import Address
 from bireme.local import registry
 
 
@@ -82,3 +88,43 @@ def test_json_has_the_passes_of_the_job(leave: Leave) -> None:
 
 def test_nothing_to_list_names_the_demo() -> None:
     assert run(list_) == "no job has run here yet; try `bireme demo`\n"
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
+    """Where a process listens that was stopped: connections are made, and nobody answers."""
+    monkeypatch.setattr(asking, "ASK_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield Address(host="127.0.0.1", ports=(server.getsockname()[1],))
+
+
+def announce(made: registry.Record, address: Address) -> None:
+    SharedDirectory(registry.runs_directory() / made.id / "meet", 1).announce(0, address)
+
+
+def test_a_coordinator_that_does_not_answer_is_named_with_what_is_known(leave: Leave, stopped: Address) -> None:
+    output = leave(done=2)
+    made = record(output, "running", 10.0)
+    announce(made, stopped)
+    told = run(status)
+    assert "small: running" in told and "2/4 passes" in told
+    assert told.count("\npass ") == 2
+    assert "waits for pserver 0 (the coordinator), which does not answer\n" in told
+    assert json.loads(run(status, "--json"))["status"]["phase"] == "starting"
+    views = [{"event": "view", "unix": 5.0}, {"event": "view", "unix": 15.0}]
+    for rows, phase in ((views[:1], "starting"), (views, "training")):
+        text = "".join(json.dumps(row) + "\n" for row in rows) + '{"event": "vi'
+        (output / "metrics.jsonl").write_text(text)
+        assert json.loads(run(status, "--json"))["status"]["phase"] == phase, "this run began at 10"
+    assert "2/4 passes" in run(list_)
+
+
+def test_the_last_status_is_kept_when_the_coordinator_does_not_answer(leave: Leave, stopped: Address) -> None:
+    output = leave(done=1)
+    last = {"phase": "training", "round": 77, "waits_for": ["trainer 1"], "passes": 4, "first_pass": 0}
+    made = record(output, "running", 10.0, status=last)
+    announce(made, stopped)
+    told = json.loads(run(status, "--json"))["status"]
+    assert told == {**last, "waits_for": ["pserver 0 (the coordinator), which does not answer"]}
+    (output / "status.json").write_text(json.dumps({"phase": "finished", "waits_for": []}))
+    assert json.loads(run(status, "--json"))["status"] == {"phase": "finished", "waits_for": []}

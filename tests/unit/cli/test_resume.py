@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.unit.cli.conftest import Leave
 
 from bireme.cli.progress import job_in, progress_in
-from bireme.cli.resume import describe_start, find_output, resume
+from bireme.cli.resume import copied_words, describe_start, find_output, job_to_resume, resume
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.job.manifest import Inputs, Manifest
 from bireme.job.model import model_hash
@@ -42,6 +42,16 @@ def test_a_finished_job_says_so_and_where_its_model_is(leave: Leave) -> None:
         f"hash: {model_hash(model)}",
         f"for more passes: `bireme resume {output} --passes N`",
     ]
+
+
+def test_of_an_output_that_was_copied_it_is_told_whose_program_and_data_are_used(leave: Leave, tmp_path: Path) -> None:
+    output = leave(done=1)
+    assert copied_words(output, job_to_resume(output, {}), {}) == []
+    moved = output.rename(tmp_path / "moved")
+    job = job_to_resume(moved, {})
+    (told,) = copied_words(moved, job, {})
+    assert f"was made in {output}" in told and job.config in told and "--job JOB.yaml" in told
+    assert copied_words(moved, job, {"config": "c.py", "data": "d"}) == []
 
 
 def test_a_finished_job_is_one_object_with_json(leave: Leave) -> None:

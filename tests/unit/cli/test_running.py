@@ -1,18 +1,34 @@
-"""What is said around a run: that kernels are compiled first, and how to go on after an end."""
+"""Around a run: that kernels are compiled first, how to go on after an end, and that nobody need be there to hear."""
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.cli.conftest import Leave
 
 from bireme.cli.progress import job_in
-from bireme.cli.running import are_kernels_compiled, explain_end
+from bireme.cli.running import Interrupts, are_kernels_compiled, explain_end, show
 from bireme.core.errors import BiremeError, Cancelled, NetworkError, ProcessError
 from bireme.spec.job import Job
+from bireme.view.plain import PlainView, SilentView
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Signals are handled afterwards as they were before."""
+    before = {number: signal.getsignal(number) for number in ASKING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def job_of(output: Path) -> Job:
@@ -59,3 +75,44 @@ def test_kernels_are_compiled_once_a_file_of_theirs_is_newer_than_they(
     assert are_kernels_compiled()
     os.utime(place / f"kernels.f-1.{tag}.nbi", (1, 1))
     assert not are_kernels_compiled()
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("ignored", ASKING)
+def test_a_signal_that_was_ignored_stays_ignored(ignored: signal.Signals) -> None:
+    for number in ASKING:
+        signal.signal(number, signal.SIG_IGN if number == ignored else signal.SIG_DFL)
+    with Interrupts() as interrupts:
+        for number in ASKING:
+            signal.raise_signal(number)
+        assert interrupts.count == 2
+    assert [number for number in ASKING if signal.getsignal(number) == signal.SIG_IGN] == [ignored]
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(("outlives", "count"), [(False, 1), (True, 0)])
+def test_a_closed_terminal_counts_unless_the_job_is_to_outlive_it(outlives: bool, count: int) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with Interrupts(outlives_terminal=outlives) as interrupts:
+        signal.raise_signal(signal.SIGHUP)
+        assert interrupts.count == count
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+class Unread(PlainView):
+    """A view whose output fails."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def update(self, status: dict[str, Any]) -> None:
+        raise OSError(self._number, os.strerror(self._number))
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.usefixtures("capsys")
+def test_when_nobody_reads_any_more_the_job_goes_on_in_silence(number: int) -> None:
+    view = show(Unread(number), {})
+    assert isinstance(view, SilentView)
+    assert show(view, {}) is view

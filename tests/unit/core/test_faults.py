@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +17,7 @@ def disarmed() -> Iterator[None]:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr(time, "sleep", found.append)
+    monkeypatch.setattr(faults, "sleep", found.append)
     return found
 
 

@@ -72,7 +72,7 @@ class Story:
 
     def ready(self) -> list[Effect]:
         """Every pserver is in the current view."""
-        told = [(p.connection, rank) for rank, p in self.machine.pservers.items()]
+        told = [(p.connection, rank) for rank, p in self.machine.members.pservers.items()]
         return [e for to, rank in told for e in self.tell(to, m.Ready(pserver=rank, view=self.machine.view))]
 
     def lose(self, connection: int) -> list[Effect]:
@@ -100,15 +100,15 @@ class Story:
         """The lanes and all trainers end a pass; returns what the last report sets off."""
         machine = self.machine
         found = machine.lane_passed(machine.history, totals(pass_id, 33 * (pass_id + 1)), self.now_s)
-        for rank, trainer in sorted(machine.trainers.items(), reverse=True):
+        for rank, trainer in sorted(machine.members.trainers.items(), reverse=True):
             found = self.tell(trainer.connection, pass_done(rank, pass_id))
         return found
 
     def save_pass(self, pass_id: int) -> list[Effect]:
         """A pass from its end to its model."""
         self.close_pass(pass_id)
-        to = self.machine.trainers[0].connection
-        return self.tell(to, m.Saved(trainer=0, pass_id=pass_id, path="p"))
+        to = self.machine.members.trainers[0].connection
+        return self.tell(to, m.Saved(trainer=0, pass_id=pass_id))
 
 
 def pass_done(rank: int, pass_id: int = 0, test: m.Sum | None = None) -> m.PassDone:

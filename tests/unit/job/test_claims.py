@@ -66,7 +66,7 @@ def test_other_passes_than_before_are_asked_for_when_resuming(job: Job) -> None:
 def test_without_a_snapshot_the_other_bits_of_a_later_start_are_told(job: Job) -> None:
     told = fix_for(job)
     assert told.startswith("give another directory with `--output DIR`")
-    assert "`--start-pass 2`, which starts with fresh optimizer state, so that the bits differ" in told
+    assert "train JOB.yaml --start-pass 2`, which starts with fresh optimizer state, so that the bits differ" in told
     assert "resume" not in told
 
 

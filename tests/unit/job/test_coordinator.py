@@ -266,6 +266,35 @@ def test_nobody_is_given_up_while_trainers_are_still_coming_for_the_first_time()
     assert story.machine.phase == "gathering"
 
 
+def test_trainers_that_all_left_before_the_beginning_take_the_waiting_with_them() -> None:
+    story = Story()
+    story.join(0)
+    story.join(1)
+    story.reach(0)
+    for connection in (10, 11):
+        story.lose(connection)
+    assert story.wait(600.0) == []
+    story.join(0, connection=12)
+    story.join(1, connection=13)
+    story.wait(0.1)
+    assert story.machine.phase == "gathering", story.machine.reason
+    story.machine.pserver_out_of_reach(1, "nobody is there")
+    assert not [e for e in story.wait(59.0) if isinstance(e, Leave)]
+    assert leaves(story.wait(1.0)).reason == "waited 60 s for pserver 1 (nobody is there)"
+
+
+def test_an_only_trainer_that_left_while_pservers_got_ready_takes_the_waiting_with_it() -> None:
+    story = Story(trainers=1)
+    story.gather()
+    assert story.machine.phase == "setting-up"
+    story.lose(10)
+    story.lose(21)
+    story.wait(600.0)
+    story.join(0, connection=12)
+    story.wait(0.1)
+    assert story.machine.phase == "gathering", story.machine.reason
+
+
 def test_pservers_have_longer_to_get_ready_and_are_named_if_they_do_not() -> None:
     story = Story()
     story.gather()
@@ -328,4 +357,4 @@ def test_a_pserver_that_nobody_talks_to_yet_is_found_in_its_turn() -> None:
     story = Story()
     story.join(0)
     assert story.tell(55, here(1, 9)) == []
-    assert story.machine.lives == {1: 9}
+    assert story.machine.members.lives == {1: 9}

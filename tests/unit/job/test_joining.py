@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.job.story import CUTS, Story, manifest, only, told
 
@@ -12,16 +13,16 @@ from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
 
 def test_pservers_are_set_up_with_what_was_loaded() -> None:
-    story = Story(snapshots=CUTS, updates=Updates(mode="bounded", staleness=2), wire=Wire(gradients="top_k"))
+    often = msgspec.structs.replace(CUTS, every_rounds=7)
+    story = Story(snapshots=often, updates=Updates(mode="bounded", staleness=2), wire=Wire(gradients="top_k"))
     story.gather()
     setups = [message.setup for message in told(m.SetUp, story.load(Base(manifest(9), (("a", "b"),)))).values()]
     assert [s.pserver for s in setups] == [0, 1]
     assert {(s.job, s.view, s.shares) for s in setups} == {
         (story.machine.job_id, story.machine.view, (Span(0, 2), Span(2, 3)))
     }
-    assert {(s.dense_lanes, s.sparse_lanes, s.snapshots, s.cut_every_s) for s in setups} == {
-        (1, 1, "/out/snapshots", 10.0)
-    }
+    assert {(s.dense_lanes, s.sparse_lanes) for s in setups} == {(1, 1)}
+    assert {(s.snapshots, s.cut_every_s, s.cut_every_rounds) for s in setups} == {("/out/snapshots", 10.0, 7)}
     assert [(s.updates, s.wire) for s in setups] == [(story.facts.updates, story.facts.wire)] * 2
     assert {s.base for s in setups} == {(("a", "b"),)}
 
@@ -117,7 +118,7 @@ def test_one_trainer_too_many_is_refused_and_disturbs_nobody(incarnation: int) -
     assert (refusal.to, refusal.reason) == (12, "trainer 1 has joined already")
     assert "--trainer_id" in refusal.fix
     assert story.machine.phase == "training"
-    assert story.machine.trainers[1].connection == 11
+    assert story.machine.members.trainers[1].connection == 11
 
 
 @pytest.mark.parametrize("incarnation", [0, 3], ids=["by hand", "supervised"])
@@ -130,4 +131,4 @@ def test_the_same_process_may_join_again_when_it_has_lost_its_connection(incarna
     story.ready()
     effects = story.join(1, connection=12, incarnation=incarnation)
     assert only(HangUp, effects).to == 11
-    assert story.machine.trainers[1].connection == 12
+    assert story.machine.members.trainers[1].connection == 12

@@ -67,7 +67,7 @@ def test_a_pass_closes_when_the_lane_and_all_trainers_have_reported(order: str) 
 def test_a_pass_is_in_the_ledger_once_its_model_is_saved_with_one_row_per_shard() -> None:
     story = training()
     assert lines("ledger.jsonl", story.close_pass(0)) == []
-    effects = story.tell(10, m.Saved(trainer=0, pass_id=0, path="p"))
+    effects = story.tell(10, m.Saved(trainer=0, pass_id=0))
     assert lines("ledger.jsonl", effects) == [
         {"pass": 0, "shard": s, "read": 10 + s, "trained": 10 + s, "applied": 10 + s} for s in range(3)
     ]
@@ -149,7 +149,7 @@ def test_a_pass_that_had_ended_at_the_cut_is_reported_and_saved_again_after_a_re
     assert {b.saved for b in told(m.Begin, story.ready()).values()} == {-1}
     assert story.tell(11, pass_done(1)) == []
     assert told(m.PassClosed, story.tell(10, pass_done(0)))[10].samples == 33
-    assert len(lines("ledger.jsonl", story.tell(10, m.Saved(trainer=0, pass_id=0, path="p")))) == 3
+    assert len(lines("ledger.jsonl", story.tell(10, m.Saved(trainer=0, pass_id=0)))) == 3
 
 
 def test_a_pass_whose_trainer_0_was_replaced_before_it_saved_is_closed_again_for_its_successor() -> None:
@@ -159,8 +159,8 @@ def test_a_pass_whose_trainer_0_was_replaced_before_it_saved_is_closed_again_for
     story.join(0, connection=12, incarnation=2)
     assert {b.saved for b in told(m.Begin, story.ready()).values()} == {-1}
     assert set(told(m.PassClosed, story.tell(12, pass_done(0)))) == {12}
-    assert story.tell(10, m.Saved(trainer=0, pass_id=0, path="p")) == [], "its predecessor has no say any more"
-    assert len(lines("ledger.jsonl", story.tell(12, m.Saved(trainer=0, pass_id=0, path="p")))) == 3
+    assert story.tell(10, m.Saved(trainer=0, pass_id=0)) == [], "its predecessor has no say any more"
+    assert len(lines("ledger.jsonl", story.tell(12, m.Saved(trainer=0, pass_id=0)))) == 3
     assert story.machine.passes.saved == 0
 
 
@@ -181,7 +181,7 @@ def test_a_pass_that_was_saved_already_is_told_to_trainer_0_as_it_was() -> None:
     (closed,) = story.machine.passes.closed
     assert story.tell(10, pass_done(0)) == [Send(10, closed)]
     assert story.tell(11, pass_done(1)) == []
-    assert story.tell(10, m.Saved(trainer=0, pass_id=0, path="p")) == [Send(10, m.Counted(pass_id=0))]
+    assert story.tell(10, m.Saved(trainer=0, pass_id=0)) == [Send(10, m.Counted(pass_id=0))]
 
 
 def test_a_resumed_job_ends_after_its_own_passes() -> None:
@@ -193,9 +193,9 @@ def test_a_resumed_job_ends_after_its_own_passes() -> None:
 
 def test_only_trainer_0_can_say_that_a_closed_pass_is_saved() -> None:
     story = training()
-    assert story.tell(10, m.Saved(trainer=0, pass_id=1, path="p")) == []
+    assert story.tell(10, m.Saved(trainer=0, pass_id=1)) == []
     story.close_pass(0)
-    assert story.tell(11, m.Saved(trainer=1, pass_id=0, path="p")) == []
+    assert story.tell(11, m.Saved(trainer=1, pass_id=0)) == []
     assert story.machine.passes.saved == -1
 
 
@@ -207,7 +207,7 @@ def test_what_is_said_on_another_connection_than_the_members_own_is_ignored(conn
     for message in (progress(rank), done, lost, m.Failed(trainer=rank, what="a lie")):
         assert story.tell(connection, message) == []
     assert story.machine.phase == "training"
-    assert all(trainer.progress is None for trainer in story.machine.trainers.values())
+    assert all(trainer.progress is None for trainer in story.machine.members.trainers.values())
 
 
 def test_messages_that_a_coordinator_sends_itself_are_nothing_to_it() -> None:

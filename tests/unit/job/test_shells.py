@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.job.story import CUTS, Story, cut_part, only
 
-from bireme.core.errors import NetworkError
+from bireme.core.errors import NetworkError, SnapshotError
 from bireme.job import books, incarnations, snapshots
 from bireme.job import messages as m
 from bireme.job.coordinating import Coordinating
 from bireme.job.discover import SharedDirectory
-from bireme.job.effects import Commit, Write
-from bireme.job.manifest import Manifest
+from bireme.job.effects import Commit, Load, Write
+from bireme.job.manifest import MANIFEST, Manifest
 from bireme.job.pserver import PserverOptions, PserverProcess
 from bireme.ps.client import connect
+from bireme.ps.parts import snapshot_name
 
 WAIT_S = 20.0
 Call = Callable[[], socket.socket]
@@ -42,6 +44,8 @@ def serving(options: PserverOptions, meet: Path | None = None) -> Iterator[tuple
         yield process, call
     finally:
         process._server.stop()
+        if process._coordinating is not None:
+            process._coordinating.stop()
         for sock in opened:
             sock.close()
 
@@ -75,11 +79,12 @@ def test_only_pserver_0_of_a_supervised_job_coordinates(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def coordinating(tmp_path: Path) -> Coordinating:
+def coordinating(tmp_path: Path) -> Iterator[Coordinating]:
     """A coordinator of a job that trains, whose volume is a directory here."""
     found = Coordinating(2, lambda reason: None, incarnation=incarnations.take(tmp_path, "pserver 0"))
     found._machine = Story(snapshots=CUTS, output=str(tmp_path)).train().machine
-    return found
+    yield found
+    found.stop()
 
 
 def test_an_error_of_the_volume_ends_the_job_instead_of_a_thread(
@@ -100,6 +105,24 @@ def test_an_error_of_the_volume_ends_the_job_instead_of_a_thread(
     coordinating._disk_work.put(only(Commit, effects))
     assert asked.wait(WAIT_S) and left.wait(WAIT_S)
     assert coordinating.failure is not None and "Stale file handle" in coordinating.failure.what
+
+
+def test_a_running_job_whose_snapshots_are_all_damaged_ends_and_names_them(
+    coordinating: Coordinating, tmp_path: Path
+) -> None:
+    left = threading.Event()
+    coordinating._on_leave = lambda reason: left.set()
+    place = tmp_path / "snapshots" / snapshot_name(8, 1 << 32)
+    place.mkdir(parents=True)
+    (place / MANIFEST).write_bytes(b"{")
+    story = Story(snapshots=msgspec.structs.replace(CUTS, path=str(place.parent)), output=str(tmp_path)).train()
+    coordinating._machine = story.machine
+    story.lose(21)
+    coordinating._disk_work.put(only(Load, story.reach(1)))
+    assert left.wait(WAIT_S)
+    assert coordinating.failure is not None and coordinating.failure.exit_code == SnapshotError.exit_code
+    assert f"{place.name}: its manifest is torn" in coordinating.failure.why
+    assert story.machine.phase == "failed"
 
 
 def test_a_coordinator_that_was_replaced_writes_no_ledger(coordinating: Coordinating, tmp_path: Path) -> None:

@@ -8,11 +8,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.unit.job.story import FACTS
 from tests.unit.ps.failing_disk import FailingDisk, Forgets, PowerCut
 
 from bireme.core.errors import SnapshotError, StorageError
 from bireme.core.files import half_of
+from bireme.job.books import Past
+from bireme.job.effects import Base, Load
 from bireme.job.manifest import (
+    MANIFEST,
     Inputs,
     Manifest,
     PartRecord,
@@ -21,7 +25,8 @@ from bireme.job.manifest import (
     seal,
     unseal,
 )
-from bireme.job.snapshots import candidates, check_all, commit, keep, load_newest
+from bireme.job.messages import Facts
+from bireme.job.snapshots import Problem, candidates, check_all, commit, find_base, keep, load_newest
 from bireme.ps.parts import part_name, part_path, read_part, snapshot_name, write_part
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
@@ -97,6 +102,56 @@ def test_a_job_without_snapshots_has_no_candidates_and_no_problems(directory: Pa
         load_newest(directory, INPUTS)
     write_cut(directory, 20)
     assert candidates(directory) == ([], [])
+
+
+RUN = 4
+"""The runner's incarnation: what later ones commit is of its run."""
+
+
+def find(directory: Path | None, facts: Facts = FACTS) -> tuple[Base, list[Problem]]:
+    return find_base(Past(), directory, facts, Load(view=0, inputs=INPUTS, since=RUN))
+
+
+def own(round_: int) -> int:
+    """A view of the run's own coordinator, another one for each round."""
+    return (RUN + 1) << 32 | round_
+
+
+def test_a_job_that_has_not_committed_anything_begins_at_the_beginning(directory: Path) -> None:
+    for place in (None, directory):
+        assert find(place) == (Base(None, ()), [])
+    write_cut(directory, 20, own(20))
+    assert find(directory) == (Base(None, ()), [])
+
+
+def test_a_job_all_of_whose_manifests_are_damaged_ends_and_names_them(directory: Path) -> None:
+    places = [snapshot(directory, round_, own(round_)) for round_ in (20, 40)]
+    for place in places:
+        flip(place / MANIFEST, 8 * 300)
+    with pytest.raises(SnapshotError, match="can be used") as caught:
+        find(directory)
+    assert [place.name in caught.value.why for place in places] == [True, True]
+    assert "its manifest is flipped" in caught.value.why
+
+
+def test_a_damaged_manifest_beside_a_good_one_is_named_and_the_job_goes_on(directory: Path) -> None:
+    commit(directory, msgspec.structs.replace(write_cut(directory, 20, own(20)), incarnation=RUN + 1))
+    broken = snapshot(directory, 40, own(40))
+    (broken / MANIFEST).write_bytes(b"")
+    base, problems = find(directory)
+    assert base.manifest is not None and base.manifest.round == 20
+    assert [problem.name for problem in problems] == [broken.name]
+
+
+def test_damaged_manifests_of_an_earlier_run_are_nothing_to_a_new_one(directory: Path) -> None:
+    flip(snapshot(directory, 40, RUN << 32 | 1) / MANIFEST, 8 * 300)
+    assert find(directory) == (Base(None, ()), [])
+    commit(directory, msgspec.structs.replace(write_cut(directory, 20, own(20)), incarnation=RUN + 1))
+    base, problems = find(directory)
+    assert base.manifest is not None and problems == []
+    shutil.rmtree(directory / base.manifest.name)
+    with pytest.raises(SnapshotError, match="can be used"):
+        find_base(Past(), directory, msgspec.structs.replace(FACTS, is_resumed=True), Load(0, INPUTS))
 
 
 def test_a_manifest_comes_back_as_it_was(directory: Path) -> None:

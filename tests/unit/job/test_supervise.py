@@ -4,12 +4,18 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from bireme.job import supervise
+from bireme.job.entry import too_many_deaths
+from bireme.job.headway import NOWHERE, Reached
 from bireme.job.supervise import MAX_DELAY_S, SHORT_S, Child, Ended, Family, Keeper, Lives, describe_exit, is_error
+from bireme.spec.job import Job
 from bireme.spec.model import Logs, Restarts
 
 WAIT_S = 30.0
@@ -60,11 +66,54 @@ def test_too_many_deaths_within_the_time_are_the_end() -> None:
 
 def test_deaths_that_are_long_past_do_not_count() -> None:
     lives = Lives(Restarts(limit=2, within_s=60.0))
-    assert all(lives.again_s(100.0 + 31.0 * i) is not None for i in range(20))
+    assert all(lives.again_s(100.0 + 31.0 * i, Reached(1, i, i)) is not None for i in range(20))
 
 
 def test_with_a_limit_of_none_the_first_death_is_the_end() -> None:
     assert Lives(Restarts(limit=0)).again_s(100.0) is None
+
+
+SELDOM_S = 1000.0
+"""Between two deaths: never too many within a time."""
+
+
+def outlives(lives: Lives, *reached: Reached) -> list[bool]:
+    """Whether there is hope after each of some deaths, long after one another, when the job had got so far."""
+    start = lives.ended_s[-1] if lives.ended_s else 0.0
+    return [lives.again_s(start + SELDOM_S * i, at) is not None for i, at in enumerate(reached, 1)]
+
+
+def test_whoever_dies_of_the_same_round_again_and_again_is_given_up_however_long_it_lives() -> None:
+    lives = Lives(Restarts(limit=3))
+    assert outlives(lives, *[Reached(1, 100, 100)] * 4) == [True, True, True, False]
+    assert (lives.in_vain, lives.is_too_often) == (4, False)
+
+
+def test_whoever_is_taken_back_and_comes_to_the_same_end_is_given_up() -> None:
+    back = [Reached(history, round_, 100) for history, round_ in ((1, 100), (2, 99), (3, 100), (4, 98))]
+    assert outlives(Lives(Restarts(limit=3)), *back) == [True, True, True, False]
+
+
+def test_whoever_dies_before_the_first_round_again_and_again_is_given_up() -> None:
+    assert outlives(Lives(Restarts(limit=2)), *[NOWHERE] * 3) == [True, True, False]
+
+
+def test_a_job_that_gets_further_between_deaths_goes_on_for_ever() -> None:
+    assert all(outlives(Lives(Restarts(limit=1)), *(Reached(1, round_, round_) for round_ in range(100))))
+    rewinds = [Reached(history, 10 + history, 10 + history) for history in range(1, 100)]
+    assert all(outlives(Lives(Restarts(limit=1)), *rewinds))
+
+
+def test_one_new_round_makes_the_deaths_before_it_forgotten() -> None:
+    lives = Lives(Restarts(limit=2))
+    stuck, further = [Reached(1, 100, 100)] * 2, [Reached(1, 101, 101)] * 3
+    assert outlives(lives, *stuck, *further) == [True] * 4 + [False]
+
+
+def test_rounds_that_are_done_once_more_count_as_long_as_nothing_takes_them_back() -> None:
+    """A pserver's death has cost an hour; a trainer that dies meanwhile does not send anybody back."""
+    lives = Lives(Restarts(limit=2))
+    assert all(outlives(lives, Reached(1, 900, 1000), *(Reached(2, round_, 1000) for round_ in range(50, 900, 50))))
 
 
 def python(name: str, code: str, log: Path) -> Child:
@@ -110,8 +159,10 @@ PAUSE = "import signal; signal.pause()"
 class House:
     """A keeper, its children, and whether their job is over."""
 
-    def __init__(self, family: Family, children: list[Child], rule: Restarts) -> None:
-        self.keeper = Keeper(family, children, rule, Logs())
+    def __init__(
+        self, family: Family, children: list[Child], rule: Restarts, reached: Callable[[], Reached] = lambda: NOWHERE
+    ) -> None:
+        self.keeper = Keeper(family, children, rule, Logs(), reached)
         self.is_over = False
 
     def look(self) -> Ended | bool:
@@ -168,6 +219,39 @@ def test_a_child_that_dies_too_often_ends_the_job_and_its_deaths_are_counted(tmp
         house.born()
         house.kill(house.born()[1])
         assert house.look() == Ended("a", -9, deaths=2)
+
+
+def test_a_child_that_dies_in_vain_ends_the_job_and_it_is_known_where_that_is(tmp_path: Path) -> None:
+    at = [Reached(1, 6, 6)]
+    with Family() as family:
+        rule = Restarts(limit=1, within_s=1e-9)
+        house = House(family, [python("a", PAUSE, tmp_path / "a")], rule, lambda: at[0])
+        house.kill(house.born()[1])
+        second = house.born()[1]
+        at[0] = Reached(1, 7, 7)
+        house.kill(second)
+        house.kill(house.born()[1])
+        assert house.look() == Ended("a", -9, deaths=2, stuck_at=7)
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (Ended("a", -9), "a was killed by SIGKILL"),
+        (Ended("a", -9, 3), "a died 3 times within 60 s; at last it was killed by SIGKILL"),
+        (
+            Ended("a", 0, 3, 7),
+            "a died 3 times while the job got no further than round 7; at last it exited with code 0",
+        ),
+        (
+            Ended("a", -9, 3, -1),
+            "a died 3 times while the job got no further than its beginning; at last it was killed by SIGKILL",
+        ),
+    ],
+)
+def test_why_a_child_is_given_up_is_told_in_words(ended: Ended, words: str) -> None:
+    told = too_many_deaths(ended, cast(Job, SimpleNamespace(restarts=Restarts())), "look there")
+    assert (told.what, told.fix) == (words, "look there")
 
 
 def test_a_child_that_leaves_with_an_error_is_not_started_again(tmp_path: Path) -> None:

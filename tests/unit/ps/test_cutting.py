@@ -7,7 +7,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,8 @@ import pytest
 
 from bireme.core import faults
 from bireme.ps import cutting
-from bireme.ps.cutting import MOST_DELTAS, NO_CUT, Capture, Cut, Cutter, PartDone, Piece, copy_pieces
-from bireme.ps.parts import read_part
+from bireme.ps.cutting import MOST_DELTAS, NO_CUT, Arrays, Capture, Cut, Cutter, PartDone, Piece, copy_pieces
+from bireme.ps.parts import Written, read_part
 from bireme.ps.rounds import Counts
 from bireme.ps.setup import Setup
 from bireme.ps.tree import share_out
@@ -169,6 +169,32 @@ def test_the_end_of_a_pass_waits_for_the_cut_before_it(stage: Stage, gate: Gate)
         lane.join(WAIT_S)
 
 
+def test_the_end_of_a_pass_lets_the_writer_of_the_cut_before_it_rest_no_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    blocks, moment, real = 1000, threading.Event(), cutting.write_part
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        moment.wait(0.001)
+
+    def write(path: Path, arrays: Arrays, meta: dict[str, object], between: Callable[[], None]) -> Written:
+        """Write a part of many blocks, or what is left of it when nobody rests any more."""
+        for rested in range(blocks):
+            between()
+            if len(rests) == rested:
+                break
+        return real(path, arrays, meta)
+
+    monkeypatch.setattr(cutting, "write_part", write)
+    monkeypatch.setattr(cutting, "sleep", rest)
+    stage.cut(5)
+    stage.cut(7, ends_pass=True)
+    assert [stage.part().counts.round, stage.part().counts.round] == [5, 7]
+    assert len(rests) < blocks, "the writer rested after every block, though a lane waited for it"
+
+
 def test_whoever_waits_at_the_end_of_a_pass_is_let_go_when_all_is_over(stage: Stage, gate: Gate) -> None:
     stage.cut(5)
     assert gate.reached.wait(WAIT_S)
@@ -263,7 +289,7 @@ def test_the_writer_stands_back_behind_rounds(stage: Stage, monkeypatch: pytest.
 
 def test_a_writer_that_somebody_waits_for_takes_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
-    monkeypatch.setattr(cutting.time, "sleep", rests.append)
+    monkeypatch.setattr(cutting, "sleep", rests.append)
     is_urgent = False
     pace = cutting._Pace(lambda: is_urgent)
     pace.rest()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bireme.core.errors import SpecError
 from bireme.spec.job import Job
 from bireme.spec.load import command_name, kernel_caches, load_job, places
-from bireme.spec.model import Updates, Wire
+from bireme.spec.model import Snapshots, Updates, Wire
 
 GOOD = "name: demo\nprogram:\n  config: quick/config.py\n"
 Make = Callable[[str], Path]
@@ -303,6 +304,20 @@ def test_a_mode_and_its_keys_say_how_the_job_updates_and_no_mode_leaves_it_to_th
     make: Make, text: str, wanted: Updates | None
 ) -> None:
     assert load(make(GOOD + text)).updates == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", Snapshots()),
+        ("snapshots: {every_rounds: 7}\n", Snapshots(every_rounds=7)),
+        ("snapshots: {every_s: 0, every_rounds: 7, keep: 3}\n", Snapshots(every_s=0.0, every_rounds=7, keep=3)),
+    ],
+)
+def test_snapshots_are_taken_by_the_clock_by_rounds_or_by_both(make: Make, text: str, wanted: Snapshots) -> None:
+    found = load(make(GOOD + text)).snapshots
+    assert found == msgspec.structs.replace(wanted, path=found.path)
+    assert found.path.endswith("/output/snapshots")
 
 
 def test_gradients_go_as_they_are_unless_the_file_says_otherwise(make: Make) -> None:

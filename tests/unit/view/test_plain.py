@@ -68,3 +68,31 @@ def test_on_a_terminal_an_alert_begins_a_line_of_its_own(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     alert("stopping")
     assert capsys.readouterr().err == "\nstopping\n"
+
+
+def test_passes_are_shown_once_each_where_only_the_last_ones_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView()
+    for done in range(1, 31):
+        view.update({"passes_done": [{**CLOSED, "pass_id": one} for one in range(done)][-20:]})
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in shown] == [str(one) for one in range(30)]
+
+
+def test_an_alert_that_nobody_can_read_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr("click.echo", fail)
+    alert("stopping")
+
+
+def test_a_loss_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView()
+    lost = {"phase": "training", "losses": ["trainer 1 was lost"]}
+    for status in (lost, lost, {"phase": "training", "losses": []}, lost):
+        view.update(status)
+    assert capsys.readouterr().out.splitlines() == [
+        "trainer 1 was lost; started again, the job goes on",
+        "training",
+        "trainer 1 was lost; started again, the job goes on",
+    ]

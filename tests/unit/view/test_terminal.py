@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from io import StringIO
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from rich.console import Console, Group
 from tests.unit.view.test_plain import CLOSED
 
+from bireme.view.readers import fall_silent
 from bireme.view.terminal import LiveView, draw
 
 
@@ -57,3 +60,23 @@ def test_passes_remarks_and_alerts_scroll_by_each_on_its_own_line() -> None:
     assert lines[0] == "compiling kernels"
     assert lines[1].startswith("pass   0  cost 0.3095")
     assert lines[-1] == "stopping"
+
+
+def test_a_terminal_that_is_closed_is_noticed_by_whoever_updates_and_left_in_peace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        view = LiveView()
+        with view:
+            view.update(status(1))
+            shown = ""
+            while "1/4000 passes" not in shown:  # each status is drawn at once
+                shown += os.read(master, 1 << 16).decode()
+            assert "pass   0" in shown
+            os.close(master)
+            with pytest.raises(OSError, match="Input/output error"):
+                view.update(status(2))
+        fall_silent(stream)  # what waits in its buffer goes nowhere

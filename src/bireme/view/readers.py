@@ -1,0 +1,32 @@
+"""Who reads what is shown: a pipe may break and a terminal may be closed, and the job goes on all the same."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+
+def fall_silent(stream: TextIO) -> None:
+    """Let all that is still to be said there go nowhere, also what waits in its buffer."""
+    with suppress(OSError):  # it has no descriptor: nobody outside reads it
+        target, nowhere = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, target)
+        os.close(nowhere)
+
+
+def leave_closed_terminals() -> None:
+    """Fall silent where a terminal was closed: whoever wrote there would fail, and nobody would learn of it."""
+    for stream in (sys.stdout, sys.stderr):
+        if is_hung_up(stream):
+            fall_silent(stream)
+
+
+def is_hung_up(stream: TextIO) -> bool:
+    """Whether this is a terminal that was closed; a file never is, nor a pipe that nobody reads."""
+    poll = select.poll()
+    with suppress(OSError):
+        poll.register(stream.fileno(), 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))

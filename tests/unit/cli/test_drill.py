@@ -1,0 +1,41 @@
+"""What a drill reports: every fault that was asked for, and how many of those that were drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.cli.drill import _faults, _report, _show
+from bireme.core.errors import UsageError
+from bireme.local.drilling import Drill, Fault, Struck
+
+
+def report(faults: list[Fault], happened: int) -> dict[str, Any]:
+    drill = Drill(faults, Path("/out"))
+    drill.struck = [Struck(fault, 5.0, 3) for fault in faults[:happened]]
+    return _report(None, {"drill": drill, "metrics": [], "hash": "ab" * 32, "seconds": 9.0})
+
+
+def test_a_fault_for_a_moment_after_the_end_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    told = report([Fault("kill", "trainer:0", "@after=9999s", after_s=9999.0)], 0)
+    assert (told["never"], told["drawn"]) == (["kill trainer:0 @after=9999s"], 0)
+    _show(told)
+    shown = capsys.readouterr().out
+    assert "kill trainer:0 @after=9999s  never happened: the job was over before" in shown
+    assert "drawn" not in shown
+
+
+def test_drawn_faults_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = [Fault("kill", "all", f"@after={s}s", after_s=float(s), is_drawn=True) for s in range(1000)]
+    told = report(drawn, 7)
+    assert (told["never"], told["drawn"], told["drawn_happened"], told["faults"]) == ([], 1000, 7, 7)
+    _show(told)
+    assert "7 of 1,000 faults that were drawn happened before the job's end\n" in capsys.readouterr().out
+
+
+def test_faults_that_come_all_at_once_are_refused() -> None:
+    options = {"kill": (), "pause": (), "cut": (), "is_random": True, "seed": 1, "mtbf": "0s", "count": 3}
+    with pytest.raises(UsageError, match="--mtbf 0"):
+        _faults(None, options)  # type: ignore[arg-type]  # refused before the job matters
