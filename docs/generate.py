@@ -106,7 +106,7 @@ def times_block() -> str:
     job = {field.name: field.default for field in msgspec.structs.fields(JobFile)}
     cuts, restarts, patience_s = SnapshotsFile(), RestartsFile(), job["connect_timeout_s"]
     rows = {
-        "a snapshot is taken every (`snapshots.every_s`)": f"{cuts.every_s:g} s",
+        "a snapshot is taken every (`snapshots.every_s`; `every_rounds` for rounds)": f"{cuts.every_s:g} s",
         "a process that says nothing is named in `bireme status` after": f"{status.SILENT_S:g} s",
         "a connection to a machine that does not answer is given up after": f"{wire.SILENCE_S} s",
         "whoever stops in the middle of a frame is hung up on after": f"{wire.STALL_S:g} s",
@@ -117,7 +117,7 @@ def times_block() -> str:
         "a process that lived so long is started again at once": f"{supervise.SHORT_S:g} s",
         "one that did not waits, twice as long each time, up to": f"{supervise.MAX_DELAY_S:g} s",
         "the job is given up if one process dies more often than (`restarts`)": (
-            f"{restarts.limit} times in {restarts.within_s:g} s"
+            f"{restarts.limit} times in {restarts.within_s:g} s, or while the job gets no further"
         ),
         "or if so many mends in a row bring not one round": f"{coordinator.MAX_MENDS}",
     }

@@ -80,6 +80,7 @@ EXAMPLES: dict[str, Any] = {
     "wire.gradients": "bfloat16",
     "wire.top_k": 0.05,
     "snapshots.every_s": 60.0,
+    "snapshots.every_rounds": 1000,
     "snapshots.keep": 3,
     "restarts.limit": 3,
     "restarts.within_s": 600.0,

@@ -93,11 +93,11 @@ class World:
 
     def lose_trainer(self, rank: int) -> None:
         """The coordinator sees a trainer's connection close."""
-        self.carry_out(self.machine.lost(self.machine.trainers[rank].connection, self.now_s))
+        self.carry_out(self.machine.lost(self.machine.members.trainers[rank].connection, self.now_s))
 
     def lose_link(self, pserver: int) -> None:
         """The coordinator sees its connection to a pserver close."""
-        self.carry_out(self.machine.lost(self.machine.pservers[pserver].connection, self.now_s))
+        self.carry_out(self.machine.lost(self.machine.members.pservers[pserver].connection, self.now_s))
 
     def wait(self, seconds: float) -> None:
         """Time passes and nothing else happens."""
@@ -130,7 +130,7 @@ class World:
         return Base(manifest, (("part",),), past)
 
     def _deliver(self, to: int, message: m.Message) -> None:
-        rank = next((r for r, p in self.machine.pservers.items() if p.connection == to), 0)
+        rank = next((r for r, p in self.machine.members.pservers.items() if p.connection == to), 0)
         match message:
             case m.SetUp(setup=setup):
                 self.setup, self.lanes[rank] = setup, _lane(setup)
@@ -142,7 +142,7 @@ class World:
                 self.lanes[rank].enter(message.view)  # a pserver that was lost has no lane: this would be an error
                 self._ready(to, rank, message.view)
             case m.Begin():
-                self.begun.add(next(r for r, t in self.machine.trainers.items() if t.connection == to))
+                self.begun.add(next(r for r, t in self.machine.members.trainers.items() if t.connection == to))
 
     def _ready(self, to: int, rank: int, view: int) -> None:
         self.carry_out(self.machine.told(to, m.Ready(pserver=rank, view=view), self.now_s))
@@ -204,7 +204,7 @@ def _trainer(world: World) -> None:
 
 def _link_to_lane(world: World) -> None:
     lost = m.LinkLost(trainer=1, view=world.machine.view, what="…")
-    world.carry_out(world.machine.told(world.machine.trainers[1].connection, lost, world.now_s))
+    world.carry_out(world.machine.told(world.machine.members.trainers[1].connection, lost, world.now_s))
     world.wait(1.0)
 
 
@@ -238,7 +238,7 @@ def _everything(world: World) -> None:
 def _pause(world: World) -> None:
     for _ in range(10 * int(SILENT_S)):
         world.wait(1.0)
-        speakers = [world.machine.trainers[0], *world.machine.pservers.values()]
+        speakers = [world.machine.members.trainers[0], *world.machine.members.pservers.values()]
         for member in speakers:
             world.carry_out(world.machine.told(member.connection, m.Alive(), world.now_s))
 

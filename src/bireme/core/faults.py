@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import Annotated, Literal
 
 import msgspec
@@ -139,6 +140,6 @@ def _delays(rule: Rule) -> Callable[[], None]:
             # Most points pass at once and a few wait long: orders change more than with equal waits.
             pause = max_s * source.random() if source.random() < 0.25 else 0.0
         if pause:
-            time.sleep(pause)
+            sleep(pause)
 
     return wait
