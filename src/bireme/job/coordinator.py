@@ -39,6 +39,7 @@ from bireme.job.passes import Passes
 from bireme.job.phases import ENDED, ENDINGS, TRANSITIONS, Phase, Reason
 from bireme.ps.rounds import PassTotals
 from bireme.ps.setup import cuts_only_at_passes, has_private_state
+from bireme.ps.standing import view_of
 
 SET_UP_PATIENCE_S = 300.0
 """Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
@@ -75,7 +76,7 @@ class Coordinator:
     @property
     def view(self) -> int:
         """The current view, or the one that is being made: ordered by incarnation, then number."""
-        return self.incarnation << 32 | self._number
+        return view_of(self.incarnation, self._number)
 
     @property
     def job_id(self) -> int:
@@ -366,6 +367,8 @@ class Coordinator:
         if parts is None:
             return []
         ended = self.passes.totals(message.pass_id - 1) if message.ends_pass else None
+        # Whoever went on from a cut like that would wait for ever for the pass to close.
+        assert ended is not None or not message.ends_pass, "a pass ended whose totals nobody told; this is a bug"
         return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self.cuts.base_of(parts)))]
 
     def cut_settled(self, manifest: Manifest, now_s: float, *, is_committed: bool = True) -> list[Effect]:

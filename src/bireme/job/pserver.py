@@ -33,6 +33,7 @@ from bireme.ps.lane import Awaited
 from bireme.ps.rounds import PassTotals
 from bireme.ps.server import PServer, listen
 from bireme.ps.setup import Setup
+from bireme.ps.standing import Standing, view_of
 from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,8 @@ class PserverProcess:
 
     def __init__(self, options: PserverOptions) -> None:
         self._options = options
-        self._server = PServer(open_ports(options), options.ports_num, self._control, self._closed)
+        standing = Standing(view=view_of(options.incarnation, 0) if options.rank == 0 else 0)
+        self._server = PServer(open_ports(options), options.ports_num, self._control, self._closed, standing)
         self._over = threading.Event()
         self._reason = ""
         self._rank = options.rank

@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.core import faults
@@ -30,6 +29,7 @@ from bireme.ps.parts import read_part
 from bireme.ps.rounds import PassTotals
 from bireme.ps.segments import close_quietly
 from bireme.ps.setup import Setup
+from bireme.ps.standing import Standing
 
 log = logging.getLogger(__name__)
 DRAIN_S = 5.0
@@ -60,44 +60,23 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-@dataclass(slots=True)
-class Standing:
-    """Which job a pserver serves, in which view, and since which one it keeps what it has. No I/O."""
-
-    job: int | None = None
-    view: int = 0
-    history: int = 0
-    """The view in which what is kept here was loaded or made; 0: nothing is."""
-
-    def check_set_up(self, job: int, view: int) -> None:
-        """Refuse to be given parameters by whoever is not newer, or is of another job."""
-        self._check_newer(view)
-        if self.job not in (None, job):
-            raise FrameError("this pserver already serves a job", fix="start a fresh pserver for another job")
-
-    def check_enter(self, view: int, history: int) -> None:
-        """Refuse to go on in a view that is not newer, or is about something else than what is kept here."""
-        self._check_newer(view)
-        if not self.history or self.history != history:
-            raise StaleError(f"this pserver keeps nothing of history {history:x}")
-
-    def _check_newer(self, view: int) -> None:
-        if view <= self.view:
-            raise StaleError(f"view {view:x} is not newer than view {self.view:x}, in which this pserver is")
-
-
 class PServer:
     """Lanes of one pserver process: opened at once, given parameters when a job sets them up."""
 
     def __init__(
-        self, sockets: Sequence[socket.socket], dense_lanes: int, on_control: OnControl, on_closed: OnClosed
+        self,
+        sockets: Sequence[socket.socket],
+        dense_lanes: int,
+        on_control: OnControl,
+        on_closed: OnClosed,
+        standing: Standing | None = None,
     ) -> None:
         self._sockets = list(sockets)
         self._dense_lanes = dense_lanes
         self._on_control = on_control
         self._on_closed = on_closed
         self.lanes: list[Lane] = []
-        self.standing = Standing()
+        self.standing = standing or Standing()
         self._cutter: Cutter | None = None
         self._names_cuts: Lane | None = None
         self._data: dict[socket.socket, int] = {}

@@ -24,7 +24,7 @@ from bireme.ps import stream as stream_module
 from bireme.ps.client import Position
 from bireme.ps.frames import Head, Record
 from bireme.ps.rounds import Counts, LaneRounds, Late, Refuse, Take
-from bireme.ps.server import Standing
+from bireme.ps.standing import Standing
 from bireme.ps.stream import LaneStream
 from bireme.ps.tree import Span
 from bireme.sim import trainer as trainer_module

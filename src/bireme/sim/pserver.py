@@ -18,8 +18,8 @@ from bireme.ps.cutting import PartDone
 from bireme.ps.frames import Head, Record
 from bireme.ps.parts import Written, part_path, read_part, write_part
 from bireme.ps.rounds import Counts, PassTotals
-from bireme.ps.server import Standing
 from bireme.ps.setup import Setup
+from bireme.ps.standing import Standing, view_of
 from bireme.sim.case import OUTPUT, PATIENCE_S
 from bireme.sim.coordinating import SimCoordinating
 from bireme.sim.lanes import SimLane, meta_of
@@ -67,6 +67,7 @@ class SimPserver(Process):
     def start(self) -> None:
         """Come to life."""
         self.incarnation = incarnations.take(self.world.disk.at(OUTPUT), self.name)
+        self.standing.view = view_of(self.incarnation, 0) if self.rank == 0 else 0
         self.stage.checks.incarnation(self.name, self.incarnation)
         self.note(f"starts as incarnation {self.incarnation}")
         self.stage.announce(self)

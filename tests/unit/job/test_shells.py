@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.unit.job.story import CUTS, Story, cut_part, only
 
-from bireme.core.errors import NetworkError, SnapshotError
+from bireme.core.errors import NetworkError, SnapshotError, StaleError
 from bireme.job import books, incarnations, snapshots
 from bireme.job import messages as m
 from bireme.job.coordinating import Coordinating
@@ -22,6 +22,7 @@ from bireme.job.manifest import MANIFEST, Manifest
 from bireme.job.pserver import PserverOptions, PserverProcess
 from bireme.ps.client import connect
 from bireme.ps.parts import snapshot_name
+from bireme.ps.standing import view_of
 
 WAIT_S = 20.0
 Call = Callable[[], socket.socket]
@@ -67,6 +68,14 @@ def test_a_pserver_answers_while_it_enters_a_view(monkeypatch: pytest.MonkeyPatc
         go_on.set()
         ready = m.expect(leader)
         assert isinstance(ready, m.Ready) and ready.view == 5
+
+
+def test_a_pserver_0_obeys_no_coordinator_of_an_earlier_life() -> None:
+    with serving(PserverOptions(1, host="127.0.0.1", incarnation=5)) as (_, call):
+        old = call()
+        m.send(old, m.ChangeView(view=view_of(4, 9), history=view_of(4, 1)))
+        with pytest.raises(StaleError, match="is not newer than"):
+            m.expect(old)
 
 
 def test_only_pserver_0_of_a_supervised_job_coordinates(tmp_path: Path) -> None:

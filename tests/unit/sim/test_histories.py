@@ -68,3 +68,13 @@ def test_the_command_shows_a_broken_history_and_how_to_see_it_again(capsys: pyte
 def test_a_history_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--replay", "4"]) == 0
     assert "all invariants held" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        40086568,  # an old coordinator, on a machine that was cut off, reached the new pserver 0 and set it up
+    ],
+)
+def test_histories_that_broke_once_hold(seed: int) -> None:
+    assert run_history(seed).broken == ""
