@@ -149,9 +149,10 @@ class Coordinating:
                 case Write():
                     self._write(effect)
                 case Conclude():
-                    self._conclude()
+                    self._conclude(effect)
                 case Leave():
-                    self._leave(effect)
+                    log.info("leaving: %s", effect.reason)
+                    self._on_leave(effect.reason)
 
     def _send(self, effect: Send) -> None:
         sock = self._connections.get(effect.to)
@@ -304,7 +305,13 @@ class Coordinating:
                 self.failure = self.failure or error
             self._do(self._machine.failed(error.what))
 
-    def _conclude(self) -> None:
+    def _conclude(self, effect: Conclude) -> None:
+        # First of all: whoever hears of the end may have this process ended before it leaves by itself.
+        reason = self._machine.reason
+        if effect.own_fault == "data":
+            self.failure = self.failure or DataError(reason, fix="look into the shards' train.list")
+        elif effect.own_fault == "process":
+            self.failure = self.failure or ProcessError(reason, fix="look into the logs in node_*/")
         facts = self._machine.facts
         if facts is None or not Path(facts.output).is_dir():
             return
@@ -322,11 +329,3 @@ class Coordinating:
         if is_so:
             log.warning("another coordinator speaks for the job")
         return is_so
-
-    def _leave(self, effect: Leave) -> None:
-        log.info("leaving: %s", effect.reason)
-        if effect.own_fault == "data":
-            self.failure = self.failure or DataError(effect.reason, fix="look into the shards' train.list")
-        elif effect.own_fault == "process":
-            self.failure = self.failure or ProcessError(effect.reason, fix="look into the logs in node_*/")
-        self._on_leave(effect.reason)

@@ -452,4 +452,4 @@ class Coordinator:
         self.reason = reason
         stop = m.Stop(reason=reason, how=how)
         sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.members.trainers.values()]
-        return [Conclude(), *sends, *self._tell_pservers(stop), Leave(reason, own_fault)]
+        return [Conclude(own_fault), *sends, *self._tell_pservers(stop), Leave(reason)]

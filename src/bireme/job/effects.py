@@ -87,14 +87,15 @@ class Write:
 class Conclude:
     """Effect: leave the last status behind. Before anybody is told: whoever has left would be started again."""
 
+    own_fault: OwnFault | None = None
+    """What the coordinator itself found wrong, so that nobody else will tell."""
+
 
 @dataclass(frozen=True, slots=True)
 class Leave:
     """Effect: go."""
 
     reason: str
-    own_fault: OwnFault | None = None
-    """What the coordinator itself found wrong, so that nobody else will tell."""
 
 
 Effect = Send | RefuseJoin | HangUp | Reach | Load | Commit | Write | Conclude | Leave

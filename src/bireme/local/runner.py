@@ -184,8 +184,9 @@ class LocalRun:
         if gone is not None and gone.deaths > 1:
             raise too_many_deaths(gone, self.job, f"their last words are in {self.job.output}/node_*/")
         ended = [f"{name} {describe_exit(code)}" for name, code in sorted(codes.items(), key=_killed_first) if code]
+        reason = self._status.get("reason", "") if self._status.get("phase") == "failed" else ""
         raise ProcessError(
-            ended[0] if ended else "all processes left before the job was finished",
+            reason or (ended[0] if ended else "all processes left before the job was finished"),
             fix=f"their last words are in {self.job.output}/node_*/",
         )
 

@@ -235,7 +235,8 @@ def test_a_pass_without_a_sample_fails_the_job_by_the_coordinators_own_word() ->
         story.tell(10 + rank, pass_done(rank))
     empty = PassTotals(0, 0, {s: Totals() for s in range(3)}, {})
     effects = story.machine.lane_passed(story.machine.history, empty, story.now_s)
-    assert leaves(effects) == Leave("there is not one training sample in all shards", own_fault="data")
+    assert effects[0] == Conclude(own_fault="data"), "before anybody is told"
+    assert leaves(effects) == Leave("there is not one training sample in all shards")
 
 
 def test_a_trainers_own_failure_stops_everybody_with_its_reason_once() -> None:
