@@ -126,7 +126,7 @@ def times_block() -> str:
 
 def points_block() -> str:
     """Where a drill may strike."""
-    return "| point | |\n|---|---|\n" + "\n".join(f"| `{name}` | {what} |" for name, what in POINTS.items())
+    return "| point | |\n|---|---|\n" + "\n".join(f"| `{name}` | {what} |" for name, (_, what) in POINTS.items())
 
 
 def permissions_block() -> str:

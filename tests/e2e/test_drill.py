@@ -82,9 +82,11 @@ def test_no_update_is_lost_or_applied_twice_in_any_mode(cli: Cli, job: Path, mod
 
 @pytest.mark.parametrize("when", ["round=100000", "after=9999s"])
 def test_a_fault_that_never_happened_is_named(cli: Cli, job: Path, when: str) -> None:
-    told = drill(cli, job, f"--kill trainer:0@{when}")
-    assert told["never"] == [f"kill trainer:0 @{when}"]
-    assert (told["faults"], told["same"]) == (0, True)
+    done = cli.run("drill", job, "--kill", f"trainer:0@{when}", "--output", job.parent / "drill", "--json")
+    assert done.json["never"] == [f"kill trainer:0 @{when}"]
+    assert (done.json["faults"], done.json["same"]) == (0, True)
+    assert done.code == 2, "nobody takes this for a drill that was passed"
+    assert done.json["what"] == "1 of 1 faults never happened"
 
 
 def test_faults_at_random_moments_change_nothing(cli: Cli, job: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from bireme.core.errors import DeterminismError, UsageError
+from bireme.core.errors import BiremeError, DeterminismError, UsageError
 from bireme.spec.load import load_job
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def _print_points(context: click.Context, _: click.Parameter, is_wanted: bool) -
         return
     from bireme.core.faults import POINTS
 
-    for name, what in POINTS.items():
-        click.echo(f"{name:<16} {what}")
+    for name, (who, what) in POINTS.items():
+        click.echo(f"{name:<16} {who.replace('pserver:0', 'coordinator'):<12} {what}")
     context.exit()
 
 
@@ -73,17 +73,34 @@ def drill(job_file: Path, no_reference: bool, as_json: bool, **options: Any) -> 
     reference = None if no_reference else _run(_into(job, place / "undisturbed"), job_file, tell)
     found = _run(_into(job, place / "disturbed"), job_file, tell, faults)
     told = _report(reference, found)
-    if as_json:
+    error = _error(told, job, place)
+    if not as_json:
+        _show(told)
+    elif error is None:
         click.echo(json.dumps(told | {"output": str(place)}))
     else:
-        _show(told)
+        click.echo(json.dumps(told | {"output": str(place), "error": type(error).__name__, **error.told()}))
+        raise SystemExit(error.exit_code)
+    if error is not None:
+        raise error
+
+
+def _error(told: dict[str, Any], job: Job, place: Path) -> BiremeError | None:
+    """What to exit with: other bits, or faults that were asked for and not tried."""
     if told["same"] is False and is_same_expected(job):
-        assert reference is not None
-        raise DeterminismError(
-            f"the disturbed run ended with {found['hash'][:12]}, the undisturbed one with {reference['hash'][:12]}",
+        return DeterminismError(
+            f"the disturbed run ended with {told['hash'][:12]}, the undisturbed one with {told['undisturbed'][:12]}",
             why="a fault changed the result, which must not happen in this mode",
             fix=f"please report it with {place}",
         )
+    missed, happened = len(told["never"]), len(told["each"])
+    if missed or not happened:
+        return UsageError(
+            f"{missed} of {missed + happened} faults never happened" if missed else "no fault happened",
+            why="the job was over before",
+            fix="name earlier moments, or give the job more to do with --passes",
+        )
+    return None
 
 
 def is_same_expected(job: Job) -> bool:

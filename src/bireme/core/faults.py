@@ -16,26 +16,35 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from bireme.core.errors import UsageError
 
+
+class Point(NamedTuple):
+    """A place in the code where a drill may strike."""
+
+    who: str
+    """Who comes by: any `trainer` or `pserver`, or only the one of that rank."""
+    what: str
+
+
 POINTS = {
-    "push.before": "a trainer is about to send a gradient",
-    "push.after": "a trainer has sent its gradient, the lanes may not have applied it",
-    "lane.landed": "a lane has all gradients of a round and has not applied them",
-    "lane.applied": "a lane has applied a round and has told nobody",
-    "part.sync": "a part of a snapshot is written and not synced",
-    "part.rename": "a part of a snapshot is synced and does not have its name yet",
-    "snapshot.commit": "all parts of a snapshot have their names, its manifest is not written",
-    "snapshot.load": "the coordinator looks for the snapshot to go on from",
-    "view.set-up": "a pserver is being given its part",
-    "view.enter": "a pserver is between two views",
-    "view.begin": "a trainer was told of a view and has no connections yet",
-    "model.saved": "a model is on disk, the coordinator does not know",
-    "write.ledger": "a pass is about to be written into the ledger",
+    "push.before": Point("trainer", "a trainer is about to send a gradient"),
+    "push.after": Point("trainer", "a trainer has sent its gradient, the lanes may not have applied it"),
+    "lane.landed": Point("pserver", "a lane has all gradients of a round and has not applied them"),
+    "lane.applied": Point("pserver", "a lane has applied a round and has told nobody"),
+    "part.sync": Point("pserver", "a part of a snapshot is written and not synced"),
+    "part.rename": Point("pserver", "a part of a snapshot is synced and does not have its name yet"),
+    "snapshot.commit": Point("pserver:0", "all parts of a snapshot have their names, its manifest is not written"),
+    "snapshot.load": Point("pserver:0", "the coordinator looks for the snapshot to go on from"),
+    "view.set-up": Point("pserver", "a pserver is being given its part"),
+    "view.enter": Point("pserver", "a pserver is between two views"),
+    "view.begin": Point("trainer", "a trainer was told of a view and has no connections yet"),
+    "model.saved": Point("trainer:0", "a model is on disk, the coordinator does not know"),
+    "write.ledger": Point("pserver:0", "a pass is about to be written into the ledger"),
 }
 """Where a drill may strike, beside `wire.send` and `wire.receive`, at which processes are delayed."""
 

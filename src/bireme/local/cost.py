@@ -29,8 +29,18 @@ def _return(one: Struck, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
         # Nobody missed it, or it came back before anybody did: the others have waited.
         return {"back_s": None, "redone": 0}
     view = next((row for row in reversed(later) if row.get("event") == "view" and row["unix"] <= back["unix"]), None)
-    redone = max(one.round - view["round"], 0) + 1 if view is not None and view["kind"] == "rewind" else 1
+    redone = _taken_back(one, view, metrics) + 1 if view is not None and view["kind"] == "rewind" else 1
     return {"back_s": round(back["unix"] - one.unix, 2), "redone": redone, "kind": view["kind"] if view else ""}
+
+
+def _taken_back(one: Struck, view: dict[str, Any], metrics: Sequence[dict[str, Any]]) -> int:
+    """Rounds that were done since the view before this one, and that this one begins before."""
+    before = [row for row in metrics if row["unix"] < view["unix"]]
+    last = max((place for place, row in enumerate(before) if row["event"] == "view"), default=0)
+    reached = [row["round"] for row in before[last:] if row["event"] == "progress"]
+    if reached or one.fault.is_inside:  # else the status that a strike from outside has met was of before
+        reached.append(one.round)
+    return max(max(reached, default=0) - int(view["round"]), 0)
 
 
 def summary(told: Sequence[dict[str, Any]], undisturbed_s: float | None, disturbed_s: float) -> dict[str, Any]:

@@ -132,6 +132,12 @@ def _check_moment(fault: Fault, options: dict[str, str], text: str) -> None:
     moments = [key for key in options if key in _MOMENTS]
     if point is not None and point not in POINTS:
         raise UsageError(f"there is no fault point {point!r}", fix=f"known: {', '.join(POINTS)}")
+    if point is not None and fault.role in _DEFAULT_POINT and POINTS[point].who not in (fault.who, fault.role):
+        named = POINTS[point].who.replace("pserver:0", "the coordinator")
+        raise UsageError(
+            f"{fault.who} never comes by {point}: only {named} does",
+            fix="`bireme drill --points` lists who comes by which",
+        )
     if not moments and point is None:
         raise UsageError(f"{text!r} does not say when", fix="add @round=N, @after=SECONDS, @recovery or @point=NAME")
     odd = [key for key in options if key not in (*_MOMENTS, "point")]

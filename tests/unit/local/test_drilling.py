@@ -76,6 +76,21 @@ def test_only_trainers_and_pservers_are_struck_at_a_point_or_in_a_recovery(who: 
 
 
 @pytest.mark.parametrize(
+    ("text", "who"),
+    [
+        ("trainer:1@point=lane.landed", "only pserver does"),
+        ("pserver:1@round=5,point=push.after", "only trainer does"),
+        ("pserver:1@point=snapshot.commit", "only the coordinator does"),
+        ("trainer:1@point=model.saved", "only trainer:0 does"),
+    ],
+)
+def test_nobody_is_to_be_struck_where_it_never_comes_by(text: str, who: str) -> None:
+    with pytest.raises(UsageError, match=who):
+        parse("kill", text, JOB)
+    assert parse("kill", "coordinator@point=snapshot.commit", JOB).who == "pserver:0"
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("trainer:0@after=5s,point=push.after", "names several moments"),
