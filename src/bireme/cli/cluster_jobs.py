@@ -65,13 +65,13 @@ def as_row(view: JobView) -> dict[str, Any]:
     return {**plain, "passes_done": done, "passes": passes, "where": "kubernetes"}
 
 
-def show_status(cluster: Cluster, name: str, *, as_json: bool) -> None:
+def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) -> None:
     """Print how a job and each of its pods are doing."""
     from bireme.kube import naming
     from bireme.kube.client import POD
     from bireme.kube.listing import gathering, pod_views
     from bireme.kube.stopping import view_of
-    from bireme.view.plain import pass_line
+    from bireme.view.plain import pass_lines
 
     view = view_of(cluster, name)
     pods = pod_views(cluster.list(POD, naming.selector_of(name)), view.status)
@@ -86,8 +86,8 @@ def show_status(cluster: Cluster, name: str, *, as_json: bool) -> None:
     far = f", {row['passes_done']}/{row['passes']} passes" if row["passes"] else ""
     click.echo(f"{name}: {view.state}{why}, submitted {ago(view.started)} ago{far}")
     click.echo(f"in the namespace {cluster.namespace} of context {cluster.context}")
-    for closed in view.status.get("passes_done", ()):
-        click.echo(pass_line(closed))
+    for line in pass_lines(view.status.get("passes_done", ()), shows_all=shows_all):
+        click.echo(line)
     if view.state in ("pending", "starting"):
         click.echo(gathering(view, pods))
         click.echo(f"more: `{command_name()} why {name} --namespace {cluster.namespace}`")

@@ -129,9 +129,10 @@ def _has_trained(record: registry.Record) -> bool:
 
 @click.command(epilog="\b\nExample: bireme status quick-start")
 @click.argument("job", required=False)
+@click.option("--all", "shows_all", is_flag=True, help="Every pass, not only the last ten.")
 @either_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def status(job: str | None, where: Where, as_json: bool) -> None:
+def status(job: str | None, shows_all: bool, where: Where, as_json: bool) -> None:
     """Show how JOB is doing: a job's name, a run's id or its output directory (the newest when left out).
 
     A name that no job on this machine has is looked for on the cluster.
@@ -141,12 +142,12 @@ def status(job: str | None, where: Where, as_json: bool) -> None:
         from bireme.cli.cluster_jobs import show_status
 
         with where.connect() as cluster:
-            show_status(cluster, str(job), as_json=as_json)
+            show_status(cluster, str(job), shows_all=shows_all, as_json=as_json)
         return
-    _show_local(record, as_json=as_json)
+    _show_local(record, shows_all=shows_all, as_json=as_json)
 
 
-def _show_local(record: registry.Record, *, as_json: bool) -> None:
+def _show_local(record: registry.Record, *, shows_all: bool, as_json: bool) -> None:
     now = status_of(record)
     is_newest = record.id in {r.id for r in registry.newest_runs()}
     progress = progress_of(record, now, is_newest=is_newest)
@@ -157,13 +158,13 @@ def _show_local(record: registry.Record, *, as_json: bool) -> None:
     far = f", {progress}" if progress.passes else ""
     click.echo(f"{record.name}: {record.state}{why}, started {ago(record.started)} ago{far}")
     click.echo(f"output: {record.output}")
-    from bireme.view.plain import number, pass_line
+    from bireme.view.plain import number, pass_lines
 
     # What this run says of its passes, and the models of those that runs before it did.
     closed = passes_in(Path(record.output)) if is_newest else {}
     closed |= {told["pass_id"]: told for told in now.get("passes_done", [])}
-    for pass_id in sorted(closed):
-        click.echo(pass_line(closed[pass_id]))
+    for line in pass_lines([closed[pass_id] for pass_id in sorted(closed)], shows_all=shows_all):
+        click.echo(line)
     if is_newest and _can_go_on(record, progress):
         click.echo(way_on(Path(record.output)))
     if record.state == "running":
@@ -273,6 +274,7 @@ def cancel(job: str | None, now: bool, where: Where, as_json: bool) -> None:
         return
     if record.state != "running":
         raise UsageError(f"{record.name} does not run: it is {record.state}")
+    registry.check_one(job)
     os.kill(record.pid, signal.SIGTERM)
     if now:
         _insist(record)

@@ -15,7 +15,7 @@ from bireme.core.errors import UsageError
 if TYPE_CHECKING:
     from bireme.sim.scale import Advice, Cluster, Costs, Load, Outcome
 
-_BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _CODINGS = ("float32", "float16", "bfloat16", "top_k")
 
@@ -73,14 +73,14 @@ def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_jso
 
 
 def bits_of(text: str) -> float:
-    """A rate such as 10Gbit, 2.5G or 800Mbit/s, in bits per second."""
-    found = re.fullmatch(r"([0-9.]+) ?([kmgt]?)(?:bit|b|bps)?(?:/s)?", text.strip().lower())
+    """A rate such as 10Gbit, 2.5G or 800Mbit/s, in bits per second; a bare number could mean anything."""
+    found = re.fullmatch(r"([0-9.]+) ?([kmgt])(?:bit|b|bps)?(?:/s)?", text.strip().lower())
     try:
         value = float(found[1]) * _BITS[found[2]] if found else 0.0
     except ValueError:
         value = 0.0
     if value <= 0:
-        raise UsageError(f"--network {text}: not a rate above 0", fix="write it like 10Gbit, 25Gbit or 800Mbit")
+        raise UsageError(f"--network {text}: not a rate above 0 with its unit", fix="write it like 10Gbit or 800Mbit")
     return value
 
 

@@ -133,6 +133,8 @@ def verify(output: Path, *, is_running: bool = False) -> Verdict:
     _check_job(verdict, is_running=is_running)
     good = _check_snapshots(verdict)
     models = {int(p.name[5:]) for p in output.glob("pass-" + "[0-9]" * 5) if p.is_dir()}
+    if models and not verdict.snapshots:
+        verdict.add(SNAPSHOTS, "note", "there are none, so `bireme resume` has nothing to go on from")
     verdict.resume_from = _resume_point(verdict, good, models)
     last = max(models, default=-1)
     if is_running or (verdict.phase != "finished" and good and _tells_again(good[0], last)):

@@ -125,6 +125,15 @@ def find_run(name: str | None) -> Record:
     )
 
 
+def check_one(name: str | None) -> None:
+    """Refuse where `name` leaves open which of several running jobs is meant."""
+    meant = [r for r in all_runs() if r.state == "running" and (name is None or name == r.name)]
+    if len(meant) > 1:
+        which = f"{len(meant)} jobs run now" if name is None else f"{len(meant)} jobs named {name} run now"
+        places = "; ".join(f"{r.id} in {r.output}" for r in meant)
+        raise UsageError(which, fix=f"name one by its id or its output directory: {places}")
+
+
 def _forget_old(root: Path) -> None:
     for record in all_runs()[KEEP:]:
         if record.state != "running":

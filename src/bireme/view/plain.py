@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 24
+LAST_PASSES = 10
 
 
 def sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
@@ -62,6 +64,14 @@ def pass_line(closed: dict[str, Any], width: int | None = None) -> str:
         if width is not None and len("  ".join(words.values())) > width:
             words.pop(spare, None)
     return "  ".join(words.values())
+
+
+def pass_lines(closed: Sequence[dict[str, Any]], *, shows_all: bool) -> Iterator[str]:
+    """Finished passes in words, one a line; the last few, unless all are wanted."""
+    hidden = 0 if shows_all else max(0, len(closed) - LAST_PASSES)
+    if hidden:
+        yield f"({count(hidden, 'pass', 'passes')} before these; --all shows all)"
+    yield from (pass_line(one) for one in closed[hidden:])
 
 
 def passes_of(status: dict[str, Any]) -> tuple[int, int]:

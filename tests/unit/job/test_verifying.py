@@ -229,6 +229,13 @@ def test_without_a_whole_snapshot_a_job_cannot_go_on(output: Path) -> None:
     assert verdict.resume_from is None
 
 
+def test_snapshots_that_somebody_has_taken_away_are_missed(output: Path) -> None:
+    shutil.rmtree(output / "snapshots")
+    verdict = verify(output)
+    assert [(f.where, f.state) for f in verdict.findings if f.where == "snapshots"] == [("snapshots", "note")]
+    assert not verdict.problems, "the models are all there"
+
+
 def test_what_was_never_committed_or_finished_is_named_and_no_fault(output: Path) -> None:
     uncommitted = write_cut(output, 16).name
     (output / "snapshots" / NEW / ".part-0.bin.77.tmp").touch()

@@ -40,6 +40,18 @@ def test_of_each_output_directory_only_the_newest_run_counts() -> None:
     assert len(registry.all_runs()) == 3
 
 
+def test_a_name_that_several_running_jobs_have_names_none_of_them() -> None:
+    first, _ = registry.new_run("job", "job.yaml", "/one")
+    registry.check_one("job")
+    second, _ = registry.new_run("job", "job.yaml", "/two")
+    for name in ("job", None):
+        with pytest.raises(UsageError, match="2 jobs") as caught:
+            registry.check_one(name)
+        assert f"{first.id} in /one" in caught.value.fix and f"{second.id} in /two" in caught.value.fix
+    registry.check_one(second.id)
+    registry.check_one("/two")
+
+
 def test_an_unknown_job_is_told_with_the_known_ones() -> None:
     registry.new_run("job", "job.yaml", "/out")
     with pytest.raises(UsageError, match="there is no job 'jab'") as caught:

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from bireme.view.plain import CURVE_WIDTH, PlainView, SilentView, alert, count, pass_line, passes_of, sparkline
+from bireme.view.plain import (
+    CURVE_WIDTH,
+    PlainView,
+    SilentView,
+    alert,
+    count,
+    pass_line,
+    pass_lines,
+    passes_of,
+    sparkline,
+)
 
 CLOSED: dict[str, Any] = {
     "pass_id": 7, "samples": 24000, "seconds": 0.3, "cost": 0.3095, "evals": {"error": 0.0435},
@@ -96,3 +106,12 @@ def test_a_loss_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]
         "training",
         "trainer 1 was lost; started again, the job goes on",
     ]
+
+
+def test_of_many_passes_the_last_ten_are_shown_and_the_others_counted() -> None:
+    closed = [{**CLOSED, "pass_id": number} for number in range(25)]
+    lines = list(pass_lines(closed, shows_all=False))
+    assert lines[0] == "(15 passes before these; --all shows all)"
+    assert [line[:8] for line in lines[1:]] == [f"pass {number:>3}" for number in range(15, 25)]
+    assert len(list(pass_lines(closed, shows_all=True))) == 25
+    assert len(list(pass_lines(closed[:10], shows_all=False))) == 10
