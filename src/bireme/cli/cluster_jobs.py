@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +71,7 @@ def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) 
     """Print how a job and each of its pods are doing."""
     from bireme.kube import naming
     from bireme.kube.client import POD
-    from bireme.kube.listing import gathering, pod_views
+    from bireme.kube.listing import gathering, is_ended, pod_views
     from bireme.kube.stopping import view_of
     from bireme.view.plain import pass_lines
 
@@ -95,6 +97,19 @@ def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) 
         click.echo(f"waits for {', '.join(view.status['waits_for'])}")
     for line in pod_lines(pods):
         click.echo(line)
+    if not is_ended(view.state):
+        for line in certificate_lines(view.status, time.time()):
+            click.echo(line)
+
+
+def certificate_lines(status: Mapping[str, Any], now: float) -> Iterator[str]:
+    """A word of warning while there is time: nothing renews a job's certificate by itself."""
+    from bireme.kube.certifying import RENEW_BELOW_DAYS
+
+    left_days = (status.get("certificate_until", math.inf) - now) / 86400
+    if left_days < RENEW_BELOW_DAYS:
+        left = max(left_days, 0.0)
+        yield f"its certificate is good for {left:.0f} more days; to renew it, submit the same file again"
 
 
 def pod_lines(pods: list[PodView]) -> Iterator[str]:

@@ -100,7 +100,7 @@ class Member:
         log.info("%s of %s, in pod %s on %s", self._name, place.job.name, place.pod.name, place.pod.machine or "?")
         if self._leads and place.kube_job:
             tell = Publisher(lambda job, change: cluster_of(place).patch(job, change), place.kube_job)
-            self._reporter = Reporter(self._ask, tell)
+            self._reporter = Reporter(self._status, tell)
         try:
             self._take_part()
             self._report(None)
@@ -199,6 +199,13 @@ class Member:
                 raise SystemExit(STOPPED)
 
     # While it runs, and after
+
+    def _status(self) -> Status | None:
+        """What the cluster is told: the coordinator's word, and when the job's certificate is over."""
+        from bireme.ps import security
+
+        status, until = self._ask(), security.good_until()
+        return status if status is None or until is None else {**status, "certificate_until": until}
 
     def _ask(self, *, is_wish: bool = False) -> Status | None:
         """The job's status, after asking for a snapshot if told to; None if nobody answers."""

@@ -186,6 +186,14 @@ def is_used() -> bool:
     return _place is not None
 
 
+def good_until() -> float | None:
+    """When the certificate of this process expires, in seconds since 1970; None where there is none to expire."""
+    try:
+        return _place.credentials(now=0.0).until if _place is not None else None
+    except CertificateError:
+        return None
+
+
 def secure(sock: socket.socket) -> socket.socket:
     """Take a connection that was just opened by us: itself, or where TLS is used, what goes through it.
 

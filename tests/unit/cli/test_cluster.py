@@ -15,6 +15,7 @@ from tests.unit.cli.test_jobs import record
 from tests.unit.kube.making import PLAIN, write_job
 
 from bireme.cli.cluster import Where, local_run
+from bireme.cli.cluster_jobs import certificate_lines
 from bireme.cli.jobs import cancel, delete, list_, logs, status
 from bireme.cli.submit import submit
 from bireme.core.errors import BiremeError, SpecError, UsageError
@@ -108,6 +109,14 @@ def test_a_submission_without_a_file_or_an_image_is_refused(tmp_path: Path) -> N
     assert isinstance(invoke(submit).exception, UsageError)
     failed = invoke(submit, write_job(tmp_path, PLAIN), "--dry-run")
     assert isinstance(failed.exception, SpecError) and "no image" in failed.exception.what
+
+
+@pytest.mark.parametrize(("days", "told"), [(89.0, []), (12.3, ["12 more days"]), (-1.0, ["0 more days"])])
+def test_a_certificate_that_is_soon_over_is_told(days: float, told: list[str]) -> None:
+    lines = list(certificate_lines({"certificate_until": 1000.0 + 86400 * days}, 1000.0))
+    assert len(lines) == len(told)
+    assert all(word in line and "submit the same file again" in line for word, line in zip(told, lines, strict=True))
+    assert list(certificate_lines({}, 1000.0)) == [], "a job without TLS"
 
 
 def test_a_time_that_is_none_is_refused() -> None:

@@ -181,3 +181,12 @@ def test_plain_connections_pass_untouched() -> None:
     here, there = socket.socketpair()
     with here, there:
         assert security.secure(here) is here
+
+
+@pytest.mark.parametrize("days", [12, -1])
+def test_a_process_tells_until_when_its_certificate_is_good(tmp_path: Path, ca: Pair, days: int) -> None:
+    assert security.good_until() is None
+    security.use(give(tmp_path, ca, days=days))
+    assert security.good_until() == pytest.approx(time.time() + 86400 * days, abs=7200)
+    security.use(tmp_path / "nowhere")
+    assert security.good_until() is None
