@@ -20,7 +20,8 @@ import pytest
 from bireme.core.processes import is_alive
 from tests.e2e.conftest import Cli, assert_ledger_is_exact, pids_of, processes_mentioning, wait_until
 
-LONG = ("--passes", 400)
+LONG = ("--passes", 100_000)
+"""More than any machine does while a test looks on."""
 
 
 def nobody_left(job: Path) -> bool:

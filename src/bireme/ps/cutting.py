@@ -220,7 +220,8 @@ class Cutter:
 
     def _write_all(self) -> None:
         with contextlib.suppress(OSError):  # then it competes with the rounds, which is no reason not to write
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + NICENESS, 19))
         while (cut := self._full.get()) is not None and not self._is_over:
             done = self._write(cut)
             with self._turn:
