@@ -9,6 +9,9 @@ Events come in with the time they happened; what is to be done comes out as effe
 
 Each way through setting-up makes a new view. If only trainers or connections were lost, lanes keep what they have
 (a mend); if a pserver was, all lanes load the last committed cut (a rewind, which begins a new history).
+
+The file is long because the machine is one: what follows from an event depends on the phase, the view and the cuts at
+once. What can be told apart is: members.py (who is there), passes.py, cuts.py and joining.py.
 """
 
 from __future__ import annotations

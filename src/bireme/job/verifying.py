@@ -133,8 +133,6 @@ def verify(output: Path, *, is_running: bool = False) -> Verdict:
     _check_job(verdict, is_running=is_running)
     good = _check_snapshots(verdict)
     models = {int(p.name[5:]) for p in output.glob("pass-" + "[0-9]" * 5) if p.is_dir()}
-    if models and not verdict.snapshots:
-        verdict.add(SNAPSHOTS, "note", "there are none, so `bireme resume` has nothing to go on from")
     verdict.resume_from = _resume_point(verdict, good, models)
     last = max(models, default=-1)
     if is_running or (verdict.phase != "finished" and good and _tells_again(good[0], last)):
@@ -211,6 +209,8 @@ def _check_snapshots(verdict: Verdict) -> list[Manifest]:
             verdict.add(where, "good", words + (", the newest good one" if name == newest else ""))
         else:
             verdict.add(where, "note", "not looked at: it has another name than snapshots have, or has just come")
+    if not verdict.snapshots and verdict.phase != "running":
+        verdict.add(SNAPSHOTS, "note", "there are none: `bireme resume` has nothing to go on from")
     for half in sorted([*verdict.output.glob(".*.tmp"), *place.glob("*/.*.tmp")]):
         verdict.add(str(half.relative_to(verdict.output)), "note", "unfinished: nobody reads it, and it may be removed")
     return list(good.values())

@@ -106,6 +106,10 @@ class End:
         world.count += 1
         heappush(world.heap, (arrives, world.count, peer.process, peer.take, (message,)))
 
+    def not_before(self, until_s: float) -> None:
+        """What is sent from now on arrives no earlier than this."""
+        self._last_s = max(self._last_s, until_s)
+
     def take(self, message: Any) -> None:
         """Something has arrived."""
         if self.is_open:
@@ -278,10 +282,33 @@ class World:
         backlog, process.backlog = process.backlog, []
         # What came on one connection is read in its order, but nobody says which connection is read first.
         turns: dict[object, float] = {}
+        reads = []
         for act, args in backlog:
             source = getattr(act, "__self__", None)
             turns[source] = turns.get(source, 0.0) + 0.001 * self.rng.random()
-            process.later(turns[source], act, *args)
+            reads.append((turns[source], act, args))
+        read_s = {end: self.now + wait_s * process.clock.pace for end, wait_s in turns.items() if isinstance(end, End)}
+        later = self._hold_back(read_s)
+        for wait_s, act, args in reads:
+            process.later(wait_s, act, *args)
+        for at, (_, _, owner, act, args) in later:
+            self.count += 1
+            heappush(self.heap, (at, self.count, owner, act, args))
+
+    def _hold_back(self, read_s: dict[End, float]) -> list[tuple[float, Event]]:
+        """Take out what would overtake earlier mail of its connection; returns it, with when it may come."""
+        found: list[tuple[float, Event]] = []
+        for event in sorted(self.heap, key=lambda event: event[:2]):
+            end = getattr(event[3], "__self__", None)
+            if isinstance(end, End) and event[0] < read_s.get(end, 0.0):
+                found.append((read_s[end], event))
+        if found:
+            early = {event[1] for _, event in found}
+            self.heap[:] = [event for event in self.heap if event[1] not in early]
+            heapify(self.heap)
+        for end, until_s in read_s.items():
+            end.peer.not_before(until_s)
+        return found
 
     def _set_alarms(self, process: Process, alarms: list[Event]) -> None:
         slept_s, process.alarms = self.now - process.stopped_s, None

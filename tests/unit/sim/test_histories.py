@@ -73,6 +73,7 @@ def test_a_history_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
+        50070475,  # what came while a process was paused was read after what came when it had woken up
         40086568,  # an old coordinator, on a machine that was cut off, reached the new pserver 0 and set it up
     ],
 )
