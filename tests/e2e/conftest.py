@@ -29,6 +29,8 @@ name: small
 program:
   config: quick_start/{config}
 passes: 2
+trainers: 2
+pservers: 2
 connect_timeout_s: 30
 """
 

@@ -28,7 +28,7 @@ class _Sealed(msgspec.Struct):
 def often(job: Path) -> Path:
     """The small job with a table, rounds that touch few of its rows, and a snapshot every few rounds."""
     take_rows(job, is_unbounded=True, method="AdaGradOptimizer()")
-    edit(job.parent / "quick_start" / "trainer_config.lr.py", ("is_predict else 16", "is_predict else 2"))
+    edit(job.parent / "quick_start" / "trainer_config.lr.py", ("is_predict else 16", "is_predict else 1"))
     edit(job, ("passes: 2", "passes: 3"))
     job.write_text(job.read_text() + "snapshots: {every_s: 0.02, keep: 2}\n")
     return job

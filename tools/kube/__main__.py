@@ -140,7 +140,7 @@ def _facts(cluster: RunningCluster) -> dict[str, object]:
 
 
 def _table(facts: dict[str, object]) -> str:
-    lines = [f"  {key:11} {facts[key]}" for key in ("kubeconfig", "kubectl", "logs", "volume", "registry", "timings")]
+    lines = [f"  {key:11} {facts[key]}" for key in ("kubeconfig", "kubectl", "logs", "volume", "timings")]
     machines = [facts["control"], *facts["nodes"]]  # type: ignore[misc]
     for machine in machines:
         assert isinstance(machine, dict)

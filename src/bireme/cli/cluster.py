@@ -59,6 +59,14 @@ def has_cluster() -> bool:
     return bool(kubeconfig_files()) or Path("/var/run/secrets/kubernetes.io/serviceaccount/token").is_file()
 
 
+def was_submitted(job: str) -> bool:
+    """Whether a job of this name was submitted to some cluster from here, and not deleted there since."""
+    from bireme.spec.load import places
+
+    # Each has an authority of its own (kube/certifying.py), by which it is known without asking a cluster.
+    return any(path.name == job for path in (places().state / "ca").glob("*/*/*"))
+
+
 def local_run(job: str | None, where: Where) -> Record | None:
     """The run on this machine that is meant; None if the job is on a cluster."""
     from bireme.local import registry
@@ -68,8 +76,11 @@ def local_run(job: str | None, where: Where) -> Record | None:
             raise UsageError("which job?", fix="name it; `bireme list` shows the jobs on the cluster too")
         return None
     try:
-        return registry.find_run(job)
+        found = registry.find_run(job)
     except UsageError:
         if job is None or not has_cluster():
             raise
         return None
+    if job == found.name and was_submitted(job):
+        click.echo("note: this is the job on this machine; for the one on the cluster, add --kube", err=True)
+    return found

@@ -116,16 +116,17 @@ def pod_lines(pods: list[PodView]) -> Iterator[str]:
     """One line for each pod, under a head."""
     if not pods:
         return
-    width = max(len(pod.name) for pod in pods)
-    yield f"{'pod':<{width}}  {'role':<8} {'machine':<12} {'state':<12} {'restarts':>8}  {'pass':>4}  {'samples/s':>10}"
-    for pod in pods:
-        state = pod.phase if pod.is_ready or pod.phase != "Running" else "Running, not ready"
+    states = ["Running, not ready" if pod.phase == "Running" and not pod.is_ready else pod.phase for pod in pods]
+    width, wide = max(len(pod.name) for pod in pods), max(12, *map(len, states))
+    head = f"{'pod':<{width}}  {'role':<8} {'machine':<12} {'state':<{wide}}"
+    yield f"{head} {'restarts':>8}  {'pass':>4}  {'samples/s':>10}"
+    for pod, state in zip(pods, states, strict=True):
         at = pod.trains.get("pass", "–")
         rate = f"{pod.trains['rate']:,.0f}" if "rate" in pod.trains else "–"
         late = "  all wait for it" if pod.is_straggler else ""
         waits = f"  {pod.waits}" if pod.waits else ""
         yield (
-            f"{pod.name:<{width}}  {pod.role:<8} {pod.machine or '–':<12} {state:<12} {pod.restarts:>8}  "
+            f"{pod.name:<{width}}  {pod.role:<8} {pod.machine or '–':<12} {state:<{wide}} {pod.restarts:>8}  "
             f"{at!s:>4}  {rate:>10}{late}{waits}"
         )
 

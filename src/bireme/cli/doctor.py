@@ -102,10 +102,27 @@ def _paddle() -> Finding:
     )
 
 
+def _cluster() -> list[Finding]:
+    """What only jobs on a cluster need."""
+    from bireme.spec.load import kubeconfig_files
+
+    found = []
+    for name in ("lightkube", "cryptography"):
+        is_there = importlib.util.find_spec(name) is not None
+        fix = "" if is_there else f"only for jobs on Kubernetes: {sys.executable} -m pip install {name}"
+        found.append(Finding(name, "ok" if is_there else "optional", "installed" if is_there else "not installed", fix))
+    configs = ", ".join(str(path) for path in kubeconfig_files())
+    fix = "" if configs else "only for jobs on Kubernetes: set KUBECONFIG to the file that kubectl uses"
+    found.append(Finding("kubeconfig", "ok" if configs else "optional", configs or "none", fix))
+    tool = shutil.which("debootstrap")
+    fix = "" if tool else "only for `bireme image build` without --base: apt-get install debootstrap"
+    return [*found, Finding("debootstrap", "ok" if tool else "optional", tool or "not installed", fix)]
+
+
 def findings() -> list[Finding]:
     """Look at everything."""
     checks: list[Callable[[], Finding]] = [_system, _python, _cores, _memory, _disk, _state]
-    return [*(check() for check in checks), *_packages(), _paddle()]
+    return [*(check() for check in checks), *_packages(), _paddle(), *_cluster()]
 
 
 @click.command(epilog="\b\nExample: bireme doctor --json")

@@ -251,7 +251,8 @@ class PserverProcess:
 
     def _closed(self, sock: socket.socket) -> None:
         if self._link is not None and sock is self._link.sock:
-            log.warning("the coordinator went away")
+            if not self._over.is_set():  # else it was the one who told us to leave
+                log.warning("the coordinator went away")
             self._alone_since_s = time.monotonic()
         elif self._coordinating is not None:
             self._coordinating.lost(sock)

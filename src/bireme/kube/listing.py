@@ -16,6 +16,7 @@ from bireme.kube import naming
 from bireme.kube.submission import Object
 
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
+MAX_WORDS = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class PodView:
     """What the coordinator last heard from its trainer: pass, batch, batches, rate, cost."""
     is_straggler: bool = False
     waits: str = ""
-    """What it waits for, in Kubernetes' words, while it does not run."""
+    """What it waits for while it does not run yet, or what it has failed of, in Kubernetes' words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +176,26 @@ def _pod(pod: Object, older: int, trains: Mapping[Any, Mapping[str, Any]], late:
 
 
 def waits_for(pod: Object) -> str:
-    """What a pod that does not run yet waits for, in Kubernetes' words."""
+    """What a pod that does not run yet waits for, or what it has failed of, in Kubernetes' words."""
     status = pod.get("status") or {}
+    if status.get("phase") == "Failed":
+        ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
+        return str(status.get("reason") or next((end["reason"] for end in ends if end.get("reason")), ""))
     if status.get("phase") != "Pending":
         return ""
     for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (each.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+            return _short(f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": "))
     for each in status.get("conditions") or ():
         if each.get("type") == "PodScheduled" and each.get("status") == "False":
-            return str(each.get("message") or each.get("reason") or "a machine")
-    return "its container is made" if (pod.get("spec") or {}).get("nodeName") else "a machine"
+            return _short(str(each.get("message") or each.get("reason") or "a machine"))
+    return "its container" if (pod.get("spec") or {}).get("nodeName") else "a machine"
+
+
+def _short(text: str) -> str:
+    """No more than a line or two; `bireme why` tells all."""
+    return text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"
 
 
 def gathering(view: JobView, pods: Sequence[PodView]) -> str:

@@ -24,6 +24,8 @@ Name = Annotated[
     ),
 ]
 Count = Annotated[int, Meta(ge=1, le=4096)]
+Passes = Annotated[int, Meta(ge=1, le=99_999)]
+"""As many as directories `pass-%05d` can name."""
 Port = Annotated[int, Meta(ge=1, le=65535)]
 PORT = 7164
 """The first port of each pserver where it has an address of its own and job.yaml names none."""
@@ -174,7 +176,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(description="Trainers, where they are counted apart. At most one per shard; one may own several shards."),
     ] = None
     lanes: Annotated[LanePorts, Meta(description="How pservers listen.")] = LanePorts()
-    passes: Annotated[Count, Meta(description="How often all the data is walked over.")] = 10
+    passes: Annotated[Passes, Meta(description="How often all the data is walked over.")] = 10
     mode: Annotated[
         UpdateMode | None,
         Meta(
