@@ -64,7 +64,7 @@ def test_pauses_and_cut_connections_are_survived(cli: Cli, job: Path) -> None:
     assert all(row["redone"] == 0 for row in paused), "a paused process was taken for dead"
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "bounded", "async"])
 def test_no_update_is_lost_or_applied_twice_in_any_mode(cli: Cli, job: Path, mode: str) -> None:
     count_updates(job)
     job.write_text(job.read_text().replace("passes: 2", "passes: 4") + f"mode: {mode}\n")

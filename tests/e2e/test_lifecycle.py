@@ -58,7 +58,7 @@ def test_the_output_tree_is_that_of_the_original(cli: Cli, job: Path) -> None:
     assert (model / "___fc_layer_0__.wbias").read_bytes()[:16] == struct.pack("<iIQ", 0, 4, 2)
     log = (output / "node_0" / "train.log").read_text()
     prefix = r"^I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ \w+\.py:\d+\] +"
-    line = r"Pass=1 Batch=2 samples=201 AvgCost=[\d.e-]+ Eval: classification_error_evaluator=[\d.e-]+$"
+    line = r"Pass=1 Batch=2 samples=401 AvgCost=[\d.e-]+ Eval: classification_error_evaluator=[\d.e-]+$"
     assert re.search(prefix + line, log, re.MULTILINE)
     assert re.search(r"\]  Test samples=120 cost=[\d.]+ Eval: classification_error_evaluator=", log)
     events = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
@@ -166,6 +166,7 @@ def test_a_job_is_seen_and_stopped_from_another_terminal(cli: Cli, job: Path, ru
     assert cli.run("cancel").code == 2
 
 
+@pytest.mark.slow
 def test_a_job_under_nohup_survives_the_end_of_its_terminal(cli: Cli, job: Path) -> None:
     ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-m", "bireme", "train", str(job))
     process = subprocess.Popen(

@@ -71,7 +71,7 @@ def test_updates_by_single_shards_are_counted_by_their_staleness(cli: Cli, short
     assert found.metrics["wire_error"] == 0.0
 
 
-@pytest.mark.parametrize("mode", ["average", "elastic"])
+@pytest.mark.parametrize("mode", [pytest.param("average", marks=pytest.mark.slow), "elastic"])
 def test_shards_that_train_by_themselves_give_one_model_for_every_layout(cli: Cli, short: Path, mode: str) -> None:
     one, three = Trained(cli, short, mode, *ONE), Trained(cli, short, mode, *THREE)
     assert one.hash == three.hash
@@ -81,7 +81,12 @@ def test_shards_that_train_by_themselves_give_one_model_for_every_layout(cli: Cl
 
 
 @pytest.mark.parametrize(
-    ("coding", "least", "most"), [("float16", 1e-5, 1e-3), ("bfloat16", 1e-4, 1e-2), ("top_k", 0.1, 1)]
+    ("coding", "least", "most"),
+    [
+        pytest.param("float16", 1e-5, 1e-3, marks=pytest.mark.slow),
+        ("bfloat16", 1e-4, 1e-2),
+        ("top_k", 0.1, 1),
+    ],
 )
 def test_every_coding_gives_one_model_for_every_layout_and_tells_what_it_cost(
     cli: Cli, short: Path, coding: str, least: float, most: float

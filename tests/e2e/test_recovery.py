@@ -164,7 +164,7 @@ def test_a_process_that_dies_seldom_and_always_of_the_same_ends_the_job_with_wor
     assert int(found[1]) == max(event["round"] for event in job.events("progress"))
 
 
-@pytest.mark.parametrize("name", ["trainer 1", "pserver 0"])
+@pytest.mark.parametrize("name", ["trainer 1", pytest.param("pserver 0", marks=pytest.mark.slow)])
 def test_a_job_that_gets_further_between_deaths_goes_on(cli: Cli, long: Path, undisturbed: str, name: str) -> None:
     long.write_text(long.read_text() + SELDOM)
     job = Disturbed(cli, long)

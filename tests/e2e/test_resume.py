@@ -47,7 +47,9 @@ def undisturbed(cli: Cli, often: Path, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "layout", [(), ("--trainers=1", "--pservers=4", "--ports-num=2")], ids=["as before", "another"]
+    "layout",
+    [pytest.param((), marks=pytest.mark.slow), ("--trainers=1", "--pservers=4", "--ports-num=2")],
+    ids=["as before", "another"],
 )
 def test_a_job_that_was_killed_ends_with_the_same_bits(
     cli: Cli, often: Path, tmp_path: Path, undisturbed: str, layout: tuple[str, ...]

@@ -65,7 +65,11 @@ def kill_within_a_chain(cli: Cli, job: Path, output: Path) -> bool:
     return bool(chain_of(output))
 
 
-@pytest.mark.parametrize("layout", [(), ("--trainers=1", "--pservers=4")], ids=["as before", "another"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param((), marks=pytest.mark.slow), ("--trainers=1", "--pservers=4")],
+    ids=["as before", "another"],
+)
 def test_a_job_that_goes_on_from_a_chain_ends_with_the_same_bits(
     cli: Cli, often: Path, tmp_path: Path, layout: tuple[str, ...]
 ) -> None:

@@ -48,9 +48,10 @@ def carriers(output: Path) -> set[str]:
 
 
 def test_the_same_job_twice_gives_the_same_model_and_another_seed_another(cli: Cli, job: Path) -> None:
-    first = train(cli, job, "first", "--passes", 1)
-    assert train(cli, job, "second", "--passes", 1) == first
-    assert train(cli, job, "other", "--passes", 1, "--seed", 2) != first
+    one = ("--trainers", 1, "--pservers", 1, "--passes", 1)
+    first = train(cli, job, "first", *one)
+    assert train(cli, job, "second", *one) == first
+    assert train(cli, job, "other", *one, "--seed", 2) != first
 
 
 def burn() -> None:

@@ -26,7 +26,9 @@ def train(cli: Cli, job: Path, *flags: object) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("is_unbounded", "has_decay"), [(False, False), (True, True)], ids=["plain, by the dictionary", "L2, by hashes"]
+    ("is_unbounded", "has_decay"),
+    [pytest.param(False, False, marks=pytest.mark.slow), (True, True)],
+    ids=["plain, by the dictionary", "L2, by hashes"],
 )
 def test_two_passes_are_one_pass_and_another_that_starts_from_it(
     cli: Cli, job: Path, is_unbounded: bool, has_decay: bool
@@ -157,7 +159,7 @@ def running(cli: Cli, job: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("who", ["trainer 1", "pserver 1", "node 0", "runner"])
+@pytest.mark.parametrize("who", ["trainer 1", "pserver 1", pytest.param("node 0", marks=pytest.mark.slow), "runner"])
 def test_nothing_is_left_of_a_sparse_job_when_one_of_its_processes_is_killed(
     job: Path, running: subprocess.Popen[str], who: str
 ) -> None:
