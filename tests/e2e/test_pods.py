@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,9 @@ def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(p
     assert "is there" in pods.said()
     reached = max(event["round"] for event in pods.events("progress"))
     assert reached - saved <= 60, "a tenth of a second's work at most"
-    pods.end_as(undisturbed, pods.start_all())
+    zero, two = pods.start(0), pods.start(2)
+    wait_until(lambda: "waiting for node 1 (its pod has not started)" in pods.said(), "they wait for the third")
+    pods.end_as(undisturbed, [zero, pods.start(1), two])
     assert [event["round"] for event in pods.events("view") if event["kind"] == "rewind"][:1] == [saved]
 
 
@@ -212,7 +215,8 @@ def test_a_pod_that_runs_on_beside_its_replacement_leaves_and_the_bits_are_the_s
     new = pods.start(1, life=2)
     wait_until(lambda: len(pods.events("recovered")) > 0, "the replacement trains")
     for pid in family:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # the entry ends the others as soon as it goes on
+            os.kill(pid, signal.SIGCONT)
     assert old.wait(20) == 143, pods.said()
     assert not any(is_running(pid) for pid in family[1:])
     pods.end_as(undisturbed, [zero, new, two])
@@ -249,7 +253,7 @@ def test_a_job_does_not_begin_before_all_pods_are_there_and_says_who_is_missing(
     zero, two = pods.start(0), pods.start(2)
     assert (zero.wait(60), two.wait(60)) == (9, 9), pods.said()
     said = pods.said()
-    assert said.count("s for node 1 (its pod has not started)") == 2
+    assert "s for node 1 (its pod has not started)" in said
     assert "waiting for node 1 (its pod has not started)" in said
     assert "started trainer" not in said and "started pserver" not in said
 
@@ -271,7 +275,7 @@ def test_another_job_is_refused_where_it_would_mix_two_runs(pods: Pods) -> None:
     assert pods.start(0).wait(30) == 7
     said = pods.said()
     assert "already holds a run" in said and "of another job" in said
-    assert "`bireme resume small`" in said
+    assert "seed 1 → 2" in said and "set another `output`" in said
 
 
 def test_a_shard_that_is_missing_is_named_before_anything_begins(pods: Pods) -> None:

@@ -72,8 +72,11 @@ def test_a_job_sent_twice_is_the_same_job_and_a_changed_one_is_refused(there: Th
     there.cluster.kubectl("get", "service", "small", "-n", there.namespace)
     edit(job, ("passes: 2", "passes: 5"))
     refused = there.ask("submit", job, code=7)
-    assert refused["why"] == "passes 2 → 5" and "bireme delete small" in refused["fix"]
+    assert refused["why"] == "passes 2 → 5" and "submit it with `--replace`" in refused["fix"]
+    assert there.ask("submit", job, "--replace")["outcome"] == "replaced"
     edit(job, ("passes: 5", "passes: 2"))
+    assert there.ask("submit", job, "--replace")["outcome"] == "replaced"
+    assert there.ask("submit", job, "--wait")["state"] == "suspended", "it is not followed"
     (job.parent / "quick_start/dataprovider_bow.py").write_text("# other\n")
     refused = there.run("submit", job, "--namespace", there.namespace)
     assert refused.code != 0
@@ -121,6 +124,8 @@ def test_a_job_that_fails_says_why_and_goes_on_once_it_is_mended(there: There, r
     assert told["error"] == "DataError" and "shard" in told["what"] + told["why"] + told["fix"]
     assert there.state("small") == "failed"
     there.do("data", "push", job)
+    again = there.ask("submit", job, "--wait", code=18)
+    assert "has failed before" in again["what"] and "bireme resume small" in again["fix"]
     there.do("resume", "small")
     there.wait_for_end("small")
 
@@ -200,10 +205,11 @@ def test_leaving_does_not_end_a_job(there: There, reviews: Path) -> None:
     there.do("data", "push", job)
     following = there.start("submit", job, "--wait", "--namespace", there.namespace)
     assert following.stdout is not None
-    assert any("pods run" in line for line in following.stdout), "it is followed"
+    begun = ("handing out parameters", "training")
+    assert any(line.startswith(begun) for line in following.stdout), "it is followed"
     following.send_signal(signal.SIGINT)
     out, err = following.communicate(timeout=60)
-    assert following.returncode == 0, out + err
+    assert following.returncode == 130, out + err
     assert "goes on without you" in err
     there.wait_for_end("small")
 

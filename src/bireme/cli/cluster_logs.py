@@ -6,8 +6,9 @@ import json
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from bireme.kube.client import Cluster
 
 PODS_EVERY_S = 2.0
+TAIL_LINES, SHARED = 200, 10
+"""How much of a pod's log is asked for at first: so many lines at least, so many for each that is wanted."""
+NOT_THERE = (
+    "waiting to start", "ContainerCreating", "PodInitializing", "is not available", "is terminated",
+    "no logs available",
+)  # fmt: skip
+"""What a machine says of a container that has no log yet, or none any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,9 @@ class Said(NamedTuple):
     line: str
 
 
+_Lines = queue.Queue[Said | BiremeError]
+
+
 def print_logs(cluster: Cluster, name: str, wanted: Wanted, image: str | None, *, as_json: bool) -> None:
     """Print a job's logs in the order of time."""
     for log, line in lines_of(cluster, name, wanted, image):
@@ -58,7 +69,7 @@ def lines_of(cluster: Cluster, name: str, wanted: Wanted, image: str | None) -> 
     if wanted.is_following and (pods or not is_ended(view_of(cluster, name).state)):
         yield from ((said.log, said.line) for said in _followed(cluster, name, wanted))
     elif pods:
-        found = [said for pod in pods for said in _tail(list(said_by(cluster, pod, wanted)), wanted.last)]
+        found = [said for pod in pods for said in last_of(cluster, pod, wanted)]
         yield from ((said.log, said.line) for said in sorted(found, key=lambda said: said.when))
     else:
         yield from _from_volume(cluster, name, wanted, image)
@@ -79,12 +90,43 @@ def _waits(container: dict[str, Any]) -> bool:
     return "waiting" in (container.get("state") or {})
 
 
-def said_by(cluster: Cluster, pod: dict[str, Any], wanted: Wanted) -> Iterator[Said]:
-    """What the processes of a pod have said; nothing where its machine cannot be asked, or has thrown it away."""
+def last_of(cluster: Cluster, pod: dict[str, Any], wanted: Wanted) -> list[Said]:
+    """What is wanted of a pod; all of it is asked for only where its end does not have enough of each log."""
+    last = wanted.last
+    if last is None:
+        return list(said_by(_lines(cluster, pod, wanted), pod, wanted))
+    tail = max(TAIL_LINES, SHARED * last)
+    lines = list(_lines(cluster, pod, wanted, tail))
+    found = _tail(list(said_by(lines, pod, wanted)), last)
+    counts = Counter(said.log for said in found)
+    if len(lines) >= tail and any(counts[log] < last for log in _logs_of(pod, wanted)):
+        return _tail(list(said_by(_lines(cluster, pod, wanted), pod, wanted)), last)
+    return found
+
+
+def _lines(cluster: Cluster, pod: dict[str, Any], wanted: Wanted, tail: int | None = None) -> Iterator[str]:
+    """The lines of a pod's log; none where its machine cannot be asked, or has thrown them away."""
+    from bireme.kube import naming
+
     since = None if wanted.since_s is None else max(1, round(wanted.since_s))
-    with _unless_denied():
-        for _, said in _read(cluster.log(pod["metadata"]["name"], since_s=since), pod, wanted):
-            yield said
+    with _unless_gone():
+        yield from cluster.log(pod["metadata"]["name"], container=naming.CONTAINER, since_s=since, tail=tail)
+
+
+def _logs_of(pod: dict[str, Any], wanted: Wanted) -> Iterator[str]:
+    """The logs that share a pod's stream, as far as they are wanted."""
+    from bireme.kube.listing import rank_of, role_of
+
+    roles = {"node": ("trainer", "pserver", "node")}.get(role_of(pod), (role_of(pod), "node"))
+    for role in roles:
+        if wanted.role in (None, role):
+            yield f"node_{rank_of(pod)}/{_file_of(role)}"
+
+
+def said_by(lines: Iterable[str], pod: dict[str, Any], wanted: Wanted) -> Iterator[Said]:
+    """What the processes of a pod have said."""
+    for _, said in _read(lines, pod, wanted):
+        yield said
 
 
 def _read(lines: Iterable[str], pod: dict[str, Any], wanted: Wanted) -> Iterator[tuple[float, Said]]:
@@ -106,16 +148,17 @@ def _read(lines: Iterable[str], pod: dict[str, Any], wanted: Wanted) -> Iterator
 
 
 @contextmanager
-def _unless_denied() -> Iterator[None]:
-    """Let a log be as short as it is; that we may not see it is another matter."""
-    from bireme.kube.client import ForbiddenError
+def _unless_gone() -> Iterator[None]:
+    """Let a log be as short as it is, where its container is gone or has not begun; any other refusal is told."""
+    from bireme.kube.client import AbsentError
 
     try:
         yield
-    except ForbiddenError:
-        raise
-    except (ClusterError, NetworkError):
+    except (AbsentError, NetworkError):
         return
+    except ClusterError as e:
+        if not any(words in e.what for words in NOT_THERE):
+            raise
 
 
 def _file_of(role: str) -> str:
@@ -148,23 +191,22 @@ def _tail(said: list[Said], last: int | None) -> list[Said]:
 
 def _followed(cluster: Cluster, name: str, wanted: Wanted) -> Iterator[Said]:
     """What comes, as it comes, also from pods that come later; ends with the job."""
-    from bireme.kube.listing import is_ended
-    from bireme.kube.stopping import is_live, view_of
+    from bireme.cli.following import OUTAGE_S
 
-    lines: queue.Queue[Said | BiremeError] = queue.Queue()
+    lines: _Lines = queue.Queue()
     listeners: dict[str, _Listener] = {}
-    looked = 0.0
+    looked, answered = 0.0, time.monotonic()
     while True:
         if time.monotonic() - looked > PODS_EVERY_S:
             looked = time.monotonic()
-            with suppress(NetworkError):  # the next look may find it back
-                has_ended = is_ended(view_of(cluster, name).state)
-                for pod in pods_with_logs(cluster, name, wanted):
-                    known = listeners.setdefault(pod["metadata"]["uid"], _Listener(cluster, pod, wanted, lines))
-                    if known.is_to_listen(is_live(pod)):
-                        known.start()
+            try:
+                has_ended = _listen(cluster, name, wanted, listeners, lines)
+                answered = time.monotonic()
                 if has_ended and lines.empty() and not any(each.is_listening for each in listeners.values()):
                     return
+            except NetworkError:
+                if time.monotonic() - answered > OUTAGE_S:
+                    raise  # before, the next look may find it back
         try:
             said = lines.get(timeout=0.2)
         except queue.Empty:
@@ -174,12 +216,23 @@ def _followed(cluster: Cluster, name: str, wanted: Wanted) -> Iterator[Said]:
         yield said
 
 
+def _listen(cluster: Cluster, name: str, wanted: Wanted, listeners: dict[str, _Listener], lines: _Lines) -> bool:
+    """Have a listener at every pod that has something to say; whether the job has ended."""
+    from bireme.kube.listing import is_ended
+    from bireme.kube.stopping import is_live, view_of
+
+    has_ended = is_ended(view_of(cluster, name).state)
+    for pod in pods_with_logs(cluster, name, wanted):
+        known = listeners.setdefault(pod["metadata"]["uid"], _Listener(cluster, pod, wanted, lines))
+        if known.is_to_listen(is_live(pod)):
+            known.start()
+    return has_ended
+
+
 class _Listener:
     """One pod's log as it comes, taken up again where a connection was lost."""
 
-    def __init__(
-        self, cluster: Cluster, pod: dict[str, Any], wanted: Wanted, lines: queue.Queue[Said | BiremeError]
-    ) -> None:
+    def __init__(self, cluster: Cluster, pod: dict[str, Any], wanted: Wanted, lines: _Lines) -> None:
         self._cluster = cluster
         self._pod = pod
         self._wanted = wanted
@@ -203,19 +256,22 @@ class _Listener:
         self._thread.start()
 
     def _pass_on(self) -> None:
-        wanted = self._wanted
-        since_s = wanted.since_s if not self._heard else time.time() - self._heard + 1.0
+        from bireme.kube import naming
+
+        wanted, heard = self._wanted, self._heard
+        since_s = wanted.since_s if not heard else time.time() - heard + 1.0
         log = self._cluster.log(
             self._pod["metadata"]["name"],
+            container=naming.CONTAINER,
             is_following=True,
             since_s=None if since_s is None else max(1, round(since_s)),
-            tail=None if self._heard else wanted.last,
+            tail=None if heard else wanted.last,
         )
         try:
-            with _unless_denied():
+            with _unless_gone():
                 for written, said in _read(log, self._pod, wanted):
-                    if written > self._heard:
-                        self._heard = written
+                    if written > heard:  # and not the last line's own moment: a burst shares one
+                        self._heard = max(self._heard, written)
                         self._lines.put(said)
         except BiremeError as e:
             self._lines.put(e)

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
 from bireme.cli.cluster import Where, cluster_options
-from bireme.core.errors import SpecError, UsageError
+from bireme.core.errors import ModelError, OutputExistsError, SpecError, UsageError
+from bireme.core.files import storage_errors, write_atomic
 from bireme.spec.load import ClusterJob, command_name, load_cluster_job
 
 if TYPE_CHECKING:
     from bireme.kube.client import Cluster
     from bireme.kube.submission import Submission
+    from bireme.kube.transfer import Agree
     from bireme.kube.volume import Place
 
 STAYS = ("snapshots/", "run/")
 """What is only of use where the job runs."""
 BY_FILE = "where a deleted job had another `output` or volume claim than most, its file says so: name JOB.yaml, not JOB"
+
+
+MARKER = ".bireme-fetched.json"
+"""The file in which a fetch leaves word of whose files a directory holds."""
+_SHOWN = 3
+"""Files that are named where some are in the way."""
 
 
 class Left(NamedTuple):
@@ -29,6 +39,23 @@ class Left(NamedTuple):
     name: str
     place: Place
     output: str
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """From which job on which cluster files were fetched, so that a later fetch may replace them by newer ones."""
+
+    server: str
+    namespace: str
+    job: str
+    volume: str
+    """The uid of its claim: one that was deleted and made again is another volume."""
+    output: str
+    files: tuple[str, ...] = ()
+
+    def is_of(self, other: Fetched) -> bool:
+        """Whether both are of one job and one run of it; a cluster may be known under several addresses."""
+        mine, theirs = ((each.namespace, each.job, each.volume, each.output) for each in (self, other))
+        return mine == theirs
 
 
 @click.command(epilog="\b\nExample: bireme fetch quick-start results --namespace training")
@@ -53,21 +80,97 @@ def fetch(
     from bireme.kube.volume import VolumePod
 
     told = load_cluster_job(Path(job), {}) if is_file_name(job) else None
+    transfer.refuse_obstacles(directory)
     with where.connect(told.settings.namespace if told else None) as cluster:
         left = left_by_file(cluster, told, image) if told else left_by(cluster, job, image)
         with VolumePod(cluster, left.place) as pod:
             wanted = chosen(transfer.listing(pod, left.output), wants_all=wants_all, only_model=only_model)
             if not wanted:
                 raise _nothing(left, is_from_file=told is not None)
+            agree = agreeing(directory, wanted, _origin(cluster, left))
             with progress("fetching", as_json) as on_progress:
-                done = transfer.fetch(pod, left.output, wanted, directory, on_progress)
+                done = transfer.fetch(pod, left.output, wanted, directory, on_progress, agree=agree)
     models = sorted({Path(name).parts[0] for name in wanted if name.startswith("pass-")})
+    digest = _hash_of(directory / models[-1]) if models and f"{models[-1]}/done" in wanted else None
     if as_json:
-        click.echo(json.dumps({"job": left.name, "directory": str(directory), "models": models, **asdict(done)}))
+        row = {"job": left.name, "directory": str(directory), "models": models, **asdict(done)}
+        click.echo(json.dumps({**row, "hash": digest} if digest else row))
         return
     click.echo(f"{done.files - done.skipped} files, {done.nbytes:,} bytes into {directory}; {done.skipped} were there")
     if models:
         click.echo(f"the last model is {directory / models[-1]}")
+    if digest:
+        click.echo(f"hash: {digest}")
+
+
+def _hash_of(model: Path) -> str | None:
+    """The hash of a model that was brought; where it has none, a note says why."""
+    from bireme.job.model import model_hash
+
+    try:
+        return model_hash(model)
+    except ModelError as e:
+        click.echo(f"note: {e.what}", err=True)
+        return None
+
+
+def _origin(cluster: Cluster, left: Left) -> Fetched:
+    from bireme.kube.client import CLAIM
+
+    claim = cluster.get(CLAIM, left.place.claim)
+    return Fetched(cluster.server, cluster.namespace, left.name, claim["metadata"].get("uid", ""), left.output)
+
+
+def agreeing(directory: Path, wanted: Collection[str], origin: Fetched) -> Agree:
+    """Whether files of a directory may be replaced: only such as were fetched into it from the same job before.
+
+    Once that is settled, the directory is marked as this job's; it is asked again after each lost connection.
+    """
+
+    def agree(changed: list[str]) -> None:
+        then = _marker_in(directory)
+        is_same = then is not None and then.is_of(origin) and not _has_run_here(directory, origin)
+        known = set(then.files) if then is not None and is_same else set()
+        strange = sorted(set(changed) - known)
+        if strange:
+            raise _in_the_way(directory, strange, origin, then)
+        now = msgspec.structs.replace(origin, files=tuple(sorted(known | set(wanted))))
+        if now != then:
+            with storage_errors(str(directory)):
+                directory.mkdir(parents=True, exist_ok=True)
+            write_atomic(directory / MARKER, msgspec.json.format(msgspec.json.encode(now), indent=2) + b"\n")
+
+    return agree
+
+
+def _marker_in(directory: Path) -> Fetched | None:
+    try:
+        return msgspec.json.decode((directory / MARKER).read_bytes(), type=Fetched)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _has_run_here(directory: Path, origin: Fetched) -> bool:
+    """Whether the directory is a local run's output, also of one that went on with what was fetched."""
+    try:
+        told = msgspec.json.decode((directory / "job.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return False
+    return bool(told.get("output") != origin.output)
+
+
+def _in_the_way(directory: Path, names: list[str], origin: Fetched, then: Fetched | None) -> OutputExistsError:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    why = "they were not fetched from this job, and would be overwritten"
+    if _has_run_here(directory, origin):
+        why = "the directory is the output of another run, and would be mixed with this one"
+    elif then is not None and not then.is_of(origin):
+        why = f"they were fetched from another run, of {then.job} in the namespace {then.namespace} of {then.server}"
+    return OutputExistsError(
+        f"{directory} has files that differ from those of {origin.job}: {', '.join(names[:_SHOWN])}{more}",
+        why=why,
+        fix="name another directory; nothing was written",
+    )
 
 
 def is_file_name(job: str) -> bool:

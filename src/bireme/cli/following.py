@@ -23,12 +23,18 @@ OUTAGE_S = 120.0
 
 
 def follow_to_end(cluster: Cluster, name: str, *, is_silent: bool, as_json: bool) -> None:
-    """Show a job until it ends, then say where its model is; raises what it has failed with."""
+    """Show a job until it ends, then say where its model is; raises what it has failed with.
+
+    Whoever leaves with Ctrl-C gets the exit code of that, though the job goes on.
+    """
+    from bireme.kube.listing import is_ended
+
     seen = follow(cluster, name, choose_view(is_silent=is_silent))
-    if seen is None:
+    if seen is None or not is_ended(seen.state):
         if as_json:
-            click.echo(json.dumps({"job": name, "namespace": cluster.namespace, "state": "running"}))
-        return
+            state = seen.state if seen else "unknown"
+            click.echo(json.dumps({"job": name, "namespace": cluster.namespace, "state": state}))
+        raise SystemExit(Cancelled.exit_code)
     if seen.state != "finished":
         raise ended_with(seen)
     if as_json:
@@ -43,26 +49,42 @@ def _option(cluster: Cluster) -> str:
 
 
 def follow(cluster: Cluster, name: str, view: View) -> JobView | None:
-    """Show a job until it ends; None if the user left before."""
+    """Show a job until it ends or the user leaves; how it was seen last, None if the cluster never answered."""
     from bireme.kube.listing import is_ended
 
-    watched = _Watched(cluster, name)
+    watched, last = _Watched(cluster, name), None
     with Interrupts() as interrupts, view:
         while True:
             seen = watched.look()
             if seen is not None:
+                last = seen
                 view = show(view, watched.status(seen))
                 watched.tell_news(view, seen)
                 if is_ended(seen.state):
                     return seen
             if interrupts.count:
-                named = f"{name}{_option(cluster)}"
-                view.alert(
-                    f"{name} goes on without you; come back with `{command_name()} status {named}`, "
-                    f"stop it with `… cancel {named}`"
-                )
-                return None
+                view.alert(parting_words(name, cluster.namespace, last.state if last else ""))
+                return last
             time.sleep(POLL_S)
+
+
+def parting_words(name: str, namespace: str, state: str) -> str:
+    """What becomes of a job that the user follows no longer, by its state; empty: not known."""
+    named, bireme = f"{name} --namespace {namespace}", command_name()
+    if state == "suspended":
+        return f"{name} is suspended; `{bireme} resume {named}` goes on with it"
+    if state in ("pending", "queued"):
+        ways = f"`{bireme} why {named}` tells what it waits for, `… cancel {named}` stops it"
+        return f"{name} does not run yet: it is {state}, and starts as soon as it can; {ways}"
+    back = f"come back with `{bireme} status {named}`"
+    if not state:
+        return f"the cluster has not said how {name} is doing; {back}"
+    return f"{name} goes on without you; {back}, stop it with `… cancel {named}`"
+
+
+def _rests(seen: JobView) -> bool:
+    """Whether a job has no pods, so that its last status is of another time."""
+    return seen.state in ("suspended", "queued")
 
 
 class _Watched:
@@ -93,7 +115,7 @@ class _Watched:
 
     def status(self, seen: JobView) -> dict[str, Any]:
         """What a view draws: the coordinator's word, or before its first one where the pods are."""
-        if seen.status.get("trainers") or seen.state in ("finished", "failed"):
+        if not _rests(seen) and (seen.status.get("trainers") or seen.state in ("finished", "failed")):
             return dict(seen.status)
         return {"phase": self._gathering(seen)}
 
@@ -116,8 +138,9 @@ class _Watched:
         from bireme import __version__
         from bireme.view.plain import PlainView
 
-        news = "" if seen.status.get("trainers") else self._gathering(seen)
-        if isinstance(view, PlainView) and news and news != self._said and not seen.status:
+        has_news = _rests(seen) or not seen.status
+        news = self._gathering(seen) if has_news else ""
+        if isinstance(view, PlainView) and news and news != self._said:
             view.note(news)
             self._said = news
         version = seen.status.get("version")

@@ -23,6 +23,7 @@ from bireme.spec.load import command_name
 
 AGAIN_S = 0.3
 """Between two signals of one kind: if both were pending, they would count once."""
+LAST_LINES = 20
 SILENT = "pserver 0 (the coordinator), which does not answer"
 
 
@@ -193,13 +194,13 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
 @click.option("--role", type=click.Choice(["trainer", "pserver"]), help="Only this kind of process.")
 @click.option("--since", callback=_duration, metavar="5m", help="Only what was said since: 90s, 5m, 2h, 3d.")
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Keep printing what comes.")
-@click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Last lines of each file.")
+@click.option("-n", "--lines", type=click.IntRange(0), help="Last lines of each file.  [default: 20; all with --since]")
 @click.option("--from-volume", is_flag=True, help="On a cluster: what earlier pods said too, from the volume.")
 @click.option("--image", help="On a cluster: image for the pod on the volume, where the job itself is gone.")
 @either_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def logs(  # noqa: PLR0913 - its flags
-    job: str | None, node: int | None, role: str | None, since: float | None, is_following: bool, lines: int,
+    job: str | None, node: int | None, role: str | None, since: float | None, is_following: bool, lines: int | None,
     from_volume: bool, image: str | None, where: Where, as_json: bool,
 ) -> None:  # fmt: skip
     """Print what JOB's processes have said.
@@ -207,7 +208,7 @@ def logs(  # noqa: PLR0913 - its flags
     Of a job on a cluster the lines of all pods come in the order of time, also when the pods are gone.
     """
     record = local_run(job, where)
-    last = None if since is not None else lines
+    last = lines if lines is not None or since is not None else LAST_LINES
     if record is None:
         from bireme.cli.cluster_logs import Wanted, print_logs
 
@@ -308,12 +309,11 @@ def delete(job: str, with_volume: bool, where: Where, as_json: bool) -> None:
     from bireme.spec.load import places
 
     with where.connect() as cluster:
-        gone = take_away(cluster, job, with_volume=with_volume)
+        done = take_away(cluster, job, with_volume=with_volume)
         forget(places().state, Whose(cluster.server, cluster.namespace, job))
     if as_json:
-        click.echo(json.dumps({"job": job, "deleted": gone}))
+        told = {"job": job, "deleted": done.things, "claim": done.claim, "volume": done.volume}
+        click.echo(json.dumps({**told, "note": f"--volume was ignored: {done.ignored}"} if done.ignored else told))
         return
-    is_volume_gone = any(each.startswith("PersistentVolumeClaim ") for each in gone)
-    click.echo(f"{job} is deleted" + (", with its volume" if is_volume_gone else "; its volume is still there"))
-    if not is_volume_gone:
-        click.echo(f"models can be brought from it with `{command_name()} fetch {job} DIR --image NAME`")
+    for line in done.words(job):
+        click.echo(line)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bireme.cli.cluster import Where, cluster_options
-from bireme.core.errors import SpecError, UsageError
+from bireme.core.errors import ClusterError, SpecError, UsageError
 from bireme.spec.load import ClusterJob, command_name, load_cluster_job, places
 
 if TYPE_CHECKING:
     from bireme.kube.client import Cluster
+    from bireme.kube.listing import JobView
     from bireme.kube.submission import Submission
 
 
@@ -33,6 +34,12 @@ class _Submit(click.Command):
     type=click.Choice(["client", "server"]),
     help="Print the objects as YAML and send nothing; with `server`, have the API server check them too.",
 )
+@click.option(
+    "--replace",
+    "is_replacing",
+    is_flag=True,
+    help="Take away a job of that name first if it differs, has failed or is suspended; its volume stays.",
+)
 @click.option("--image", help="Image instead of what the file says.")
 @click.option("--trainers", type=int, help="Trainers instead of what the file says.")
 @click.option("--pservers", type=int, help="Pservers instead of what the file says.")
@@ -43,9 +50,9 @@ class _Submit(click.Command):
 @cluster_options
 @click.option("-q", "--quiet", "is_quiet", is_flag=True, help="Say only what went wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
-def submit(
-    job_file: Path | None, is_waiting: bool, dry_run: str | None, image: str | None, shows_permissions: bool,
-    where: Where, is_quiet: bool, as_json: bool, **overrides: Any,
+def submit(  # noqa: PLR0913 - its flags
+    job_file: Path | None, is_waiting: bool, dry_run: str | None, is_replacing: bool, image: str | None,
+    shows_permissions: bool, where: Where, is_quiet: bool, as_json: bool, **overrides: Any,
 ) -> None:  # fmt: skip
     """Run the job described in JOB.yaml on a Kubernetes cluster.
 
@@ -73,17 +80,22 @@ def submit(
             send(cluster, build(submission), is_trial=True)
             _print_objects(submission, as_json=as_json)
             return
-        outcome = _send(cluster, submission)
+        is_replaced = is_replacing and take_away_old(cluster, submission)
+        sent = _send(cluster, submission)
+        outcome = "replaced" if is_replaced else sent
+        there = None if sent == "created" else _find(cluster, submission, sent)
         if not (is_quiet or as_json):
-            _tell(cluster, submission, outcome)
-        if is_waiting:
+            _tell(cluster, submission, outcome, there)
+        if is_waiting and not _rests(submission, there):
             from bireme.cli.following import follow_to_end
 
             follow_to_end(cluster, told.job.name, is_silent=is_quiet or as_json, as_json=as_json)
         elif as_json:
-            name, namespace = told.job.name, cluster.namespace
-            place = {"namespace": namespace, "context": cluster.context}
-            click.echo(json.dumps({"job": name, **place, "outcome": outcome}))
+            place = {"namespace": cluster.namespace, "context": cluster.context}
+            state = {"state": there.state} if there else {}
+            click.echo(json.dumps({"job": told.job.name, **place, "outcome": outcome, **state}))
+        elif is_waiting and is_quiet:
+            click.echo(f"{told.job.name} is suspended: {_way_on(cluster, submission)}", err=True)
 
 
 def check_here(told: ClusterJob) -> None:
@@ -113,30 +125,107 @@ def prepare(told: ClusterJob, namespace: str, image: str | None) -> Submission:
     return Submission(job, told.settings, namespace, chosen, program)
 
 
+def take_away_old(cluster: Cluster, submission: Submission) -> bool:
+    """Make room for a submission that replaces a job; False where there is none, or one that may stay as it is.
+
+    One that runs is not ended by the way. The volume stays, and so does what its pods have trained.
+    """
+    from bireme.kube.listing import job_view
+    from bireme.kube.objects import build
+    from bireme.kube.stopping import delete, jobs_of
+    from bireme.kube.submit import is_as_told, look_up, refuse_foreign
+
+    name = submission.job.name
+    jobs = jobs_of(cluster, name)
+    if not jobs:
+        return False
+    view = job_view(jobs)
+    if view.state == "running" or (view.state == "starting" and view.status.get("trainers")):
+        cancel = f"`{command_name()} cancel {name} --namespace {cluster.namespace}`"
+        fix = f"cancel it first with {cancel}, then submit it again with `--replace`"
+        raise UsageError(f"{name} is not replaced: it runs", fix=fix)
+    if is_as_told(jobs, submission) and view.state not in ("failed", "cancelled", "suspended"):
+        return False
+    refuse_foreign(look_up(cluster, build(submission)), name)
+    delete(cluster, name, with_volume=False)
+    _wait_for_pods(cluster, name)
+    return True
+
+
+def _wait_for_pods(cluster: Cluster, name: str) -> None:
+    """Wait until the pods of a job that was deleted have left: they would meet the new ones on the volume."""
+    from bireme.kube import naming
+    from bireme.kube.client import POD
+    from bireme.kube.stopping import PATIENCE_S, is_live, wait_until
+
+    def live() -> list[Any]:
+        return [pod for pod in cluster.list(POD, naming.selector_of(name)) if is_live(pod)]
+
+    has_left = wait_until(lambda: not live(), PATIENCE_S)
+    # One on a machine that is gone is never seen to leave; the new ones take its seat, and it has no say any more.
+    if not has_left and not all(pod["metadata"].get("deletionTimestamp") for pod in live()):
+        raise UsageError(f"the pods of {name} have not left yet", fix="submit it again in a moment")
+
+
 def _send(cluster: Cluster, submission: Submission) -> str:
-    from dataclasses import replace
+    """Bring a job to the cluster; if that fails, no authority is left here that nobody there knows."""
+    from bireme.kube.certifying import Whose, forgotten_unless_used, make_certificates
+    from bireme.kube.client import SECRET
+    from bireme.kube.submit import decoded, submit
 
-    from bireme.kube.certifying import Whose, make_certificates
-    from bireme.kube.submit import submit
+    name, settings, state = submission.job.name, submission.settings, places().state
+    if not settings.tls:
+        return submit(cluster, submission)
+    whose = Whose(cluster.server, cluster.namespace, name)
 
-    name, settings = submission.job.name, submission.settings
-    made = {}
-    if settings.tls:
-        whose = Whose(cluster.server, cluster.namespace, name)
-        made = make_certificates(places().state, whose, settings.certificate_days)
-    return submit(cluster, replace(submission, certificates=made))
+    def in_use() -> bytes | None:
+        return decoded(cluster.find(SECRET, f"{name}-tls")).get("ca.crt")
+
+    with forgotten_unless_used(state, whose, in_use):
+        return submit(cluster, submission, lambda: make_certificates(state, whose, settings.certificate_days))
 
 
-def _tell(cluster: Cluster, submission: Submission, outcome: str) -> None:
+def _find(cluster: Cluster, submission: Submission, outcome: str) -> JobView:
+    """How the job is doing that was there already; one that has failed does not start again by itself."""
+    from bireme.kube.stopping import view_of
+
+    view = view_of(cluster, submission.job.name)
+    if view.state != "failed":
+        return view
+    renewed = "; its certificate was renewed" if outcome == "renewed" else ""
+    raise ClusterError(
+        f"{view.name} is on the cluster as it is in the file, and has failed before: "
+        f"{view.reason or 'Kubernetes says no more'}{renewed}",
+        why="submitting it once more does not start it again",
+        fix=f"{_way_on(cluster, submission)}; `--replace` takes it away and submits it anew",
+    )
+
+
+def _rests(submission: Submission, there: JobView | None) -> bool:
+    """Whether nothing comes of a job until somebody resumes it; what waits in a queue is started by that."""
+    return there is not None and there.state == "suspended" and not submission.settings.queue
+
+
+def _way_on(cluster: Cluster, submission: Submission) -> str:
+    return f"`{command_name()} resume {submission.job.name} --namespace {cluster.namespace}` goes on with it"
+
+
+def _tell(cluster: Cluster, submission: Submission, outcome: str, there: JobView | None) -> None:
+    from bireme.view.plain import count
+
     name, job = submission.job.name, submission.job
     where = f"in the namespace {cluster.namespace} of context {cluster.context}"
-    if outcome != "created":
-        from bireme.kube.stopping import view_of
-
+    if there is not None:
         renewed = "; its certificate was renewed" if outcome == "renewed" else ""
-        click.echo(f"{name} is {where} already, as it is in the file: {view_of(cluster, name).state}{renewed}")
+        click.echo(f"{name} is {where} already, as it is in the file: {there.state}{renewed}")
     else:
-        click.echo(f"submitted {name} {where}: {job.pservers} pservers, {job.trainers} trainers, {job.shards} shards")
+        instead = " in place of the one before" if outcome == "replaced" else ""
+        counted = ((job.pservers, "pserver"), (job.trainers, "trainer"), (job.shards, "shard"))
+        counts = ", ".join(count(number, what) for number, what in counted)
+        click.echo(f"submitted {name}{instead} {where}: {counts}")
+    if _rests(submission, there):
+        click.echo(_way_on(cluster, submission))
+        return
     named = f"{name} --namespace {cluster.namespace}"
     click.echo(f"how it is doing: `{command_name()} status {named}`; why it does not start: `… why {named}`")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +22,11 @@ from bireme.core.errors import StorageError
 class Volume(Protocol):
     """What files are kept on."""
 
+    token: str
+    """What no other process has, for names that no other process uses."""
+
     def writer(self) -> int:
-        """The number of the process that asks, for names that no other process uses."""
+        """The number of the process that asks, for people."""
 
     def sync(self, f: BinaryIO) -> None:
         """Make a file's content survive a power cut."""
@@ -42,6 +46,8 @@ class Volume(Protocol):
 
 class _Machine:
     """The disks of this machine."""
+
+    token = secrets.token_hex(4)
 
     def writer(self) -> int:
         return os.getpid()
@@ -89,9 +95,10 @@ def mounted(other: Volume) -> Iterator[None]:
 def half_of(path: Path) -> Path:
     """The name under which this process writes what is to become a file.
 
-    On a shared volume there are others with the same process id: every container has its own number 1.
+    On a shared volume there are others with the same process id, as every container has its own number 1, and with
+    the same host name: a pod has that of the one that it replaces.
     """
-    return path.with_name(f".{path.name}.{os.uname().nodename}.{_volume.writer()}.tmp")
+    return path.with_name(f".{path.name}.{os.uname().nodename}.{_volume.writer()}.{_volume.token}.tmp")
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,6 +27,16 @@ from bireme.spec.load import command_name
 JOB_FILE = "job.json"
 RUN_DIRECTORY = "run"
 """In the output tree of a job on a cluster: where its nodes meet, report and count their lives."""
+_FILLED_IN = ("data_fingerprint", "since", "init_model", "is_resumed", "accepts_changes")
+"""What a job is given when it is settled, and says nothing about which job it is."""
+_LAYOUT = frozenset({
+    "passes", "pservers", "trainers", "hosts", "port", "ports_num", "ports_num_for_sparse", "tls", "carrier", "faults",
+    "connect_timeout_s", "log_period", "logs", "restarts", "snapshots", "accepts_changes",
+})  # fmt: skip
+"""What may be another when a job is resumed: the result of a pass does not depend on it."""
+_SHOWN = 6
+"""Changes that are told one by one."""
+_ELSEWHERE = "set another `output` in job.yaml and submit it again with `--replace`"
 
 
 def job_file(job: Job) -> Path:
@@ -106,7 +118,8 @@ def claim(given: Job) -> Job:
     back. A run that failed is begun again from its newest snapshot; one that is finished stays so.
     """
     output, data = Path(given.output), Path(given.data)
-    check_shards(data, given.shards, f"put the shards there: `{command_name()} data push` does")
+    resume = f"{command_name()} resume {given.name}"
+    check_shards(data, given.shards, f"put the shards there: `{command_name()} data push` does, then `{resume}`")
     with storage_errors(str(output)):
         output.mkdir(parents=True, exist_ok=True)
     fingerprint = data_fingerprint(data, given.shards)
@@ -120,9 +133,7 @@ def claim(given: Job) -> Job:
     try:
         job = check_output(msgspec.structs.replace(given, is_resumed=is_resumed))
     except OutputExistsError as e:
-        whose = "on other data" if settled is not None else "of another job"
-        fix = f"go on with `{command_name()} resume {given.name}`, or set another `output` in job.yaml"
-        raise OutputExistsError(f"{e.what} {whose}", why=e.why, fix=fix) from e
+        raise (_of_another_job(given, e) if settled is None else _on_other_data(given, e)) from e
     since = incarnations.take(output, "runner")
     job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
     for part in ("meet", "reports", "fired"):  # of whatever ran here before
@@ -133,18 +144,72 @@ def claim(given: Job) -> Job:
     return job
 
 
-def settled_job(given: Job) -> Job | None:
-    """The job as it was settled for all nodes, if it is the one that this node was given; None: not yet."""
+def _on_other_data(given: Job, refusal: OutputExistsError) -> OutputExistsError:
+    """The job is the one that has run here, and its shards are not."""
+    resume = f"`{command_name()} resume {given.name}"
+    ways = [f"put the data back as they were and go on with {resume}`"]
+    if _has_snapshot(Path(given.output)):
+        ways.append(f"go on with the new ones with {resume} --accept-changes`")
+    fix = "; or ".join([*ways, _ELSEWHERE])
+    return OutputExistsError(f"{refusal.what} on other data", why=refusal.why, fix=fix)
+
+
+def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError:
+    """What has run here is another job; resuming the one that was given would only come here again."""
+    output, there = Path(given.output), _job_there(given)
+    changes = [] if there is None else list(_differences(there, given))
+    told = [*changes[:_SHOWN], *([f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else [])]
+    differs = "; ".join(told) or "it was begun by another version of bireme"
+    ways = [_ELSEWHERE]
+    if changes:
+        ways.append("submit it as it was, with `--replace` too")
+    done = max((int(p.name[5:]) + 1 for p in output.glob("pass-[0-9][0-9][0-9][0-9][0-9]")), default=0)
+    is_other_layout = bool(changes) and all(re.split(r"[. ]", each)[0] in _LAYOUT for each in changes)
+    if is_other_layout and _has_snapshot(output) and done < given.passes:
+        # (A number of passes, even the one it has, says that the run which is there is meant.)
+        ways.insert(0, f"go on from there with `{command_name()} resume {given.name} --passes {given.passes}`")
+    why = f"{differs}; {refusal.why}"
+    return OutputExistsError(f"{refusal.what} of another job", why=why, fix="; or ".join(ways))
+
+
+def _differences(then: Job, now: Job) -> Iterator[str]:
+    """In words, what makes a job another one than that which was settled."""
+    was, is_ = (msgspec.to_builtins(job) for job in (_as_given(then, now), now))
+    if (then.pservers, then.trainers) != (now.pservers, now.trainers):
+        is_["hosts"] = was["hosts"]  # which follow from these
+    yield from changed("", was, is_)
+
+
+def changed(at: str, was: Any, is_: Any) -> Iterator[str]:
+    """In words, where two plain values differ, key by key."""
+    if isinstance(was, Mapping) and isinstance(is_, Mapping):
+        for key in {**was, **is_}:
+            yield from changed(f"{at}.{key}" if at else str(key), was.get(key), is_.get(key))
+    elif was != is_:
+        yield f"{at} {was} → {is_}"
+
+
+def _as_given(job: Job, given: Job) -> Job:
+    """A settled job without what settling has filled in."""
+    return msgspec.structs.replace(job, **{name: getattr(given, name) for name in _FILLED_IN})
+
+
+def _job_there(given: Job) -> Job | None:
+    """The job that was settled in an output directory last; None where there is none that can be read."""
     path = job_file(given)
-    if not path.is_file():
-        return None
     try:
-        job = read_job(path)
+        return read_job(path) if path.is_file() else None
     except SpecError:
         return None  # another bireme has written it
-    filled_in = ("data_fingerprint", "since", "init_model", "is_resumed")
-    as_given = msgspec.structs.replace(job, **{name: getattr(given, name) for name in filled_in})
-    return job if as_given == given else None
+
+
+def settled_job(given: Job) -> Job | None:
+    """The job as it was settled for all nodes, if it is the one that this node was given; None: not yet."""
+    job = _job_there(given)
+    if job is None or _as_given(job, given) != given:
+        return None
+    # Whoever has accepted changes once has for good, and who accepts them now must be heard.
+    return None if given.accepts_changes and not job.accepts_changes else job
 
 
 def ready_job(given: Job) -> list[Job]:

@@ -33,7 +33,21 @@ def job_of(model: Path) -> Job:
             f"there is no {path} that tells where the model's config and data are",
             fix="name the job with --job JOB.yaml",
         )
-    return read_job(path)
+    job = read_job(path)
+    _refuse_far(job, path)
+    return job
+
+
+def _refuse_far(job: Job, path: Path) -> None:
+    """Refuse the description of a job that ran on a cluster, where its program and its data are still."""
+    needed = (Path(job.config), Path(job.data) / "0" / "data")
+    missing = [each for each in needed if not each.exists()]
+    if job.hosts and missing:
+        raise SpecError(
+            f"the model comes from a cluster, and there is no {missing[0]} on this machine",
+            why=f"{path} says where the program and the data are in the job's pods",
+            fix="give `--job JOB.yaml`, the job's file here, which says where they are on this machine",
+        )
 
 
 class SavedModel:

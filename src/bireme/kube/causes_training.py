@@ -81,7 +81,8 @@ def config_error(facts: Facts) -> Iterator[Cause]:
     """The user's own file fails."""
     error = own_error(facts)
     if _said(error, "SpecError", "ConfigScriptError"):
-        check = f"`{facts.command} train JOB.yaml --dry-run` checks the file here before you {AGAIN}."
+        again = AGAIN if facts.where == "kubernetes" else "start it again"
+        check = f"`{facts.command} train JOB.yaml --dry-run` checks the file here before you {again}."
         fix = _advice(error, check)
         advice = f"{fix} {check}" if fix.endswith("?") else fix
         yield Cause(_cause(error, "The job's configuration is wrong"), advice, about_end(facts))

@@ -110,7 +110,7 @@ def _unbound(facts: Facts, claim: str, thing: Json, pods: list[Json]) -> Cause:
 
 
 def _anew(facts: Facts) -> str:
-    return f"then {bireme(facts, 'delete', '--volume')} and {AGAIN}"
+    return f"then {bireme(facts, 'delete', '--volume')} and submit it again"
 
 
 def mount_failures(facts: Facts, pod: Json) -> list[str]:

@@ -11,7 +11,8 @@ _FACTORS = {
     "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "": 1.0,
 }  # fmt: skip
-AGAIN = "submit it again"
+AGAIN = "submit it again with `--replace`"
+"""After a change in job.yaml: a Job cannot be changed, so the old one goes first."""
 SHOWN = 3
 """How many names stand in one sentence."""
 

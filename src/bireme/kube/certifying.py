@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from bireme.core.errors import BiremeError
 from bireme.kube import naming
 
 RENEW_BELOW_DAYS = 30.0
@@ -43,3 +46,33 @@ def needs_renewal(leaf: bytes) -> bool:
 def forget(state: Path, whose: Whose) -> None:
     """Remove a job's authority; its certificates cannot be renewed any more."""
     shutil.rmtree(whose.place(state), ignore_errors=True)
+
+
+@contextmanager
+def forgotten_unless_used(state: Path, whose: Whose, in_use: Callable[[], bytes | None]) -> Iterator[None]:
+    """Remove an authority that was made for a submission which then failed.
+
+    It stays where it is older than the submission, and where its certificate is `in_use` on the cluster, or may be:
+    a cluster that cannot be asked any more may have got it.
+    """
+    from bireme.core.certificates import read_ca
+
+    place = whose.place(state)
+    was_there = place.exists()
+    try:
+        yield
+    except BiremeError:
+        with suppress(BiremeError):
+            made = None if was_there else read_ca(place)
+            if made is not None and in_use() != made.certificate:
+                forget(state, whose)
+                _remove_empty(place.parent, state)
+        raise
+
+
+def _remove_empty(directory: Path, end: Path) -> None:
+    """Remove directories that nothing is in any more, upwards to `end`, which stays."""
+    with suppress(OSError):  # somebody else needs it
+        while directory != end:
+            directory.rmdir()
+            directory = directory.parent

@@ -7,6 +7,7 @@ any client. Imported only where a cluster is spoken to.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +16,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from bireme.core.errors import BiremeError, ClusterError, MissingError, NetworkError, UsageError
 from bireme.kube.naming import FIELD_MANAGER
 from bireme.kube.submission import Object
-from bireme.spec.load import kubeconfig_files
+from bireme.spec.load import child_environment, kubeconfig_files
 
 if TYPE_CHECKING:
     from bireme.kube.executing import Login
 
 Objects = list[Object]
 TIMEOUT_S = 20.0
+QUIET_S = 30.0
+VOLUME_CONTAINER = "volume"
+"""The container of a pod on a volume; somebody may have put others beside it."""
 
 
 class Kind(NamedTuple):
@@ -183,8 +187,13 @@ class Cluster:
         return True
 
     def watch_all(self, kind: Kind, labels: Mapping[str, str]) -> Iterator[tuple[str, Object]]:
-        """All objects with these labels as `LISTED`, and then what happens to them, until the connection is lost."""
+        """All objects with these labels as `LISTED`, and then what happens to them, until nothing has for QUIET_S.
+
+        NetworkError then, or where the connection is lost.
+        """
         where = {"namespace": self.namespace, "labels": dict(labels)}
+        # lightkube waits for ever for the next event, also on a connection whose other end is gone.
+        self._client._client._watch_timeout.read = QUIET_S
         with _told(f"the list of {kind.plural}"):
             found = self._client.list(_resource(kind), **where)
             yield "LISTED", {"items": [dict(each) for each in found]}
@@ -193,24 +202,26 @@ class Cluster:
                 yield str(what), dict(thing)
 
     def log(
-        self, pod: str, *, is_following: bool = False, since_s: int | None = None, tail: int | None = None
-    ) -> Iterator[str]:
-        """A pod's log, line by line, each line beginning with its time."""
+        self, pod: str, *, container: str | None = None, is_following: bool = False, since_s: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[str]:  # fmt: skip
+        """A pod's log, line by line, each line beginning with its time; a pod of several containers needs a name."""
         with _told(f"the log of {pod}"):
             yield from self._client.log(
-                pod, namespace=self.namespace, follow=is_following, since=since_s, tail_lines=tail,
-                timestamps=True, newlines=False,
+                pod, namespace=self.namespace, container=container, follow=is_following, since=since_s,
+                tail_lines=tail, timestamps=True, newlines=False,
             )  # fmt: skip
 
     def run(
         self, pod: str, command: Sequence[str], *, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None
     ) -> tuple[int, bytes, str]:
-        """Run a command in a pod: its exit code, its output unless `stdout` takes it, and its complaints."""
+        """Run a command in a pod on a volume: its exit code, its output unless `stdout` takes it, its complaints."""
         from urllib.parse import urlencode
 
         from bireme.kube.executing import STDOUT, execute
 
         wanted = [("command", word) for word in command] + [(s, "true") for s in ("stdin", "stdout", "stderr")]
+        wanted.append(("container", VOLUME_CONTAINER))
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/exec?{urlencode(wanted)}"
         output, complaints = bytearray(), bytearray()
 
@@ -244,30 +255,47 @@ def _needs_lightkube() -> Iterator[None]:
 
 def _config(target: Target) -> Any:
     """The settings of one context, from all kubeconfig files together."""
-    from lightkube.config.kubeconfig import KubeConfig
-    from lightkube.core.exceptions import ConfigError
-
-    try:
-        if not target.files:
-            return KubeConfig.from_service_account().get()
-        found = [KubeConfig.from_file(path) for path in target.files]
-        name = target.context or next((each.current_context for each in found if each.current_context), None)
-        for each in found:
-            if name in each.contexts:
-                return _chosen(name, each, found)
-    except ConfigError as e:
-        if not target.files:
-            raise no_cluster() from e
-        raise UsageError(f"cannot use {target.files[0]}: {e}") from e
-    except UsageError:
-        raise
-    except Exception as e:  # lightkube reads YAML without checking it: anything may come of a wrong file
-        raise UsageError(f"cannot read {target.files[0] if target.files else 'the service account'}: {e}") from e
+    if not target.files:
+        return _own_config()
+    found = [_read(path) for path in target.files]
+    name = target.context or next((each.current_context for each in found if each.current_context), None)
+    for each in found:
+        if name is not None and name in each.contexts:
+            return _chosen(name, each, found)
     known = sorted(context for each in found for context in each.contexts)
     where = ", ".join(map(str, target.files))
     if name is None:
         raise UsageError(f"{where} has no current context", fix=f"choose one with --context: {', '.join(known)}")
     raise UsageError(f"there is no context {name!r} in {where}", fix=f"known contexts: {', '.join(known)}")
+
+
+def _own_config() -> Any:
+    """The settings of the pod that this runs in."""
+    from lightkube.config.kubeconfig import KubeConfig
+    from lightkube.core.exceptions import ConfigError
+
+    try:
+        return KubeConfig.from_service_account().get()
+    except ConfigError as e:
+        raise no_cluster() from e
+    except (KeyError, OSError) as e:
+        raise UsageError(f"cannot use the service account of this pod: {e}") from e
+
+
+def _read(path: Path) -> Any:
+    """What one kubeconfig file says."""
+    from lightkube.config.kubeconfig import KubeConfig
+
+    try:
+        return KubeConfig.from_file(path)
+    except Exception as e:  # lightkube reads YAML without checking it: anything may come of a wrong file
+        said = " ".join(str(e).replace('in "<unicode string>", ', "at ").split())
+        if isinstance(e, AttributeError | TypeError):
+            said = "it is something else"
+        raise UsageError(
+            f"{path} cannot be read as a kubeconfig: {f'it has no {said}' if isinstance(e, KeyError) else said}",
+            fix="mend the file (`kubectl config view` reads it too), or name another one with KUBECONFIG",
+        ) from e
 
 
 def _chosen(name: str, first: Any, found: Sequence[Any]) -> Any:
@@ -307,6 +335,10 @@ def _login(config: Any) -> Login:
 
 def no_cluster() -> UsageError:
     """There is nothing to talk to."""
+    named = child_environment().get("KUBECONFIG")
+    if named:
+        fix = "set KUBECONFIG to a file that is there; without it, ~/.kube/config is read"
+        return UsageError(f"no cluster is configured: there is no kubeconfig {named}, which KUBECONFIG names", fix=fix)
     return UsageError(
         "no cluster is configured: there is no kubeconfig",
         fix="set KUBECONFIG, or put the file at ~/.kube/config; `bireme train` runs a job on this machine",
@@ -347,6 +379,10 @@ def _told(what: str) -> Iterator[None]:
 
 def refusal(what: str, code: int, reason: str, message: str) -> BiremeError:
     """What the API server says no with, in our words and its own."""
+    lacks = re.match(r'namespaces "([^"]+)" not found', message)
+    if code == 404 and lacks:
+        fix = f"`kubectl create namespace {lacks[1]}`, or name another one with --namespace"
+        return ClusterError(f"there is no namespace {lacks[1]}", fix=fix)
     if code == 404:
         return AbsentError(f"there is no {what}: {message}")
     if code == 409:

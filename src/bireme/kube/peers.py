@@ -14,8 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from time import sleep
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -28,10 +27,18 @@ log = logging.getLogger(__name__)
 BEAT_S = 1.0
 PATIENCE_S = 10.0
 """After so many seconds without a sign of life a pod is taken for gone."""
+ABSENCE_S = 2.5
+"""A pod that has a rank and still is not seen after so long is gone; before, it may be newer than what was seen."""
 TRIES = 3
-"""How often the API server is asked before the volume has to do."""
-Sight = tuple[list[Peer], set[str]]
-"""The pods that are known, and names of those of which it is not known yet whether they live."""
+"""How often the API server is asked in vain before the volume has to do."""
+
+
+class Sight(NamedTuple):
+    """The pods that are known, names of those of which it is not known yet whether they live, and when that was."""
+
+    peers: list[Peer]
+    unsure: set[str]
+    at_s: float
 
 
 class Eyes(Protocol):
@@ -45,30 +52,53 @@ class Eyes(Protocol):
 
 
 class ApiEyes:
-    """Pods as the API server lists them: listed once, and then watched by a thread."""
+    """Pods as the API server shows them: listed, and then watched by a thread, until nobody needs to see them any more.
+
+    A watch that says nothing for a while is taken for broken, and begun anew with a list.
+    """
 
     def __init__(self, watch: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-        """Take what yields `("LISTED", all pods)`, and then `(event, pod)`."""
+        """Take what yields `("LISTED", all pods)`, then `(event, pod)`, and ends after some quiet time."""
         self._watch = watch
         self._pods: dict[str, Peer] | None = None
+        self._is_over = threading.Event()
         self.is_blind = False
-        threading.Thread(target=self._run, name="pods", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
+        self._thread.start()
 
     def look(self) -> Sight | None:
-        """The pods right now."""
-        return None if self._pods is None else (list(self._pods.values()), set())
+        """The pods right now; of those without an address nothing is known yet."""
+        pods = self._pods
+        if pods is None:
+            return None
+        unsure = {pod.name for pod in pods.values() if pod.may_live and not pod.is_live}
+        return Sight(list(pods.values()), unsure, time.monotonic())
+
+    def close(self) -> None:
+        """Look no more: the thread ends with the next event, or with the quiet time."""
+        self._is_over.set()
 
     def _run(self) -> None:
-        for attempt in range(TRIES):
+        try:
+            self._keep_looking()
+        finally:
+            self.is_blind = not self._is_over.is_set()
+
+    def _keep_looking(self) -> None:
+        in_vain = 0
+        while in_vain < TRIES and not self._is_over.wait(0.5 * in_vain):
+            in_vain += 1
             try:
                 for event, pod in self._watch():
+                    in_vain = 0
                     self._see(event, pod)
+                    if self._is_over.is_set():
+                        return
             except BiremeError as e:
-                log.info("the API server does not show the pods: %s", e.what)
+                if in_vain:  # else it was only quiet for long
+                    log.info("the API server does not show the pods: %s", e.what)
                 if isinstance(e, ForbiddenError):
-                    break
-            sleep(min(0.5 * 2**attempt, 5.0))
-        self.is_blind = True
+                    return
 
     def _see(self, event: str, thing: Mapping[str, Any]) -> None:
         pods = dict(self._pods or {})  # a new one, as somebody may be reading the old
@@ -128,7 +158,7 @@ class Meeting:
         now_s = time.monotonic()
         self._seen.see({name: sign.beat for name, sign in signs.items()}, now_s)
         living = self._seen.living(now_s)
-        return [Peer(name, signs[name].ip) for name in living], self._seen.unsure(now_s)
+        return Sight([Peer(name, signs[name].ip) for name in living], self._seen.unsure(now_s), now_s)
 
     def _signs(self) -> dict[str, _Sign]:
         found = {}
@@ -190,14 +220,16 @@ def take_rank(
 ) -> int | None:
     """Find out which node this pod is; None if `rest`, told what is waited for, says to stop."""
     api, meeting = eyes
-    waits_for = ""
+    waits_for, missing = "", SignsOfLife(ABSENCE_S)
     while True:
         meeting.beat()
         seen = (meeting if api is None or api.is_blind else api).look()
         decision: Decision = Wait("the API server has not answered yet")
         if seen is not None:
-            peers, unsure = seen
-            decision = decide(name, peers, book.read(), nodes, unsure)
+            record = book.read()
+            unseen = {one.name for one in record.holders().values()} - {peer.name for peer in seen.peers}
+            missing.see(dict.fromkeys(unseen, 0), time.monotonic())
+            decision = decide(name, seen.peers, record, nodes, seen.unsure | missing.unsure(seen.at_s))
         if isinstance(decision, Hold):
             return decision.rank
         if isinstance(decision, Wait):

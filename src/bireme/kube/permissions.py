@@ -1,7 +1,7 @@
 """What the command line needs to be allowed in a namespace: the whole list, which a test tries on a real cluster.
 
-A Role for the job's own pods is made by `submit`, and nobody can give away what they do not have: that is why reading
-pods and changing Jobs stand here even for those who only submit.
+A Role for the job's own pods is made by `submit`, with get and patch on their own Jobs, and nobody can give away what
+they do not have: that is why these stand here even for those who only submit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEEDED: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "pods/exec"): ("get", "create"),
     ("", "persistentvolumeclaims"): WRITE,
     ("", "configmaps"): WRITE,
-    ("", "secrets"): WRITE,
+    ("", "secrets"): ("get", "create", "patch", "delete"),
     ("", "services"): WRITE,
     ("", "serviceaccounts"): WRITE,
     ("", "events"): ("list",),

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bireme.job import claims
 from bireme.job.entry import STOPPED, Post, children_of, note_signals, report_failure, roles_of, run_node
 from bireme.job.incarnations import Seat
 from bireme.job.logs import Copier
+from bireme.job.marks import put_mark, take_mark
 from bireme.job.reports import failure_of, first_cause, last_status, read_reports
 from bireme.kube import naming
 from bireme.kube.giving_up import Jobs, give_up
@@ -32,6 +34,7 @@ from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)
 REST_S = 0.1
+BEAT_S = 1.0
 SAY_AFTER_S = 2.0
 """Whoever comes within this time was not worth a word."""
 
@@ -101,6 +104,7 @@ class Member:
         if self._leads and place.kube_job:
             tell = Publisher(lambda job, change: cluster_of(place).patch(job, change), place.kube_job)
             self._reporter = Reporter(self._status, tell)
+        put_mark(self._mark_of(self._name))
         try:
             self._take_part()
             self._report(None)
@@ -111,6 +115,13 @@ class Member:
             cause = first_cause(read_reports(self._run / "reports"))
             self._report(cause.error() if cause is not None and _is_hopeless(cause.error()) else None)
             raise
+        finally:
+            if not self._seat.is_lost():
+                take_mark(self._mark_of(self._name))
+
+    def _mark_of(self, name: str) -> Path:
+        """What a node leaves on the volume while it is there."""
+        return self._nodes / name.replace(" ", "-") / "present"
 
     def _take_part(self) -> None:
         job = self._settle()
@@ -146,7 +157,8 @@ class Member:
         for report in self._own_reports():
             report.unlink(missing_ok=True)
         if self._leads:
-            return claims.claim(given)
+            with self._alive():
+                return claims.claim(given)
         found: list[Job] = []
 
         def missing() -> list[str]:
@@ -156,6 +168,26 @@ class Member:
         self._wait(missing)
         return found[0]
 
+    @contextlib.contextmanager
+    def _alive(self) -> Iterator[None]:
+        """Give signs of life while something takes long: a volume with many files is slow to look through."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(BEAT_S):
+                for sign in ("started", "alive"):
+                    self._probes.set(sign, is_so=True)
+                for duty in self._place.each_second:
+                    duty()
+
+        thread = threading.Thread(target=beat, name="alive", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def _own_reports(self) -> list[Path]:
         """Where this node's processes say what went wrong."""
         place = self._place
@@ -163,7 +195,7 @@ class Member:
         return [self._run / "reports" / f"{name.replace(' ', '-')}.json" for name in names]
 
     def _gather(self, job: Job) -> None:
-        """Wait until every node has been there."""
+        """Wait until every node has been there; those that have left in peace since must come again."""
         is_split = self._place.role is not None
         wanted = [f"node {rank}" for rank in range(job.nodes)]
         if is_split:
@@ -171,8 +203,7 @@ class Member:
             wanted += [f"trainer {rank}" for rank in range(job.trainers)]
 
         def missing() -> list[str]:
-            there = {path.name for path in self._nodes.iterdir()}
-            return [f"{name} (its pod has not started)" for name in wanted if name.replace(" ", "-") not in there]
+            return [f"{name} (its pod has not started)" for name in wanted if not self._mark_of(name).exists()]
 
         self._wait(missing)
 
@@ -235,7 +266,7 @@ class Member:
 
     def _report(self, error: BiremeError | None) -> None:
         """Node 0's last word to the cluster; what went wrong first may have been told by another node."""
-        if self._reporter is None:
+        if self._reporter is None or self._seat.is_lost():  # then its successor speaks
             return
         status: dict[str, Any] = last_status(Path(self._place.job.output))
         if error is not None:

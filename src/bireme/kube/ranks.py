@@ -29,7 +29,12 @@ class Peer:
     @property
     def is_live(self) -> bool:
         """Whether it takes part, or soon will."""
-        return bool(self.ip) and self.phase not in FINISHED and not self.is_deleted
+        return bool(self.ip) and self.may_live
+
+    @property
+    def may_live(self) -> bool:
+        """Whether it is not known to be gone: its container can run before the cluster has learnt its address."""
+        return self.phase not in FINISHED and not self.is_deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ Decision = Hold | RankAll | Take | Wait
 def decide(me: str, peers: Iterable[Peer], record: Record, nodes: int, silent: Iterable[str] = ()) -> Decision:
     """What the pod called `me` is to do; `silent` are names that cannot be told to be gone yet.
 
-    Where pods see each other only by signs of life, one that has not been looked at for long enough is neither.
+    One that has not been looked at for long enough, or has no address yet, is neither live nor gone.
     """
     live = {peer.name: peer for peer in peers if peer.is_live}
     if not record.first:

@@ -22,6 +22,8 @@ from bireme.kube import naming
 log = logging.getLogger(__name__)
 ASK_EVERY_S = 1.0
 TELL_EVERY_S = 2.0
+LAST_WORD_S = 12.0
+"""Longer than the API server is given to take a status (5 s to connect, 5 s to answer)."""
 MAX_NBYTES = 200_000
 """All annotations of an object may have 256 KiB."""
 PASSES_TOLD = 20
@@ -87,7 +89,7 @@ class Reporter:
         """Ask no more, and hand on the last word: the coordinator's own, or what went wrong."""
         self._is_over.set()
         if self._thread is not None:
-            self._thread.join(2 * TELL_EVERY_S)
+            self._thread.join(LAST_WORD_S)  # what it tells must not come after our last word
         last = compact(status or self._last)
         if error is not None:
             last |= {"phase": "failed", "reason": last.get("reason") or error.what, "error": error.told()}

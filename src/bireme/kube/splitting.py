@@ -8,45 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError
 from bireme.kube import naming
-from bireme.kube.client import JOB, KINDS, POD, Cluster, ConflictError
+from bireme.kube.client import JOB, KINDS, POD, VOLUME_CONTAINER, Cluster, ConflictError
 from bireme.kube.listing import condition, waits_for
 from bireme.kube.submission import Object
-from bireme.kube.volume import HOPELESS, Place, end_of, error_class, labels_of, volume_pod
+from bireme.kube.volume import REAL, Pace, Place, Starting, Tell, end_of, error_class, labels_of, volume_pod
 
 COMPONENT = "split"
 LOOK_EVERY_S = 0.3
-START_S = 600.0
-"""How long a pod may wait for its machine: some clusters have to start one."""
-SAY_AFTER_S = 3.0
-"""Whatever comes within this time was not worth a word."""
 SILENCE_S = 120.0
 """How long the API server may be away while the Job runs."""
-Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How time passes while something is waited for."""
-
-    now: Callable[[], float] = time.monotonic
-    rest: Callable[[float], None] = time.sleep
-
-
-REAL = Pace()
+CLEAR_S = 60.0
+"""How long a Job that was deleted may stay."""
 
 
 def split_job(place: Place, namespace: str, command: Sequence[str]) -> Object:
     """A Job with one pod on the volume; it is gone some minutes after its end."""
     pod = volume_pod(place, namespace, COMPONENT, command)
     labels, spec = pod["metadata"]["labels"], pod["spec"]
-    del spec["activeDeadlineSeconds"]
+    spec.pop("activeDeadlineSeconds", None)
+    head = {key: value for key, value in pod["metadata"].items() if key in ("labels", "annotations")}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -54,7 +39,7 @@ def split_job(place: Place, namespace: str, command: Sequence[str]) -> Object:
         "spec": {
             "backoffLimit": 0,
             "ttlSecondsAfterFinished": 600,
-            "template": {"metadata": {"labels": labels}, "spec": spec},
+            "template": {"metadata": head, "spec": spec},
         },
     }
 
@@ -103,10 +88,9 @@ class _Watch:
         self._cluster = cluster
         self._job = job
         self._name: str = job["metadata"]["name"]
-        self._tell = tell
         self._pace = pace
-        self._waits_since = self._answered = pace.now()
-        self._said = ""
+        self._starting = Starting(tell, pace)
+        self._answered = pace.now()
 
     def pods(self) -> list[Object]:
         """The Job's pods, and not those of one before it that had the same name."""
@@ -131,20 +115,13 @@ class _Watch:
 
     def _look_at(self, pods: Sequence[Object]) -> None:
         """Say what keeps the pod from starting; give up where that will not pass, or has not for long."""
-        waiting = {pod["metadata"]["name"]: waits for pod in pods if (waits := waits_for(pod))}
+        waiting = [pod for pod in pods if waits_for(pod)]
         if pods and not waiting:
-            self._waits_since = self._pace.now()
-            return
-        who, waits = next(iter(waiting.items()), (self._name, "a pod"))
-        if waits.startswith(HOPELESS):
-            raise ClusterError(f"the pod {who} does not start: {waits}")
-        waited_s = self._pace.now() - self._waits_since
-        if waited_s > START_S:
-            reason = waits if waiting else self._why_no_pod()
-            raise ClusterError(f"{who} has waited for {START_S:.0f} s, and does not start: {reason}")
-        if waits != self._said and waited_s > SAY_AFTER_S:
-            self._said = waits
-            self._tell(f"{who} waits for {waits}" if waits[0].islower() else f"{who}: {waits}")
+            self._starting.begin()
+        elif waiting:
+            self._starting.look_at(waiting[0]["metadata"]["name"], waiting[0], lambda: "")
+        else:
+            self._starting.look_at(self._name, None, self._why_no_pod)
 
     def _why_no_pod(self) -> str:
         """What the cluster says about a Job that has no pod."""
@@ -176,7 +153,15 @@ def _clear(cluster: Cluster, name: str, pace: Pace) -> None:
             fix=f"wait until it has; one that nobody waits for is removed by `kubectl delete job {name}`",
         )
     cluster.delete(JOB, name)
-    while cluster.find(JOB, name) is not None:
+    deadline_s = pace.now() + CLEAR_S
+    while (there := cluster.find(JOB, name)) is not None:
+        if pace.now() > deadline_s:
+            held = ", ".join(there["metadata"].get("finalizers") or ()) or "nobody says by whom"
+            raise ClusterError(
+                f"the Job {name} of an earlier split was deleted {CLEAR_S:.0f} s ago and is still there",
+                why=f"it is held by: {held}",
+                fix=f"look at it with `kubectl get job {name} -o yaml`; once it is gone, split again",
+            )
         pace.rest(LOOK_EVERY_S)
 
 
@@ -185,7 +170,7 @@ def _last_words(cluster: Cluster, pods: Sequence[Object]) -> dict[str, Any]:
     for pod in pods:
         lines: list[str] = []
         with contextlib.suppress(ClusterError):  # it never ran, or its log went with its machine
-            lines = list(cluster.log(pod["metadata"]["name"]))
+            lines = list(cluster.log(pod["metadata"]["name"], container=VOLUME_CONTAINER))
         for line in reversed(lines):
             try:
                 told = json.loads(line.partition(" ")[2])

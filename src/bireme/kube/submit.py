@@ -2,18 +2,21 @@
 
 A name that belongs to somebody else is refused before anything is written. A job that is there with the same digest is
 left alone, but for what is missing around it; one with another digest is refused with what has changed, because a Job
-cannot be changed. All objects but the volume claim belong to the first Job, so deleting that deletes them.
+cannot be changed. Certificates are made when all that is known and they are about to be sent. All objects but the
+volume claim belong to the first Job, so deleting that deletes them.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
 from bireme.core.errors import ClusterError, OutputExistsError
+from bireme.job.claims import changed
 from bireme.kube import naming
 from bireme.kube.certifying import needs_renewal
 from bireme.kube.client import CONFIG_MAP, JOB, KINDS, SECRET, Cluster
@@ -21,39 +24,71 @@ from bireme.kube.objects import build
 from bireme.kube.submission import Object, Submission, program_key, settings_of
 from bireme.spec.job import Job
 from bireme.spec.kubernetes import KubernetesFile
+from bireme.spec.load import command_name
 
 Outcome = Literal["created", "unchanged", "renewed"]
+Certify = Callable[[], Mapping[str, bytes]]
+"""Makes ca.crt, tls.crt and tls.key; nothing without TLS."""
 CAN_WAIT = ("PodDisruptionBudget", "Role", "RoleBinding")
 """What pods do not need in order to start."""
 _SHOWN = 6
 """Changes that are told one by one."""
 
 
-def submit(cluster: Cluster, told: Submission) -> Outcome:
+def submit(cluster: Cluster, told: Submission, certify: Certify = dict) -> Outcome:
     """Bring a job to the cluster; refuses names that are taken and jobs that differ from what is there."""
-    made = build(told)
-    found = _look_up(cluster, made)
+    found = look_up(cluster, build(told))
     refuse_foreign(found, told.job.name)
     main = found.get(("Job", naming.main_job(told.job)))
     if main is None:
         refuse_other_shape(cluster, told)
-        send(cluster, made)
+        send(cluster, build(replace(told, certificates=certify())))
         return "created"
-    if main["metadata"].get("annotations", {}).get(naming.DIGEST) != told.digest:
+    if digest_of(main) != told.digest:
         raise _differs(cluster, told)
-    # The Job is as it should be, and the Secret is in use: of the rest, what somebody has changed is put right.
-    send(cluster, [each for each in made if key_of(each) not in found or each["kind"] not in ("Job", "Secret")])
+    if _needs_certificate(told, found):
+        told = replace(told, certificates=certify())
+    made = build(told)
+    # The Job is as it should be, the Secret is in use, and what the ConfigMap says may have been changed by `resume`:
+    # of the rest, what somebody has changed is put right.
+    kept = ("Job", "Secret", "ConfigMap")
+    send(cluster, [each for each in made if key_of(each) not in found or each["kind"] not in kept])
     return _renew(cluster, told, made, found)
+
+
+def digest_of(job: Object) -> str | None:
+    """What a Job was submitted with, in one hash."""
+    told: str | None = (job["metadata"].get("annotations") or {}).get(naming.DIGEST)
+    return told
+
+
+def is_as_told(jobs: Sequence[Object], told: Submission) -> bool:
+    """Whether the Jobs of a job, the one with the status first, are those that a submission would make."""
+    names = {each["metadata"]["name"] for each in jobs}
+    return names == _job_names(told) and digest_of(jobs[0]) == told.digest
+
+
+def _job_names(told: Submission) -> set[str]:
+    return {naming.job_name(told.job.name, role) for role in naming.roles_of(told.job)}
+
+
+def _needs_certificate(told: Submission, found: Mapping[tuple[str, str], Object]) -> bool:
+    """Whether the certificate on the cluster is missing, torn or soon over."""
+    there = decoded(found.get(("Secret", f"{told.job.name}-tls")))
+    return told.settings.tls and not (_is_whole(there) and not needs_renewal(there["tls.crt"]))
+
+
+def _is_whole(certificates: Mapping[str, bytes]) -> bool:
+    return {"ca.crt", "tls.crt", "tls.key"} <= certificates.keys()
 
 
 def _renew(cluster: Cluster, told: Submission, made: list[Object], found: Mapping[tuple[str, str], Object]) -> Outcome:
     """Replace a certificate that is soon over; pods take the new one for new connections."""
     name = f"{told.job.name}-tls"
     there = decoded(found.get(("Secret", name)))
-    is_whole = {"ca.crt", "tls.crt", "tls.key"} <= there.keys()
-    if not told.certificates or (is_whole and not needs_renewal(there["tls.crt"])):
+    if not told.certificates:
         return "unchanged"
-    if is_whole and there["ca.crt"] != told.certificates["ca.crt"]:
+    if _is_whole(there) and there["ca.crt"] != told.certificates["ca.crt"]:
         raise ClusterError(
             f"the certificate of {told.job.name} is soon over, and cannot be renewed from here",
             why="the key of the job's authority is where it was submitted first",
@@ -68,7 +103,8 @@ def key_of(thing: Object) -> tuple[str, str]:
     return thing["kind"], thing["metadata"]["name"]
 
 
-def _look_up(cluster: Cluster, made: list[Object]) -> dict[tuple[str, str], Object]:
+def look_up(cluster: Cluster, made: list[Object]) -> dict[tuple[str, str], Object]:
+    """What is on the cluster already under the names of objects."""
     found = {key_of(each): cluster.find(KINDS[each["kind"]], each["metadata"]["name"]) for each in made}
     return {key: there for key, there in found.items() if there is not None}
 
@@ -90,8 +126,7 @@ def refuse_foreign(found: Mapping[tuple[str, str], Object], name: str) -> None:
 def refuse_other_shape(cluster: Cluster, told: Submission) -> None:
     """Refuse a job that is there with its pservers and trainers in Jobs of other names."""
     there = cluster.list(JOB, naming.labels_of(told.job.name))
-    wanted = {naming.job_name(told.job.name, role) for role in naming.roles_of(told.job)}
-    if any(each["metadata"]["name"] not in wanted for each in there):
+    if any(each["metadata"]["name"] not in _job_names(told) for each in there):
         raise _differs(cluster, told)
 
 
@@ -102,20 +137,21 @@ def send(cluster: Cluster, made: list[Object], *, is_trial: bool = False) -> Non
     for each in others:
         if each["kind"] not in CAN_WAIT:
             cluster.apply(each, is_trial=is_trial)
-    sent = [cluster.apply(each, is_trial=is_trial) for each in jobs]
+    for each in jobs:
+        cluster.apply(each, is_trial=is_trial)
     for each in others:
         if each["kind"] in CAN_WAIT and not (is_trial and each["kind"] == "RoleBinding"):
             # (Whether a Role may be given away can only be checked once there is one.)
             cluster.apply(each, is_trial=is_trial)
     if is_trial:
         return
-    main = sent[0] if sent else _owner(cluster, made)
+    main = _owner(cluster, made)
     if main is not None:
-        own(cluster, main, [*others, *jobs[1:]])
+        own(cluster, main, [*others, *(each for each in jobs if each["metadata"]["name"] != main["metadata"]["name"])])
 
 
 def _owner(cluster: Cluster, made: list[Object]) -> Object | None:
-    """The Job that is there already, when only what is around it was sent."""
+    """The Job to which all else of a job belongs, be it sent just now or there before."""
     if not made:
         return None
     there = cluster.list(JOB, naming.labels_of(made[0]["metadata"]["labels"][naming.INSTANCE]))
@@ -179,16 +215,20 @@ def decoded(secret: Object | None) -> dict[str, bytes]:
 def _differs(cluster: Cluster, told: Submission) -> OutputExistsError:
     name = told.job.name
     try:
-        changes = list(changes_between(read_back(cluster, name), told))
+        then: Submission | None = read_back(cluster, name)
     except ClusterError:
-        changes = []  # of another version: that it differs is all that can be said
-    named = f"{name} --namespace {cluster.namespace}"
+        then = None  # of another version: that it differs is all that can be said
+    changes = list(changes_between(then, told)) if then else []
+    resume = f"{command_name()} resume {name} --namespace {cluster.namespace}"
     more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
+    # What only says how pods are placed leaves the run as it is: it goes on in the same directory.
+    is_same_run = then is not None and then.job == told.job and then.program == told.program
+    elsewhere = "" if is_same_run else ", and with another `output` if that one has trained already"
     return OutputExistsError(
         f"{name} was submitted before, and not as it is now",
         why="; ".join([*changes[:_SHOWN], *more]) or "it was submitted by another version of bireme",
-        fix=f"choose another `name`; or `bireme delete {named}` (the volume stays) and submit again with another "
-        f"`output`; or `bireme resume {named}` goes on with the job as it was",
+        fix=f"submit it with `--replace`, which takes the old one away first (the volume stays){elsewhere}; or choose "
+        f"another `name`; or `{resume}` goes on with the job as it was",
     )
 
 
@@ -198,16 +238,8 @@ def changes_between(then: Submission, now: Submission) -> Iterator[str]:
         (msgspec.to_builtins(then.job), msgspec.to_builtins(now.job)),
         (settings_of(then), settings_of(now)),
     ):
-        yield from _changed("", was, is_)
+        yield from changed("", was, is_)
     for path in sorted({*then.program, *now.program}):
         if then.program.get(path) != now.program.get(path):
             how = "is new" if path not in then.program else "is gone" if path not in now.program else "has changed"
             yield f"{path} {how}"
-
-
-def _changed(at: str, was: Any, is_: Any) -> Iterator[str]:
-    if isinstance(was, Mapping) and isinstance(is_, Mapping):
-        for key in {**was, **is_}:
-            yield from _changed(f"{at}.{key}" if at else str(key), was.get(key), is_.get(key))
-    elif was != is_:
-        yield f"{at} {was} → {is_}"

@@ -132,7 +132,11 @@ def _of_seeds(environment: Mapping[str, str], rest: Callable[[str], bool]) -> Pl
     rank, is_inside = _index(environment), bool(environment.get("KUBERNETES_SERVICE_HOST"))
     if rank is None:
         eyes = ApiEyes(lambda: _watch_pods(told)) if is_inside else None
-        found = take_rank(pod.name, told.nodes, RankBook(run / "ranks"), (eyes, meeting), rest)
+        try:
+            found = take_rank(pod.name, told.nodes, RankBook(run / "ranks"), (eyes, meeting), rest)
+        finally:
+            if eyes is not None:
+                eyes.close()
         if found is None:
             return None
         rank = found
@@ -141,8 +145,8 @@ def _of_seeds(environment: Mapping[str, str], rest: Callable[[str], bool]) -> Pl
 
 
 def _watch_pods(told: seeds.Told) -> Iterator[tuple[str, Object]]:
-    cluster = Cluster(Target(namespace=told.namespace), timeout_s=API_TIMEOUT_S)
-    return cluster.watch_all(POD, {"job-name": told.name})
+    with Cluster(Target(namespace=told.namespace), timeout_s=API_TIMEOUT_S) as cluster:
+        yield from cluster.watch_all(POD, {"job-name": told.name})
 
 
 def pod_of(environment: Mapping[str, str]) -> Pod:

@@ -14,12 +14,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from bireme.core.errors import BiremeError, DataError, NetworkError
+from bireme.core.errors import BiremeError, DataError, NetworkError, OutputExistsError
 from bireme.core.files import storage_errors
 from bireme.kube.volume_end import (
     BrokenOffError,
@@ -38,6 +38,8 @@ PAUSES_S = (1.0, 2.0, 4.0)
 """How long a transfer that has lost its connection rests before each further attempt."""
 Tell = Callable[[int, int], None]
 Pause = Callable[[float], None]
+Agree = Callable[[list[str]], None]
+"""Told which files here would be replaced by others, before anything is written; raises where that must not be."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -199,19 +201,38 @@ def fetch(
     target: Path,
     on_progress: Tell | None = None,
     pause: Pause = time.sleep,
+    agree: Agree | None = None,
 ) -> Transfer:
     """Bring files from a directory on the volume here; `wanted` are their lengths. Nothing outside `target` changes."""
     places = {name: place_below(target, name) for name in wanted}
+    refuse_obstacles(target, wanted)
     tally = _Tally(wanted)
 
     def attempt() -> None:
         starts = fetch_starts(pod, root, wanted, places)
         done = tally.done(starts)
+        if agree is not None:
+            agree([name for name in starts if places[name].is_file()])
         if starts:
+            _go_on_from(starts, places)
             _receive(pod, root, starts, places, lambda n: _tell(on_progress, done + n, tally.total))
 
     persist(attempt, pause)
     return tally.outcome()
+
+
+def refuse_obstacles(target: Path, names: Collection[str] = ()) -> None:
+    """Refuse a target where a file is in the way of a directory, or a directory in the way of a file."""
+    files = [target / name for name in names]
+    folders = {target, *target.parents} | {above for file in files for above in file.parents}
+    for each in sorted(folders):
+        if each.exists() and not each.is_dir():
+            what = f"{each} is a file, and what is fetched needs a directory there"
+            raise OutputExistsError(what, fix="name another directory, or move the file away")
+    for each in files:
+        if each.is_dir():
+            what = f"{each} is a directory, and what is fetched has a file of that name"
+            raise OutputExistsError(what, fix="name another directory, or move it away")
 
 
 def place_below(target: Path, name: str) -> Path:
@@ -249,11 +270,17 @@ def fetch_starts(pod: End, root: str, wanted: Mapping[str, int], places: Mapping
         is_part = name in here and here[name] != places[name]
         if is_same and start == nbytes and not is_part:
             continue
-        if is_same and not is_part:
-            with storage_errors(str(here[name])):
-                shutil.copyfile(here[name], part_of(here[name]))  # a log that has grown
         starts[name] = start if is_same and start <= nbytes else 0
     return starts
+
+
+def _go_on_from(starts: Mapping[str, int], places: Mapping[str, Path]) -> None:
+    """Let a log that has grown be gathered from what is here of it, which stays until more of it has come."""
+    for name, start in starts.items():
+        path = places[name]
+        if start and path.is_file() and path.stat().st_size == start:
+            with storage_errors(str(path)):
+                shutil.copyfile(path, part_of(path))
 
 
 def _receive(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,18 +20,48 @@ from typing import Any, BinaryIO
 from bireme.core import errors
 from bireme.core.errors import BiremeError, ClusterError, NetworkError
 from bireme.kube import naming
-from bireme.kube.client import CLAIM, POD, Cluster
+from bireme.kube.causes_words import amount
+from bireme.kube.client import CLAIM, POD, VOLUME_CONTAINER, Cluster
 from bireme.kube.indexed import container_security, scheduling, security
 from bireme.kube.listing import waits_for
+from bireme.kube.patching import merge
 from bireme.kube.submission import Object
 from bireme.spec.kubernetes import KubernetesFile
 
 LIFETIME_S = 86400
-PATIENCE_S = 120.0
+REQUESTS = {"cpu": "50m", "memory": "128Mi"}
+LIMITED = ("cpu", "memory", "ephemeral-storage")
+"""What the job's limits say that goes for a pod on the volume too; it needs nothing special, such as a GPU."""
+START_S = 600.0
+"""How long a pod may wait for its machine and its image: some clusters have to start one."""
+PULL_S = 60.0
+"""How long a registry may refuse an image without saying that this is final."""
+SAY_AFTER_S = 3.0
+"""Whatever comes within this time was not worth a word."""
 KILLED = (137, 143)
 """Exit codes of a command that was ended together with its container."""
-HOPELESS = ("ErrImageNeverPull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
+HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError")
 """What a pod that has not begun will not get over soon."""
+PULLING = ("ErrImagePull", "ImagePullBackOff")
+FINAL = re.compile(r"not found|manifest unknown|denied|unauthorized|forbidden|authorization failed", re.IGNORECASE)
+"""How a registry says that it will not give an image the next time either."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How time passes while something is waited for."""
+
+    now: Callable[[], float] = time.monotonic
+    rest: Callable[[float], None] = time.sleep
+
+
+REAL = Pace()
+
+
+def on_stderr(line: str) -> None:
+    """Say something to whoever waits."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +80,14 @@ class Place:
 
 
 def volume_pod(place: Place, namespace: str, suffix: str, command: Sequence[str]) -> Object:
-    """A pod that only has the volume."""
+    """A pod that only has the volume, with what the user has patched into it."""
     settings = place.settings
     labels = settings.labels | labels_of(place.name, suffix.partition("-")[0])
-    box: Object = {
-        "name": "volume",
-        "image": place.image,
-        "command": list(command),
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
-        **container_security(),
-        "env": [{"name": "HOME", "value": "/tmp"}],
-        "volumeMounts": [
-            {"name": "volume", "mountPath": naming.VOLUME_ROOT},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
-    }
-    if settings.image_pull_policy is not None:
-        box["imagePullPolicy"] = settings.image_pull_policy
     where = scheduling(settings, place.name)
     where.pop("topologySpreadConstraints", None)
-    return {
+    if settings.service_account is not None:
+        where["serviceAccountName"] = settings.service_account
+    made = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": f"{place.name}-{suffix}", "namespace": namespace, "labels": labels},
@@ -79,13 +99,79 @@ def volume_pod(place: Place, namespace: str, suffix: str, command: Sequence[str]
             "enableServiceLinks": False,
             **security(),
             **where,
-            "containers": [box],
+            "containers": [_container(place, command)],
             "volumes": [
                 {"name": "volume", "persistentVolumeClaim": {"claimName": place.claim}},
                 {"name": "tmp", "emptyDir": {}},
             ],
         },
     }
+    patched: Object = merge(made, settings.patch.get("Pod", {}))
+    return patched
+
+
+def _container(place: Place, command: Sequence[str]) -> Object:
+    settings = place.settings
+    box: Object = {
+        "name": VOLUME_CONTAINER,
+        "image": place.image,
+        "command": list(command),
+        "resources": _resources(settings),
+        **container_security(),
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "volumeMounts": [
+            {"name": "volume", "mountPath": naming.VOLUME_ROOT},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    if settings.image_pull_policy is not None:
+        box["imagePullPolicy"] = settings.image_pull_policy
+    return box
+
+
+def _resources(settings: KubernetesFile) -> Object:
+    """Little, and no more than the job's pods may use: some namespaces demand a limit of every pod."""
+    limits = {k: str(v) for k, v in settings.resources.limits.items() if k in LIMITED}
+    requests = {k: min(v, limits.get(k, v), key=amount) for k, v in REQUESTS.items()}
+    return {"requests": requests} | ({"limits": limits} if limits else {})
+
+
+class Starting:
+    """Waiting for a pod to start: says what keeps it, and gives up where that will not pass, or has not for long."""
+
+    def __init__(self, tell: Tell, pace: Pace) -> None:
+        self._tell = tell
+        self._pace = pace
+        self._said = ""
+        self.begin()
+
+    def begin(self) -> None:
+        """Count the time from now."""
+        self._since = self._pace.now()
+        self._pulls_since: float | None = None
+
+    def look_at(self, who: str, pod: Object | None, why: Callable[[], str]) -> None:
+        """See a pod that has not started, None for one that is not even made; `why` tells more at the end."""
+        waits = "a pod" if pod is None else waits_for(pod) or "its container"
+        if pod is not None and self._is_hopeless(pod):
+            raise ClusterError(f"the pod {who} does not start: {waits}")
+        waited_s = self._pace.now() - self._since
+        if waited_s > START_S:
+            raise ClusterError(f"{who} has waited for {START_S:.0f} s, and does not start: {why() or waits}")
+        if waits != self._said and waited_s > SAY_AFTER_S:
+            self._said = waits
+            self._tell(f"{who} waits for {waits}" if waits[0].islower() else f"{who}: {waits}")
+
+    def _is_hopeless(self, pod: Object) -> bool:
+        status = pod.get("status") or {}
+        boxes = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+        states = [(each.get("state") or {}).get("waiting") or {} for each in boxes]
+        pulls = [state for state in states if state.get("reason") in PULLING]
+        if pulls and self._pulls_since is None:
+            self._pulls_since = self._pace.now()
+        is_late = bool(pulls) and self._pace.now() - (self._pulls_since or 0.0) > PULL_S
+        is_final = any(FINAL.search(str(state.get("message", ""))) for state in pulls)
+        return is_late or is_final or any(state.get("reason") in HOPELESS for state in states)
 
 
 class PodEndedError(NetworkError):
@@ -95,10 +181,11 @@ class PodEndedError(NetworkError):
 class VolumePod:
     """A pod on a volume for as long as the `with` block lasts."""
 
-    def __init__(self, cluster: Cluster, place: Place, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, cluster: Cluster, place: Place, tell: Tell = on_stderr, pace: Pace = REAL) -> None:
         self._cluster = cluster
         self._place = place
-        self._pause = pause
+        self._tell = tell
+        self._pace = pace
         self._name = ""
 
     def __enter__(self) -> VolumePod:
@@ -135,17 +222,16 @@ class VolumePod:
                 self._cluster.delete(POD, pod["metadata"]["name"], grace_s=0)
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        starting = Starting(self._tell, self._pace)
         while True:
             pod = self._cluster.get(POD, self._name)
-            phase, waits = (pod.get("status") or {}).get("phase"), waits_for(pod)
+            phase = (pod.get("status") or {}).get("phase")
             if phase == "Running":
                 return
             if phase in ("Succeeded", "Failed"):
                 raise ClusterError(f"the pod {self._name} on the volume ended before it was used: {end_of(pod)}")
-            if waits.startswith(HOPELESS) or time.monotonic() > deadline:
-                raise ClusterError(f"the pod {self._name} on the volume does not start: {waits}")
-            self._pause(0.1)
+            starting.look_at(self._name, pod, lambda: "")
+            self._pace.rest(0.1)
 
     def _is_there(self) -> bool:
         return not end_of(self._cluster.find(POD, self._name))
@@ -176,7 +262,7 @@ class VolumePod:
         """What has become of the pod under a command; the cluster learns that a little later than we do."""
         looks = 0
         while not (told := end_of(self._cluster.find(POD, self._name))) and looks < 20:
-            self._pause(0.2)
+            self._pace.rest(0.2)
             looks += 1
         return PodEndedError(
             f"the pod {self._name} on the volume has ended under a command: {told or 'the command was killed'}",

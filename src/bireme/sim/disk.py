@@ -104,6 +104,8 @@ class Disk:
 
     # What core/files.py asks of a volume
 
+    token = "sim"
+
     def writer(self) -> int:
         """Processes in containers of their own may well have the same number."""
         return self.pid

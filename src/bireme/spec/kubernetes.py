@@ -36,6 +36,8 @@ KINDS = (
     "PersistentVolumeClaim", "Job",
 )  # fmt: skip
 """Every kind of object that a job is made of."""
+PATCHED = (*KINDS, "Pod")
+"""What can be patched: also the short-lived pods that push, fetch and split on the volume."""
 OWN_VARIABLES = ("BIREME_", "POD_", "JOB_", "NODE_NAME", "HOME")
 """Beginnings of variables that the pods' own program reads."""
 OWN_PATHS = ("/job", "/tmp", "/etc/bireme")
@@ -147,8 +149,8 @@ class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     service_account: Annotated[
         Label | None,
         Meta(
-            description="An existing ServiceAccount for the pods; no Role is made then. Left out: one that may read "
-            "its pods and write the job's status is made."
+            description="An existing ServiceAccount for the pods; no Role is made then. Left out: one is made that "
+            "may read and change the job's own Jobs, which is how it writes the status."
         ),
     ] = None
     labels: Annotated[dict[str, str], Meta(description="More labels, on all objects.")] = {}
@@ -189,7 +191,10 @@ class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     patch: Annotated[
         dict[str, Annotated[dict[str, Any], Meta(description="Keys and values to merge in.")]],
-        Meta(description="By kind, what is merged into the finished objects, in Kubernetes' own words."),
+        Meta(
+            description="By kind, what is merged into the finished objects, in Kubernetes' own words. `Pod` is for "
+            "the pods that push, fetch and split data on the volume."
+        ),
     ] = {}
 
 
@@ -213,9 +218,9 @@ def _unknown_kinds(patch: Any, line: int) -> Iterator[Mistake]:
     if isinstance(patch, Mapping):
         at = lines_of(patch, line)
         for kind in patch:
-            if kind not in KINDS:
+            if kind not in PATCHED:
                 text = f"`kubernetes.patch.{kind}`: a job has no object of that kind"
-                yield Mistake(at[kind], text, fix=f"one of: {', '.join(KINDS)}")
+                yield Mistake(at[kind], text, fix=f"one of: {', '.join(PATCHED)}")
 
 
 def _taken(section: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[Mistake]:

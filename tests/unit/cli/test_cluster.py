@@ -19,6 +19,7 @@ from bireme.cli.cluster_jobs import certificate_lines
 from bireme.cli.jobs import cancel, delete, list_, logs, status
 from bireme.cli.submit import submit
 from bireme.core.errors import BiremeError, SpecError, UsageError
+from bireme.spec.load import places
 
 KUBECONFIG = """\
 apiVersion: v1
@@ -61,7 +62,17 @@ def test_without_a_cluster_an_unknown_name_is_unknown() -> None:
     for command in (status, logs, cancel, delete):
         failed = invoke(command, "x", "--namespace", "there")
         assert isinstance(failed.exception, UsageError)
-        assert "there is no kubeconfig" in failed.exception.what
+        assert "there is no kubeconfig" in failed.exception.what and "no-cluster" in failed.exception.what
+
+
+def test_a_job_here_whose_name_was_submitted_too_is_told_apart(leave: Leave, tmp_path: Path) -> None:
+    record(leave(done=1), "finished", 1.0)
+    assert "--kube" not in invoke(status, "small").output
+    (places().state / "ca" / "0123" / "default" / "small").mkdir(parents=True)
+    assert (
+        "note: this is the job on this machine; for the one on the cluster, add --kube"
+        in invoke(status, "small").output
+    )
 
 
 def test_a_cluster_that_does_not_answer_is_left_out_of_the_list(leave: Leave, silent: Any) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pytest
 
-from bireme.cli import cluster_logs
-from bireme.cli.cluster_logs import Wanted, lines_of
-from bireme.core.errors import NetworkError, UsageError
+from bireme.cli import cluster_logs, following
+from bireme.cli.cluster_logs import TAIL_LINES, Wanted, lines_of
+from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageError
 from bireme.kube import naming
-from bireme.kube.client import JOB, Cluster, ForbiddenError
+from bireme.kube.client import JOB, Cluster, ForbiddenError, refusal
 
 LABELS = {naming.INSTANCE: "small", naming.NAME: "bireme", naming.MANAGED_BY: "bireme"}
 
@@ -25,12 +25,18 @@ class Pods:
 
     namespace = "default"
 
-    def __init__(self, *answers: list[str | Exception], is_over: bool = False) -> None:
+    def __init__(self, *answers: Sequence[str | Exception], is_over: bool = False, looks: int = 1000) -> None:
         self._answers = list(answers)
         self._is_over = is_over
+        self._looks = looks
+        """How often it can be listed before the API server is lost for good."""
         self.asked: list[tuple[int | None, int | None]] = []
+        self.containers: set[str | None] = set()
 
     def list(self, kind: object, labels: object) -> list[dict[str, Any]]:
+        self._looks -= 1
+        if self._looks < 0:
+            raise NetworkError("cannot reach the API server")
         ended = self._is_over or not self._answers
         if kind is JOB:
             conditions = [{"type": "Complete", "status": "True"}] if ended else []
@@ -41,9 +47,11 @@ class Pods:
         return [{"metadata": meta, "status": status}]
 
     def log(
-        self, pod: str, *, is_following: bool = False, since_s: int | None = None, tail: int | None = None
-    ) -> Iterator[str]:
+        self, pod: str, *, container: str | None = None, is_following: bool = False, since_s: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[str]:  # fmt: skip
         self.asked.append((since_s, tail))
+        self.containers.add(container)
         for each in self._answers.pop(0):
             if isinstance(each, Exception):
                 raise each
@@ -81,6 +89,65 @@ def test_a_followed_log_is_taken_up_again_after_the_last_line_that_is_known() ->
     (since, tail), (again, whole) = pods.asked
     assert since is None and tail == 5
     assert again is not None and whole is None, "from there on, and then everything"
+
+
+def test_all_lines_of_a_burst_are_heard() -> None:
+    burst = [f"2026-11-16T10:00:01.123456{n}00Z line {n}" for n in range(5)]
+    pods = Pods([*burst, NetworkError("reset")], [*burst, stamped(3, "after")])
+    assert told(pods, is_following=True) == [*(f"line {n}" for n in range(5)), "after"]
+
+
+def test_an_api_server_that_stays_away_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "OUTAGE_S", 0.0)
+    with pytest.raises(NetworkError, match="cannot reach"):
+        told(Pods([], [], looks=4), is_following=True)
+
+
+def refused(code: int, message: str) -> BiremeError:
+    return refusal("the log of small-0-x", code, "BadRequest", message)
+
+
+@pytest.mark.parametrize("is_following", [False, True])
+def test_the_pods_own_container_is_asked_whatever_runs_beside_it(is_following: bool) -> None:
+    pods = Pods([stamped(1, "one")], is_over=True)
+    assert told(pods, is_following=is_following) == ["one"] and pods.containers == {naming.CONTAINER}
+    several = "a container name must be specified for pod small-0-x, choose one of: [node mesh]"
+    with pytest.raises(ClusterError, match="choose one of"):
+        told(Pods([refused(400, several)], []), is_following=is_following)
+
+
+@pytest.mark.parametrize(
+    "none",
+    [
+        refused(404, 'pods "small-0-x" not found'),
+        refused(400, 'container "node" in pod "small-0-x" is waiting to start: ContainerCreating'),
+        refused(400, 'container "node" in pod "small-0-x" is terminated'),
+    ],
+)
+def test_a_container_that_is_gone_or_has_not_begun_has_said_nothing(none: BiremeError) -> None:
+    assert told(Pods([none], is_over=True)) == []
+
+
+def test_of_long_logs_only_the_end_is_asked_for_where_it_has_enough_of_each() -> None:
+    end = [stamped(n % 60, f"{who} | {n}") for n in range(100) for who in ("trainer 0", "pserver 0", "entry")]
+    assert len(end) > TAIL_LINES
+    pods = Pods(end, is_over=True)
+    assert len(told(pods, last=20)) == 60 and pods.asked == [(None, TAIL_LINES)]
+    pods = Pods(end, is_over=True)
+    assert len(told(pods, last=50, role="trainer")) == 50 and pods.asked == [(None, 500)]
+
+
+def test_a_log_that_is_rare_in_the_end_of_its_pods_is_looked_for_in_the_whole() -> None:
+    whole = [stamped(0, "pserver 0 | rare"), *(stamped(n % 60, f"trainer 0 | {n}") for n in range(TAIL_LINES))]
+    pods = Pods(whole[-TAIL_LINES:], whole, is_over=True)
+    assert "rare" in told(pods, last=20) and pods.asked == [(None, TAIL_LINES), (None, None)]
+    pods = Pods(whole[-TAIL_LINES:], is_over=True)
+    assert len(told(pods, last=20, role="trainer")) == 20 and len(pods.asked) == 1
+
+
+def test_a_short_log_is_asked_for_once() -> None:
+    pods = Pods([stamped(1, "one")], is_over=True)
+    assert told(pods, last=20) == ["one"] and len(pods.asked) == 1
 
 
 def test_the_volume_cannot_be_followed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from bireme.job.claims import check_output, claim, job_file, ready_job, settled_
 from bireme.job.entry import read_job
 from bireme.job.reports import STATUS_FILE
 from bireme.spec.job import Job
-from bireme.spec.model import Snapshots
+from bireme.spec.model import Restarts, Snapshots
 
 
 def job_in(output: Path, **changes: object) -> Job:
@@ -75,8 +76,9 @@ def test_without_a_snapshot_and_with_all_passes_done_only_another_directory_is_l
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Job:
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job as a pod is given it, on a volume that holds its shards."""
+    monkeypatch.delenv("BIREME_COMMAND", raising=False)
     for shard in range(2):
         (tmp_path / "data" / str(shard) / "data").mkdir(parents=True)
     return job_in(tmp_path / "output", data=str(tmp_path / "data"))
@@ -119,8 +121,45 @@ def test_another_job_is_refused_where_there_are_passes(given: Job) -> None:
     assert settled_job(other) is None
     with pytest.raises(OutputExistsError, match="already holds a run up to pass-00000 of another job") as caught:
         claim(other)
-    assert "`bireme resume small`" in caught.value.fix and "`output` in job.yaml" in caught.value.fix
+    assert caught.value.why == "seed 1 → 2; a new run would mix its logs and models with the old ones"
+    assert caught.value.fix == (
+        "set another `output` in job.yaml and submit it again with `--replace`; or submit it as it was, "
+        "with `--replace` too"
+    ), "resuming it would only come here again"
     assert settled_job(given) is not None, "nothing has changed"
+
+
+def test_another_layout_of_a_job_is_told_how_to_go_on_from_there(given: Job) -> None:
+    claim(given)
+    commit(given)
+    (Path(given.output) / "pass-00000").mkdir()
+    other = msgspec.structs.replace(given, trainers=2, hosts=("a", "b"), passes=9, restarts=Restarts(limit=3))
+    with pytest.raises(OutputExistsError) as caught:
+        claim(other)
+    assert caught.value.why.startswith("trainers 1 → 2; passes 4 → 9; restarts.limit 10 → 3; a new run")
+    assert caught.value.fix.startswith(
+        "go on from there with `bireme resume small --passes 9`; or set another `output`"
+    )
+    assert claim(msgspec.structs.replace(other, is_resumed=True)).since == 2, "which is what that does"
+
+
+@pytest.mark.parametrize("change", [{"passes": 1}, {"passes": 9, "seed": 2}])
+def test_what_cannot_be_resumed_is_not_told_to_be(given: Job, change: dict[str, Any]) -> None:
+    claim(given)
+    commit(given)
+    (Path(given.output) / "pass-00000").mkdir()
+    with pytest.raises(OutputExistsError) as caught:
+        claim(msgspec.structs.replace(given, **change))
+    assert "resume" not in caught.value.fix
+
+
+def test_many_changes_are_cut_short(given: Job) -> None:
+    claim(given)
+    (Path(given.output) / "pass-00000").mkdir()
+    args = {f"a{number}": "1" for number in range(9)}
+    with pytest.raises(OutputExistsError, match="of another job") as caught:
+        claim(msgspec.structs.replace(given, config_args=args))
+    assert "config_args.a5 None → 1; and 3 more; a new run" in caught.value.why
 
 
 def test_another_job_may_take_a_directory_in_which_nothing_was_done(given: Job) -> None:
@@ -154,15 +193,22 @@ def test_other_data_are_noticed_when_a_pod_comes_back(given: Job) -> None:
     claim(given)
     (Path(given.output) / "pass-00000").mkdir()
     (Path(given.data) / "1" / "data" / "train.txt").write_text("new")
-    with pytest.raises(OutputExistsError, match="already holds a run up to pass-00000 on other data"):
+    with pytest.raises(OutputExistsError, match="already holds a run up to pass-00000 on other data") as caught:
         claim(given)
+    back, elsewhere = caught.value.fix.split("; or ")
+    assert back == "put the data back as they were and go on with `bireme resume small`"
+    assert elsewhere == "set another `output` in job.yaml and submit it again with `--replace`"
+    commit(given)
+    with pytest.raises(OutputExistsError) as caught:
+        claim(given)
+    assert "; or go on with the new ones with `bireme resume small --accept-changes`; or " in caught.value.fix
 
 
 def test_a_missing_shard_is_named(given: Job) -> None:
     (Path(given.data) / "1" / "data").rmdir()
     with pytest.raises(DataError, match="shard 1 of 2 is missing") as caught:
         claim(given)
-    assert "data push" in caught.value.fix
+    assert caught.value.fix == "put the shards there: `bireme data push` does, then `bireme resume small`"
     assert not Path(given.output).exists()
 
 
@@ -170,3 +216,19 @@ def test_a_file_of_another_bireme_is_another_job(given: Job) -> None:
     claim(given)
     job_file(given).write_text('{"name": "small", "from": "the future"}')
     assert settled_job(given) is None
+    (Path(given.output) / "pass-00000").mkdir()
+    with pytest.raises(OutputExistsError, match="of another job") as caught:
+        claim(given)
+    assert caught.value.why.startswith("it was begun by another version of bireme; ")
+    assert caught.value.fix == "set another `output` in job.yaml and submit it again with `--replace`"
+
+
+def test_who_has_accepted_changes_is_not_refused_where_a_later_pod_was_told_nothing_of_it(given: Job) -> None:
+    accepted = claim(msgspec.structs.replace(given, accepts_changes=True))
+    assert accepted.accepts_changes
+    assert claim(given) == accepted and ready_job(given) == [accepted]
+
+
+def test_who_accepts_changes_now_is_heard(given: Job) -> None:
+    claim(given)
+    assert settled_job(msgspec.structs.replace(given, accepts_changes=True)) is None

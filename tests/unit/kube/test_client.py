@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageError
-from bireme.kube.client import AbsentError, Cluster, ForbiddenError, Target, refusal
+from bireme.kube import executing
+from bireme.kube.client import VOLUME_CONTAINER, AbsentError, Cluster, ForbiddenError, Target, no_cluster, refusal
 
 CONTEXT = """\
 apiVersion: v1
@@ -61,6 +62,61 @@ def test_who_cannot_answer_now_is_asked_again_later_and_who_says_no_is_not(code:
     assert type(refusal("jobs", code, "", "because")) is kind
 
 
+def test_a_namespace_that_is_not_there_is_told_as_such_and_not_as_a_missing_object() -> None:
+    error = refusal("ServiceAccount long", 404, "NotFound", 'namespaces "nowhere" not found')
+    assert type(error) is ClusterError, "whoever only looks for an object must not take it for that"
+    assert error.what == "there is no namespace nowhere"
+    assert error.fix == "`kubectl create namespace nowhere`, or name another one with --namespace"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("contexts: [}", "while parsing a flow node"), ("just words", "it is something else"),
+        ("", "it is something else"), ("kind: Config\n", "it has no 'clusters'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_kubeconfig_is_named_with_what_to_do(tmp_path: Path, text: str, said: str) -> None:
+    good, bad = files(tmp_path, CONTEXT % "", text)
+    with pytest.raises(UsageError) as caught:
+        Cluster(Target([good, bad]))
+    assert (
+        caught.value.what.startswith(f"{bad} cannot be read as a kubeconfig: {said}") and "\n" not in caught.value.what
+    )
+    assert caught.value.fix == (
+        "mend the file (`kubectl config view` reads it too), or name another one with KUBECONFIG"
+    )
+
+
+def test_broken_yaml_is_told_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at line 2, column 12"):
+        Cluster(Target(files(tmp_path, "kind: Config\ncontexts: [}\n")))
+
+
+def test_a_path_that_is_set_and_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    told = no_cluster()
+    assert told.what == "no cluster is configured: there is no kubeconfig /nonexistent, which KUBECONFIG names"
+    assert told.fix == "set KUBECONFIG to a file that is there; without it, ~/.kube/config is read"
+    monkeypatch.delenv("KUBECONFIG")
+    assert no_cluster().what == "no cluster is configured: there is no kubeconfig"
+
+
 def test_a_login_that_is_over_is_no_matter_of_permissions() -> None:
     error = refusal("jobs", 401, "Unauthorized", "Unauthorized")
     assert "login" in error.what and "Role" not in error.fix
+
+
+def test_logs_and_commands_name_their_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def execute(login: object, path: str, stdin: object, take: object) -> int:
+        asked.append(path)
+        return 0
+
+    monkeypatch.setattr(executing, "execute", execute)
+    with Cluster(Target(files(tmp_path, CONTEXT % "", CLUSTER))) as cluster:
+        monkeypatch.setattr(cluster._client, "log", lambda pod, **how: asked.append(how["container"]) or ["line"])
+        assert list(cluster.log("small-0-x", container="node")) == ["line"]
+        assert cluster.run("small-volume-1", ["bireme", "volume"]) == (0, b"", "")
+    assert asked[0] == "node" and f"container={VOLUME_CONTAINER}" in asked[1]

@@ -1,20 +1,24 @@
-"""Which volume and which output `bireme fetch` looks at, of jobs that are there and of jobs that are gone."""
+"""Which volume and output `bireme fetch` looks at, whose files it leaves alone, and what it says in the end."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from tests.unit.kube.making import ALL, PLAIN, load, make, write_job
-from tests.unit.kube.test_volume import Json, Memory
+from tests.unit.kube.test_transfer import Volume, contents
+from tests.unit.kube.test_volume import Json, Memory, Ran
 
 from bireme.cli import fetch as fetching
 from bireme.cli.cluster import Where
 from bireme.cli.fetch import fetch, left_by, left_by_file
-from bireme.core.errors import SpecError, UsageError
+from bireme.core.errors import OutputExistsError, SpecError, UsageError
+from bireme.job.model import model_hash, save_model
 from bireme.kube.client import CLAIM, CONFIG_MAP, SECRET, ForbiddenError, Kind
 from bireme.kube.objects import build
 from bireme.kube.submission import Submission
@@ -130,3 +134,179 @@ def test_hostile_names_in_a_listing_change_nothing_here(
 )
 def test_a_name_has_neither_dots_nor_slashes(job: str, is_file: bool) -> None:
     assert fetching.is_file_name(job) == is_file
+
+
+# What is here already
+
+ROOT = "/job/reviews/output"
+
+
+class Near(Memory):
+    """A cluster whose volume is a directory here."""
+
+    server = "https://near:6443"
+
+    def __init__(self, volume: Path) -> None:
+        super().__init__()
+        self.volume = volume
+
+    def run(self, pod: str, command: Sequence[str], *, stdin: BinaryIO | None, stdout: BinaryIO | None) -> Ran:
+        verb, root = command[2:]
+        assert root == ROOT
+        return 0, Volume().run([verb, str(self.volume)], stdin=stdin, stdout=stdout), ""
+
+
+@pytest.fixture
+def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Near:
+    """A job that was deleted, with two models and a log on its volume."""
+    made = Near(tmp_path / "there")
+    made.put(CLAIM, "reviews")["metadata"]["uid"] = "first"
+    monkeypatch.setattr(Where, "connect", lambda self, namespace=None: made)
+    config = tmp_path / "config.py"
+    config.touch()
+    for number in range(2):
+        values = {"w": np.full(3, number, np.float32)}
+        made.volume.mkdir(exist_ok=True)
+        save_model(made.volume / f"pass-0000{number}", values, config, {})
+    (made.volume / "job.json").write_text(json.dumps({"output": ROOT}))
+    (made.volume / "node_0").mkdir()
+    (made.volume / "node_0/train.log").write_text("one\n")
+    return made
+
+
+def bring(target: Path, *more: str) -> Any:
+    return invoke("reviews", target, "--image", "bireme:1", *more)
+
+
+def brought(target: Path) -> dict[str, bytes]:
+    found = contents(target)
+    found.pop(fetching.MARKER)
+    return found
+
+
+def test_what_was_fetched_before_is_replaced_by_what_is_newer(near: Near, tmp_path: Path) -> None:
+    target = tmp_path / "got"
+    assert bring(target).exit_code == 0
+    (near.volume / "node_0/train.log").write_text("one\ntwo\n")
+    (near.volume / "job.json").write_text(json.dumps({"output": ROOT, "passes": 9}))
+    (near.volume / "status.json").write_text("{}")
+    near.server = "https://other-name-of-the-same:6443"
+    again = bring(target)
+    assert again.exit_code == 0 and "3 files" in again.output
+    assert brought(target) == contents(near.volume)
+    (near.volume / "status.json").write_text("[]")
+    assert bring(target, "--model").exit_code == 0, "which does not forget what else was fetched"
+    assert bring(target).exit_code == 0 and (target / "status.json").read_text() == "[]"
+
+
+def test_the_marker_says_whose_files_these_are(near: Near, tmp_path: Path) -> None:
+    bring(tmp_path / "got", "--model")
+    told = json.loads((tmp_path / "got" / fetching.MARKER).read_bytes())
+    assert "pass-00001/w" in told.pop("files")
+    where = {"server": "https://near:6443", "namespace": "ns", "volume": "first"}
+    assert told == {**where, "job": "reviews", "output": ROOT}
+
+
+def test_somebody_s_own_files_are_not_overwritten(near: Near, tmp_path: Path) -> None:
+    target = tmp_path / "mine"
+    for name in ("job.json", "node_0/train.log", "pass-00000/w", "pass-00001/w", "notes.txt"):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_text("mine")
+    (target / "job.json").write_bytes((near.volume / "job.json").read_bytes())
+    (target / "pass-00000/done").write_bytes((near.volume / "pass-00000/done").read_bytes())
+    before = contents(target)
+    refused = bring(target).exception
+    assert isinstance(refused, OutputExistsError)
+    which = "node_0/train.log, pass-00000/w, pass-00001/w"
+    assert refused.what == f"{target} has files that differ from those of reviews: {which}"
+    assert refused.why == "they were not fetched from this job, and would be overwritten"
+    assert refused.fix == "name another directory; nothing was written"
+    assert contents(target) == before
+
+
+def test_at_most_three_files_in_the_way_are_named(near: Near, tmp_path: Path) -> None:
+    bring(tmp_path / "got")
+    (tmp_path / "got" / fetching.MARKER).unlink()
+    for name in ("done", "path.txt", "metrics.json", "w"):
+        (tmp_path / "got/pass-00000" / name).write_text("mine")
+    refused = bring(tmp_path / "got").exception
+    assert (
+        str(refused)
+        .partition("\n")[0]
+        .endswith("pass-00000/done, pass-00000/metrics.json, pass-00000/path.txt and 1 more")
+    )
+
+
+def test_a_file_that_was_put_beside_fetched_ones_is_not_overwritten(near: Near, tmp_path: Path) -> None:
+    bring(tmp_path / "got")
+    (tmp_path / "got/status.json").write_text("mine")
+    (near.volume / "status.json").write_text("{}")
+    assert "those of reviews: status.json" in str(bring(tmp_path / "got").exception)
+
+
+def test_the_output_of_a_local_run_is_left_alone(near: Near, tmp_path: Path) -> None:
+    target = tmp_path / "output"
+    target.mkdir()
+    (target / "job.json").write_text(json.dumps({"output": str(target)}))
+    before = contents(target)
+    refused = bring(target).exception
+    assert isinstance(refused, OutputExistsError) and "the output of another run" in refused.why
+    assert contents(target) == before
+
+
+def test_a_run_that_went_on_here_with_what_was_fetched_is_left_alone(near: Near, tmp_path: Path) -> None:
+    target = tmp_path / "got"
+    bring(target)
+    (target / "job.json").write_text(json.dumps({"output": str(target)}))
+    refused = bring(target).exception
+    assert isinstance(refused, OutputExistsError) and "the output of another run" in refused.why
+
+
+def test_what_was_fetched_from_a_volume_that_is_gone_is_not_overwritten(near: Near, tmp_path: Path) -> None:
+    bring(tmp_path / "got")
+    near.things[CLAIM.kind, "reviews"]["metadata"]["uid"] = "second"
+    (near.volume / "node_0/train.log").write_text("another run\n")
+    refused = bring(tmp_path / "got").exception
+    assert isinstance(refused, OutputExistsError)
+    assert refused.why == "they were fetched from another run, of reviews in the namespace ns of https://near:6443"
+
+
+def test_files_that_are_the_same_are_in_nobody_s_way(near: Near, tmp_path: Path) -> None:
+    bring(tmp_path / "got")
+    for marker in ("", "torn", "{}"):
+        (tmp_path / "got" / fetching.MARKER).write_text(marker)
+        assert bring(tmp_path / "got").exit_code == 0
+    assert brought(tmp_path / "got") == contents(near.volume)
+
+
+def test_a_file_in_place_of_the_directory_is_told_before_a_pod_is_made(near: Near, tmp_path: Path) -> None:
+    (tmp_path / "got").write_text("mine")
+    for target in (tmp_path / "got", tmp_path / "got/inside"):
+        refused = bring(target).exception
+        assert isinstance(refused, OutputExistsError)
+        assert refused.what == f"{tmp_path / 'got'} is a file, and what is fetched needs a directory there"
+    assert near.ran_in == [] and near.deleted == []
+
+
+# The hash
+
+
+@pytest.mark.parametrize("more", [(), ("--model",)])
+def test_the_hash_of_the_last_model_is_told(near: Near, tmp_path: Path, more: tuple[str, ...]) -> None:
+    digest = model_hash(near.volume / "pass-00001")
+    last = bring(tmp_path / "got", *more).output.splitlines()[-2:]
+    assert last == [f"the last model is {tmp_path / 'got/pass-00001'}", f"hash: {digest}"]
+    assert json.loads(bring(tmp_path / "got", *more, "--json").output)["hash"] == digest
+
+
+def test_a_last_pass_that_is_not_whole_has_no_hash(near: Near, tmp_path: Path) -> None:
+    (near.volume / "pass-00001/done").unlink()
+    assert "hash" not in bring(tmp_path / "got").output
+    assert "hash" not in json.loads(bring(tmp_path / "got", "--json").output)
+
+
+def test_a_model_that_cannot_be_read_is_brought_with_a_note(near: Near, tmp_path: Path) -> None:
+    (near.volume / "pass-00001/w").write_bytes(b"torn")
+    done = bring(tmp_path / "got")
+    assert done.exit_code == 0 and "hash:" not in done.stdout
+    assert "w is torn: 4 bytes" in done.stderr

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from bireme.core.errors import ClusterError, SpecError, UsageError
+from bireme.core.errors import ClusterError, NetworkError, SpecError, UsageError
 from bireme.kube import peers
 from bireme.kube import pod as pod_module
 from bireme.kube.client import ForbiddenError
-from bireme.kube.peers import ApiEyes, Meeting, RankBook, create_once, peer_of, take_rank
+from bireme.kube.peers import ABSENCE_S, ApiEyes, Meeting, RankBook, Sight, create_once, peer_of, take_rank
 from bireme.kube.ranks import Peer, RankAll, Take, Taken
 from bireme.kube.surroundings import PATIENCE, own_address, place_of
 from bireme.spec.job import Job
@@ -133,21 +133,36 @@ class Watch:
     def __init__(self, *events: tuple[str, dict[str, Any]]) -> None:
         self._events = events
         self.over = threading.Event()
+        self.begun = 0
 
     def __call__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        self.begun += 1
         yield from self._events
         self.over.wait(10.0)
 
 
-def look_until(eyes: ApiEyes, names: set[str] | None) -> None:
-    while ((seen := eyes.look()) and {peer.name for peer in seen[0]}) != names:
-        pass
+def listed(*pods: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "LISTED", {"items": list(pods)}
+
+
+def look_until(eyes: ApiEyes, names: set[str]) -> Sight:
+    while True:
+        seen = eyes.look()
+        if seen is not None and {peer.name for peer in seen.peers} == names:
+            return seen
 
 
 def test_pods_are_watched_as_they_come_and_go() -> None:
-    there = {"items": [pod("a", "10.0.0.1"), pod("c", "10.0.0.2")]}
-    watch = Watch(("LISTED", there), ("ADDED", pod("b", "")), ("DELETED", pod("a", "10.0.0.1")))
+    there = listed(pod("a", "10.0.0.1"), pod("c", "10.0.0.2"))
+    watch = Watch(there, ("ADDED", pod("b", "")), ("DELETED", pod("a", "10.0.0.1")))
     look_until(ApiEyes(watch), {"b", "c"})
+    watch.over.set()
+
+
+def test_of_a_pod_without_an_address_nothing_is_known_yet() -> None:
+    gone = [pod("old", "", "Failed"), pod("told", "", deletionTimestamp="2026-01-01T00:00:00Z")]
+    watch = Watch(listed(pod("a", "10.0.0.1"), pod("new", "", "Pending"), pod("begun", ""), *gone))
+    assert look_until(ApiEyes(watch), {"a", "new", "begun", "old", "told"}).unsure == {"new", "begun"}
     watch.over.set()
 
 
@@ -158,18 +173,37 @@ def test_before_the_api_server_has_answered_nothing_is_known() -> None:
     watch.over.set()
 
 
-@pytest.mark.parametrize("error", [ForbiddenError("no"), ClusterError("broken")])
-def test_an_api_server_that_refuses_is_given_up(error: ClusterError, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "TRIES", 1)
-    monkeypatch.setattr(peers, "sleep", lambda seconds: None)
+def test_a_watch_that_is_quiet_for_long_is_begun_anew() -> None:
+    begun = threading.Event()
+    turns = iter([[pod("a", "10.0.0.1")], [pod("b", "10.0.0.2")]])
 
-    def refuse() -> None:
+    def watch() -> Iterator[tuple[str, dict[str, Any]]]:
+        found = next(turns, None)
+        if found is None:
+            begun.wait(10.0)
+            return
+        yield listed(*found)
+        raise NetworkError("nothing for 30 s")
+
+    eyes = ApiEyes(watch)
+    look_until(eyes, {"b"})
+    eyes.close()
+    begun.set()
+    eyes._thread.join(10.0)
+    assert not eyes._thread.is_alive() and not eyes.is_blind
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("no"), ClusterError("broken"), KeyError("metadata")])
+def test_an_api_server_that_refuses_is_given_up(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "TRIES", 1)
+    monkeypatch.setattr(threading, "excepthook", lambda *_: None)  # one of them is no refusal, but an accident
+
+    def refuse() -> Iterator[tuple[str, dict[str, Any]]]:
         raise error
 
     eyes = ApiEyes(refuse)
-    while not eyes.is_blind:
-        pass
-    assert eyes.look() is None
+    eyes._thread.join(10.0)
+    assert eyes.is_blind and eyes.look() is None
 
 
 def test_a_file_that_is_made_once_belongs_to_the_first(tmp_path: Path) -> None:
@@ -205,9 +239,10 @@ class Seen:
     def is_blind(self) -> bool:
         return not self._sights
 
-    def look(self) -> tuple[list[Peer], set[str]] | None:
+    def look(self) -> Sight | None:
         seen = self._sights.pop(0)
-        return None if seen is None else (seen, set())
+        unsure = {peer.name for peer in seen or () if not peer.ip}
+        return None if seen is None else Sight(seen, unsure, peers.time.monotonic())
 
 
 A, B = Peer("a", "10.0.0.9"), Peer("b", "10.0.0.10")
@@ -225,11 +260,51 @@ def test_a_pod_waits_for_the_others_and_takes_its_rank(tmp_path: Path) -> None:
     assert waits == ["1 of 2 pods are there"]
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock, in one number that a test may change."""
+    clock = [100.0]
+    monkeypatch.setattr(peers.time, "monotonic", lambda: clock[0])
+    return clock
+
+
 def test_a_replacement_that_has_seen_nobody_yet_takes_nobodys_rank(tmp_path: Path) -> None:
     book = RankBook(tmp_path / "ranks")
     book.write(RankAll(("a", "b")))
-    eyes = (Seen(None, [A, Peer("c", "10.0.0.11")], [A]), Meeting(tmp_path / "pods", "c", "10.0.0.11"))
+    c, gone = Peer("c", "10.0.0.11"), Peer("b", "10.0.0.10", "Failed")
+    eyes = (Seen(None, [A, c, gone], [A, c, gone]), Meeting(tmp_path / "pods", "c", "10.0.0.11"))
     assert take_rank("c", 2, book, eyes, lambda why: True) == 1
+
+
+def test_a_pod_that_is_not_listed_is_gone_only_after_a_while(tmp_path: Path, now: list[float]) -> None:
+    book = RankBook(tmp_path / "ranks")
+    book.write(RankAll(("a", "b")))
+    waits: list[float] = []
+
+    def rest(why: str) -> bool:
+        waits.append(now[0])
+        now[0] += 1.0
+        return True
+
+    eyes = (Seen(*[[A]] * 9), Meeting(tmp_path / "pods", "c", "10.0.0.11"))
+    assert take_rank("c", 2, book, eyes, rest) == 1
+    assert waits == [100.0, 101.0, 102.0] and now[0] - 100.0 >= ABSENCE_S
+
+
+def test_two_replacements_at_once_take_two_ranks_before_the_cluster_knows_their_addresses(
+    tmp_path: Path, now: list[float]
+) -> None:
+    book = RankBook(tmp_path / "ranks")
+    book.write(RankAll(("a", "b", "x")))
+    gone = [Peer("b", "10.0.0.10", "Failed"), Peer("x", "10.0.0.8", is_deleted=True)]
+    with_both, without = [A, Peer("c"), Peer("d"), *gone], [A, Peer("d"), *gone]
+    ranks = []
+    for name, sight in (("c", with_both), ("d", without)):  # what d has seen is older than the record
+        eyes = (Seen(*[sight] * 5), Meeting(tmp_path / "pods", name, "10.0.0.11"))
+        ranks.append(take_rank(name, 3, book, eyes, never))
+    assert ranks == [1, 2]
+    late = (Seen(with_both), Meeting(tmp_path / "pods", "e", "10.0.0.12"))
+    assert take_rank("e", 3, book, late, lambda why: False) is None, "all ranks have somebody who may live"
 
 
 def test_a_pod_that_is_told_to_end_stops_waiting(tmp_path: Path) -> None:
@@ -237,9 +312,7 @@ def test_a_pod_that_is_told_to_end_stops_waiting(tmp_path: Path) -> None:
     assert take_rank("a", 2, RankBook(tmp_path / "ranks"), eyes, lambda why: False) is None
 
 
-def test_pods_that_see_nothing_meet_on_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(peers.time, "monotonic", lambda: now[0])
+def test_pods_that_see_nothing_meet_on_the_volume(tmp_path: Path, now: list[float]) -> None:
     mine, other = (Meeting(tmp_path / "pods", name, ip) for name, ip in (("a", "10.0.0.9"), ("b", "10.0.0.10")))
 
     def rest(why: str) -> bool:

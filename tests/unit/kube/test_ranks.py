@@ -49,6 +49,11 @@ def test_a_rank_that_was_taken_again_belongs_to_the_last_one() -> None:
     assert isinstance(decide("d", peers, record, 3), Wait), "it was taken for gone, and has lost its place"
 
 
+def test_a_pod_without_an_address_may_live_unless_it_is_known_to_be_gone() -> None:
+    assert Peer("d", "", "Pending").may_live and not Peer("d", "", "Pending").is_live
+    assert not Peer("d", "", "Failed").may_live and not Peer("d", "", is_deleted=True).may_live
+
+
 def test_a_pod_that_may_only_be_silent_keeps_its_rank() -> None:
     assert isinstance(decide("d", [A, C, Peer("d", "10.2.0.1")], RANKED, 3, silent={"b"}), Wait)
 

@@ -13,7 +13,9 @@ from bireme.core.errors import ClusterError, NetworkError, OutputExistsError
 from bireme.kube import naming
 from bireme.kube.client import JOB, KINDS, POD, ConflictError, Kind
 from bireme.kube.listing import by_name
-from bireme.kube.splitting import LOOK_EVERY_S, SILENCE_S, START_S, Pace, split_job, split_on_volume
+from bireme.kube.splitting import CLEAR_S, LOOK_EVERY_S, SILENCE_S, split_job, split_on_volume
+from bireme.kube.volume import START_S, Pace, Place
+from bireme.spec.kubernetes import KubernetesFile
 
 REPORT = {"shards": 3, "job": "/job/reviews/cut", "lines": [1, 2, 3]}
 UNSCHEDULABLE = "0/3 nodes are available: 3 Insufficient memory."
@@ -70,6 +72,25 @@ def test_the_job_that_splits_is_not_taken_for_the_job_itself() -> None:
         assert not naming.selector_of("reviews").items() <= labels.items()
     assert "reviews" not in by_name([made])
     assert "activeDeadlineSeconds" not in made["spec"]["template"]["spec"]
+
+
+def test_what_is_patched_into_pods_is_in_the_pod_of_a_split_too() -> None:
+    patch = {"Pod": {"metadata": {"annotations": {"a": "b"}}, "spec": {"runtimeClassName": "kata"}}}
+    made = split_job(Place("reviews", "bireme:1", KubernetesFile(patch=patch)), "ns", ["bireme"])
+    template = made["spec"]["template"]
+    assert template["spec"]["runtimeClassName"] == "kata" and template["metadata"]["annotations"] == {"a": "b"}
+    assert set(template["metadata"]) == {"labels", "annotations"} and made["metadata"]["name"] == NAME
+
+
+def test_a_job_that_does_not_go_away_is_told_with_who_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    stage.create(split_job(PLACE, "ns", ["bireme"]))["metadata"]["finalizers"] = ["example.com/never"]
+    stage.end("Failed")
+    monkeypatch.setattr(stage, "delete", lambda *_: True)
+    with pytest.raises(ClusterError, match="was deleted 60 s ago and is still there") as told:
+        stage.split()
+    assert told.value.why == "it is held by: example.com/never"
+    assert CLEAR_S < stage.now_s < CLEAR_S + 1
 
 
 def test_a_split_gives_its_report_and_leaves_nothing() -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.unit.kube.making import PLAIN, make
+from tests.unit.kube.standing import Standing
 
 from bireme.core.errors import OutputExistsError, SpecError
 from bireme.kube import naming
 from bireme.kube.objects import build
 from bireme.kube.stopping import resumed
 from bireme.kube.submission import program_key
-from bireme.kube.submit import changes_between, key_of, refuse_foreign, submission_in
+from bireme.kube.submit import changes_between, key_of, refuse_foreign, send, submission_in
 
 
 def test_changes_are_told_key_by_key(tmp_path: Path) -> None:
@@ -78,3 +79,17 @@ def test_a_job_is_sent_in_full(tmp_path: Path) -> None:
     assert msgspec.json.decode(data["data"]["job.json"], type=Job) == told.job
     assert data["data"]["program.config.py"] == "print('config')\n"
     assert set(data["binaryData"]) == {"program.table.bin"}
+
+
+def test_a_part_that_is_sent_again_does_not_become_the_owner_of_the_rest(tmp_path: Path) -> None:
+    there = Standing()
+    made = build(make(tmp_path, PLAIN + "pservers: 1\ntrainers: 2\n"))
+    send(there.as_cluster(), made)
+    trainer = next(each for each in made if each["metadata"]["name"] == "reviews-trainer" and each["kind"] == "Job")
+    owners = {key: thing["metadata"].get("ownerReferences") for key, thing in there.things.items()}
+    assert owners["Job", "reviews-pserver"] is None
+    assert owners["Job", "reviews-trainer"][0]["name"] == owners["Service", "reviews"][0]["name"] == "reviews-pserver"
+    del there.things["Job", "reviews-trainer"]
+    send(there.as_cluster(), [trainer, *(each for each in made if each["kind"] == "Service")])
+    for key in (("Job", "reviews-trainer"), ("Service", "reviews")):
+        assert there.things[key]["metadata"]["ownerReferences"][0]["name"] == "reviews-pserver"

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from bireme.core.errors import DataError, NetworkError, StorageError
+from bireme.core.errors import DataError, NetworkError, OutputExistsError, StorageError
 from bireme.kube import transfer, volume_end
 from bireme.kube.volume_end import Piece, part_of
 
@@ -313,12 +313,52 @@ def test_what_is_not_a_piece_is_refused(head: bytes, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_be_written_ends_a_fetch_at_once(here: Path, tmp_path: Path) -> None:
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target/0").write_text("in the way")
+    part_of(tmp_path / "target/shards.json").mkdir(parents=True)
     pod, pauses = Volume(), Pauses()
     with pytest.raises(StorageError, match="cannot write"):
         transfer.fetch(pod, str(here), volume_end.list_files(here), tmp_path / "target", pause=pauses)
     assert pauses == []
+
+
+# What is in the way
+
+
+@pytest.mark.parametrize("file", ["up", "up/target", "up/target/0", "up/target/0/data"])
+def test_a_file_where_a_directory_is_needed_is_named_before_anything_is_asked(
+    here: Path, tmp_path: Path, file: str
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("mine")
+    pod = Volume()
+    with pytest.raises(OutputExistsError, match=f"{tmp_path / file} is a file") as told:
+        transfer.fetch(pod, str(here), volume_end.list_files(here), tmp_path / "up/target")
+    assert "another directory" in told.value.fix and pod.commands == []
+    assert (tmp_path / file).read_text() == "mine"
+
+
+def test_a_directory_where_a_file_goes_is_named_before_anything_is_asked(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "target/shards.json").mkdir(parents=True)
+    with pytest.raises(OutputExistsError, match=r"shards\.json is a directory"):
+        transfer.fetch(Volume(), str(here), volume_end.list_files(here), tmp_path / "target")
+    assert contents(tmp_path / "target") == {}
+
+
+def test_what_would_be_replaced_is_told_before_anything_is_written(here: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (target / "0/data").mkdir(parents=True)
+    (target / "0/data/train.txt").write_bytes(b"one\n")
+    (target / "shards.json").write_bytes(b"[]")
+    (target / "1/data").mkdir(parents=True)
+    (target / "1/data/a b").write_bytes(b"x")
+    before, told = contents(target), list[str]()
+
+    def refuse(changed: list[str]) -> None:
+        told.extend(changed)
+        raise OutputExistsError("no")
+
+    with pytest.raises(OutputExistsError):
+        transfer.fetch(Volume(), str(here), volume_end.list_files(here), target, agree=refuse)
+    assert sorted(told) == ["0/data/train.txt", "shards.json"] and contents(target) == before
 
 
 # Names

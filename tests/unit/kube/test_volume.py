@@ -10,9 +10,20 @@ import pytest
 
 from bireme.core.errors import ClusterError, DataError, NetworkError, UsageError
 from bireme.kube import naming
-from bireme.kube.client import CLAIM, AbsentError, Cluster, Kind
-from bireme.kube.volume import LIFETIME_S, Place, PodEndedError, VolumePod, error_class, told_error, volume_pod
-from bireme.spec.kubernetes import KubernetesFile
+from bireme.kube.client import CLAIM, VOLUME_CONTAINER, AbsentError, Cluster, Kind
+from bireme.kube.volume import (
+    LIFETIME_S,
+    PULL_S,
+    START_S,
+    Pace,
+    Place,
+    PodEndedError,
+    VolumePod,
+    error_class,
+    told_error,
+    volume_pod,
+)
+from bireme.spec.kubernetes import KubernetesFile, ResourcesFile
 
 Json = dict[str, Any]
 Ran = tuple[int, bytes, str]
@@ -70,7 +81,8 @@ class Memory:
         self.deleted.append(f"{kind.kind} {name}")
         return self.things.pop((kind.kind, name), None) is not None
 
-    def log(self, pod: str) -> Iterator[str]:
+    def log(self, pod: str, *, container: str | None = None) -> Iterator[str]:
+        assert container == VOLUME_CONTAINER
         yield from self.logs.get(pod, [])
 
     def run(self, pod: str, command: Sequence[str], *, stdin: BinaryIO | None, stdout: BinaryIO | None) -> Ran:
@@ -99,6 +111,95 @@ def test_a_pod_on_a_volume_lives_for_a_day_and_is_no_part_of_the_job() -> None:
     assert naming.INSTANCE not in labels
 
 
+def test_a_pod_on_a_volume_has_the_jobs_account_its_limits_and_what_is_patched_in() -> None:
+    box = {"name": VOLUME_CONTAINER, "securityContext": {"runAsUser": None, "privileged": False}}
+    patch = {
+        "Pod": {"metadata": {"annotations": {"a": "b"}}, "spec": {"runtimeClassName": "kata", "containers": [box]}}
+    }
+    limits = ResourcesFile(limits={"cpu": "20m", "memory": "8Gi", "nvidia.com/gpu": 1})
+    settings = KubernetesFile(service_account="trainers", resources=limits, patch=patch)
+    pod = volume_pod(Place("reviews", "bireme:1", settings), "ns", "volume-1", ["bireme"])
+    spec, (made,) = pod["spec"], pod["spec"]["containers"]
+    assert (spec["serviceAccountName"], spec["runtimeClassName"]) == ("trainers", "kata")
+    assert made["image"] == "bireme:1" and made["securityContext"]["privileged"] is False
+    assert pod["metadata"]["annotations"] == {"a": "b"} and naming.VOLUME_OF in pod["metadata"]["labels"]
+    assert made["resources"] == {
+        "requests": {"cpu": "20m", "memory": "128Mi"}, "limits": {"cpu": "20m", "memory": "8Gi"},
+    }  # fmt: skip
+
+
+def test_a_pod_on_a_volume_asks_for_little_where_nothing_is_said() -> None:
+    spec = volume_pod(PLACE, "ns", "volume-1", ["bireme"])["spec"]
+    assert spec["containers"][0]["resources"] == {"requests": {"cpu": "50m", "memory": "128Mi"}}
+    assert "serviceAccountName" not in spec
+
+
+class Slow(Memory):
+    """A cluster on which a pod is as this says, until it has been looked at so often, a second apart."""
+
+    def __init__(self, *statuses: Json, last: Json | None = None) -> None:
+        super().__init__()
+        self.put(CLAIM, "reviews")
+        self.statuses = list(statuses)
+        self.last = last or {"phase": "Running"}
+        self.now_s = 0.0
+        self.said: list[str] = []
+
+    def get(self, kind: Kind, name: str) -> Json:
+        return {**super().get(kind, name), "status": self.statuses.pop(0) if self.statuses else self.last}
+
+    def rest(self, _: float) -> None:
+        self.now_s += 1.0
+        assert self.now_s < 10_000, "nobody gives up"
+
+    def start(self) -> None:
+        pace = Pace(lambda: self.now_s, self.rest)
+        with VolumePod(self.as_cluster(), PLACE, self.said.append, pace) as pod:
+            pod.run(["list", "/job"])
+
+
+def pulling(message: str, reason: str = "ErrImagePull") -> Json:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", "containerStatuses": [{"state": state}]}
+
+
+UNREACHED = pulling('Get "https://registry.local/v2/": dial tcp: i/o timeout')
+NO_MACHINE = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]}
+
+
+def test_a_pod_that_waits_for_its_machine_is_told_of_and_waited_for() -> None:
+    slow = Slow(*[NO_MACHINE] * 500)
+    slow.start()
+    (said,) = slow.said
+    assert said.endswith(": 0/3 nodes") and said.startswith("reviews-volume-")
+
+
+def test_a_pod_that_no_machine_takes_is_given_up_at_last() -> None:
+    slow = Slow(last=NO_MACHINE)
+    with pytest.raises(ClusterError, match="has waited for 600 s, and does not start: 0/3 nodes"):
+        slow.start()
+    assert START_S < slow.now_s < START_S + 5 and slow.pods() == []
+
+
+def test_a_registry_that_does_not_answer_once_is_asked_again() -> None:
+    Slow(*[UNREACHED] * 5, *[pulling("Back-off pulling image", "ImagePullBackOff")] * 30).start()
+
+
+def test_a_registry_that_does_not_answer_for_a_minute_is_given_up() -> None:
+    slow = Slow(*[NO_MACHINE] * 100, last=UNREACHED)
+    with pytest.raises(ClusterError, match="does not start: ErrImagePull"):
+        slow.start()
+    assert 100 + PULL_S < slow.now_s < 100 + PULL_S + 5
+
+
+@pytest.mark.parametrize("final", ["not found", "pull access denied, repository does not exist", "401 Unauthorized"])
+def test_a_registry_that_says_no_is_believed_however_long_it_talks(final: str) -> None:
+    slow = Slow(last=pulling(f"failed to pull and unpack image {'x' * 200}: {final}"))
+    with pytest.raises(ClusterError, match="does not start: ErrImagePull"):
+        slow.start()
+    assert slow.now_s == 0.0 and slow.pods() == []
+
+
 def test_a_pod_that_has_ended_is_replaced_at_the_next_command(memory: Memory) -> None:
     with VolumePod(memory.as_cluster(), PLACE) as pod:
         pod.run(["list", "/job"])
@@ -116,7 +217,7 @@ def test_the_end_of_a_pod_under_a_command_is_told_with_its_reason_and_can_be_tri
     def learn(_: float) -> None:
         memory.pods()[0]["status"] = over
 
-    with VolumePod(memory.as_cluster(), PLACE, pause=learn) as pod:
+    with VolumePod(memory.as_cluster(), PLACE, pace=Pace(rest=learn)) as pod:
         with pytest.raises(PodEndedError, match="DeadlineExceeded: Pod was active longer") as ended:
             pod.run(["put", "/job"])
         assert isinstance(ended.value, NetworkError), "transfers go on after such"

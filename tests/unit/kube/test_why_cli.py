@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from bireme.cli import why as command
 from bireme.cli.main import main
-from bireme.core.errors import DataError
+from bireme.core.errors import ConfigScriptError, DataError
 from bireme.local import registry
 
 STATUS: dict[str, Any] = {
@@ -57,6 +57,13 @@ def test_a_failed_job_says_its_error_and_its_fix() -> None:
         "data/train.txt.",
         "Split the data again; or `bireme data check` tells what is wrong with a shard.",
     ]
+
+
+def test_a_wrong_config_of_a_job_here_is_not_told_to_be_submitted() -> None:
+    error = ConfigScriptError("config.py line 3: there is no fc_layr", fix="did you mean fc_layer?")
+    ran("failed", reason=error.what, error=error.told())
+    check = "`bireme train JOB.yaml --dry-run` checks the file here before you start it again."
+    assert said("small")[1] == f"Did you mean fc_layer? {check}"
 
 
 def test_a_failure_from_before_errors_were_kept_is_told_all_the_same() -> None:

@@ -51,6 +51,11 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, name: str) -> None:
     assert told in str(caught.value).replace(str(tmp_path), "")
 
 
+def test_pods_on_the_volume_can_be_patched_as_well(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{HEAD}kubernetes: {{patch: {{Pod: {{spec: {{runtimeClassName: kata}}}}}}}}\n")
+    assert load_cluster_job(path, {}, {}).settings.patch == {"Pod": {"spec": {"runtimeClassName": "kata"}}}
+
+
 def test_a_local_run_has_the_section_checked_and_ignores_it(tmp_path: Path) -> None:
     (tmp_path / "0/data").mkdir(parents=True)
     path = write(tmp_path, HEAD.replace("2", "1") + "kubernetes: {image: x, queue: night}\n")
