@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bireme.cli.running import Interrupts, View, choose_view, show
-from bireme.core.errors import BiremeError, Cancelled, ClusterError, NetworkError, ProcessError
+from bireme.core.errors import BiremeError, Cancelled, ClusterError, NetworkError, ProcessError, error_class
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
@@ -151,15 +151,13 @@ class _Watched:
 
 def ended_with(seen: JobView) -> BiremeError:
     """The error that a job has ended with, as the class it was."""
-    from bireme.core import errors
-
     fix = f"`{command_name()} why {seen.name} --namespace {seen.namespace}` tells more"
     if seen.state == "cancelled":
         named = f"{seen.name} --namespace {seen.namespace}"
         return Cancelled(f"{seen.name} was stopped", fix=f"go on with `{command_name()} resume {named}`")
     told = seen.error
     if told:
-        kind = getattr(errors, told.get("kind", ""), ProcessError)
-        known = kind if isinstance(kind, type) and issubclass(kind, BiremeError) else ProcessError
-        return known(told.get("what", ""), why=told.get("why", ""), fix=told.get("fix", "") or fix)
+        return error_class(told.get("kind"), ProcessError)(
+            told.get("what", ""), why=told.get("why", ""), fix=told.get("fix", "") or fix
+        )
     return ClusterError(f"{seen.name} has failed: {seen.reason or 'Kubernetes says no more'}", fix=fix)

@@ -148,23 +148,7 @@ def take_away_old(cluster: Cluster, submission: Submission) -> bool:
         return False
     refuse_foreign(look_up(cluster, build(submission)), name)
     delete(cluster, name, with_volume=False)
-    _wait_for_pods(cluster, name)
     return True
-
-
-def _wait_for_pods(cluster: Cluster, name: str) -> None:
-    """Wait until the pods of a job that was deleted have left: they would meet the new ones on the volume."""
-    from bireme.kube import naming
-    from bireme.kube.client import POD
-    from bireme.kube.stopping import PATIENCE_S, is_live, wait_until
-
-    def live() -> list[Any]:
-        return [pod for pod in cluster.list(POD, naming.selector_of(name)) if is_live(pod)]
-
-    has_left = wait_until(lambda: not live(), PATIENCE_S)
-    # One on a machine that is gone is never seen to leave; the new ones take its seat, and it has no say any more.
-    if not has_left and not all(pod["metadata"].get("deletionTimestamp") for pod in live()):
-        raise UsageError(f"the pods of {name} have not left yet", fix="submit it again in a moment")
 
 
 def _send(cluster: Cluster, submission: Submission) -> str:

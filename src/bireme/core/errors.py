@@ -58,6 +58,12 @@ class BiremeError(Exception):
         return parts
 
 
+def error_class(name: object, otherwise: type[BiremeError]) -> type[BiremeError]:
+    """The class of an error that another process has named, as far as it is one of ours."""
+    found = globals().get(str(name))
+    return found if isinstance(found, type) and issubclass(found, BiremeError) else otherwise
+
+
 class UsageError(BiremeError):
     """The command line does not make sense."""
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from bireme.core import errors
-from bireme.core.errors import BiremeError, ProcessError
+from bireme.core.errors import BiremeError, ProcessError, error_class
 from bireme.core.files import write_atomic
 
 
@@ -31,9 +30,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def error(self) -> BiremeError:
         """The error again, as the class it was, told as coming from that process."""
-        known = getattr(errors, self.kind, ProcessError)
-        cls = known if isinstance(known, type) and issubclass(known, BiremeError) else ProcessError
-        return cls(f"{self.process}: {self.what}", why=self.why, fix=self.fix)
+        return error_class(self.kind, ProcessError)(f"{self.process}: {self.what}", why=self.why, fix=self.fix)
 
 
 STATUS_FILE = "status.json"

@@ -11,12 +11,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError
+from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError, error_class
 from bireme.kube import naming
 from bireme.kube.client import JOB, KINDS, POD, VOLUME_CONTAINER, Cluster, ConflictError
 from bireme.kube.listing import condition, waits_for
 from bireme.kube.submission import Object
-from bireme.kube.volume import REAL, Pace, Place, Starting, Tell, end_of, error_class, labels_of, volume_pod
+from bireme.kube.volume import REAL, Pace, Place, Starting, Tell, end_of, labels_of, volume_pod
 
 COMPONENT = "split"
 LOOK_EVERY_S = 0.3

@@ -102,13 +102,21 @@ def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Subm
     disown(cluster, others)
     for each in jobs_of(cluster, name):
         cluster.delete(JOB, each["metadata"]["name"])
-    if not wait_until(lambda: not jobs_of(cluster, name) and not _live_pods(cluster, name), PATIENCE_S):
-        # A pod on a machine that is gone stays for ever; the new ones take its seat, and it has no say any more.
-        staying = [pod for pod in _live_pods(cluster, name) if not pod["metadata"].get("deletionTimestamp")]
-        if staying or jobs_of(cluster, name):
-            raise UsageError(f"the pods of {name} have not left yet", fix="try again in a moment")
+    see_off(cluster, name)
     send(cluster, build(now))
     return now
+
+
+def see_off(cluster: Cluster, name: str) -> None:
+    """Wait until the pods of Jobs that were deleted have left: they may be taking a snapshot.
+
+    One on a machine that is gone is never seen to leave; whoever comes next takes its seat, and it has no say any more.
+    """
+    if wait_until(lambda: not jobs_of(cluster, name) and not _live_pods(cluster, name), PATIENCE_S):
+        return
+    staying = [pod for pod in _live_pods(cluster, name) if not pod["metadata"].get("deletionTimestamp")]
+    if staying or jobs_of(cluster, name):
+        raise UsageError(f"the pods of {name} have not left yet", fix="try again in a moment")
 
 
 def has_left_its_plan(cluster: Cluster, name: str) -> bool:
@@ -173,7 +181,7 @@ def delete(cluster: Cluster, name: str, *, with_volume: bool) -> Deleted:
     stay = _stay_of(cluster, name)
     # Jobs first: pods take a snapshot before they leave, for which they need what is around them.
     gone = _delete_all(cluster, [each for each in found if each[0] is JOB])
-    wait_until(lambda: not jobs_of(cluster, name) and not _live_pods(cluster, name), PATIENCE_S)
+    see_off(cluster, name)
     gone += _delete_all(cluster, [each for each in found if each[0] is not JOB])
     if f"{CLAIM.kind} {stay.claim}" in gone:
         return Deleted(gone, stay.claim, "deleted")

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from bireme.core import errors
-from bireme.core.errors import BiremeError, ClusterError, NetworkError
+from bireme.core.errors import BiremeError, ClusterError, NetworkError, error_class
 from bireme.kube import naming
 from bireme.kube.causes_words import amount
 from bireme.kube.client import CLAIM, POD, VOLUME_CONTAINER, Cluster
@@ -304,9 +303,3 @@ def told_error(complaints: str, code: int) -> BiremeError:
         return kind(f"on the volume: {told['what']}", why=told["why"], fix=told["fix"])
     except (ValueError, KeyError, TypeError):
         return ClusterError(f"a command on the volume failed with exit code {code}: {last[0]}")
-
-
-def error_class(name: object, otherwise: type[BiremeError]) -> type[BiremeError]:
-    """The class of an error that another process has named."""
-    found = getattr(errors, str(name), None)
-    return found if isinstance(found, type) and issubclass(found, BiremeError) else otherwise

@@ -135,15 +135,19 @@ def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
         is_there = (pod.get("spec") or {}).get("nodeName") not in lost
         return is_there and (is_late or any(True for _ in ended_states(pod)))
 
-    names = [name_of(pod) for pod in reversed(troubled(facts)) if is_wanted(pod)][:LOG_PODS]
+    pods = [pod for pod in reversed(troubled(facts)) if is_wanted(pod)][:LOG_PODS]
     with asking.cluster.impatient(LOG_S) as cluster:
-        return {name: asking.ask("get pods/log", _tail(cluster, name)) or "" for name in names}
+        return {name_of(pod): asking.ask("get pods/log", _tail(cluster, pod)) or "" for pod in pods}
 
 
-def _tail(cluster: Cluster, pod: str) -> Callable[[], str]:
+def _tail(cluster: Cluster, pod: Json) -> Callable[[], str]:
+    # The first container is the job's own; others may have been put beside it.
+    first = next((str(each["name"]) for each in (pod.get("spec") or {}).get("containers") or ()), None)
+
     def read() -> str:
         try:
-            lines = [re.sub(r"^\d{4}-\S+Z ", "", line) for line in cluster.log(pod, tail=LOG_LINES)]
+            found = cluster.log(name_of(pod), container=first, tail=LOG_LINES)
+            lines = [re.sub(r"^\d{4}-\S+Z ", "", line) for line in found]
         except NetworkError:
             return ""  # what else is known will have to do
         return "\n".join(line for line in lines if not line.startswith("unable to retrieve container logs"))

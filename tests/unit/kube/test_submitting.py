@@ -185,7 +185,7 @@ def test_new_pods_wait_for_the_old_ones_but_not_for_those_of_a_lost_machine(
         assert isinstance(done.exception, UsageError)
         assert (done.exception.what, done.exception.fix) == (
             "the pods of reviews have not left yet",
-            "submit it again in a moment",
+            "try again in a moment",
         )
 
 
