@@ -109,7 +109,7 @@ def make_reviews(factory: pytest.TempPathFactory) -> Path:
 
 def small_job(there: There, reviews: Path, name: str = "small", more: str = "") -> Path:
     """A small job in three shards whose pods ask for little."""
-    path = lay_out(there.home / name)
+    path = lay_out(there.home / name, layout="")
     split_lines(reviews, path.parent, 3)
     edit(path, ("name: small", f"name: {name}"))
     section = f"image: {there.image}\n  resources: {{requests: {{cpu: 100m, memory: 200Mi}}}}\n{more}"
