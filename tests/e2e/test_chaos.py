@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Cli, save_often, take_rows
+from tests.e2e.conftest import PAIR, Cli, edit, save_often, take_rows
 from tests.e2e.counting import count_updates
 
 SEEDS = range(25)
@@ -21,7 +21,8 @@ VARIANTS = ("dense", "dense over TCP", "rows", "unbounded rows", "local", "top_k
 
 
 def prepare(job: Path, variant: str) -> dict[str, str]:
-    """Make the job this variant of itself; returns what its environment needs."""
+    """Make the job this variant of itself, on three nodes; returns what its environment needs."""
+    edit(job, (PAIR, ""))
     if variant.endswith("rows"):
         take_rows(job, is_unbounded=variant.startswith("unbounded"))
     if variant in ("async", "bounded"):
@@ -29,7 +30,7 @@ def prepare(job: Path, variant: str) -> dict[str, str]:
         job.write_text(job.read_text().replace("passes: 2", "passes: 60") + f"mode: {variant}\n")
         return {}
     if not variant.endswith("rows"):
-        save_often(job, passes=40)
+        save_often(job, passes=60 if variant == "local" else 40)
     else:
         job.write_text(job.read_text().replace("passes: 2", "passes: 60") + "snapshots: {every_s: 0.05, keep: 4}\n")
     more = {"local": "mode: local\n", "top_k": "wire: {gradients: top_k}\n"}.get(variant, "")

@@ -25,7 +25,7 @@ from bireme.job.snapshots import candidates
 from bireme.job.verifying import verify
 from bireme.spec.job import Job
 from bireme.spec.load import load_job
-from tests.e2e.conftest import Cli, assert_ledger_is_exact, edit, lay_out, lines_of, save_often, wait_until
+from tests.e2e.conftest import PAIR, Cli, assert_ledger_is_exact, edit, lay_out, lines_of, save_often, wait_until
 
 PASSES = 8
 NODES = 3
@@ -34,7 +34,7 @@ NODES = 3
 @pytest.fixture
 def job(job: Path) -> Path:
     """The small job with a pod for each shard."""
-    edit(job, ("trainers: 2", f"trainers: {NODES}"), ("pservers: 2", f"pservers: {NODES}"))
+    edit(job, (PAIR, ""))
     return job
 
 
