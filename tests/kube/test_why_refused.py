@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.kube.machine import wait_for
 from tools.kube.running import RunningCluster
 
+from bireme.core.errors import ProcessError
 from bireme.kube.causes import explain
 from bireme.kube.client import Cluster, Target
 from bireme.kube.why import gather, notes
@@ -84,13 +86,23 @@ def webhook(name: str) -> Json:
 def rules(cluster: RunningCluster) -> Iterator[Stage]:
     with Stage(cluster, "why-rules") as stage:
         cluster.apply(*policy("admission"), webhook("webhook-silent"))
+        # A policy takes effect a moment after it was made: until then a pod may slip through.
+        wait_for("the policy to take effect", lambda: is_refused(stage), seconds=60, every=0.3)
         yield stage
         kinds = ("validatingadmissionpolicybinding/why-team", "validatingadmissionpolicy/why-team")
         cluster.kubectl("delete", *kinds, "validatingwebhookconfiguration/why-ask")
 
 
+def is_refused(stage: Stage) -> bool:
+    """Whether the policy would refuse a pod by now."""
+    try:
+        stage.kubectl("run", "probe", "--image=none", "--labels=job-name=admission", "--dry-run=server")
+    except ProcessError as e:
+        return "why-team" in str(e)
+    return False
+
+
 def test_an_admission_policy_and_a_silent_webhook_are_named(rules: Stage) -> None:
-    # A policy takes effect a moment after it was made: until then a pod may slip through.
     rules.apply(job("webhook-silent"))
     assert (
         "ask.why.example must allow every pod and does not answer" in rules.until("admission", "webhook-silent").cause
