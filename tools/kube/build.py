@@ -86,8 +86,9 @@ def require_packages(tell: Tell) -> None:
 def binaries(cache: Path, tell: Tell) -> Path:
     """The directory with every component's binary; builds them where they are not there yet."""
     place = cache / _fingerprint()
-    if place.is_dir():
+    if all((place / name).is_file() for name in (*_targets(), *COMPONENTS)):
         return place
+    shutil.rmtree(place, ignore_errors=True)  # somebody has deleted part of it
     cache.mkdir(parents=True, exist_ok=True)
     tell("building Kubernetes and CoreDNS from source, once; this takes some minutes …")
     with tempfile.TemporaryDirectory(prefix=".building-", dir=cache) as temporary:

@@ -86,7 +86,7 @@ def submit(  # noqa: PLR0913 - its flags
         there = None if sent == "created" else _find(cluster, submission, sent)
         if not (is_quiet or as_json):
             _tell(cluster, submission, outcome, there)
-        if is_waiting and not _rests(submission, there):
+        if is_waiting and not _rests(there):
             from bireme.cli.following import follow_to_end
 
             follow_to_end(cluster, told.job.name, is_silent=is_quiet or as_json, as_json=as_json)
@@ -185,9 +185,9 @@ def _find(cluster: Cluster, submission: Submission, outcome: str) -> JobView:
     )
 
 
-def _rests(submission: Submission, there: JobView | None) -> bool:
-    """Whether nothing comes of a job until somebody resumes it; what waits in a queue is started by that."""
-    return there is not None and there.state == "suspended" and not submission.settings.queue
+def _rests(there: JobView | None) -> bool:
+    """Whether nothing comes of a job until somebody resumes it."""
+    return there is not None and there.state == "suspended"
 
 
 def _way_on(cluster: Cluster, submission: Submission) -> str:
@@ -207,7 +207,7 @@ def _tell(cluster: Cluster, submission: Submission, outcome: str, there: JobView
         counted = ((job.pservers, "pserver"), (job.trainers, "trainer"), (job.shards, "shard"))
         counts = ", ".join(count(number, what) for number, what in counted)
         click.echo(f"submitted {name}{instead} {where}: {counts}")
-    if _rests(submission, there):
+    if _rests(there):
         click.echo(_way_on(cluster, submission))
         return
     named = f"{name} --namespace {cluster.namespace}"

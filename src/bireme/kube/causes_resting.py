@@ -24,7 +24,7 @@ from bireme.kube.causes_facts import (
     wanted,
 )
 from bireme.kube.causes_words import bireme, duration, kubectl, listed, of, pods_words, sentence
-from bireme.kube.naming import QUEUE
+from bireme.kube.naming import queue_of
 
 
 @situation("not-found", "There is no such job", "no Job has the name, neither on the cluster nor on this machine")
@@ -52,7 +52,7 @@ def not_found(facts: Facts) -> Iterator[Cause]:
 def queued(facts: Facts) -> Iterator[Cause]:
     """Kueue has not admitted it."""
     for job in facts.jobs[:1]:
-        queue = (meta(job).get("labels") or {}).get(QUEUE)
+        queue = queue_of(job)
         if queue and (job.get("spec") or {}).get("suspend"):
             said = [e for e in facts.events if (e.get("involvedObject") or {}).get("kind") == "Workload"]
             why = f": {sentence(str(max(said, key=moment).get('message', '')))}" if said else ""
@@ -64,11 +64,11 @@ def queued(facts: Facts) -> Iterator[Cause]:
             )
 
 
-@situation("suspended", "The job is suspended", "the Job has `suspend: true` and no queue")
+@situation("suspended", "The job is suspended", "the Job has `suspend: true` and no queue, or was stopped")
 def suspended(facts: Facts) -> Iterator[Cause]:
     """Somebody stopped it, or submitted it to wait."""
     for job in facts.jobs[:1]:
-        if (job.get("spec") or {}).get("suspend") and QUEUE not in (meta(job).get("labels") or {}):
+        if (job.get("spec") or {}).get("suspend") and not queue_of(job):
             since_when = condition(job, "Suspended").get("lastTransitionTime")
             long = f" for {duration(since(facts, since_when))}" if since_when else ""
             far = _far(status_of(facts))

@@ -63,10 +63,11 @@ def moment(text: str | None) -> float:
 
 
 def by_name(jobs: Iterable[Object]) -> dict[str, list[Object]]:
-    """The Jobs of each job, the one with the status first."""
+    """The Jobs of each job, the one with the status first; those that only split data are no part of one."""
     found: dict[str, list[Object]] = {}
     for each in jobs:
-        found.setdefault(each["metadata"]["labels"].get(naming.INSTANCE, ""), []).append(each)
+        if name := each["metadata"]["labels"].get(naming.INSTANCE):
+            found.setdefault(name, []).append(each)
     for parts in found.values():
         parts.sort(key=lambda each: str(each["metadata"]["name"]))  # -pserver before -trainer
     return found
@@ -116,8 +117,8 @@ def _state(jobs: Sequence[Object], status: Mapping[str, Any]) -> tuple[str, str]
         return "finished", ""
     phase = status.get("phase", "")
     if jobs[0]["spec"].get("suspend"):
-        queue = jobs[0]["metadata"]["labels"].get(naming.QUEUE)
-        return ("queued", f"in the queue {queue}") if queue and not status else ("suspended", "")
+        queue = naming.queue_of(jobs[0])
+        return ("queued", f"in the queue {queue}") if queue else ("suspended", "")
     if phase in ("finished", "cancelled"):
         return phase, str(status.get("reason") or "")
     if phase == "failed":  # and Kubernetes makes new pods, until it has had enough

@@ -23,6 +23,8 @@ STATUS = "bireme.dev/status"
 """Annotation of a Job: the coordinator's last word."""
 DIGEST = "bireme.dev/digest"
 """Annotation of a Job: what it was submitted with, in one hash."""
+CANCELLED = "bireme.dev/cancelled"
+"""Annotation of a Job: somebody has stopped it; without it, one in a queue that is suspended waits for its turn."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -81,7 +83,13 @@ def claim_of(name: str, claim: str | None) -> str:
 
 
 def check_name(job: Job) -> None:
-    """Refuse a name that would be too long for the job's pods."""
+    """Refuse a name that the job's pods or its Service could not have."""
+    if not job.name[0].isalpha():
+        raise SpecError(
+            f"the name {job.name} begins with {job.name[0]!r}, which a cluster does not accept",
+            why="pods find each other by a Service of that name, and such names begin with a letter",
+            fix=f"choose another `name`, e.g. job-{job.name}",
+        )
     longest = min(MAX_NAME[role] for role in roles_of(job))
     if len(job.name) > longest:
         raise SpecError(
@@ -89,6 +97,13 @@ def check_name(job: Job) -> None:
             why="pods are called after the job, and a host's name has at most 63 characters",
             fix="choose a shorter `name`",
         )
+
+
+def queue_of(job: Mapping[str, Any]) -> str:
+    """The queue in which a Job waits while it is suspended; '' for one that is in none, or was stopped."""
+    metadata: Mapping[str, Any] = job.get("metadata") or {}
+    was_stopped = CANCELLED in (metadata.get("annotations") or {})
+    return "" if was_stopped else str((metadata.get("labels") or {}).get(QUEUE) or "")
 
 
 def is_ours(thing: Mapping[str, Any]) -> bool:

@@ -31,6 +31,7 @@ ABSENCE_S = 2.5
 """A pod that has a rank and still is not seen after so long is gone; before, it may be newer than what was seen."""
 TRIES = 3
 """How often the API server is asked in vain before the volume has to do."""
+REST_S = 0.5
 
 
 class Sight(NamedTuple):
@@ -85,8 +86,8 @@ class ApiEyes:
             self.is_blind = not self._is_over.is_set()
 
     def _keep_looking(self) -> None:
-        in_vain = 0
-        while in_vain < TRIES and not self._is_over.wait(0.5 * in_vain):
+        in_vain, rest_s = 0, 0.0
+        while in_vain < TRIES and not self._is_over.wait(rest_s):
             in_vain += 1
             try:
                 for event, pod in self._watch():
@@ -99,6 +100,7 @@ class ApiEyes:
                     log.info("the API server does not show the pods: %s", e.what)
                 if isinstance(e, ForbiddenError):
                     return
+            rest_s = REST_S * max(in_vain, 1)  # also after a list: a server that refuses only the watch is spared
 
     def _see(self, event: str, thing: Mapping[str, Any]) -> None:
         pods = dict(self._pods or {})  # a new one, as somebody may be reading the old
@@ -126,12 +128,13 @@ class _Sign(msgspec.Struct):
 
 
 class Meeting:
-    """Signs of life on the volume: one small file per pod, changed every second."""
+    """Signs of life on the volume: one small file each, changed again and again by whoever is there."""
 
     is_blind = False
 
-    def __init__(self, directory: Path, name: str, ip: str) -> None:
+    def __init__(self, directory: Path, name: str, ip: str, *, every_s: float = BEAT_S) -> None:
         self._directory = directory
+        self._every_s = every_s
         self._path = directory / f"{name}.json"
         self._sign = _Sign(ip, 0, time.time())
         self._seen = SignsOfLife(PATIENCE_S)
@@ -144,7 +147,7 @@ class Meeting:
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
-        self._next_s = now_s + BEAT_S
+        self._next_s = now_s + self._every_s
         self._sign.beat += 1
         half = half_of(self._path)
         # Not synced: what matters is that it changes, not that it stays.
@@ -152,7 +155,12 @@ class Meeting:
             half.write_bytes(msgspec.json.encode(self._sign))
             half.replace(self._path)
 
-    def look(self) -> Sight | None:
+    def leave(self) -> None:
+        """Say that we are gone, so that nobody has to find out."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def look(self) -> Sight:
         """Whoever has given a sign of life lately."""
         signs = self._signs()
         now_s = time.monotonic()

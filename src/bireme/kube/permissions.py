@@ -11,7 +11,7 @@ from bireme.kube.submission import Object
 WRITE = ("get", "list", "create", "patch", "delete")
 NEEDED: dict[tuple[str, str], tuple[str, ...]] = {
     ("batch", "jobs"): WRITE,
-    ("", "pods"): ("get", "list", "watch", "create", "delete"),
+    ("", "pods"): ("get", "list", "create", "delete"),
     ("", "pods/log"): ("get",),
     ("", "pods/exec"): ("get", "create"),
     ("", "persistentvolumeclaims"): WRITE,

@@ -1,8 +1,8 @@
 """What a pod runs: finds out which node of which job it is, waits for the others, and runs that node's processes.
 
-A job never half-starts: nothing is started before the job is settled (claims.py) and every node has been there. Who
-is missing is told in the log, in the status, and when patience ends, in the error. From then on the entry looks after
-the node (job/entry.py) and a `PodWatch` after what the cluster wants to see of it.
+A job never half-starts: nothing is started before the job is settled (claims.py) and every node gives signs of life on
+the volume. Who is missing is told in the log, in the status, and when patience ends, in the error. From then on the
+entry looks after the node (job/entry.py) and a `PodWatch` after what the cluster wants to see of it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from bireme.job import claims
 from bireme.job.entry import STOPPED, Post, children_of, note_signals, report_failure, roles_of, run_node
 from bireme.job.incarnations import Seat
 from bireme.job.logs import Copier
-from bireme.job.marks import put_mark, take_mark
 from bireme.job.reports import failure_of, first_cause, last_status, read_reports
 from bireme.kube import naming
 from bireme.kube.giving_up import Jobs, give_up
 from bireme.kube.indexed import HOPELESS
+from bireme.kube.peers import Meeting
 from bireme.kube.reporting import Publisher, Reporter, Status, waiting_status
-from bireme.kube.surroundings import Place, cluster_of, jobs_in, place_of
+from bireme.kube.seeds import CONNECT_TIMEOUT_S
+from bireme.kube.surroundings import PATIENCE, Place, cluster_of, jobs_in, place_of
 from bireme.kube.watching import Farewell, PodWatch, Probes
 from bireme.spec.job import Job
 
@@ -37,6 +38,8 @@ REST_S = 0.1
 BEAT_S = 1.0
 SAY_AFTER_S = 2.0
 """Whoever comes within this time was not worth a word."""
+SIGN_EVERY_S = 0.2
+"""How often a node that waits says that it is there; one that runs says so every second."""
 
 
 def run_pod(environment: Mapping[str, str]) -> None:
@@ -44,7 +47,7 @@ def run_pod(environment: Mapping[str, str]) -> None:
     stops = note_signals()
     probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
     try:
-        place = place_of(environment, lambda why: _rest(probes, stops))
+        place = place_of(environment, _Waiting(probes, stops).rest)
     except BiremeError as e:
         _give_up_blindly(environment, e)
         raise
@@ -82,6 +85,30 @@ class AbsentError(NetworkError):
     """Some of a job's nodes did not come in time: the others give back what they hold."""
 
 
+class _Waiting:
+    """A pod of a plain Job that has no rank yet, because others are not there; with a deadline, and with words."""
+
+    def __init__(self, probes: Probes, stops: Sequence[int]) -> None:
+        self._probes = probes
+        self._stops = stops
+        self._began_s = time.monotonic()
+        self._said = ""
+
+    def rest(self, why: str) -> bool:
+        """Wait a little; whether to go on waiting."""
+        waited_s = time.monotonic() - self._began_s
+        if waited_s > PATIENCE * CONNECT_TIMEOUT_S:
+            raise AbsentError(
+                f"waited {waited_s:.0f} s for the other pods: {why}",
+                why="a job starts when all its nodes are there",
+                fix="look at the pods of the Job with kubectl; CONF_PADDLE_GRADIENT_NUM says how many there must be",
+            )
+        if waited_s > SAY_AFTER_S and why != self._said:
+            self._said = why
+            log.info("waiting: %s", why)
+        return _rest(self._probes, self._stops)
+
+
 class Member:
     """A pod from the moment it knows which node of the job it is."""
 
@@ -92,7 +119,9 @@ class Member:
         self._run = Path(place.job.output) / claims.RUN_DIRECTORY
         self._nodes = self._run / "nodes"
         self._name = f"{place.role or 'node'} {place.rank}"
-        self._seat = Seat.take(self._nodes / self._name.replace(" ", "-"), place.pod.name)
+        self._seat = Seat.take(self._nodes / _file_name(self._name), place.pod.name)
+        self._meeting = Meeting(self._run / "present", _file_name(self._name), place.host, every_s=SIGN_EVERY_S)
+        self._duties = (*place.each_second, self._meeting.beat)
         self._leads = roles_of(place.job, place.rank, place.role)[:1] == ["pserver"] and place.rank == 0
         self._reporter: Reporter | None = None
 
@@ -104,7 +133,7 @@ class Member:
         if self._leads and place.kube_job:
             tell = Publisher(lambda job, change: cluster_of(place).patch(job, change), place.kube_job)
             self._reporter = Reporter(self._status, tell)
-        put_mark(self._mark_of(self._name))
+        self._meeting.beat()
         try:
             self._take_part()
             self._report(None)
@@ -117,11 +146,7 @@ class Member:
             raise
         finally:
             if not self._seat.is_lost():
-                take_mark(self._mark_of(self._name))
-
-    def _mark_of(self, name: str) -> Path:
-        """What a node leaves on the volume while it is there."""
-        return self._nodes / name.replace(" ", "-") / "present"
+                self._meeting.leave()
 
     def _take_part(self) -> None:
         job = self._settle()
@@ -142,7 +167,7 @@ class Member:
         copier = Copier({child.name: child.log for child in children}, sys.stdout.buffer)
         watch = PodWatch(self._seat, self._probes, copier, farewell)
         watch.marks = [child.mark for child in children if child.mark is not None]
-        watch.each_second += place.each_second
+        watch.each_second += self._duties
         run_node(post, watch, self._stops)
         # Whose own processes left in peace, or had to be ended after the job was over, has failed with the others.
         failure = failure_of(Path(job.output), self._run)
@@ -177,7 +202,7 @@ class Member:
             while not over.wait(BEAT_S):
                 for sign in ("started", "alive"):
                     self._probes.set(sign, is_so=True)
-                for duty in self._place.each_second:
+                for duty in self._duties:
                     duty()
 
         thread = threading.Thread(target=beat, name="alive", daemon=True)
@@ -192,10 +217,10 @@ class Member:
         """Where this node's processes say what went wrong."""
         place = self._place
         names = [self._name, *(f"{role} {place.rank}" for role in roles_of(place.job, place.rank, place.role))]
-        return [self._run / "reports" / f"{name.replace(' ', '-')}.json" for name in names]
+        return [self._run / "reports" / f"{_file_name(name)}.json" for name in names]
 
     def _gather(self, job: Job) -> None:
-        """Wait until every node has been there; those that have left in peace since must come again."""
+        """Wait until every node is there: what one that is gone has left on the volume does not count."""
         is_split = self._place.role is not None
         wanted = [f"node {rank}" for rank in range(job.nodes)]
         if is_split:
@@ -203,7 +228,9 @@ class Member:
             wanted += [f"trainer {rank}" for rank in range(job.trainers)]
 
         def missing() -> list[str]:
-            return [f"{name} (its pod has not started)" for name in wanted if not self._mark_of(name).exists()]
+            there = {peer.name for peer in self._meeting.look().peers}
+            absent = [name for name in wanted if name != self._name and _file_name(name) not in there]
+            return [f"{name} (its pod has not started)" for name in absent]
 
         self._wait(missing)
 
@@ -224,7 +251,7 @@ class Member:
                     log.info("waiting for %s", "; ".join(found))
                 if self._reporter is not None:
                     self._reporter.hear(waiting_status(self._place.job.name, found), time.monotonic())
-            for duty in self._place.each_second:
+            for duty in self._duties:
                 duty()
             if not _rest(self._probes, self._stops) or self._seat.is_lost():
                 raise SystemExit(STOPPED)
@@ -273,6 +300,11 @@ class Member:
             cause = first_cause(read_reports(self._run / "reports"))
             error = cause.error() if cause is not None else error
         self._reporter.finish(status or None, error)
+
+
+def _file_name(name: str) -> str:
+    """What a node or a process is called on the volume."""
+    return name.replace(" ", "-")
 
 
 def _is_hopeless(error: BiremeError) -> bool:

@@ -50,7 +50,8 @@ def suspend(cluster: Cluster, name: str, *, is_hasty: bool) -> bool:
     jobs = find_job(cluster, name)
     _tell_queue(cluster, jobs, is_active=False)
     for each in jobs:
-        cluster.patch(JOB, each["metadata"]["name"], {"spec": {"suspend": True}})
+        stopped = {"metadata": {"annotations": {naming.CANCELLED: "true"}}, "spec": {"suspend": True}}
+        cluster.patch(JOB, each["metadata"]["name"], stopped)
     if is_hasty:
         for pod in cluster.list(POD, naming.selector_of(name)):
             cluster.delete(POD, pod["metadata"]["name"], grace_s=0)
@@ -60,10 +61,12 @@ def suspend(cluster: Cluster, name: str, *, is_hasty: bool) -> bool:
 def unsuspend(cluster: Cluster, name: str) -> None:
     """Let a suspended job go on as it is; one in a queue goes back there, and the queue starts it."""
     jobs = find_job(cluster, name)
-    if _tell_queue(cluster, jobs, is_active=True):
-        return
+    is_queued = _tell_queue(cluster, jobs, is_active=True)
     for each in jobs:
-        cluster.patch(JOB, each["metadata"]["name"], going_on(each))
+        change: Object = going_on(each)
+        if is_queued:  # it is the queue that starts it
+            del change["spec"]
+        cluster.patch(JOB, each["metadata"]["name"], change)
 
 
 def _tell_queue(cluster: Cluster, jobs: Iterable[Object], *, is_active: bool) -> bool:
@@ -83,12 +86,12 @@ def _tell_queue(cluster: Cluster, jobs: Iterable[Object], *, is_active: bool) ->
 
 def going_on(job: Object) -> Object:
     """What lets a suspended Job go on; its last status would look as if its pods were there already."""
-    change: Object = {"spec": {"suspend": False}}
+    said: Object = {naming.CANCELLED: None}
     status = status_in(job)
     if status:
         status |= {"phase": "gathering", "trainers": [], "pservers": [], "waits_for": []}
-        change["metadata"] = {"annotations": {naming.STATUS: json.dumps(status)}}
-    return change
+        said[naming.STATUS] = json.dumps(status)
+    return {"metadata": {"annotations": said}, "spec": {"suspend": False}}
 
 
 def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Submission:

@@ -9,13 +9,14 @@ volume claim belong to the first Job, so deleting that deletes them.
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
-from bireme.core.errors import ClusterError, OutputExistsError
+from bireme.core.errors import BiremeError, ClusterError, OutputExistsError
 from bireme.job.claims import changed
 from bireme.kube import naming
 from bireme.kube.certifying import needs_renewal
@@ -40,12 +41,13 @@ def submit(cluster: Cluster, told: Submission, certify: Certify = dict) -> Outco
     found = look_up(cluster, build(told))
     refuse_foreign(found, told.job.name)
     main = found.get(("Job", naming.main_job(told.job)))
+    if has_other_shape(cluster, told) or (main is not None and digest_of(main) != told.digest):
+        # It may be this very file, and the job resumed with more passes since: its certificate must not run out.
+        is_renewed = _needs_certificate(told, found) and _renew_alone(cluster, replace(told, certificates=certify()), found)
+        raise _differs(cluster, told, is_renewed=is_renewed)
     if main is None:
-        refuse_other_shape(cluster, told)
-        send(cluster, build(replace(told, certificates=certify())))
+        send_or_take_back(cluster, build(replace(told, certificates=certify())), found)
         return "created"
-    if digest_of(main) != told.digest:
-        raise _differs(cluster, told)
     if _needs_certificate(told, found):
         told = replace(told, certificates=certify())
     made = build(told)
@@ -80,6 +82,14 @@ def _needs_certificate(told: Submission, found: Mapping[tuple[str, str], Object]
 
 def _is_whole(certificates: Mapping[str, bytes]) -> bool:
     return {"ca.crt", "tls.crt", "tls.key"} <= certificates.keys()
+
+
+def _renew_alone(cluster: Cluster, told: Submission, found: Mapping[tuple[str, str], Object]) -> bool:
+    """Renew the certificate of a job that is otherwise left as it is; False where that cannot be done from here."""
+    try:
+        return _renew(cluster, told, build(told), found) == "renewed"
+    except ClusterError:
+        return False
 
 
 def _renew(cluster: Cluster, told: Submission, made: list[Object], found: Mapping[tuple[str, str], Object]) -> Outcome:
@@ -123,11 +133,22 @@ def refuse_foreign(found: Mapping[tuple[str, str], Object], name: str) -> None:
         )
 
 
-def refuse_other_shape(cluster: Cluster, told: Submission) -> None:
-    """Refuse a job that is there with its pservers and trainers in Jobs of other names."""
+def has_other_shape(cluster: Cluster, told: Submission) -> bool:
+    """Whether a job is there with its pservers and trainers in Jobs of other names."""
     there = cluster.list(JOB, naming.labels_of(told.job.name))
-    if any(each["metadata"]["name"] not in _job_names(told) for each in there):
-        raise _differs(cluster, told)
+    return any(each["metadata"]["name"] not in _job_names(told) for each in there)
+
+
+def send_or_take_back(cluster: Cluster, made: list[Object], found: Mapping[tuple[str, str], Object]) -> None:
+    """Apply objects; where one is refused, those that were not there before are taken away again."""
+    try:
+        send(cluster, made)
+    except BiremeError:
+        for each in made:
+            if key_of(each) not in found:
+                with contextlib.suppress(BiremeError):
+                    cluster.delete(KINDS[each["kind"]], each["metadata"]["name"])
+        raise
 
 
 def send(cluster: Cluster, made: list[Object], *, is_trial: bool = False) -> None:
@@ -212,7 +233,7 @@ def decoded(secret: Object | None) -> dict[str, bytes]:
     return {name: base64.b64decode(text) for name, text in (secret or {}).get("data", {}).items()}
 
 
-def _differs(cluster: Cluster, told: Submission) -> OutputExistsError:
+def _differs(cluster: Cluster, told: Submission, *, is_renewed: bool) -> OutputExistsError:
     name = told.job.name
     try:
         then: Submission | None = read_back(cluster, name)
@@ -225,7 +246,7 @@ def _differs(cluster: Cluster, told: Submission) -> OutputExistsError:
     is_same_run = then is not None and then.job == told.job and then.program == told.program
     elsewhere = "" if is_same_run else ", and with another `output` if that one has trained already"
     return OutputExistsError(
-        f"{name} was submitted before, and not as it is now",
+        f"{name} was submitted before, and not as it is now{'; its certificate was renewed' if is_renewed else ''}",
         why="; ".join([*changes[:_SHOWN], *more]) or "it was submitted by another version of bireme",
         fix=f"submit it with `--replace`, which takes the old one away first (the volume stays){elsewhere}; or choose "
         f"another `name`; or `{resume}` goes on with the job as it was",

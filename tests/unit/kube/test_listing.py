@@ -27,6 +27,11 @@ def job(name: str = "reviews", *, status: Json | None = None, **spec: Any) -> Js
     }
 
 
+def cancelled(job: Json) -> Json:
+    job["metadata"]["annotations"][naming.CANCELLED] = "true"
+    return job
+
+
 def pod(rank: int, phase: str = "Running", *, role: str = "node", created: str = "1", **more: Any) -> Json:
     annotations = {naming.INDEX: str(rank), **more.pop("annotations", {})}
     return {
@@ -51,7 +56,8 @@ TRAINING: Json = {"phase": "training", "passes": 4, "trainers": [{"trainer": 1, 
         ([{**job(), "status": {}}], "pending"),
         ([job(suspend=True)], "suspended"),
         ([job(suspend=True, queue="night")], "queued"),
-        ([job(suspend=True, queue="night", status=TRAINING)], "suspended"),
+        ([job(suspend=True, queue="night", status=TRAINING)], "queued"),
+        ([cancelled(job(suspend=True, queue="night", status=TRAINING))], "suspended"),
         ([job(status=TRAINING)], "running"),
         ([job(status={"phase": "gathering"})], "starting"),
         ([job(status=TRAINING, conditions=["Complete"])], "finished"),
@@ -83,6 +89,12 @@ def test_the_jobs_of_a_job_belong_together_and_the_pservers_come_first() -> None
     found = by_name([job("reviews-trainer"), job("reviews-pserver")])
     assert [each["metadata"]["name"] for each in found["reviews"]] == ["reviews-pserver", "reviews-trainer"]
     assert job_view(found["reviews"]).pods == 6
+
+
+def test_a_job_that_only_splits_data_is_none_of_those_that_train() -> None:
+    splitting = job("reviews-split")
+    del splitting["metadata"]["labels"][naming.INSTANCE]
+    assert list(by_name([splitting, job()])) == ["reviews"]
 
 
 def test_a_pod_is_told_with_its_rank_its_training_and_its_restarts() -> None:
@@ -125,7 +137,7 @@ def test_a_job_that_goes_on_does_not_look_as_if_it_ran_already() -> None:
     assert change["spec"] == {"suspend": False}
     told = json.loads(change["metadata"]["annotations"][naming.STATUS])
     assert (told["phase"], told["trainers"], told["passes"]) == ("gathering", [], 4)
-    assert "metadata" not in going_on(job(suspend=True))
+    assert going_on(job(suspend=True))["metadata"]["annotations"] == {naming.CANCELLED: None}
 
 
 @pytest.mark.parametrize(

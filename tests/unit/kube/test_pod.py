@@ -100,6 +100,45 @@ def test_a_job_whose_nodes_do_not_come_gives_back_what_it_holds(
     assert names == ("demo",) and "node 0" in what
 
 
+def member(told: dict[str, str], job: Job, rank: int) -> pod_module.Member:
+    Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(job))
+    place = place_of({**told, "JOB_COMPLETION_INDEX": str(rank)}, never)
+    assert place is not None
+    return pod_module.Member(place, pod_module.Probes(Path(job.output) / f"probes-{rank}"), [])
+
+
+def test_what_a_pod_of_a_lost_machine_has_left_on_the_volume_is_no_sign_of_life(
+    told: dict[str, str], tmp_path: Path
+) -> None:
+    hasty = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=0.1, pservers=3)
+    lost, first, second = (member(told, hasty, rank) for rank in range(3))
+    lost._meeting.beat()
+    with pytest.raises(pod_module.AbsentError, match=r"waited .* for node 0 .*; node 2"):
+        first._gather(hasty)
+    over = threading.Event()
+
+    def stay() -> None:
+        while not over.wait(0.05):
+            lost._meeting.beat()
+            second._meeting.beat()
+
+    staying = threading.Thread(target=stay)
+    staying.start()
+    first._gather(msgspec.structs.replace(hasty, connect_timeout_s=10.0))
+    over.set()
+    staying.join()
+
+
+def test_a_pod_without_a_rank_does_not_wait_for_ever_and_says_for_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = pod_module._Waiting(pod_module.Probes(tmp_path), [])
+    assert waiting.rest("1 of 3 pods are there")
+    monkeypatch.setattr(pod_module, "CONNECT_TIMEOUT_S", 0.0)
+    with pytest.raises(pod_module.AbsentError, match=r"waited 0 s for the other pods: 2 of 3 pods are there"):
+        waiting.rest("2 of 3 pods are there")
+
+
 def test_a_job_that_its_pods_cannot_read_is_ended_instead_of_tried_again(
     told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

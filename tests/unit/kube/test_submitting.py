@@ -14,7 +14,8 @@ from tests.unit.kube.standing import Standing
 from bireme.cli import following
 from bireme.cli.cluster import Where
 from bireme.cli.submit import submit
-from bireme.core.errors import ClusterError, NetworkError, OutputExistsError, UsageError
+from bireme.core.errors import ClusterError, NetworkError, OutputExistsError, SpecError, UsageError
+from bireme.kube import naming
 from bireme.kube.certifying import Whose
 from bireme.kube.client import POD
 from bireme.spec.load import places
@@ -208,7 +209,11 @@ def test_the_key_stays_where_a_cluster_may_need_it(
             raise ClusterError("no more jobs today")
         return standing.create(made)
 
+    def lose(*_: Any, **__: Any) -> bool:
+        raise NetworkError("the API server does not answer")
+
     monkeypatch.setattr(standing, "apply", refuse)
+    monkeypatch.setattr(standing, "delete", lose)
     assert isinstance(send(tmp_path).exception, ClusterError)
     place = Whose(standing.server, standing.namespace, "reviews").place(places().state)
     assert (place / "ca.key").is_file(), "its Secret is there"
@@ -217,6 +222,43 @@ def test_the_key_stays_where_a_cluster_may_need_it(
     monkeypatch.setattr(standing, "apply", Standing(has_namespace=False).apply)
     assert isinstance(send(tmp_path).exception, ClusterError)
     assert (place / "ca.key").read_bytes() == before, "an older one is not touched"
+
+
+def test_a_submission_of_which_something_is_refused_leaves_nothing(
+    standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(made: Any, *, is_trial: bool = False) -> Any:
+        if made["kind"] == "Job":
+            raise ClusterError("no more jobs today")
+        return standing.create(made)
+
+    volume = {"metadata": {"name": "reviews", "labels": naming.labels_of("reviews")}}
+    standing.things["PersistentVolumeClaim", "reviews"] = {"kind": "PersistentVolumeClaim", **volume}
+    monkeypatch.setattr(standing, "apply", refuse)
+    assert isinstance(send(tmp_path).exception, ClusterError)
+    assert list(standing.things) == [("PersistentVolumeClaim", "reviews")], "the volume was there before"
+    assert kept(tmp_path) == []
+
+
+def test_the_same_file_renews_the_certificate_of_a_job_that_was_resumed_with_more_passes(
+    standing: Standing, tmp_path: Path
+) -> None:
+    short = PLAIN + "kubernetes: {certificate_days: 10}\n"
+    send(tmp_path, text=short)
+    standing.job()["metadata"]["annotations"][naming.DIGEST] = "another since"
+    before = standing.things["Secret", "reviews-tls"]["data"]["tls.crt"]
+    refused = send(tmp_path, text=short).exception
+    assert isinstance(refused, OutputExistsError) and refused.what.endswith("; its certificate was renewed")
+    assert standing.things["Secret", "reviews-tls"]["data"]["tls.crt"] != before
+
+
+def test_a_name_that_a_service_cannot_have_is_refused_before_anything_is_sent(
+    standing: Standing, tmp_path: Path
+) -> None:
+    refused = send(tmp_path, text=PLAIN.replace("name: reviews", "name: 2026-reviews")).exception
+    assert isinstance(refused, SpecError) and "begins with '2'" in refused.what
+    assert refused.fix == "choose another `name`, e.g. job-2026-reviews"
+    assert standing.things == {}
 
 
 def test_whoever_submits_the_job_of_another_machine_gets_no_key_of_their_own(
