@@ -11,6 +11,7 @@ from tools.kube.cluster import Cluster
 from tools.kube.victim import RANK, Victim
 
 from tests.e2e.conftest import edit
+from tests.kube.ordeal import at_work, disturbed
 from tests.kube.stage import There, small_job
 
 SEAT = "bireme.test/seat"
@@ -80,3 +81,19 @@ def test_a_job_whose_pod_never_comes_ends_and_gives_back_what_the_others_held(
     there.wait(has_failed, "Kubernetes has given it up too")
     victim = Victim(two_seats, there.namespace, "small")
     there.wait(lambda: all(p["status"]["phase"] not in ("Running", "Pending") for p in victim.pods()), "no pod is left")
+
+
+def test_a_job_that_loses_a_pod_for_good_ends_too_and_says_whom_it_has_waited_for(
+    there: There, reviews: Path, two_seats: Cluster
+) -> None:
+    furnish(two_seats, "n3", has_seat=True)
+    job = disturbed(small_job(there, reviews), passes=30)
+    hasty = ("connect_timeout_s: 30", "connect_timeout_s: 2")
+    edit(job, hasty, ("resources: {", f"resources: {{limits: {{{SEAT}: 1}}, "))
+    victim = at_work(there, job)
+    rank = next(rank for rank in range(3) if victim.machine_of(rank) == "n3")
+    furnish(two_seats, "n3", has_seat=False)
+    victim.kill_container(rank)  # which cannot say that it leaves
+    there.wait(lambda: there.state("small") == "failed", "it is given up")
+    told = there.view("small").error
+    assert "waited" in told["what"] and f"node {rank} (its pod has not started)" in told["what"], told

@@ -26,25 +26,32 @@ from tests.kube.test_images import bireme, need
 
 TUTORIAL = Path(__file__).parent / "tutorial"
 NAME, SPACE = "paddle-cluster-job", "default"
-IMAGES = {"k8s_train": ("--user", "0"), "k8s_data": ("--user", "0", "--role", "data")}
+IMAGES = {
+    ("paddlepaddle/paddle-tutorial:k8s_train", "drinkcode/paddle:k8s-job"): ("--user", "0"),
+    ("paddlepaddle/paddle-tutorial:k8s_data",): ("--user", "0", "--role", "data"),
+}
+"""By what the tutorial's versions call them: how they are built."""
+OLDEST = Path("/home/admin/efs")
+"""The directory of the machines that the oldest version mounts; here all machines see the host's."""
 
 
 @pytest.fixture(scope="module")
 def registry(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The tutorial's two images, served to the nodes under the tutorial's names."""
+    """The tutorial's images, served to the nodes under the tutorial's names."""
     program, folder = need("docker-registry", "docker-registry"), tmp_path_factory.mktemp("registry")
     config = {"version": 0.1, "log": {"level": "warn"}, "http": {"addr": "10.250.0.1:5000"}}
     config["storage"] = {"filesystem": {"rootdirectory": str(folder / "data")}}
     (folder / "config.yml").write_text(json.dumps(config))
     cluster.control.start("registry", [program, "serve", str(folder / "config.yml")])
     try:
-        for tag, options in IMAGES.items():
-            archive = str(folder / f"{tag}.tar")
-            name = f"paddlepaddle/paddle-tutorial:{tag}"
-            for node in cluster.nodes:  # which may have pulled it in an earlier run
-                node.run("ctr", "--namespace", "k8s.io", "images", "rm", f"docker.io/{name}")
-            bireme("image", "build", *options, "--tag", f"docker.io/{name}", "--output", archive)
-            bireme("image", "push", archive, f"127.0.0.1:{cluster.facts.registry_port}/{name}", "--plain-http")
+        for names, options in IMAGES.items():
+            archive = str(folder / "image.tar")
+            bireme("image", "build", *options, "--tag", f"docker.io/{names[0]}", "--output", archive)
+            for name in names:
+                for node in cluster.nodes:  # which may have pulled it in an earlier run
+                    node.run("ctr", "--namespace", "k8s.io", "images", "rm", f"docker.io/{name}")
+                bireme("image", "push", archive, f"127.0.0.1:{cluster.facts.registry_port}/{name}", "--plain-http")
+            Path(archive).unlink()
         yield
     finally:
         cluster.control.stop("registry")
@@ -177,3 +184,28 @@ def test_an_account_that_may_see_pods_ranks_them_by_address_through_the_api_serv
     tutorial.wait_for_job(NAME, seconds=600)
     assert "the API server does not show the pods" not in tutorial.said()
     assert model_hash(output / "pass-00009") == trained_here
+
+
+@pytest.fixture
+def oldest(prepared: Tutorial, cluster: Cluster) -> Iterator[Path]:
+    """The job's directory as the oldest version of the tutorial lays it out, on the machines themselves."""
+    if OLDEST.exists():
+        pytest.fail(f"{OLDEST} is there already, and not of this test: move it away")
+    is_new = not OLDEST.parent.exists()
+    place = OLDEST / NAME
+    for shard in range(3):
+        shutil.copytree(prepared.place / str(shard) / "data", place / "data" / str(shard))
+    shutil.copytree(prepared.place / "quick_start", place / "recommendation")
+    (place / "recommendation" / "trainer_config.lr.py").rename(place / "recommendation" / "trainer_config.py")
+    yield place
+    cluster.kubectl("delete", "job", NAME, "-n", SPACE, "--ignore-not-found", "--wait=true", "--cascade=foreground")
+    shutil.rmtree(OLDEST.parent if is_new else OLDEST)
+
+
+def test_the_oldest_job_file_trains_on_a_directory_of_the_machines(
+    tutorial: Tutorial, oldest: Path, trained_here: str
+) -> None:
+    tutorial.create("oldest-cluster-job.yaml")
+    tutorial.wait_for_job(NAME, seconds=600)
+    assert model_hash(oldest / "output" / "pass-00009") == trained_here
+    assert verify(oldest / "output").problems == []

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tools.kube.crowd import dismiss_crowd, gather_crowd
 
+from bireme.kube.listing import pod_views
 from tests.e2e.conftest import edit, save_often
+from tests.kube.ordeal import MOST_PASSES, PACE, at_work, disturbed
 from tests.kube.stage import There, hash_there, local_hash, small_job
 
 
@@ -97,6 +101,22 @@ def test_a_certificate_that_is_soon_over_is_renewed_by_submitting_again(there: T
     after = there.cluster.get("secret", "small-tls", "-n", there.namespace)["data"]
     assert before["ca.crt"] == after["ca.crt"] and before["tls.crt"] != after["tls.crt"]
     assert "ca.key" not in after
+
+
+@pytest.mark.slow  # Kubernetes takes a minute to bring a changed Secret to pods
+@pytest.mark.parametrize("passes", [MOST_PASSES])
+def test_pods_take_a_renewed_certificate_without_a_restart(
+    there: There, reviews: Path, ends_well: Callable[[], None], passes: int
+) -> None:
+    job = disturbed(small_job(there, reviews, more="  certificate_days: 10\n"), passes)
+    victim = at_work(there, job)
+    there.wait(lambda: "certificate_until" in there.view("small").status, "it says how long its certificate is good")
+    until = there.view("small").status["certificate_until"]
+    assert there.do("submit", job, "--json", BIREME_FAULTS=PACE).json["outcome"] == "renewed"
+    there.wait(lambda: there.view("small").status["certificate_until"] > until, "pods have the new one")
+    victim.survive(lambda: victim.kill_process(1, "trainer"))
+    assert sum(pod.restarts for pod in pod_views(victim.pods(), {})) == 0
+    ends_well()
 
 
 def test_a_job_that_is_stopped_and_resumed_ends_with_the_same_bits(there: There, reviews: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageError
+from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
     from bireme.kube.client import Cluster
@@ -71,6 +72,9 @@ def lines_of(cluster: Cluster, name: str, wanted: Wanted, image: str | None) -> 
     elif pods:
         found = [said for pod in pods for said in last_of(cluster, pod, wanted)]
         yield from ((said.log, said.line) for said in sorted(found, key=lambda said: said.when))
+        if gone := pods_gone(cluster, name):
+            how = f"`{command_name()} logs {name} --from-volume --namespace {cluster.namespace}`"
+            click.echo(f"({gone} earlier pods are gone; what they have said is on the volume: {how})", err=True)
     else:
         yield from _from_volume(cluster, name, wanted, image)
 
@@ -84,6 +88,17 @@ def pods_with_logs(cluster: Cluster, name: str, wanted: Wanted) -> list[dict[str
     pods = cluster.list(POD, naming.selector_of(name))
     begun = [p for p in pods if any(not _waits(c) for c in (p.get("status") or {}).get("containerStatuses") or ())]
     return [pod for pod in begun if wanted.node in (None, rank_of(pod))]
+
+
+def pods_gone(cluster: Cluster, name: str) -> int:
+    """How many pods of a job have failed, were deleted or lost, and have taken their logs with them."""
+    from bireme.kube import naming
+    from bireme.kube.client import POD
+    from bireme.kube.stopping import jobs_of
+
+    counted = sum((job.get("status") or {}).get("failed") or 0 for job in jobs_of(cluster, name))
+    pods = cluster.list(POD, naming.selector_of(name)) if counted else []
+    return max(counted - sum((pod.get("status") or {}).get("phase") == "Failed" for pod in pods), 0)
 
 
 def _waits(container: dict[str, Any]) -> bool:

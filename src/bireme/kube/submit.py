@@ -43,8 +43,7 @@ def submit(cluster: Cluster, told: Submission, certify: Certify = dict) -> Outco
     main = found.get(("Job", naming.main_job(told.job)))
     if has_other_shape(cluster, told) or (main is not None and digest_of(main) != told.digest):
         # It may be this very file, and the job resumed with more passes since: its certificate must not run out.
-        is_renewed = _needs_certificate(told, found) and _renew_alone(cluster, replace(told, certificates=certify()), found)
-        raise _differs(cluster, told, is_renewed=is_renewed)
+        raise _differs(cluster, told, is_renewed=_renew_alone(cluster, told, certify, found))
     if main is None:
         send_or_take_back(cluster, build(replace(told, certificates=certify())), found)
         return "created"
@@ -84,8 +83,11 @@ def _is_whole(certificates: Mapping[str, bytes]) -> bool:
     return {"ca.crt", "tls.crt", "tls.key"} <= certificates.keys()
 
 
-def _renew_alone(cluster: Cluster, told: Submission, found: Mapping[tuple[str, str], Object]) -> bool:
-    """Renew the certificate of a job that is otherwise left as it is; False where that cannot be done from here."""
+def _renew_alone(cluster: Cluster, told: Submission, certify: Certify, found: Mapping[tuple[str, str], Object]) -> bool:
+    """Renew the certificate of a job that is otherwise left as it is, if it is soon over and that can be done here."""
+    if not _needs_certificate(told, found):
+        return False
+    told = replace(told, certificates=certify())
     try:
         return _renew(cluster, told, build(told), found) == "renewed"
     except ClusterError:

@@ -25,7 +25,10 @@ class Pods:
 
     namespace = "default"
 
-    def __init__(self, *answers: Sequence[str | Exception], is_over: bool = False, looks: int = 1000) -> None:
+    def __init__(
+        self, *answers: Sequence[str | Exception], is_over: bool = False, looks: int = 1000, failed: int = 0
+    ) -> None:
+        self._failed = failed
         self._answers = list(answers)
         self._is_over = is_over
         self._looks = looks
@@ -41,7 +44,8 @@ class Pods:
         if kind is JOB:
             conditions = [{"type": "Complete", "status": "True"}] if ended else []
             meta = {"name": "small", "namespace": "default", "labels": LABELS, "uid": "j"}
-            return [{"metadata": meta, "spec": {"completions": 1}, "status": {"conditions": conditions}}]
+            status: dict[str, Any] = {"conditions": conditions, "failed": self._failed}
+            return [{"metadata": meta, "spec": {"completions": 1}, "status": status}]
         meta = {"name": "small-0-x", "uid": "p", "labels": LABELS, "annotations": {naming.INDEX: "0"}}
         status = {"phase": "Succeeded" if ended else "Running", "containerStatuses": [{"state": {}}]}
         return [{"metadata": meta, "status": status}]
@@ -153,3 +157,11 @@ def test_a_short_log_is_asked_for_once() -> None:
 def test_the_volume_cannot_be_followed() -> None:
     with pytest.raises(UsageError, match="cannot be followed"):
         told(Pods(), is_following=True, from_volume=True)
+
+
+def test_pods_that_are_gone_are_not_passed_over_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    whole, replaced = (Pods([stamped(1, "trainer 0 | hello")], failed=failed) for failed in (0, 2))
+    for cluster in (whole, replaced):
+        assert len(list(lines_of(cast(Cluster, cluster), "small", Wanted(), None))) == 1
+        said = capsys.readouterr().err
+        assert ("2 earlier pods are gone" in said and "--from-volume" in said) == (cluster is replaced)
