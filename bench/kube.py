@@ -1,12 +1,12 @@
 """How long a job on a cluster takes to begin, and to go on after a fault: `./dev bench kube [--reps N] [--json]`.
 
 On the test cluster (`./dev kube`; started for this where it is not up) with images present and short timings: a lost
-machine is noticed after 8 s, and its pods are given up 5 s later. First a job per repetition that is only submitted, then
-one in which a process of each pod is killed, then a container, a pod and a machine, each another node's, because
+machine is noticed after 8 s, and its pods are given up 5 s later. First a job per repetition that is only submitted,
+then one in which a process of each pod is killed, then a container, a pod and a machine, each another node's, because
 Kubernetes waits longer each time that a pod of the same node fails; the next of these finds a machine that was off
-shortly before. The job's rounds are paced so that it leaves the processors alone. Moments are read afterwards: pods' from
-the API server, to the second; the job's from its own logs and metrics. At last a job of 500 pods is made, none of them
-scheduled, and `bireme status` asked about it.
+shortly before. The job's rounds are paced so that it leaves the processors alone. Moments are read afterwards: pods'
+from the API server, to the second; the job's from its own logs and metrics. At last a job of 500 pods is made, none of
+them scheduled, and `bireme status` asked about it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from bireme.local.demo import prepare
 
 NAMESPACE = f"bench-{os.getpid()}"
 TARGETS_S = {
-    "submitted": 15.0, "submitted after a loss": 15.0, "process killed": 5.0, "container killed": 15.0, "pod deleted": 30.0, "machine lost": 40.0,
+    "submitted": 15.0, "submitted after a loss": 15.0,
+    "process killed": 5.0, "container killed": 15.0, "pod deleted": 30.0, "machine lost": 40.0,
 }  # fmt: skip
 STAGES = (
     "pod created", "pod scheduled", "container started", "entry runs", "processes started", "view begun",
