@@ -96,9 +96,10 @@ def pods_gone(cluster: Cluster, name: str) -> int:
     from bireme.kube.client import POD
     from bireme.kube.stopping import jobs_of
 
-    counted = sum((job.get("status") or {}).get("failed") or 0 for job in jobs_of(cluster, name))
+    counted: int = sum((job.get("status") or {}).get("failed") or 0 for job in jobs_of(cluster, name))
     pods = cluster.list(POD, naming.selector_of(name)) if counted else []
-    return max(counted - sum((pod.get("status") or {}).get("phase") == "Failed" for pod in pods), 0)
+    there = sum((pod.get("status") or {}).get("phase") == "Failed" for pod in pods)
+    return max(counted - there, 0)
 
 
 def _waits(container: dict[str, Any]) -> bool:
