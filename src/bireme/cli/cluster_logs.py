@@ -98,7 +98,7 @@ def pods_gone(cluster: Cluster, name: str) -> int:
 
     counted: int = sum((job.get("status") or {}).get("failed") or 0 for job in jobs_of(cluster, name))
     pods = cluster.list(POD, naming.selector_of(name)) if counted else []
-    there = sum((pod.get("status") or {}).get("phase") == "Failed" for pod in pods)
+    there: int = sum((pod.get("status") or {}).get("phase") == "Failed" for pod in pods)
     return max(counted - there, 0)
 
 
