@@ -1,8 +1,9 @@
 """What must hold in every history, checked as things happen.
 
 1  A lane's value is that of the reference, for every round that it shows.
-2  In one view no two processes hold the same role, and no frame of an older view changes anything.
-3  What was committed is loadable and complete, whatever a power cut takes; the newest never gets older.
+2  In one view no two processes hold the same role, all pservers are of one history, and nothing that came in an older
+   view changes anything.
+3  What was committed has all parts, of one moment, whatever a power cut takes; the newest never gets older.
 4  The ledger has every shard of every pass once, with all its samples; models hold what they should.
 5  If nothing fails any more the job ends in time (history.py), and not after one view upon the other.
 6  Whoever the status calls present was alive not long before; whom everybody waits for is named.
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from bireme.core.errors import BiremeError
@@ -20,11 +22,14 @@ from bireme.job import snapshots
 from bireme.job.manifest import Manifest
 from bireme.job.reports import last_status
 from bireme.job.status import SILENT_S, waits_for
+from bireme.ps.counts import agreed_counts
 from bireme.ps.frames import Head
+from bireme.ps.parts import read_part
 from bireme.ps.rounds import PassTotals
 from bireme.sim.case import OUTPUT, SNAPSHOTS, Reference, Shape
 from bireme.sim.clocks import FASTEST
 from bireme.sim.models import saved_models
+from bireme.sim.values import values_of
 from bireme.sim.world import Broken, Process, World
 
 if TYPE_CHECKING:
@@ -65,6 +70,17 @@ class Checks:
         """A frame is about to change something."""
         if head.view != pserver.standing.view:
             raise Broken(f"2: a frame of view {head.view:x} counts in view {pserver.standing.view:x}")
+
+    def adds(self, lane: SimLane, rows: Collection[int], there: Collection[int]) -> None:
+        """A lane is about to read rows of its inbox, which is as empty as when its view began but for those there."""
+        if not set(rows) <= set(there):
+            raise Broken(f"2: lane {lane.number} reads a gradient that went with an older view")
+
+    def goes_on(self, pserver: SimPserver, history: int) -> None:
+        """A pserver is about to enter a view with what it keeps."""
+        if pserver.standing.history != history:
+            kept = f"{pserver.standing.history:x}" if pserver.lanes else "none"
+            raise Broken(f"2: {pserver.name} goes on in history {history:x}, and keeps {kept}")
 
     def role(self, name: str, view: int, process: Process) -> None:
         """A process acts in a role in a view."""
@@ -123,8 +139,25 @@ class Checks:
         """A snapshot counts from now on."""
         pserver.note(f"has committed round {manifest.round} of history {manifest.view:x}")
         self.commits += 1
+        self._whole(manifest)
         if self._newest is None or manifest.round > self._newest.round:
             self._newest = manifest
+
+    def _whole(self, manifest: Manifest) -> None:
+        """A part of every pserver is there, as it was written, and together they hold every lane at one moment."""
+        shape, place = self._shape, self._world.disk.at(SNAPSHOTS) / manifest.name
+        if [record.pserver for record in manifest.parts] != list(range(shape.pservers)):
+            written = [record.pserver for record in manifest.parts]
+            raise Broken(f"3: round {manifest.round} was committed with parts of pservers {written}")
+        try:
+            parts = [read_part(place / record.file, sha256=record.sha256) for record in manifest.parts]
+            counts = agreed_counts(parts)
+        except BiremeError as e:
+            raise Broken(f"3: round {manifest.round} was committed, and cannot be loaded: {e.what}") from e
+        if (counts.round, counts.samples) != (manifest.round, manifest.samples):
+            raise Broken(f"3: the parts of round {manifest.round} are of round {counts.round}")
+        if set(values_of(parts)) != set(range(shape.all_lanes)):
+            raise Broken(f"3: round {manifest.round} was committed with lanes {sorted(values_of(parts))}")
 
     def spoiled(self, newest: Manifest, before: Manifest) -> None:
         """The newest snapshot is broken for good; the one before is what counts."""
@@ -141,10 +174,15 @@ class Checks:
                 found, _ = snapshots.load_newest(left.at(SNAPSHOTS), None)
         except BiremeError as e:
             raise Broken(f"3: after a power cut nothing could be loaded: {e.what}") from e
-        self.base(found)
+        self._newest_is(found)
 
-    def base(self, found: Manifest | None) -> None:
-        """A snapshot was chosen to go on from, or none."""
+    def chosen(self, found: Manifest | None) -> None:
+        """Lanes are about to be given a snapshot, or to begin at the beginning."""
+        if found is not None:
+            self._whole(found)  # whoever committed it may have died before it could say so
+        self._newest_is(found)
+
+    def _newest_is(self, found: Manifest | None) -> None:
         if self._newest is None:
             return
         if found is None or found.round < self._newest.round:

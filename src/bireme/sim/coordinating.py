@@ -193,7 +193,7 @@ class SimCoordinating:
         with patch.object(books, "time", SimpleNamespace(time=self.pserver.wall)):
             past = books.mend(disk.at(OUTPUT), facts.shards, facts.since)
         base, _ = snapshots.find_base(past, disk.at(SNAPSHOTS), facts, effect)
-        self._checks.base(base.manifest)
+        self._checks.chosen(base.manifest)
         round_ = base.manifest.round if base.manifest is not None else 0
         self.pserver.note(f"goes on from round {round_}, passes count up to {base.past.saved}")
         return base

@@ -23,13 +23,15 @@ class Outcome:
 
     seed: int
     broken: str
-    """The invariant that did not hold; '' if all did."""
+    """The invariant that did not hold, or what crashed; '' if all is well."""
     faults: Counter[str]
     events: int
     seconds: float
     """Virtual ones."""
     commits: int
     shape: Shape
+    is_crash: bool = False
+    """Whether it is not an invariant that broke, but the product or the simulator itself that went wrong."""
     trace: list[tuple[float, str, str]] = field(default_factory=list)
 
 
@@ -39,7 +41,7 @@ def run_history(seed: int, mode: Mode | None = None, profile: str = "mixed", sha
     drawn = draw_shape(rng, mode)
     shape = shape or drawn
     world = World(rng, rng.choice(PROFILES[profile].slow), Clocks(seed))
-    broken = ""
+    broken, is_crash = "", False
     with mounted(world.disk):
         stage = Stage(shape, world)
         mischief = Mischief(stage, PROFILES[profile])
@@ -48,11 +50,11 @@ def run_history(seed: int, mode: Mode | None = None, profile: str = "mixed", sha
         except Broken as e:
             broken = str(e)
         except Exception as e:
-            broken = f"{type(e).__name__}: {e}"
+            broken, is_crash = f"{type(e).__name__}: {e}", True
             world.trace.append((world.now, "the simulator", _where(e)))
     return Outcome(
         seed, broken, world.faults, world.events, world.now, stage.checks.commits, shape,
-        list(world.trace),
+        is_crash, list(world.trace),
     )  # fmt: skip
 
 

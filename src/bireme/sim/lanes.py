@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bireme.core.errors import FrameError, StaleError
-from bireme.ps.counts import COUNTS, agreed_counts, counts_of
+from bireme.ps.counts import agreed_counts, counts_of
 from bireme.ps.frames import Head, Record
 from bireme.ps.parts import Part
 from bireme.ps.rounds import Closing, LaneRounds, Late, PassTotals, Ready, Refuse, Repeat, Take, Totals
@@ -17,13 +17,12 @@ from bireme.ps.setup import Setup
 from bireme.ps.stream import LaneStream
 from bireme.ps.tree import Span, spans_of
 from bireme.sim.case import add, first_value, updated
+from bireme.sim.values import values_of
 from bireme.sim.world import Broken, End
 
 if TYPE_CHECKING:
     from bireme.sim.pserver import SimPserver
 
-VALUES = "values"
-"""The key in a part's meta under which lanes' values are."""
 Slice = tuple[int, int, int, int, int]
 """An answer to a pull: round, pass, batch, the round of the next cut, the lane's value."""
 
@@ -66,8 +65,7 @@ class SimLane:
     def restore(self, parts: list[Part]) -> None:
         """Go on from a snapshot."""
         self.rounds.restore(agreed_counts(parts))
-        values = {int(k): int(v) for part in parts for k, v in part.meta[VALUES].items()}
-        self.value = values[self.number]
+        self.value = values_of(parts)[self.number]
         self._checks.value(self)
 
     def push(self, end: End, head: Head, records: list[Record], payload: int, *, is_whole: bool) -> None:
@@ -81,7 +79,7 @@ class SimLane:
                 self._flying[end] = (head, verdict.row, payload)
         elif isinstance(verdict, Refuse):
             raise refusal_of(verdict)
-        elif isinstance(verdict, Repeat) and self._inbox[verdict.row] != payload:
+        elif isinstance(verdict, Repeat) and self._there(verdict.row)[verdict.row] != payload:
             raise Broken(f"lane {self.number}: two different gradients of round {head.round}")
         else:
             assert isinstance(verdict, Late | Repeat)
@@ -129,12 +127,18 @@ class SimLane:
         self.answer()
 
     def _apply(self, closing: Closing) -> None:
-        inbox = self._inbox
+        read = [row for step in closing.steps for row in step]
+        inbox = self._there(*read, *([] if closing.root is None else [closing.root]))
         for a, b in closing.steps:
             inbox[a] = add(inbox[a], inbox[b])
         total = None if closing.root is None else inbox[closing.root]
         self._before = self.value
         self.value = updated(self.number, self.value, total, closing.samples, closing.pass_id)
+
+    def _there(self, *rows: int) -> dict[int, int]:
+        """The inbox, of which rows are to be read."""
+        self._checks.adds(self, rows, self._inbox)
+        return self._inbox
 
     def _passed(self, closing: Closing, done: dict[int, Totals]) -> None:
         totals = PassTotals(closing.pass_id, closing.samples, done, self.rounds.take_staleness())
@@ -178,8 +182,3 @@ class SimLane:
 def refusal_of(verdict: Refuse) -> FrameError:
     """A verdict as the error that the peer gets."""
     return StaleError(verdict.reason) if verdict.is_stale else FrameError(verdict.reason)
-
-
-def meta_of(lanes: dict[int, int], counts: object) -> dict[str, object]:
-    """What a part of a cut holds."""
-    return {COUNTS: counts, VALUES: {str(number): str(value) for number, value in lanes.items()}}

@@ -22,7 +22,8 @@ from bireme.ps.setup import Setup
 from bireme.ps.standing import Standing, view_of
 from bireme.sim.case import OUTPUT, PATIENCE_S
 from bireme.sim.coordinating import SimCoordinating
-from bireme.sim.lanes import SimLane, meta_of
+from bireme.sim.lanes import SimLane
+from bireme.sim.values import meta_of
 from bireme.sim.world import End, Process
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class SimPserver(Process):
                 self.later(0.002 * self.world.rng.random(), self._set_up, end, message.setup)
             case m.ChangeView():
                 self.standing.check_enter(message.view, message.history)
+                self.stage.checks.goes_on(self, message.history)
                 self._hang_up_data()
                 for lane in self.lanes:
                     lane.enter(message.view)
