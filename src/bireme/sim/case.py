@@ -3,6 +3,7 @@
 Parameters are numbers. A gradient is a hash of all parameters and of the batch, a sum one of its terms in their order,
 an update one of old value and sum: whatever is missing, doubled, stale or out of order shows in every later round.
 Where updates come one by one their order is free, so a lane's value is the set of pushes that it has applied.
+In `local` mode a shard's gradient also depends on all that it sent before in the same pass: what only trainers know.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from bireme.job import messages as m
 from bireme.ps.frames import Record
 from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates
 
-Mode = Literal["sync", "bounded", "async"]
+Mode = Literal["sync", "bounded", "async", "local"]
 MIX: tuple[Mode, ...] = ("sync", "sync", "sync", "bounded", "async")
-MODES: tuple[Mode, ...] = ("sync", "bounded", "async")
+MODES: tuple[Mode, ...] = ("sync", "bounded", "async", "local")
+LOCAL = 0.15
+"""The share of histories that would be in sync mode and are in local mode."""
 OUTPUT = "output"
 SNAPSHOTS = "output/snapshots"
 PATIENCE_S = 60.0
+_APART = 0x7368617065
+"""Makes another generator of a history's seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,12 @@ class Shape:
     """By pass and shard."""
     cut_every_s: float
     keep: int
+    cut_every_rounds: int = 0
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether updates come one by one; else they come in rounds, and the bits are known beforehand."""
+        return self.mode in ("bounded", "async")
 
     def batches(self, pass_id: int, shard: int) -> int:
         """How many batches a shard has in a pass."""
@@ -62,10 +73,12 @@ class Shape:
         return self.pservers * self.lanes
 
 
-def draw_shape(rng: random.Random, mode: Mode | None) -> Shape:
-    """A small job."""
+def draw_shape(seed: int, rng: random.Random, mode: Mode | None) -> Shape:
+    """A small job. Some of it has a generator of its own, so that a seed names the same history as before."""
+    apart = random.Random(seed ^ _APART)
+    is_local, cut_every_rounds = apart.random() < LOCAL, apart.choice((0, 0, 0, 1, 2, 5))
     drawn: Mode = rng.choice(MIX)
-    chosen = mode or drawn
+    chosen = mode or ("local" if drawn == "sync" and is_local else drawn)
     trainers, pservers = rng.choice((1, 2, 3, 3)), rng.choice((1, 2, 3, 3))
     shards = trainers + rng.choice((0, 0, 1, 2))
     passes = rng.randint(1, 4)
@@ -78,8 +91,9 @@ def draw_shape(rng: random.Random, mode: Mode | None) -> Shape:
     lanes, staleness = rng.choice((1, 1, 2)), rng.randint(0, 2)
     cut_every_s = rng.choice((0.0, 0.01, 0.03, 0.1))
     return Shape(
-        chosen, trainers, pservers, lanes, shards, passes, size, staleness, samples, cut_every_s, rng.randint(1, 3)
-    )
+        chosen, trainers, pservers, lanes, shards, passes, size, staleness, samples, cut_every_s, rng.randint(1, 3),
+        cut_every_rounds,
+    )  # fmt: skip
 
 
 def usual_shape() -> Shape:
@@ -108,14 +122,16 @@ def facts_of(shape: Shape) -> m.Facts:
         output=OUTPUT,
         updates=Updates(mode=shape.mode, staleness=shape.staleness),
         data="d",
-        snapshots=Snapshots(path=SNAPSHOTS, every_s=shape.cut_every_s, keep=shape.keep),
+        snapshots=Snapshots(
+            path=SNAPSHOTS, every_s=shape.cut_every_s, every_rounds=shape.cut_every_rounds, keep=shape.keep
+        ),
         patience_s=PATIENCE_S,
     )
 
 
-def gradient(shard: int, pass_id: int, batch: int, values: tuple[int, ...]) -> int:
-    """What a shard contributes at these parameters."""
-    return hash((shard, pass_id, batch, values))
+def gradient(shard: int, pass_id: int, batch: int, values: tuple[int, ...], own: int = 0) -> int:
+    """What a shard contributes at these parameters, and with what its trainer has kept of it."""
+    return hash((shard, pass_id, batch, values, own))
 
 
 def add(left: int, right: int) -> int:
@@ -134,7 +150,7 @@ def first_value(lane: int) -> int:
 
 
 class Reference:
-    """The parameters after every round of a sync job."""
+    """The parameters after every round of a job that has rounds."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -142,7 +158,9 @@ class Reference:
         self.ends: list[int] = []
         """The round after each pass."""
         self._samples = 0
+        self._own: dict[int, int] = {}
         for pass_id in range(shape.passes):
+            self._own.clear()
             for batch in range(max(shape.rounds(pass_id, shard) for shard in range(shape.shards))):
                 self._values.append(self._next(pass_id, batch))
             self.ends.append(len(self._values) - 1)
@@ -152,7 +170,9 @@ class Reference:
         leaves: list[int | None] = []
         for shard in range(shape.shards):
             if batch < shape.batches(pass_id, shard):
-                leaves.append(gradient(shard, pass_id, batch, now))
+                leaves.append(gradient(shard, pass_id, batch, now, self._own.get(shard, 0)))
+                if shape.mode == "local":
+                    self._own[shard] = leaves[-1] or 0
                 self._samples += shape.record(pass_id, shard, batch).samples
             else:
                 leaves.append(None)

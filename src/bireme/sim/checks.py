@@ -51,7 +51,7 @@ class Checks:
     def __init__(self, shape: Shape, world: World) -> None:
         self._shape = shape
         self._world = world
-        self._reference = Reference(shape) if shape.mode == "sync" else None
+        self._reference = None if shape.is_streamed else Reference(shape)
         self._roles: dict[tuple[int, str], Process] = {}
         self._incarnation = 0
         self._newest: Manifest | None = None

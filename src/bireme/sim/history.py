@@ -38,7 +38,7 @@ class Outcome:
 def run_history(seed: int, mode: Mode | None = None, profile: str = "mixed", shape: Shape | None = None) -> Outcome:
     """Run the history that a seed names; `shape` fixes the job, which is otherwise drawn too."""
     rng = random.Random(seed)
-    drawn = draw_shape(rng, mode)
+    drawn = draw_shape(seed, rng, mode)
     shape = shape or drawn
     world = World(rng, rng.choice(PROFILES[profile].slow), Clocks(seed))
     broken, is_crash = "", False

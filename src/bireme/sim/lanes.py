@@ -52,6 +52,7 @@ class SimLane:
         self.waiting: dict[End, Head] = {}
         self._cut_every_s = 0.0
         self._next_cut_s = float("inf")
+        self._cut_every_rounds = 0 if setup.cuts_only_at_passes else setup.cut_every_rounds
 
     def cut_every(self, seconds: float) -> None:
         """Be the lane that names the rounds of cuts."""
@@ -148,7 +149,8 @@ class SimLane:
 
     def _cut(self, *, ends_pass: bool) -> None:
         now = self._pserver.monotonic()
-        if ends_pass or self.rounds.round == self.rounds.cut_at:
+        is_multiple = self._cut_every_rounds > 0 and self.rounds.round % self._cut_every_rounds == 0
+        if ends_pass or is_multiple or self.rounds.round == self.rounds.cut_at:
             self._pserver.cut(self, counts_of(self.rounds), ends_pass=ends_pass)
             self._next_cut_s = now + self._cut_every_s if self._cut_every_s else float("inf")
         elif now >= self._next_cut_s:

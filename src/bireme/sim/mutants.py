@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from bireme.core import files
 from bireme.job import books, incarnations, snapshots
+from bireme.job import coordinator as coordinator_module
 from bireme.job import messages as m
 from bireme.job.coordinator import Coordinator
 from bireme.job.cuts import Cuts
@@ -97,6 +98,13 @@ def incarnations_are_reused() -> Iterator[None]:
         return 2
 
     with patch.object(incarnations, "take", take):
+        yield
+
+
+@mutant
+@contextmanager
+def trainers_that_know_something_are_merely_replaced() -> Iterator[None]:
+    with patch.object(coordinator_module, "has_private_state", lambda updates, wire: False):
         yield
 
 

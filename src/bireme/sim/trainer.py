@@ -41,7 +41,7 @@ class SimTrainer(Process):
         self.shape = stage.shape
         self.rank = rank
         self.share = share_out(self.shape.shards, self.shape.trainers)[rank]
-        self.spans = rows_of(self.share, self.shape.shards, is_apart=self.shape.mode != "sync")
+        self.spans = rows_of(self.share, self.shape.shards, is_apart=self.shape.is_streamed)
         self.incarnation = 0
         self.view = 0
         self._line: End | None = None
@@ -61,6 +61,8 @@ class SimTrainer(Process):
         self._pushed = 0
         """Rounds in this view."""
         self._trained: dict[int, int] = {}
+        self._own: dict[int, int] = {}
+        """Local mode: what was sent of each shard last, in this pass. Nobody else knows."""
         self._pass = 0
 
     def start(self) -> None:
@@ -230,7 +232,7 @@ class SimTrainer(Process):
             yield from self._end_pass(unsaved, at)
         while at.pass_id < self.shape.passes:
             pass_id = at.pass_id
-            yield from (self._rounds(at) if self.shape.mode == "sync" else self._apart(at))
+            yield from (self._apart(at) if self.shape.is_streamed else self._rounds(at))
             at = yield from self._ask(Flag.AT_PASS, pass_id + 1, self.share.lo)
             yield from self._end_pass(pass_id, at)
 
@@ -243,6 +245,7 @@ class SimTrainer(Process):
 
     def _rounds(self, at: Position) -> Steps:
         rounds = self._count(at.pass_id, dict.fromkeys(self.share.shards, at.batch))
+        self._own.clear()
         while at.batch < rounds:
             yield self._compute_s()
             self._push_round(at)
@@ -263,8 +266,12 @@ class SimTrainer(Process):
                 continue
 
             def leaf(shard: int) -> int | None:
-                has_batch = batch < shape.batches(pass_id, shard)
-                return gradient(shard, pass_id, batch, self._values) if has_batch else None
+                if batch >= shape.batches(pass_id, shard):
+                    return None
+                found = gradient(shard, pass_id, batch, self._values, self._own.get(shard, 0))
+                if shape.mode == "local":
+                    self._own[shard] = found
+                return found
 
             total = fold(span, leaf, add)
             records = [shape.record(pass_id, s, batch) for s in live]
@@ -297,7 +304,7 @@ class SimTrainer(Process):
         self._flush()
         replies: list[Slice] = yield None
         found = {Position(r[0], r[1], r[2]) for r in replies}
-        if len(found) > 1 and not may_differ and self.shape.mode == "sync":
+        if len(found) > 1 and not may_differ and not self.shape.is_streamed:
             raise AssertionError(f"lanes answered from different rounds {sorted(found)}")
         self._values = tuple(r[4] for r in replies)
         self._cut_at = max(self._cut_at, *(r[3] for r in replies))
@@ -306,7 +313,7 @@ class SimTrainer(Process):
     def _pull_now(self, shard: int) -> Asking:
         at = yield from self._ask(Flag.NOW, 0, shard, may_differ=True)
         rounds = (self.shape.rounds(at.pass_id, s) for s in self.share.shards) if at.batch else ()
-        if self.shape.mode == "sync" and (at.batch == 0 or at.batch < max(rounds)):
+        if not self.shape.is_streamed and (at.batch == 0 or at.batch < max(rounds)):
             at = yield from self._ask(Flag.NONE, at.round)
         return at
 
@@ -362,7 +369,7 @@ class SimTrainer(Process):
         yield 0.01 * self.world.rng.random()
         assert self._line is not None
         try:
-            is_exact = self.shape.mode == "sync"
+            is_exact = not self.shape.is_streamed
             save_model(self.world.disk.at(OUTPUT), pass_id, self._values, self.incarnation, is_exact=is_exact)
         except BiremeError as e:
             self._over(e)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
+from dataclasses import replace
 
 import pytest
 
 from bireme.sim.__main__ import main
-from bireme.sim.case import MODES, Mode, Reference, gradient, updated, usual_shape
+from bireme.sim.case import MODES, Mode, Reference, draw_shape, gradient, updated, usual_shape
 from bireme.sim.history import run_history
 from bireme.sim.mischief import PROFILES
 from bireme.sim.mutants import MUTANTS
@@ -39,6 +41,18 @@ def test_the_usual_job_has_20_rounds_and_its_reference_depends_on_every_one() ->
     assert reference.ends == [10, 20]
     values = [reference.value(round_, lane) for round_ in range(21) for lane in range(shape.all_lanes)]
     assert len(set(values)) == len(values)
+
+
+def test_what_only_a_trainer_knows_shows_from_the_second_round_on() -> None:
+    known, unknown = (Reference(replace(usual_shape(), mode=mode)) for mode in ("local", "sync"))
+    assert known.value(1, 0) == unknown.value(1, 0)
+    assert known.value(2, 0) != unknown.value(2, 0)
+
+
+def test_histories_have_cuts_by_the_clock_by_rounds_by_both_and_by_neither() -> None:
+    shapes = [draw_shape(seed, random.Random(seed), None) for seed in range(100)]
+    assert len({(bool(shape.cut_every_s), bool(shape.cut_every_rounds)) for shape in shapes}) == 4
+    assert {shape.mode for shape in shapes} == set(MODES)
 
 
 def test_an_update_depends_on_the_order_of_its_terms_and_on_every_parameter() -> None:
