@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -132,6 +132,19 @@ def write_atomic(path: Path, data: bytes) -> None:
         finally:
             half.unlink(missing_ok=True)
         sync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it that are missing, so that a power cut does not take them.
+
+    One that is there already may be there since a moment ago, by a process that died before it could say so.
+    """
+    with storage_errors(str(path)):
+        if not path.parent.is_dir():
+            make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        with suppress(PermissionError):  # whoever may not look into it has not made it either
+            sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

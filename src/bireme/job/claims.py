@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from bireme.core.errors import OutputExistsError, SpecError
-from bireme.core.files import storage_errors, write_atomic
+from bireme.core.files import make_directory, write_atomic
 from bireme.job import incarnations
 from bireme.job.entry import read_job
 from bireme.job.reports import STATUS_FILE, last_status
@@ -120,8 +120,7 @@ def claim(given: Job) -> Job:
     output, data = Path(given.output), Path(given.data)
     resume = f"{command_name()} resume {given.name}"
     check_shards(data, given.shards, f"put the shards there: `{command_name()} data push` does, then `{resume}`")
-    with storage_errors(str(output)):
-        output.mkdir(parents=True, exist_ok=True)
+    make_directory(output)
     fingerprint = data_fingerprint(data, given.shards)
     settled = settled_job(given)
     if settled is not None and settled.data_fingerprint == fingerprint:

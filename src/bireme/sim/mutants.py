@@ -28,6 +28,7 @@ from bireme.ps.rounds import Counts, LaneRounds, Late, Refuse, Take
 from bireme.ps.standing import Standing
 from bireme.ps.stream import LaneStream
 from bireme.ps.tree import Span
+from bireme.sim import stage as stage_module
 from bireme.sim import trainer as trainer_module
 from bireme.sim.disk import Disk
 from bireme.sim.lanes import SimLane
@@ -308,6 +309,13 @@ def directories_are_not_synced() -> Iterator[None]:
         real(self, path)
 
     with patch.object(Disk, "sync_directory", sync_directory):
+        yield
+
+
+@mutant
+@contextmanager
+def the_output_directory_is_not_synced_either() -> Iterator[None]:
+    with patch.object(stage_module, "make_directory", lambda path: path.mkdir()):
         yield
 
 

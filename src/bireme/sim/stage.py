@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from bireme.core.errors import BiremeError
-from bireme.core.files import write_atomic
+from bireme.core.files import make_directory, write_atomic
 from bireme.job import incarnations
 from bireme.job import messages as m
 from bireme.job.coordinator import TAKEN_OVER
@@ -61,8 +61,7 @@ class Stage:
         self._hosts: dict[str, SimPserver] = {}
         world.on_death = self._died
         output = world.disk.at(OUTPUT)
-        output.mkdir()
-        world.disk.sync_directory(world.disk.at(""))
+        make_directory(output)
         self.checks.incarnation("runner", incarnations.take(output, "runner"))
         write_atomic(output / "job.json", b"{}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bireme.core.errors import StorageError
-from bireme.core.files import storage_errors, write_atomic
+from bireme.core.files import make_directory, storage_errors, write_atomic
 
 
 @pytest.fixture
@@ -68,6 +68,24 @@ def test_a_place_that_may_not_be_written_is_told_with_what_to_do(number: int) ->
     with pytest.raises(StorageError, match="cannot write the model") as caught, storage_errors("the model"):
         raise OSError(number, os.strerror(number))
     assert "choose an output directory" in caught.value.fix
+
+
+def test_a_directory_is_made_with_those_above_it_and_all_of_them_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
+    make_directory(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    make_directory(tmp_path / "a" / "b" / "c")  # whoever made it may have died before it was synced
+    assert synced[3:] == [tmp_path / "a" / "b"]
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=f"cannot write {tmp_path / 'file'}: File exists"):
+        make_directory(tmp_path / "file" / "output")
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
