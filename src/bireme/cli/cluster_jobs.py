@@ -95,6 +95,8 @@ def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) 
         click.echo(f"more: `{command_name()} why {name} --namespace {cluster.namespace}`")
     if view.status.get("waits_for") and view.state in ("running", "starting"):
         click.echo(f"waits for {', '.join(view.status['waits_for'])}")
+    for warning in view.status.get("warnings") or () if view.state == "running" else ():
+        click.echo(f"warning: {warning}")
     for line in pod_lines(pods):
         click.echo(line)
     if not is_ended(view.state):

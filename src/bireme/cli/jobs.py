@@ -171,6 +171,8 @@ def _show_local(record: registry.Record, *, shows_all: bool, as_json: bool) -> N
     if record.state == "running":
         if now.get("waits_for"):
             click.echo(f"waits for {', '.join(now['waits_for'])}")
+        for warning in now.get("warnings", []):
+            click.echo(f"warning: {warning}")
         for t in now.get("trainers", []):
             if "pass" in t:
                 click.echo(

@@ -253,16 +253,16 @@ class Coordinating:
         assert facts is not None
         place = Path(facts.snapshots.path)
         manifest = msgspec.structs.replace(effect.manifest, created=time.time())
-        is_committed = False
+        failure = ""
         try:
             snapshots.commit(place, manifest)
-            is_committed = True
             log.info("snapshot of round %d", manifest.round)
         except BiremeError as e:
             log.error("the snapshot of round %d: %s", manifest.round, e)
+            failure = e.what
         with self._lock:
-            self._do(self._machine.cut_settled(manifest, time.monotonic(), is_committed=is_committed))
-        if is_committed:  # nobody waits for old ones to go
+            self._do(self._machine.cut_settled(manifest, time.monotonic(), failure=failure))
+        if not failure:  # nobody waits for old ones to go
             self._forget_old(place, facts.snapshots.keep)
 
     def _forget_old(self, place: Path, count: int) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from bireme.core.draws import stream_key
 from bireme.job import messages as m
-from bireme.job.cuts import Cuts, inputs_of, manifest_of
+from bireme.job.cuts import CutFailure, Cuts, inputs_of, manifest_of
 from bireme.job.effects import (
     Base,
     Commit,
@@ -70,6 +70,8 @@ class Coordinator:
         self._number = 0
         self._must_rewind = True
         self.cuts = Cuts()
+        self.cut_failure: CutFailure | None = None
+        """The last cut, if it came to nothing; it stays until a later one counts."""
         self._waits_since_s = 0.0
         self._not_before_s = 0.0
         self._mends = 0
@@ -266,6 +268,8 @@ class Coordinator:
             return [*effects, *self._tell_pservers(m.ChangeView(view=self.view, history=self.history))]
         # Parts of cuts that are still to come are of a history that ends here.
         self.history, self.cuts = self.view, Cuts()
+        if self.cut_failure is not None:  # rounds begin again below it
+            self.cut_failure = self.cut_failure._replace(round=-1)
         inputs = None if facts.accepts_changes else inputs_of(facts)
         return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.since)]
 
@@ -365,8 +369,9 @@ class Coordinator:
         if self.facts is None or message.history != self.history or self.phase in ENDED:
             return []
         parts = self.cuts.add(message, self.facts.pservers)
-        if not message.sha256 and message.ends_pass:
-            return self._settle(message.pass_id - 1, now_s)
+        if not message.sha256:
+            self.cut_failure = CutFailure(message.round, f"pserver {message.pserver}: {message.failure}")
+            return self._settle(message.pass_id - 1, now_s) if message.ends_pass else []
         if parts is None:
             return []
         ended = self.passes.totals(message.pass_id - 1) if message.ends_pass else None
@@ -374,13 +379,17 @@ class Coordinator:
         assert ended is not None or not message.ends_pass, "a pass ended whose totals nobody told; this is a bug"
         return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self.cuts.base_of(parts)))]
 
-    def cut_settled(self, manifest: Manifest, now_s: float, *, is_committed: bool = True) -> list[Effect]:
-        """A cut counts from now on, or is lost; either way a pass that ended with it can be closed."""
+    def cut_settled(self, manifest: Manifest, now_s: float, *, failure: str = "") -> list[Effect]:
+        """A cut counts from now on, or is lost for a reason; either way a pass that ended with it can be closed."""
         if manifest.view != self.history:
             return []
         effects: list[Effect] = []
-        if is_committed:
+        if failure:
+            self.cut_failure = CutFailure(manifest.round, failure)
+        else:
             self.cuts.committed(manifest)
+            if self.cut_failure is not None and self.cut_failure.round < manifest.round:
+                self.cut_failure = None
             if self.facts is not None and any(p.is_sparse for p in self.facts.parameters):
                 committed = m.Committed(history=self.history, round=manifest.round, chain=len(manifest.base))
                 effects = self._tell_pservers(committed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from bireme.job import messages as m
 from bireme.job.manifest import EndedPass, Inputs, Manifest, PartRecord, rules_hash
@@ -13,6 +14,13 @@ from bireme.ps.setup import Setup
 
 ASK_AGAIN_S = 1.0
 """After so long a cut that somebody waits for has been left out, or a part of it was lost."""
+
+
+class CutFailure(NamedTuple):
+    """A cut that came to nothing."""
+
+    round: int
+    what: str
 
 
 class Cuts:
@@ -88,6 +96,7 @@ def part_of(setup: Setup, done: PartDone) -> m.CutPart:
         sha256=written.sha256 if written else "",
         nbytes=written.nbytes if written else 0,
         is_delta=done.is_delta,
+        failure=done.failure,
     )
 
 

@@ -248,6 +248,8 @@ class CutPart(_Message, frozen=True):
     nbytes: int = 0
     is_delta: bool = False
     """It holds of some tables only what has changed since an earlier cut that counts."""
+    failure: str = ""
+    """Why it could not be written."""
 
 
 class Committed(_Message, frozen=True):

@@ -37,7 +37,17 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
         "saved": machine.passes.saved,
         "snapshot": machine.snapshot_round,
         "snapshot_wanted": machine.cuts.is_wanted,
+        "warnings": warnings_of(machine),
     }
+
+
+def warnings_of(machine: Coordinator) -> list[str]:
+    """What is wrong though training goes on, for people to look after."""
+    failure, newest = machine.cut_failure, machine.snapshot_round
+    if failure is None:
+        return []
+    since = f"no snapshot since round {newest}" if newest is not None else "no snapshot yet"
+    return [f"{since}: {failure.what}"]
 
 
 def waits_for(machine: Coordinator, now_s: float, late: Awaited | None = None) -> list[str]:

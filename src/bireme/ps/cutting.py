@@ -110,6 +110,8 @@ class PartDone:
     """None where the disk refused."""
     is_delta: bool = False
     """Whether it needs the last snapshot that counted when it was cut."""
+    failure: str = ""
+    """Why it was not written."""
 
 
 @dataclass(slots=True)
@@ -235,13 +237,15 @@ class Cutter:
         arrays = {name: array for capture in cut.captures for name, array in capture.arrays.items()}
         pace = _Pace(lambda: cut.ends_pass or self._is_hurried)  # people wait for the end of a pass
         is_delta = any(capture.is_delta for capture in cut.captures)
-        path, written = Path(), None
+        path, written, failure = Path(), None, ""
         try:
             path = part_path(Path(setup.snapshots), round_, setup.view, setup.pserver)
             written = write_part(path, arrays, {COUNTS: pack_counts(cut.counts)}, pace.rest)
         except StorageError as e:
             log.error("no snapshot of round %d: %s", round_, e)
-        except Exception:
+            failure = e.what
+        except Exception as e:
             # Nobody sees a thread die, and whoever waits for the end of a pass must hear that it has no cut.
             log.exception("a bug: no snapshot of round %d", round_)
-        return PartDone(cut.counts, cut.ends_pass, path, written, is_delta)
+            failure = f"a bug, {type(e).__name__}: {e}"
+        return PartDone(cut.counts, cut.ends_pass, path, written, is_delta, failure)

@@ -7,6 +7,7 @@ pserver's monotonic clock, dates are those of its wall clock.
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -167,25 +168,27 @@ class SimCoordinating:
         else:
             manifest = msgspec.structs.replace(work.manifest, created=self.pserver.wall())
             place = self._world.disk.at(SNAPSHOTS)
-            is_committed = False
+            failure = ""
             try:
                 snapshots.commit(place, manifest)
-                is_committed = True
-                self._checks.committed(self.pserver, manifest)
-                snapshots.keep(place, self._stage.shape.keep)
             except BiremeError as e:
                 self.pserver.note(f"the snapshot of round {manifest.round}: {e.what}")
+                failure = e.what
+            else:
+                self._checks.committed(self.pserver, manifest)
+                with contextlib.suppress(BiremeError):
+                    snapshots.keep(place, self._stage.shape.keep)
             self._checks.disk()
-            self.pserver.later(after_s, self._settled, manifest, is_committed)
+            self.pserver.later(after_s, self._settled, manifest, failure)
 
     def _loaded(self, work: Load, base: Base) -> None:
         self._is_working = False
         self._do(self.machine.loaded(work.view, base, self.pserver.monotonic()))
         self._work_on()
 
-    def _settled(self, manifest: Manifest, is_committed: bool) -> None:
+    def _settled(self, manifest: Manifest, failure: str) -> None:
         self._is_working = False
-        self._do(self.machine.cut_settled(manifest, self.pserver.monotonic(), is_committed=is_committed))
+        self._do(self.machine.cut_settled(manifest, self.pserver.monotonic(), failure=failure))
         self._work_on()
 
     def _find_base(self, facts: m.Facts, effect: Load) -> Base:

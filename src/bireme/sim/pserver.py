@@ -242,14 +242,16 @@ class SimPserver(Process):
 
     def _write(self, cut: _Cut) -> None:
         self._is_writing = False
-        path, written = Path(), None
+        path, written, failure = Path(), None, ""
         if cut.setup is self._setup:  # else it is of a history that is over
             try:
                 path, written = self._write_part(cut)
             except StorageError as e:
                 self.note(f"no snapshot of round {cut.counts.round}: {e.what}")
+                failure = e.what
             if self._link is not None:
-                self._link.send(part_of(cut.setup, PartDone(cut.counts, cut.ends_pass, path, written)))
+                done = PartDone(cut.counts, cut.ends_pass, path, written, failure=failure)
+                self._link.send(part_of(cut.setup, done))
         self._write_next()
 
     def _write_part(self, cut: _Cut) -> tuple[Path, Written]:

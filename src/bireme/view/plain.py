@@ -94,6 +94,17 @@ def new_losses(known: list[str], status: dict[str, Any]) -> list[str]:
     return [f"{loss}; started again, the job goes on" for loss in found]
 
 
+def new_warnings(known: list[str], status: dict[str, Any]) -> list[str]:
+    """What has begun to be wrong though training goes on; `known` follows the status.
+
+    The words differ with each attempt that fails, as the names of files do, and are told once until it is over.
+    """
+    warnings = list(status.get("warnings", ()))
+    found = [] if known else warnings
+    known[:] = warnings
+    return [f"warning: {warning}" for warning in found]
+
+
 _NEWS = {
     "gathering": "waiting for trainers",
     "setting-up": "handing out parameters",
@@ -114,6 +125,7 @@ class PlainView:
         self._phase = ""
         self._pass = -1
         self._losses: list[str] = []
+        self._warnings: list[str] = []
 
     def __enter__(self) -> PlainView:
         return self
@@ -133,6 +145,8 @@ class PlainView:
         """Print what is new in a status."""
         for loss in new_losses(self._losses, status):
             click.echo(loss)
+        for warning in new_warnings(self._warnings, status):
+            click.echo(warning)
         phase = status.get("phase", "")
         if phase in _NEWS and phase != self._phase:
             click.echo(_NEWS[phase])

@@ -16,6 +16,7 @@ from bireme.view.plain import (
     count,
     error_of,
     new_losses,
+    new_warnings,
     number,
     pass_line,
     passes_after,
@@ -47,6 +48,7 @@ class LiveView:
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._pass = -1
         self._losses: list[str] = []
+        self._warnings: list[str] = []
 
     def __enter__(self) -> LiveView:
         self._live.start()
@@ -60,6 +62,8 @@ class LiveView:
         """Show a status."""
         for loss in new_losses(self._losses, status):
             self.note(loss)
+        for warning in new_warnings(self._warnings, status):
+            self.note(warning)
         for closed in passes_after(self._pass, status):
             self.note(pass_line(closed, self._console.width))
             self._pass = closed["pass_id"]
@@ -81,7 +85,12 @@ def draw(status: dict[str, Any], width: int = 80) -> RenderableType:
         missing = status.get("trainers_missing") or []
         waiting = f", waiting for trainer {', '.join(map(str, missing))}" if missing and phase == "gathering" else ""
         return Text(f"{phase}{waiting} …", style="dim", no_wrap=True, overflow="ellipsis")
-    return Group(_trainers(status, min(24, max(4, width - BESIDE_BAR))), _footer(status, width))
+    trainers = _trainers(status, min(24, max(4, width - BESIDE_BAR)))
+    return Group(trainers, *map(_warning, status.get("warnings", ())), _footer(status, width))
+
+
+def _warning(text: str) -> Text:
+    return Text(f"warning: {text}", style="yellow", no_wrap=True, overflow="ellipsis")
 
 
 def _trainers(status: dict[str, Any], bar_width: int) -> Table:

@@ -119,6 +119,14 @@ def test_a_coordinator_that_does_not_answer_is_named_with_what_is_known(leave: L
     assert "2/4 passes" in run(list_)
 
 
+def test_what_is_wrong_though_training_goes_on_is_told(leave: Leave, stopped: Address) -> None:
+    warning = "no snapshot since round 7: pserver 1: the disk is full"
+    made = record(leave(done=1), "running", 10.0, status={"phase": "training", "warnings": [warning]})
+    announce(made, stopped)
+    assert f"\nwarning: {warning}\n" in run(status)
+    assert json.loads(run(status, "--json"))["status"]["warnings"] == [warning]
+
+
 def test_the_last_status_is_kept_when_the_coordinator_does_not_answer(leave: Leave, stopped: Address) -> None:
     output = leave(done=1)
     last = {"phase": "training", "round": 77, "waits_for": ["trainer 1"], "passes": 4, "first_pass": 0}

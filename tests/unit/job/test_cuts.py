@@ -69,7 +69,7 @@ def test_nothing_builds_on_a_cut_that_was_lost(story: Story) -> None:
     first, view = cut(story, 5), story.machine.history
     story.machine.cut_settled(first, story.now_s)
     second = cut(story, 7, is_delta=(True, True))
-    assert story.machine.cut_settled(second, story.now_s, is_committed=False) == []
+    assert story.machine.cut_settled(second, story.now_s, failure="the disk is full") == []
     assert cut(story, 9, is_delta=(True, True)).base == (snapshot_name(5, view),)
 
 
@@ -136,3 +136,42 @@ def test_a_wish_ends_with_the_history_that_it_was_about(story: Story) -> None:
     story.lose(21)
     story.reach(1)
     assert not story.machine.cuts.is_wanted
+
+
+def fail(story: Story, round_: int) -> None:
+    lost = msgspec.structs.replace(part(1, story.machine.history, round_, is_delta=False), sha256="", failure="no room")
+    assert story.tell(21, lost) == []
+
+
+def warnings(story: Story) -> object:
+    return status_of(story.machine, story.now_s)["warnings"]
+
+
+def test_a_part_that_could_not_be_written_is_told_until_a_later_cut_counts(story: Story) -> None:
+    assert warnings(story) == []
+    fail(story, 3)
+    assert warnings(story) == ["no snapshot yet: pserver 1: no room"]
+    story.machine.cut_settled(cut(story, 5), story.now_s)
+    assert warnings(story) == []
+    late = cut(story, 7)
+    fail(story, 9)
+    story.machine.cut_settled(late, story.now_s)
+    assert warnings(story) == ["no snapshot since round 7: pserver 1: no room"]
+
+
+def test_a_manifest_that_could_not_be_written_is_told_too(story: Story) -> None:
+    story.machine.cut_settled(cut(story, 5), story.now_s, failure="the disk is full")
+    assert warnings(story) == ["no snapshot yet: the disk is full"]
+    story.machine.cut_settled(cut(story, 7), story.now_s)
+    assert warnings(story) == []
+
+
+def test_a_failure_before_a_rewind_is_told_until_the_new_history_has_a_cut(story: Story) -> None:
+    fail(story, 9)
+    story.lose(20)
+    story.reach(0, connection=22)
+    story.load()
+    story.ready()
+    assert warnings(story) == ["no snapshot yet: pserver 1: no room"]
+    story.machine.cut_settled(cut(story, 5), story.now_s)
+    assert warnings(story) == []

@@ -252,7 +252,8 @@ def test_a_full_disk_ends_that_cut_loudly_and_nothing_else(
     kept = stage.part()
     monkeypatch.setattr(faults, "_armed", refuse)
     stage.cut(7)
-    assert stage.part().written is None
+    lost = stage.part()
+    assert lost.written is None and lost.failure.startswith("the disk is full: cannot write ")
     assert [(r.levelno, "the disk is full" in r.message) for r in caplog.records] == [(logging.ERROR, True)]
     monkeypatch.setattr(faults, "_armed", None)
     stage.cut(9)

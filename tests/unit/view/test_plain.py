@@ -108,6 +108,16 @@ def test_a_loss_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]
     ]
 
 
+def test_a_warning_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView()
+    for round_ in (3, 5, 0, 7):
+        view.update({"warnings": [f"no snapshot: cannot write {round_}"] if round_ else []})
+    assert capsys.readouterr().out.splitlines() == [
+        "warning: no snapshot: cannot write 3",
+        "warning: no snapshot: cannot write 7",
+    ]
+
+
 def test_of_many_passes_the_last_ten_are_shown_and_the_others_counted() -> None:
     closed = [{**CLOSED, "pass_id": number} for number in range(25)]
     lines = list(pass_lines(closed, shows_all=False))

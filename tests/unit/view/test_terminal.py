@@ -39,6 +39,15 @@ def test_no_line_of_the_panel_is_wrapped(width: int, passes: int) -> None:
     assert max(map(len, lines)) <= width
 
 
+def test_what_is_wrong_stays_in_the_panel_on_one_line() -> None:
+    lines = lines_of(
+        status(1, warnings=["no snapshot since round 4: the disk is full: cannot write /a/" + 99 * "b"]), 80
+    )
+    assert len(lines) == 1 + 3 + 1 + 1
+    assert lines[-2].startswith("warning: no snapshot since round 4: the disk is full")
+    assert lines[-2].endswith("…") and len(lines[-2]) <= 80
+
+
 def test_the_footer_counts_passes_of_earlier_runs() -> None:
     assert "12/4000 passes" in lines_of(status(2, saved=11), 80)[-1]
     assert "12/4000 passes" in lines_of(status(0, saved=11), 80)[-1]

@@ -1,0 +1,61 @@
+"""Where snapshots find no room training goes on, says so, and loses nothing that was saved."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli, assert_ledger_is_exact
+
+PAGE = 4096
+
+
+@pytest.fixture
+def small_disk(job: Path) -> Iterator[Path]:
+    """A file system of its own for a job's snapshots, in the place where they go."""
+    place = job.parent / "output" / "snapshots"
+    place.mkdir(parents=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", place], capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip("only root can mount a small disk; the same is proven in parts by unit tests")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room but for a small file or two; returns what takes it."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as f:
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                f.write(bytes(PAGE))
+        f.truncate(f.tell() - 2 * PAGE)
+    return ballast
+
+
+def test_a_job_goes_on_without_room_for_snapshots_and_keeps_those_it_has(
+    cli: Cli, job: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    whole = cli.run("train", job, "--passes", 3, "--output", tmp_path / "whole", "--json")
+    assert whole.code == 0, whole.err
+    output = small_disk.parent
+    assert cli.run("train", job, "--passes", 1).code == 0
+    (saved,) = small_disk.glob("*/manifest.json")
+    ballast = fill(small_disk)
+
+    done = cli.run("resume", output, "--passes", 3)
+    assert done.code == 0, done.err
+    assert "warning: no snapshot since round " in done.out
+    assert "the disk is full: cannot write " in done.out
+    assert "no snapshot of round" in (output / "node_0" / "server.log").read_text()
+    assert list(small_disk.glob("*/manifest.json")) == [saved]
+    assert_ledger_is_exact(output, passes=3)
+    ballast.unlink()
+    verified = cli.run("verify", output, "--json")
+    assert verified.code == 0, verified.out
+    assert verified.json["passes"][-1]["hash"] == whole.json["hash"]
