@@ -123,6 +123,9 @@ def find_base(past: Past, directory: Path | None, facts: Facts, load: Load) -> t
     if directory is None or not (facts.is_resumed or has_any(directory, load.since)):
         return Base(None, (), past), []
     manifest, problems = load_newest(directory, load.inputs, load.since)
+    with storage_errors(str(directory / manifest.name)):
+        # Whoever committed it may have died between the rename and this, and what follows must not outlive it.
+        sync_directory(directory / manifest.name)
     return Base(manifest, files_of(directory, manifest), past), problems
 
 

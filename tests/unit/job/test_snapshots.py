@@ -154,6 +154,16 @@ def test_damaged_manifests_of_an_earlier_run_are_nothing_to_a_new_one(directory:
         find_base(Past(), directory, msgspec.structs.replace(FACTS, is_resumed=True), Load(0, INPUTS))
 
 
+def test_what_a_job_goes_on_from_is_synced_as_whoever_committed_it_may_not_have_come_to_that(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = snapshot(directory, 20)
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
+    find_base(Past(), directory, msgspec.structs.replace(FACTS, is_resumed=True), Load(0, INPUTS))
+    assert synced == [place]
+
+
 def test_a_manifest_comes_back_as_it_was(directory: Path) -> None:
     manifest = write_cut(directory, 20, view=2**64 - 1)
     commit(directory, manifest)
