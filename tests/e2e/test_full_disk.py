@@ -59,3 +59,23 @@ def test_a_job_goes_on_without_room_for_snapshots_and_keeps_those_it_has(
     verified = cli.run("verify", output, "--json")
     assert verified.code == 0, verified.out
     assert verified.json["passes"][-1]["hash"] == whole.json["hash"]
+
+
+def test_in_async_mode_a_pass_without_a_snapshot_is_none_until_there_is_room(
+    cli: Cli, job: Path, small_disk: Path
+) -> None:
+    job.write_text(job.read_text() + "mode: async\n")
+    output = small_disk.parent
+    assert cli.run("train", job, "--passes", 1).code == 0
+    ballast = fill(small_disk)
+    refused = cli.run("resume", output, "--passes", 2)
+    assert refused.code == 8, refused.err
+    assert "there is no snapshot at the end of pass 1: pserver " in refused.err
+    assert "the disk is full: cannot write " in refused.err and "bireme resume" in refused.err
+    assert [p.name for p in output.glob("pass-*")] == ["pass-00000"]
+
+    ballast.unlink()
+    done = cli.run("resume", output)
+    assert done.code == 0, done.err
+    assert_ledger_is_exact(output, passes=2)
+    assert cli.run("verify", output).code == 0

@@ -310,6 +310,9 @@ class Coordinating:
         reason = self._machine.reason
         if effect.own_fault == "data":
             self.failure = self.failure or DataError(reason, fix="look into the shards' train.list")
+        elif effect.own_fault == "storage":
+            why = "where updates come one by one, a pass that is computed again comes out differently"
+            self.failure = self.failure or StorageError(reason, why=why, fix="free some space; all that is saved stays")
         elif effect.own_fault == "process":
             self.failure = self.failure or ProcessError(reason, fix="look into the logs in node_*/")
         facts = self._machine.facts

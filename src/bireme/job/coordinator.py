@@ -49,6 +49,8 @@ SET_UP_PATIENCE_S = 300.0
 MAX_MENDS = 20
 """So many views in a row without one round, though everybody is there, mean that it will not get better."""
 TAKEN_OVER = "another coordinator has taken over"
+NO_END = "there is no snapshot at the end of pass"
+"""How the reason begins for which a job ends where a pass cannot be computed again to the same bits."""
 
 
 class Coordinator:
@@ -370,8 +372,8 @@ class Coordinator:
             return []
         parts = self.cuts.add(message, self.facts.pservers)
         if not message.sha256:
-            self.cut_failure = CutFailure(message.round, f"pserver {message.pserver}: {message.failure}")
-            return self._settle(message.pass_id - 1, now_s) if message.ends_pass else []
+            failure = CutFailure(message.round, f"pserver {message.pserver}: {message.failure}")
+            return self._cut_lost(failure, message.pass_id - 1 if message.ends_pass else None, now_s)
         if parts is None:
             return []
         ended = self.passes.totals(message.pass_id - 1) if message.ends_pass else None
@@ -380,20 +382,32 @@ class Coordinator:
         return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self.cuts.base_of(parts)))]
 
     def cut_settled(self, manifest: Manifest, now_s: float, *, failure: str = "") -> list[Effect]:
-        """A cut counts from now on, or is lost for a reason; either way a pass that ended with it can be closed."""
+        """A cut counts from now on, or is lost for a reason."""
         if manifest.view != self.history:
             return []
-        effects: list[Effect] = []
+        ended = manifest.pass_id - 1 if manifest.ended is not None else None
         if failure:
-            self.cut_failure = CutFailure(manifest.round, failure)
-        else:
-            self.cuts.committed(manifest)
-            if self.cut_failure is not None and self.cut_failure.round < manifest.round:
-                self.cut_failure = None
-            if self.facts is not None and any(p.is_sparse for p in self.facts.parameters):
-                committed = m.Committed(history=self.history, round=manifest.round, chain=len(manifest.base))
-                effects = self._tell_pservers(committed)
-        return effects if manifest.ended is None else [*effects, *self._settle(manifest.pass_id - 1, now_s)]
+            return self._cut_lost(CutFailure(manifest.round, failure), ended, now_s)
+        effects: list[Effect] = []
+        self.cuts.committed(manifest)
+        if self.cut_failure is not None and self.cut_failure.round < manifest.round:
+            self.cut_failure = None
+        if self.facts is not None and any(p.is_sparse for p in self.facts.parameters):
+            committed = m.Committed(history=self.history, round=manifest.round, chain=len(manifest.base))
+            effects = self._tell_pservers(committed)
+        return effects if ended is None else [*effects, *self._settle(ended, now_s)]
+
+    def _cut_lost(self, failure: CutFailure, ended: int | None, now_s: float) -> list[Effect]:
+        """A cut comes to nothing; a pass that ended with it is closed all the same if it comes out alike once more.
+
+        Else a model that people have seen could be of another history than all that follows, so the job ends here.
+        """
+        self.cut_failure = failure
+        if ended is None:
+            return []
+        if self.facts is not None and self.facts.updates.is_streamed:
+            return self._end("failed", f"{NO_END} {ended}: {failure.what}", own_fault="storage")
+        return self._settle(ended, now_s)
 
     def snapshot_wanted(self, now_s: float) -> list[Effect]:
         """Somebody is about to leave and wants what was done to be saved; only where rounds go on can it be."""

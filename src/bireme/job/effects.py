@@ -10,7 +10,7 @@ from bireme.job import messages as m
 from bireme.job.books import Past
 from bireme.job.manifest import Inputs, Manifest
 
-OwnFault = Literal["data", "process"]
+OwnFault = Literal["data", "process", "storage"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Passes from the moment their rounds are over until people can see them. No I/O.
 
 A pass is closed when the lanes have told its totals, every trainer has reported, and the cut that ends it is
-settled: committed, or lost for good. Then trainer 0 is told to save its model, and when that is on disk the pass
-counts. Whoever dies in between, the ones after him report again; so everything here may happen twice.
+settled: committed, or lost for good where the pass would come out alike once more. Then trainer 0 is told to save its
+model, and when that is on disk the pass counts. Whoever dies in between, the ones after him report again; so
+everything here may happen twice.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ lane that is about to overwrite a piece copies what is left of it first. Optimiz
 parameters, of which a lane keeps two sets anyway, so two rounds share the price. Another thread,
 of low priority and with rests, writes the spare set to a file. There is one spare set: a cut that comes while it is in
 use is left out, and only the end of a pass waits for it, while nobody rests, as its cut is waited for anyway before
-people see the pass. A disk that refuses ends that cut, loudly, and nothing else.
+people see the pass. A disk that refuses ends that cut, loudly; what follows is the coordinator's business.
 """
 
 from __future__ import annotations

@@ -159,6 +159,11 @@ class Checks:
         if set(values_of(parts)) != set(range(shape.all_lanes)):
             raise Broken(f"3: round {manifest.round} was committed with lanes {sorted(values_of(parts))}")
 
+    def counted(self, pass_id: int) -> None:
+        """A pass is about to be in the ledger: where it would not come out alike once more, it must not be needed."""
+        if self._shape.is_streamed and (self._newest is None or self._newest.pass_id <= pass_id):
+            raise Broken(f"3: pass {pass_id} counts, and no snapshot holds its end")
+
     def spoiled(self, newest: Manifest, before: Manifest) -> None:
         """The newest snapshot is broken for good; the one before is what counts."""
         if self._newest is not None and self._newest.name == newest.name:
@@ -178,9 +183,10 @@ class Checks:
 
     def chosen(self, found: Manifest | None) -> None:
         """Lanes are about to be given a snapshot, or to begin at the beginning."""
-        if found is not None:
-            self._whole(found)  # whoever committed it may have died before it could say so
         self._newest_is(found)
+        if found is not None:  # whoever committed it may have died before it could say so
+            self._whole(found)
+            self._newest = found
 
     def _newest_is(self, found: Manifest | None) -> None:
         if self._newest is None:

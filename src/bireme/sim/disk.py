@@ -324,6 +324,10 @@ class DiskPath:
         """All of a file."""
         return self._file().data
 
+    def read_text(self) -> str:
+        """All of a file of words."""
+        return self._file().data.decode()
+
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Make a directory."""
         node = self.disk.root

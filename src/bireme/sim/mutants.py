@@ -375,6 +375,16 @@ def the_ledger_is_written_before_the_model_is_saved() -> Iterator[None]:
 
 @mutant
 @contextmanager
+def a_pass_is_closed_though_its_cut_is_lost() -> Iterator[None]:
+    def cut_lost(self: Coordinator, failure: object, ended: int | None, now_s: float) -> Any:
+        return [] if ended is None else self._settle(ended, now_s)
+
+    with patch.object(Coordinator, "_cut_lost", cut_lost):
+        yield
+
+
+@mutant
+@contextmanager
 def a_pass_that_counts_is_closed_again() -> Iterator[None]:
     real = books.mend
 

@@ -12,9 +12,9 @@ from bireme.core.errors import BiremeError
 from bireme.core.files import make_directory, write_atomic
 from bireme.job import incarnations
 from bireme.job import messages as m
-from bireme.job.coordinator import TAKEN_OVER
+from bireme.job.coordinator import NO_END, TAKEN_OVER
 from bireme.job.effects import Leave
-from bireme.job.reports import STATUS_FILE, has_ended
+from bireme.job.reports import STATUS_FILE, has_ended, last_status
 from bireme.job.snapshots import candidates
 from bireme.job.supervise import LINGER_S, Lives
 from bireme.sim.case import OUTPUT, SNAPSHOTS, Shape, facts_of
@@ -26,6 +26,8 @@ from bireme.sim.world import Broken, Process, World
 from bireme.spec.model import Restarts
 
 ENDLESS = Restarts(limit=1_000_000)
+RESUME_S = 1.0
+"""After so long people have read why the job ended, and made room."""
 
 
 class Role:
@@ -148,7 +150,20 @@ class Stage:
     def _look(self) -> None:
         """When the job has ended and everybody has left, it is over."""
         if self.is_ended and all(role.holder is None or role.holder.is_dead for role in self.roles):
-            self.world.is_over = True
+            if self._may_fail(str(last_status(self.world.disk.at(OUTPUT)).get("reason"))):
+                self.world.at(RESUME_S, self._resume_failed)
+            else:
+                self.world.is_over = True
+
+    def _may_fail(self, reason: str) -> bool:
+        """Whether the job may rightly end for this reason, to be resumed by people when there is room again."""
+        return self.shape.is_streamed and reason.startswith(NO_END) and self.world.faults["disk full"] > 0
+
+    def _resume_failed(self) -> None:
+        if self.is_ended:
+            self.resume()
+            self.world.trace.append((self.world.now, "everything", "is resumed as another run"))
+            self.start_all()
 
     def is_needed(self, process: Process) -> bool:
         """Whether a process holds a role, and is not one that was replaced."""
@@ -161,7 +176,8 @@ class Stage:
         coordinator = pserver.coordinator
         assert coordinator is not None
         is_superseded = effect.reason == TAKEN_OVER
-        if coordinator.machine.phase == "failed" and not is_superseded and self.is_needed(pserver):
+        has_failed = coordinator.machine.phase == "failed" and not self._may_fail(effect.reason)
+        if has_failed and not is_superseded and self.is_needed(pserver):
             raise Broken(f"the job failed: {effect.reason}")
         pserver.later(0.1 * self.world.rng.random(), pserver.leave, effect.reason)
 
@@ -174,6 +190,6 @@ class Stage:
 
     def told_to_leave(self, trainer: SimTrainer, stop: m.Stop) -> None:
         """The coordinator says that it is over."""
-        if stop.how != "finished" and self.is_needed(trainer):
+        if stop.how != "finished" and not self._may_fail(stop.reason) and self.is_needed(trainer):
             raise Broken(f"{trainer.name} was told that the job {stop.how}: {stop.reason}")
         self.world.kill(trainer, "left", is_own_will=True)

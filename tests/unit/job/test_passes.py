@@ -25,6 +25,7 @@ from bireme.job import messages as m
 from bireme.job.effects import Base, Commit, Conclude, Effect, Leave, Send, Write
 from bireme.job.passes import Passes
 from bireme.ps.rounds import PassTotals, Totals
+from bireme.spec.model import Updates
 
 
 def gathered() -> Story:
@@ -37,9 +38,9 @@ def training() -> Story:
     return Story().train()
 
 
-def with_cuts() -> Story:
+def with_cuts(**changes: object) -> Story:
     """A job with snapshots, whose pass 0 is over for lanes and trainers."""
-    story = Story(snapshots=CUTS).train()
+    story = Story(snapshots=CUTS, **changes).train()
     assert sent(story.close_pass(0)) == [], "the cut that ends the pass is not settled"
     return story
 
@@ -128,6 +129,25 @@ def test_a_part_that_could_not_be_written_at_the_end_of_a_pass_is_not_waited_for
     assert story.tell(20, cut_part(0, history, ends_pass=False, sha256="")) == []
     assert set(told(m.PassClosed, story.tell(20, cut_part(0, history, sha256="")))) == {10}
     assert story.tell(21, cut_part(1, history)) == [], "a cut without one of its parts is none"
+
+
+def test_where_a_pass_would_come_out_differently_one_without_a_cut_ends_the_job() -> None:
+    story = with_cuts(updates=Updates(mode="async"))
+    history = story.machine.history
+    assert story.tell(20, cut_part(0, history, ends_pass=False, sha256="")) == [], "within a pass it is left out"
+    lost = msgspec.structs.replace(cut_part(0, history, sha256=""), failure="no room")
+    effects = story.tell(20, lost)
+    assert only(Conclude, effects).own_fault == "storage"
+    assert leaves(effects).reason == "there is no snapshot at the end of pass 0: pserver 0: no room"
+    assert not told(m.PassClosed, effects)
+
+
+def test_so_does_one_whose_manifest_cannot_be_written() -> None:
+    story = with_cuts(updates=Updates(mode="async"))
+    for rank in (0, 1):
+        effects = story.tell(20 + rank, cut_part(rank, story.machine.history))
+    effects = story.machine.cut_settled(only(Commit, effects).manifest, story.now_s, failure="no room")
+    assert leaves(effects).reason == "there is no snapshot at the end of pass 0: no room"
 
 
 def test_parts_and_commits_of_another_history_count_for_nothing() -> None:

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from tests.unit.job.story import CUTS, Story, cut_part, only
 
-from bireme.core.errors import NetworkError, SnapshotError, StaleError
+from bireme.core.errors import NetworkError, SnapshotError, StaleError, StorageError
 from bireme.job import books, incarnations, snapshots
 from bireme.job import messages as m
 from bireme.job.coordinating import Coordinating
 from bireme.job.discover import SharedDirectory
-from bireme.job.effects import Commit, Load, Write
+from bireme.job.effects import Commit, Conclude, Load, Write
 from bireme.job.manifest import MANIFEST, Manifest
 from bireme.job.pserver import PserverOptions, PserverProcess
 from bireme.ps.client import connect
@@ -114,6 +114,15 @@ def test_an_error_of_the_volume_ends_the_job_instead_of_a_thread(
     coordinating._disk_work.put(only(Commit, effects))
     assert asked.wait(WAIT_S) and left.wait(WAIT_S)
     assert coordinating.failure is not None and "Stale file handle" in coordinating.failure.what
+
+
+def test_a_job_that_ends_without_a_snapshot_says_what_to_do(coordinating: Coordinating) -> None:
+    coordinating._machine.reason = "there is no snapshot at the end of pass 0: the disk is full"
+    coordinating._conclude(Conclude("storage"))
+    failure = coordinating.failure
+    assert failure is not None and failure.exit_code == StorageError.exit_code
+    assert "the disk is full" in failure.what and "comes out differently" in failure.why
+    assert failure.fix == "free some space; all that is saved stays"
 
 
 def test_a_running_job_whose_snapshots_are_all_damaged_ends_and_names_them(

@@ -85,11 +85,13 @@ def test_a_history_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed",
+    ("seed", "mode", "profile"),
     [
-        50070475,  # what came while a process was paused was read after what came when it had woken up
-        40086568,  # an old coordinator, on a machine that was cut off, reached the new pserver 0 and set it up
+        (50070475, None, "mixed"),  # what came while a process was paused was read after what came when it had woken up
+        # an old coordinator, on a machine that was cut off, reached the new pserver 0 and set it up
+        (40086568, None, "mixed"),
+        (253, "async", "disk"),  # a pass was saved upon a snapshot that whoever committed it had not synced yet
     ],
 )
-def test_histories_that_broke_once_hold(seed: int) -> None:
-    assert run_history(seed).broken == ""
+def test_histories_that_broke_once_hold(seed: int, mode: Mode | None, profile: str) -> None:
+    assert run_history(seed, mode, profile).broken == ""
