@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.core import faults
-from bireme.core.errors import SnapshotError
+from bireme.core.errors import SnapshotError, StorageError
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 from bireme.job.books import Past
 from bireme.job.effects import Base, Load
@@ -230,7 +230,8 @@ def keep(directory: Path, count: int) -> list[str]:
     for name in set(_names(directory)) - gone - kept:
         # An uncommitted one may be in the making unless something newer was committed; a broken manifest may be
         # of a newer bireme, so it stays until all others of its time have gone.
-        is_committed = (directory / name / MANIFEST).exists()
+        with storage_errors(f"{directory / name} (it might have been removed)"):
+            is_committed = (directory / name / MANIFEST).exists()
         if _age(name) < (oldest if is_committed else _age(later[0].name)):
             gone.add(name)
     victims = sorted(gone, key=_age, reverse=True)
@@ -253,9 +254,13 @@ def _needed(manifests: Iterable[Manifest], known: Mapping[str, Manifest]) -> set
 
 def _names(directory: Path) -> list[str]:
     """Everything here that is called as a snapshot is, newest first; names sort by round and then view."""
-    if not directory.is_dir():
+    try:
+        found = [p.name for p in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((p.name for p in directory.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
+    except OSError as e:  # a volume on a network may well be away for a moment
+        raise StorageError(f"cannot look into {directory}: {e.strerror or e}") from e
+    return sorted(filter(_NAME.fullmatch, found), reverse=True)
 
 
 def _age(name: str) -> tuple[int, int]:

@@ -116,6 +116,18 @@ def test_an_error_of_the_volume_ends_the_job_instead_of_a_thread(
     assert coordinating.failure is not None and "Stale file handle" in coordinating.failure.what
 
 
+def test_old_snapshots_that_cannot_be_looked_for_stay_and_the_job_goes_on(
+    coordinating: Coordinating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def iterdir(path: Path) -> Iterator[Path]:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    coordinating._forget_old(tmp_path, 2)
+    assert f"old snapshots stay: cannot look into {tmp_path}: Stale file handle" in caplog.text
+    assert (coordinating.failure, coordinating._machine.phase) == (None, "training")
+
+
 def test_a_job_that_ends_without_a_snapshot_says_what_to_do(coordinating: Coordinating) -> None:
     coordinating._machine.reason = "there is no snapshot at the end of pass 0: the disk is full"
     coordinating._conclude(Conclude("storage"))
