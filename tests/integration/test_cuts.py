@@ -6,6 +6,7 @@ import copy
 import errno
 import os
 import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.integration.test_server_and_client import WAIT_S, Cluster
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 
 from bireme.core import faults
+from bireme.core.errors import SnapshotError
 from bireme.ps.client import Exchange
 from bireme.ps.cutting import Capture, Cutter, PartDone
 from bireme.ps.parts import read_part
@@ -278,3 +280,13 @@ def test_lanes_that_cut_at_passes_only_are_not_made_to(cluster: Cluster, tmp_pat
     start(cluster, tmp_path, updates=Updates(mode="async"))
     cluster.servers[0].cut_soon()
     assert cluster.servers[0].lanes[0].rounds.cut_at == 0
+
+
+def test_a_snapshot_that_cannot_be_loaded_leaves_no_thread_behind(cluster: Cluster, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(SnapshotError, match="part-0"):
+        start(cluster, tmp_path, pservers=1, base=((str(tmp_path / "part-0.bin"),),))
+    begun = {t for t in threading.enumerate() if t.name in ("copies", "cuts")} - before
+    for thread in begun:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()

@@ -184,10 +184,12 @@ class PServer:
             Lane(setup, store, on_pass if i == 0 and is_first else ignore, cutter if i < active else None)
             for i, store in enumerate(stores)
         ]
-        if setup.base:
-            chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]
-            for lane in lanes:
-                lane.restore(chain)
+        try:
+            _restore(lanes, setup)
+        except BaseException:
+            if cutter is not None:
+                cutter.stop()  # its threads would wait for ever for cuts of lanes that nobody has
+            raise
         if cutter is not None and is_first and not setup.cuts_only_at_passes:
             self._names_cuts = lanes[0]
             if setup.cut_every_s:
@@ -305,6 +307,14 @@ class PServer:
                 raise StaleError("this pserver has no job yet, or is about to enter another view")
             self._data[sock] = index
             return self.lanes[index]
+
+
+def _restore(lanes: Sequence[Lane], setup: Setup) -> None:
+    """Let lanes go on from a snapshot, if there is one."""
+    if setup.base:
+        chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]
+        for lane in lanes:
+            lane.restore(chain)
 
 
 def _listen_near(tcp: socket.socket) -> socket.socket | None:
