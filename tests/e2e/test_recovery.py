@@ -176,12 +176,29 @@ def test_a_job_that_gets_further_between_deaths_goes_on(cli: Cli, long: Path, un
     assert len(job.events("view")) > 6
 
 
+def test_a_job_without_rounds_gets_further_in_every_pass(cli: Cli, long: Path) -> None:
+    long.write_text(long.read_text() + SELDOM + "mode: async\n")
+    job = Disturbed(cli, long)
+    for pass_id in range(1, 5):
+        wait_until(lambda n=pass_id: reached_pass(job) >= n or job.process.poll() is not None, "the next pass begins")
+        assert job.process.poll() is None, job.process.communicate()
+        job.signal(signal.SIGKILL, "trainer 1")
+    out, err = job.process.communicate(timeout=120)
+    assert job.process.returncode == 0, (out, err)
+    assert [event["kind"] for event in job.events("view")] == ["begin"] + ["mend"] * 4
+    assert_ledger_is_exact(job.output, PASSES)
+
+
 SELDOM = "restarts: {limit: 2, within_s: 0.01}\n"
 """No process can die three times within so short a time."""
 
 
 def highest(job: Disturbed) -> int:
     return max((int(event["round"]) for event in job.events("progress")), default=-1)
+
+
+def reached_pass(job: Disturbed) -> int:
+    return max((int(event["pass"]) for event in job.events("progress")), default=0)
 
 
 def kill_trainer_1_until_the_end(job: Disturbed) -> None:

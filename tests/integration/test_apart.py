@@ -296,6 +296,28 @@ def test_loops_train_every_sample_once_in_every_pass(cluster: Cluster, updates: 
     assert values_now(exchange, cluster) == [3 * value for value in sample_sums(counts)]
 
 
+class Places(Notes):
+    """A listener that keeps where each batch began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[Position] = []
+
+    def round_done(self, at: Position, batches: int, totals: Running) -> None:
+        super().round_done(at, batches, totals)
+        self.places.append(at)
+
+
+@pytest.mark.parametrize("updates", MODES.values(), ids=MODES.keys())
+def test_loops_tell_how_many_updates_were_made_in_all_passes_so_far(cluster: Cluster, updates: Updates) -> None:
+    set_up_sums(cluster, share_out(2, 1), updates)
+    notes = Places()
+    loop_of(cluster, Span(0, 2), [20, 30], notes).run(3)
+    # One trainer takes turns between its shards, and a batch begins when the one before it is in.
+    within = [(0, 1), (1, 3), (2, 4)]
+    assert notes.places == [Position(5 * p + updates, p, batch) for p in range(3) for batch, updates in within]
+
+
 @pytest.mark.parametrize("start_pass", [0, 4])
 def test_a_loop_may_begin_when_others_are_at_work_already(cluster: Cluster, start_pass: int) -> None:
     set_up_sums(cluster, share_out(2, 2), ASYNC, start_pass=start_pass)

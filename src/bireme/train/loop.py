@@ -43,7 +43,7 @@ class Listener(Protocol):
     """Whoever wants to know how the loop is doing."""
 
     def round_done(self, at: Position, batches: int, totals: Running) -> None:
-        """A round of this trainer is over, which began there."""
+        """A round of this trainer is over, which began there; where shards go apart, at so many updates of all."""
 
     def pass_done(self, result: PassResult, values: Floats, tables: Tables) -> None:
         """A pass is over and `values` are the parameters that ended it; return before they may change."""
@@ -178,19 +178,21 @@ class ApartLoop(Loop):
         begins = {shard: self._exchange.pull_now(shard) for shard in worker.share.shards}
         first = first_batches(at, begins, worker.rounds_of)
         worker.open_pass(at.pass_id, first)
+        updates = at.round
         for batch in range(min(first.values()), rounds):
             for shard in worker.share.shards:
                 if first[shard] <= batch < worker.rounds_of(shard):
-                    self._step(at.pass_id, shard, batch)
-            self._listener.round_done(Position(batch, at.pass_id, batch), rounds, worker.totals)
+                    updates = self._step(at.pass_id, shard, batch)
+            self._listener.round_done(Position(updates, at.pass_id, batch), rounds, worker.totals)
 
-    def _step(self, pass_id: int, shard: int, batch: int) -> None:
+    def _step(self, pass_id: int, shard: int, batch: int) -> int:
+        """Train one batch of a shard; returns how many updates the lanes had made when it began."""
         worker, exchange = self._worker, self._exchange
         span, at = Span(shard, shard + 1), Position(batch, pass_id, batch)
         prepared = worker.prepare(pass_id, batch, [shard])
         self._watch.lap("read")
         exchange.ask_batch(shard, pass_id, batch, worker.wanted(prepared))
-        exchange.receive(worker.targets(prepared))
+        updates = exchange.receive(worker.targets(prepared)).round
         self._watch.lap("exchange")
         blocks = None
         if shard in prepared.batches:
@@ -199,3 +201,4 @@ class ApartLoop(Loop):
         self._watch.lap("compute")
         exchange.push(batch, span, [worker.record(shard, batch)], blocks, pass_id=pass_id)
         self._watch.lap("exchange")
+        return updates
