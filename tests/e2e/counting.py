@@ -39,9 +39,9 @@ def read(settings, file_name):
 """
 
 
-def count_updates(job: Path) -> None:
+def count_updates(job: Path, batch_size: int = 4) -> None:
     """Let a small job train the counting program."""
     program = job.parent / "quick_start"
-    (program / "counting.py").write_text(CONFIG)
+    (program / "counting.py").write_text(CONFIG.replace("batch_size=4", f"batch_size={batch_size}"))
     (program / "counted_provider.py").write_text(PROVIDER)
     job.write_text(job.read_text().replace("trainer_config.lr.py", "counting.py"))

@@ -80,6 +80,17 @@ def test_no_update_is_lost_or_applied_twice_in_any_mode(cli: Cli, job: Path, mod
     assert told["never"] == []
 
 
+def test_rounds_are_updates_of_all_passes_where_shards_go_apart(cli: Cli, job: Path) -> None:
+    count_updates(job, batch_size=1)
+    job.write_text(job.read_text() + "mode: async\n")
+    # A pass has 601 updates, of which no shard makes more than 201: we strike early in the second one.
+    told = drill(cli, job, "--kill trainer:0@round=300", "--kill node:1@round=700")
+    assert (told["hash"], told["never"]) == (told["undisturbed"], [])
+    mended, rewound = told["each"]
+    assert (mended["kind"], mended["redone"], rewound["kind"]) == ("mend", 1, "rewind")
+    assert 50 < rewound["redone"] <= 601
+
+
 def test_a_fault_that_never_happened_is_named(cli: Cli, job: Path) -> None:
     done = cli.run("drill", job, "--kill", "trainer:0@round=100000", "--no-reference", "--json")
     assert done.json["never"] == ["kill trainer:0 @round=100000"]

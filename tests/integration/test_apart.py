@@ -13,6 +13,7 @@ from tests.integration.test_server_and_client import ME, WAIT_S, Cluster, gradie
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 from tests.unit.train.stage import Notes, SumProgram, readers_of
 
+from bireme.core import faults
 from bireme.core.errors import RefusedError
 from bireme.ps import wire
 from bireme.ps.client import Exchange, Link, Position
@@ -316,6 +317,16 @@ def test_loops_tell_how_many_updates_were_made_in_all_passes_so_far(cluster: Clu
     # One trainer takes turns between its shards, and a batch begins when the one before it is in.
     within = [(0, 1), (1, 3), (2, 4)]
     assert notes.places == [Position(5 * p + updates, p, batch) for p in range(3) for batch, updates in within]
+
+
+def test_pushes_pass_fault_points_by_the_updates_of_all_passes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[int] = []
+    monkeypatch.setattr(faults, "at", lambda point, round_=0: passed.append(round_) if "push" in point else None)
+    set_up_sums(cluster, share_out(1, 1), ASYNC)
+    loop_of(cluster, Span(0, 1), [20], Notes()).run(3)
+    assert passed == [update for update in range(6) for _ in ("push.before", "push.after")]
 
 
 @pytest.mark.parametrize("start_pass", [0, 4])

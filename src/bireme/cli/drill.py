@@ -28,7 +28,8 @@ Examples:
 
 \b
 WHO is trainer:N, pserver:N, node:N, coordinator or all; a cut is between a trainer and a pserver. WHEN is one of
-  round=N      when that round is reached (with point=NAME: at that very point of the code)
+  round=N      when that round is reached (with point=NAME: at that very point of the code); rounds of all passes
+               count, and in bounded and async mode, where there are none, updates of all shards
   after=12s    seconds after training began
   recovery     while the fault before this one is being recovered from (trainers and pservers only)
   point=NAME   at a named point (trainers and pservers only); `bireme drill --points` lists them"""

@@ -183,6 +183,8 @@ class Exchange:
         self._is_streamed = is_streamed
         self._cut_at = 0
         """The round of the next cut, from lane 0's answers; our pushes carry it to every lane."""
+        self._reached = 0
+        """The round of the last answer: where shards go apart, how many updates were made by then."""
         self.memory = memory
         self._me = me
         try:
@@ -216,7 +218,8 @@ class Exchange:
 
         `blocks` are the gradient rows of sparse parameters. Where shards go apart, `round_` is the batch of the pass.
         """
-        faults.at("push.before", round_)
+        moment = self._reached if self._is_streamed else round_
+        faults.at("push.before", moment)
         packed = pack_records(records)
         row = self.memory.row(span)
         extra = pass_id if self._is_streamed else self._cut_at
@@ -234,7 +237,7 @@ class Exchange:
                 link.send(head._replace(nbytes=coded.nbytes), packed, coded)
         if self._rows is not None:
             self._rows.push(head, packed, blocks)
-        faults.at("push.after", round_)
+        faults.at("push.after", moment)
 
     def flush(self) -> None:
         """Send now what would leave with the next pull: there is something else to do before that."""
@@ -280,7 +283,9 @@ class Exchange:
             found |= {Position(head.round, head.extra, head.lo) for head in self._rows.receive(targets)}
         if len(found) > 1 and not may_differ and not self._is_streamed:
             raise AssertionError(f"lanes answered from different rounds {sorted(found)}: this is a bug")
-        return oldest(found)
+        at = oldest(found)
+        self._reached = at.round
+        return at
 
     def pull_round(self, round_: int, wanted: Sequence[Ids] = (), targets: Sequence[Floats] = ()) -> Position:
         """Wait for the parameters after this many rounds."""
