@@ -59,7 +59,13 @@ def waits_for(machine: Coordinator, now_s: float, late: Awaited | None = None) -
         silent_s = now_s - member.heard_s
         if silent_s > SILENT_S:
             found.append(f"{name}, which has said nothing for {silent_s:.0f} s")
-    return found + [name for name in _stragglers(machine, late) if not any(f.startswith(name) for f in found)]
+    named = {_name(text) for text in found}
+    return found + [text for text in _stragglers(machine, late) if _name(text) not in named]
+
+
+def _name(text: str) -> tuple[str, ...]:
+    """Role and rank of whom is spoken of: `trainer 1` is not `trainer 12, which …`."""
+    return tuple(text.replace(",", " ").split()[:2])
 
 
 def _stragglers(machine: Coordinator, late: Awaited | None) -> list[str]:

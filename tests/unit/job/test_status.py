@@ -6,6 +6,8 @@ from tests.unit.job.story import ADDRESSES, Story, lines, progress
 
 from bireme.job import messages as m
 from bireme.job.status import SILENT_S, status_of, waits_for
+from bireme.ps.lane import Awaited
+from bireme.ps.tree import Span
 
 
 def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
@@ -55,6 +57,22 @@ def test_whoever_says_nothing_is_named_until_it_speaks_again() -> None:
     story.tell(11, progress(1))
     story.tell(21, m.Alive())
     assert waits_for(story.machine, story.now_s) == []
+
+
+def test_a_straggler_is_named_beside_whoever_has_a_longer_number() -> None:
+    story = Story(trainers=13, shards=13)
+    for rank in range(13):
+        story.join(rank, 100 + rank)
+    for pserver in range(2):
+        story.reach(pserver)
+    story.load()
+    story.ready()
+    story.now_s += SILENT_S + 1
+    for connection in (20, 21, *range(100, 112)):
+        story.tell(connection, m.Alive())
+    late = Awaited(round=7, spans=[Span(1, 2), Span(12, 13)], seconds=5.0)
+    said = waits_for(story.machine, story.now_s, late)
+    assert said == [f"trainer 12, which has said nothing for {SILENT_S + 1:.0f} s", "trainer 1"]
 
 
 def test_nobody_is_waited_for_when_the_job_is_over() -> None:
