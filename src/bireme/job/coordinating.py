@@ -40,8 +40,8 @@ from bireme.job.reports import STATUS_FILE
 from bireme.job.status import status_of
 from bireme.ps import wire
 from bireme.ps.client import connect
-from bireme.ps.lane import Awaited
 from bireme.ps.rounds import PassTotals
+from bireme.ps.waiting import Awaited
 
 log = logging.getLogger(__name__)
 TICK_S = 0.1

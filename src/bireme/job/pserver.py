@@ -29,11 +29,11 @@ from bireme.job.marks import put_mark
 from bireme.ps.client import connect
 from bireme.ps.cutting import PartDone
 from bireme.ps.frames import Head
-from bireme.ps.lane import Awaited
 from bireme.ps.rounds import PassTotals
 from bireme.ps.server import PServer, listen
 from bireme.ps.setup import Setup
 from bireme.ps.standing import Standing, view_of
+from bireme.ps.waiting import Awaited
 from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)

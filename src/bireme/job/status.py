@@ -7,15 +7,14 @@ import msgspec
 from bireme.job.coordinator import Coordinator
 from bireme.job.members import Pserver, Trainer
 from bireme.job.phases import ENDED
-from bireme.ps.lane import Awaited
-from bireme.ps.tree import share_out
+from bireme.ps.waiting import STRAGGLES_ABOVE, Awaited
 
 SILENT_S = 3.0
 """Whoever has not said for so long that it is alive is named."""
 
 
 def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -> dict[str, object]:
-    """Everything that `bireme status --json` shows; `late` is what the first lane waits for."""
+    """Everything that `bireme status --json` shows; `late` is whom the first lane waits for."""
     facts = machine.facts
     progress = [t.progress for t in machine.members.trainers.values() if t.progress]
     return {
@@ -32,6 +31,7 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
         "trainers_missing": [rank for rank in range(machine.expected) if rank not in machine.members.trainers],
         "pservers": [_pserver(rank, p, now_s) for rank, p in sorted(machine.members.pservers.items())],
         "waits_for": waits_for(machine, now_s, late),
+        "stragglers": _stragglers(machine, late),
         "losses": list(dict.fromkeys(machine.losses)),
         "passes_done": [msgspec.to_builtins(c) for c in machine.passes.closed],
         "saved": machine.passes.saved,
@@ -69,12 +69,20 @@ def _name(text: str) -> tuple[str, ...]:
 
 
 def _stragglers(machine: Coordinator, late: Awaited | None) -> list[str]:
-    facts = machine.facts
-    if late is None or facts is None or late.seconds < SILENT_S or machine.phase != "training":
+    """Trainers that are there, and slower than all others."""
+    if late is None or machine.phase != "training":
         return []
-    shares = share_out(facts.shards, facts.trainers)
-    ranks = {rank for rank, share in enumerate(shares) for span in late.spans if share.lo <= span.lo < share.hi}
-    return [f"trainer {rank}" for rank in sorted(ranks)]
+    found = {}
+    if late.seconds >= SILENT_S:
+        found = dict.fromkeys(late.missing, f"which the round has waited for {late.seconds:.0f} s")
+    slowest = late.slowest
+    if slowest is not None and slowest.share > STRAGGLES_ABOVE:
+        of_s = f"{100 * slowest.share:.0f} % of the last {slowest.of_s:.0f} s"
+        waited = "waited for" if late.behind is None else "were far ahead of"
+        found[slowest.trainer] = f"which all others {waited} {of_s}"
+        if late.behind and late.missing == [slowest.trainer]:
+            found[slowest.trainer] += f" (by {late.behind} batches now)"
+    return [f"trainer {rank}, {why}" for rank, why in sorted(found.items())]
 
 
 def _trainer(rank: int, trainer: Trainer, now_s: float) -> dict[str, object]:

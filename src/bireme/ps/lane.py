@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -31,11 +31,12 @@ from bireme.ps.schedules import learning_rate
 from bireme.ps.setup import Setup
 from bireme.ps.stream import LaneStream
 from bireme.ps.tree import Span, spans_of
+from bireme.ps.waiting import Awaited, Waiting
 
 LOOK_S = 1.0
+"""How often a thread that waits for a round looks whether its trainer is still there."""
 ASK_S = 0.2
 """How long somebody who asks what a lane waits for waits himself."""
-"""How often a thread that waits for a round looks whether its trainer is still there."""
 OnPass = Callable[[PassTotals], None]
 Buffers = Sequence[NDArray[Any]]
 Answer = tuple[int, int, Buffers]
@@ -94,15 +95,6 @@ class Store(Protocol):
         """Take first values, or read and forget them."""
 
 
-class Awaited(NamedTuple):
-    """A round for which some trainers wait."""
-
-    round: int
-    spans: list[Span]
-    seconds: float
-    """Since the first contribution came."""
-
-
 class Lane:
     """A part of the model that several trainers push to and pull from."""
 
@@ -130,7 +122,9 @@ class Lane:
         self._turn = threading.Condition()
         self._busy = 0
         """Payloads that are being received."""
-        self._first_push_s: float | None = None
+        self._waiting = Waiting()
+        self._trainer_of = [rank for rank, share in enumerate(setup.shares) for _ in share.shards]
+        """By shard."""
         self._is_leaving_view = False
         self._parked: dict[socket.socket, Head] = {}
         """Pulls of trainers that share our memory: whoever closes the round answers them."""
@@ -143,15 +137,22 @@ class Lane:
         return MAX_ARRAY_NBYTES if whole is None else whole
 
     def awaited(self) -> Awaited | None:
-        """What an open round lacks that somebody has already pushed to; None where everybody or the lane is at work."""
+        """Whom this lane waits for now, and whom it has waited for most of late; None where it is too busy to say."""
         # A lane that waits for its disk at the end of a pass holds its turn: whoever asks for the status does not wait.
         if not self._turn.acquire(timeout=ASK_S):
             return None
         try:
-            rounds = self.rounds
-            if isinstance(rounds, LaneStream) or self._first_push_s is None:
-                return None
-            return Awaited(rounds.round, rounds.awaited(), time.monotonic() - self._first_push_s)
+            now_s, first_s, behind = time.monotonic(), self._waiting.first_s, None
+            if isinstance(self.rounds, LaneStream):
+                found = self.rounds.laggard(self._trainer_of)
+                missing = [found[0]] if found else []
+                if self.rounds.staleness is None:
+                    behind = found[1] if found else 0
+            else:
+                spans = self.rounds.awaited() if first_s is not None else []
+                missing = sorted({self._trainer_of[span.lo] for span in spans})
+            since_s = 0.0 if first_s is None else now_s - first_s
+            return Awaited(missing, since_s, self._waiting.slowest(now_s, missing), behind)
         finally:
             self._turn.release()
 
@@ -216,12 +217,27 @@ class Lane:
                 self._done()
             raise
         with self._turn:
-            self._first_push_s = self._first_push_s or time.monotonic()
+            now_s = time.monotonic()
+            if isinstance(self.rounds, LaneStream):
+                self._waiting.updated(now_s, self._laggard)
+            else:
+                self._waiting.landed(self._trainer_of[span.lo], now_s)
             closing = self.rounds.landed(span)
             if closing is not None:
-                self._first_push_s = None
                 self._close(closing)
+                self._settle(now_s, closing)
             self._done()
+
+    def _settle(self, now_s: float, closing: Closing) -> None:
+        """Note whom a round has waited for that was complete then."""
+        if closing.ends_pass:
+            self._waiting.rest()
+        elif isinstance(self.rounds, LaneRounds):
+            self._waiting.closed(now_s)
+
+    def _laggard(self) -> int | None:
+        found = self.rounds.laggard(self._trainer_of) if isinstance(self.rounds, LaneStream) else None
+        return found[0] if found else None
 
     def _done(self) -> None:
         """Nothing is being received any more on behalf of one connection."""
@@ -236,7 +252,7 @@ class Lane:
             self._turn.wait_for(lambda: not self._busy)
             self._is_leaving_view = False
             self.rounds.enter(view)
-            self._first_push_s = None
+            self._waiting.forget()
             self._parked.clear()
             self._turn.notify_all()  # whoever waits is of the view before and is sent away
 

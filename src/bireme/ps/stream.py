@@ -12,6 +12,8 @@ The verdicts and methods are those of rounds.py; `round` counts updates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bireme.ps.frames import Flag, Head, Record
 from bireme.ps.rounds import (
     Closing,
@@ -27,6 +29,10 @@ from bireme.ps.rounds import (
     wrong_length,
 )
 from bireme.ps.tree import Span
+
+FAR = 4
+"""Where nothing bounds how far shards get, whoever has fewer than half of the batches of all others, less these, is
+far behind: at the beginning of a pass halves say little."""
 
 
 class LaneStream:
@@ -204,6 +210,27 @@ class LaneStream:
     def _ahead(self, shard: int) -> int:
         """Batches between this unfinished shard and the slowest one."""
         return self.next_q[shard] - min(q for s, q in enumerate(self.next_q) if s not in self.ended)
+
+    def laggard(self, trainer_of: Sequence[int]) -> tuple[int, int] | None:
+        """The trainer that all others are far ahead of, and by how many batches; None if there is no such one.
+
+        In mode `bounded` these may not go on; without a bound they have more than twice as many batches.
+        """
+        open_: dict[int, int] = {}
+        done: dict[int, int] = {}
+        for shard, q in enumerate(self.next_q):
+            places, trainer = done if shard in self.ended else open_, trainer_of[shard]
+            places[trainer] = min(q, places.get(trainer, q))
+        # Whoever has ended the pass is far ahead only of those who have done less.
+        last = min(open_, key=lambda trainer: (open_[trainer], trainer), default=-1)
+        others = [q for places in (open_, done) for trainer, q in places.items() if trainer != last]
+        if self.staleness is not None:
+            others = [q for trainer, q in open_.items() if trainer != last]
+        if not others:
+            return None
+        ahead = min(others) - open_[last]
+        far = open_[last] + FAR if self.staleness is None else self.staleness + 1
+        return (last, ahead) if ahead >= far else None
 
     def _is_too_far(self, shard: int) -> bool:
         return self.staleness is not None and self._ahead(shard) > self.staleness

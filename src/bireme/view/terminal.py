@@ -85,12 +85,14 @@ def draw(status: dict[str, Any], width: int = 80) -> RenderableType:
         missing = status.get("trainers_missing") or []
         waiting = f", waiting for trainer {', '.join(map(str, missing))}" if missing and phase == "gathering" else ""
         return Text(f"{phase}{waiting} …", style="dim", no_wrap=True, overflow="ellipsis")
+    waits = [f"waits for {', '.join(status['waits_for'])}"] if status.get("waits_for") else []
+    warnings = [f"warning: {text}" for text in status.get("warnings", ())]
     trainers = _trainers(status, min(24, max(4, width - BESIDE_BAR)))
-    return Group(trainers, *map(_warning, status.get("warnings", ())), _footer(status, width))
+    return Group(trainers, *map(_notice, waits + warnings), _footer(status, width))
 
 
-def _warning(text: str) -> Text:
-    return Text(f"warning: {text}", style="yellow", no_wrap=True, overflow="ellipsis")
+def _notice(text: str) -> Text:
+    return Text(text, style="yellow", no_wrap=True, overflow="ellipsis")
 
 
 def _trainers(status: dict[str, Any], bar_width: int) -> Table:

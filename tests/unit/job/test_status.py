@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from tests.unit.job.story import ADDRESSES, Story, lines, progress
 
 from bireme.job import messages as m
 from bireme.job.status import SILENT_S, status_of, waits_for
-from bireme.ps.lane import Awaited
-from bireme.ps.tree import Span
+from bireme.ps.waiting import Awaited, Slowest
 
 
 def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
@@ -70,9 +70,45 @@ def test_a_straggler_is_named_beside_whoever_has_a_longer_number() -> None:
     story.now_s += SILENT_S + 1
     for connection in (20, 21, *range(100, 112)):
         story.tell(connection, m.Alive())
-    late = Awaited(round=7, spans=[Span(1, 2), Span(12, 13)], seconds=5.0)
-    said = waits_for(story.machine, story.now_s, late)
-    assert said == [f"trainer 12, which has said nothing for {SILENT_S + 1:.0f} s", "trainer 1"]
+    said = waits_for(story.machine, story.now_s, Awaited(missing=[1, 12], seconds=5.0))
+    assert said == [
+        f"trainer 12, which has said nothing for {SILENT_S + 1:.0f} s",
+        "trainer 1, which the round has waited for 5 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        (None, []),
+        (Awaited([1], seconds=SILENT_S - 0.1), []),
+        (Awaited([1], seconds=SILENT_S + 1), ["trainer 1, which the round has waited for 4 s"]),
+        (Awaited([], 0.0, Slowest(1, 0.49, 8.0)), []),
+        (Awaited([0], 0.2, Slowest(1, 0.72, 8.4)), ["trainer 1, which all others waited for 72 % of the last 8 s"]),
+        (
+            Awaited([], 0.0, Slowest(1, 0.9, 8.4), behind=0),
+            ["trainer 1, which all others were far ahead of 90 % of the last 8 s"],
+        ),
+        (
+            Awaited([1], 0.0, Slowest(1, 0.9, 8.4), behind=12),
+            ["trainer 1, which all others were far ahead of 90 % of the last 8 s (by 12 batches now)"],
+        ),
+        (
+            Awaited([0], 5.0, Slowest(1, 0.72, 8.4)),
+            [
+                "trainer 0, which the round has waited for 5 s",
+                "trainer 1, which all others waited for 72 % of the last 8 s",
+            ],
+        ),
+    ],
+)
+def test_whoever_is_slower_than_all_others_is_named(late: Awaited | None, said: list[str]) -> None:
+    story = Story().train()
+    status = status_of(story.machine, story.now_s, late)
+    assert (status["stragglers"], status["waits_for"]) == (said, said)
+    story.lose(11)
+    status = status_of(story.machine, story.now_s, late)
+    assert (status["stragglers"], status["waits_for"]) == ([], ["trainer 1"])
 
 
 def test_nobody_is_waited_for_when_the_job_is_over() -> None:

@@ -20,6 +20,7 @@ from bireme.ps.lane import Lane
 from bireme.ps.rounds import Closing, PassTotals, Totals
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
+from bireme.ps.waiting import Awaited
 from bireme.spec.model import Init, Optimizer, Parameter, UpdateMode, Updates
 
 Floats = NDArray[np.float32]
@@ -320,3 +321,53 @@ def test_a_round_whose_update_fails_stays_open_and_ends_no_pass(
     with pytest.raises(MemoryError, match="no room"):
         peer.push(1, ones(1.0), is_last=True)
     assert (stage.lane.rounds.round, stage.lane.rounds.pass_id, stage.passes) == (before, 0, [])
+
+
+class Hands:
+    """A clock that tests move."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    found = Hands()
+    monkeypatch.setattr("bireme.ps.lane.time", found)
+    return found
+
+
+def test_a_lane_says_whom_its_open_round_lacks_and_whom_its_rounds_have_waited_for(stage: Stage, hands: Hands) -> None:
+    peer = stage.peer()
+    assert stage.lane.awaited() == Awaited([], 0.0)
+    for round_ in range(20):
+        peer.push(0, ones(1.0), round_)
+        hands.now_s += 0.4
+        peer.push(1, ones(1.0), round_)
+        hands.now_s += 0.1
+    found = stage.lane.awaited()
+    assert found is not None and found.slowest is not None
+    assert (found.missing, found.seconds) == ([], 0.0)
+    # The first round counts for nobody; the last one closed 0.1 s ago.
+    assert (found.slowest.trainer, round(found.slowest.share, 2), round(found.slowest.of_s, 1)) == (1, 0.79, 9.6)
+    peer.push(0, ones(1.0), 20)
+    hands.now_s += 5.0
+    found = stage.lane.awaited()
+    assert found is not None and (found.missing, round(found.seconds, 1)) == ([1], 5.0)
+    stage.lane.enter(4)
+    assert stage.lane.awaited() == Awaited([], 0.0)
+
+
+def test_a_lane_without_rounds_says_who_is_far_behind(stack: ExitStack, hands: Hands) -> None:
+    peer = Stage(setup(updates=Updates(mode="async")), stack).peer()
+    for batch in range(30):
+        peer.push(0, ones(1.0), batch)
+        if batch % 10 == 9:
+            peer.push(1, ones(1.0), batch // 10)
+        hands.now_s += 0.3
+    found = peer.lane.awaited()
+    assert found is not None and found.slowest is not None
+    assert (found.missing, found.behind, found.seconds) == ([1], 27, 0.0)
+    assert (found.slowest.trainer, found.slowest.share > 0.8) == (1, True)

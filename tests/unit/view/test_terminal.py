@@ -59,6 +59,13 @@ def test_who_is_waited_for_is_told_on_one_line() -> None:
     assert len(lines_of(told, 80)) == 1
 
 
+def test_stragglers_are_told_below_the_trainers() -> None:
+    said = "trainer 1, which all others waited for 72 % of the last 8 s"
+    found = lines_of(status(1, waits_for=[said]), 80)
+    assert found[-2].strip() == f"waits for {said}"
+    assert not any("waits for" in line for line in lines_of(status(1, waits_for=[]), 80))
+
+
 def test_passes_remarks_and_alerts_scroll_by_each_on_its_own_line() -> None:
     view = LiveView()
     view._console.file = StringIO()

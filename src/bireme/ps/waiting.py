@@ -1,0 +1,125 @@
+"""Whom a lane's rounds wait for, as shares of the last seconds. No clock: times come in.
+
+When a round closes it is known who came last, and since when all others had been there. Where shards go apart, the
+time between two updates counts for a trainer that all others are far ahead of. What passes between two passes counts
+for nobody: trainer 0 tests and saves then. Costs a few additions for each push.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+WINDOW_S = 5.0
+"""Shares are those of the last one or two times this long, and of none before there is so much to tell."""
+STRAGGLES_ABOVE = 0.5
+"""A trainer for which everybody else waits a larger share of the time is a straggler. One with two shards
+where others have one is just below."""
+MOMENT_S = 0.001
+"""Between two updates that come sooner, nobody has waited."""
+
+
+class Slowest(NamedTuple):
+    """The trainer that all others have waited for most."""
+
+    trainer: int
+    share: float
+    """Of the time that is spoken of."""
+    of_s: float
+
+
+class Awaited(NamedTuple):
+    """What keeps a lane from going on."""
+
+    missing: list[int]
+    """Trainers that the open round still lacks."""
+    seconds: float
+    """Since its first push came; 0 where there is none, or there are no rounds."""
+    slowest: Slowest | None = None
+    behind: int | None = None
+    """How many batches all others are ahead of whom they wait for by now; None where none can be ahead for long."""
+
+
+@dataclass(slots=True)
+class _Window:
+    spent_s: float = 0.0
+    waits: dict[int, float] = field(default_factory=dict)
+
+    def add(self, spent_s: float, trainer: int, waited_s: float) -> None:
+        self.spent_s += spent_s
+        if waited_s:
+            self.waits[trainer] = self.waits.get(trainer, 0.0) + waited_s
+
+
+class Waiting:
+    """What one lane has seen in its view."""
+
+    def __init__(self) -> None:
+        self._old, self._new = _Window(), _Window()
+        self._since_s: float | None = None
+        """When the last round closed; None before the first one of a pass has."""
+        self._clear_round()
+
+    def _clear_round(self) -> None:
+        self.first_s: float | None = None
+        """When the open round's first push came."""
+        self._last = -1
+        self._last_s: float | None = None
+        self._others_s: float | None = None
+        """When the last push of anybody but the last one came."""
+
+    def forget(self) -> None:
+        """A view begins."""
+        self._old, self._new = _Window(), _Window()
+        self.rest()
+
+    def rest(self) -> None:
+        """A pass is over: what follows is no round."""
+        self._since_s = None
+        self._clear_round()
+
+    def landed(self, trainer: int, now_s: float) -> None:
+        """A push to the open round is in."""
+        if self.first_s is None:
+            self.first_s = now_s
+        if trainer != self._last:
+            self._others_s, self._last = self._last_s, trainer
+        self._last_s = now_s
+
+    def closed(self, now_s: float) -> None:
+        """The round is complete with the push that landed last."""
+        if self._since_s is not None:
+            waited_s = 0.0 if self._others_s is None else now_s - self._others_s
+            self._count(now_s - self._since_s, self._last, waited_s)
+        self._since_s = now_s
+        self._clear_round()
+
+    def updated(self, now_s: float, laggard: Callable[[], int | None]) -> None:
+        """Where there are no rounds: an update is about to be made; `laggard` says whom all were far ahead of."""
+        if self._since_s is not None:
+            spent_s = now_s - self._since_s
+            trainer = laggard() if spent_s >= MOMENT_S else None
+            self._count(spent_s, -1 if trainer is None else trainer, 0.0 if trainer is None else spent_s)
+        self._since_s = self._last_s = now_s
+
+    def _count(self, spent_s: float, trainer: int, waited_s: float) -> None:
+        self._new.add(spent_s, trainer, waited_s)
+        if self._new.spent_s >= WINDOW_S:
+            self._old, self._new = self._new, _Window()
+
+    def slowest(self, now_s: float, missing: list[int]) -> Slowest | None:
+        """Whom everybody has waited for most, the open round included, which lacks these; None if nobody is known."""
+        spent_s = self._old.spent_s + self._new.spent_s
+        waits = dict(self._old.waits)
+        for trainer, waited_s in self._new.waits.items():
+            waits[trainer] = waits.get(trainer, 0.0) + waited_s
+        if self._since_s is not None:
+            spent_s += now_s - self._since_s
+            since_s = self._last_s if self._last not in missing else self._others_s
+            if len(missing) == 1 and since_s is not None:
+                waits[missing[0]] = waits.get(missing[0], 0.0) + now_s - since_s
+        if spent_s < WINDOW_S or not waits:
+            return None
+        trainer = max(waits, key=lambda one: (waits[one], -one))
+        return Slowest(trainer, waits[trainer] / spent_s, spent_s)
