@@ -37,6 +37,9 @@ class Volume(Protocol):
     def create(self, path: Path, data: bytes) -> None:
         """Write a file that must not be there; FileExistsError if it is."""
 
+    def cut(self, path: Path, nbytes: int) -> None:
+        """Leave only so many bytes of a file, which needs no room; safe once the file is synced."""
+
     def remove_tree(self, path: Path) -> None:
         """Remove a directory and all that is in it."""
 
@@ -65,6 +68,9 @@ class _Machine:
     def create(self, path: Path, data: bytes) -> None:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as f:
             f.write(data)
+
+    def cut(self, path: Path, nbytes: int) -> None:
+        os.truncate(path, nbytes)
 
     def remove_tree(self, path: Path) -> None:
         shutil.rmtree(path)

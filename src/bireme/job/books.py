@@ -7,8 +7,9 @@ written again. Damage anywhere else is left for `bireme verify` to see.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from bireme.job.headway import METRICS as METRICS
 from bireme.job.model import finished_passes
 
 LEDGER = "ledger.jsonl"
+BLOCK_NBYTES = 1 << 20
+"""What of a book is in memory at a time."""
 Row = dict[str, Any]
 
 
@@ -50,15 +53,15 @@ def append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
 
 def mend(output: Path, shards: int, run: int) -> Past:
     """Remove half lines, and lines of passes that do not count; returns what there is of this run."""
-    metrics = _cut_tail(output / METRICS, b'"begin"', b'"pass"')
-    ledger = _cut_tail(output / LEDGER)
+    _cut_tail(output / METRICS)
+    _cut_tail(output / LEDGER)
+    ledger = list(_rows(output / LEDGER))[::-1]
     _make_safe(output)
     saved = max(counted(ledger, shards) & finished_passes(output), default=-1)
     if any(_pass_of(row) > saved for row in ledger):
         kept = [row for row in ledger if _pass_of(row) <= saved]
         write_atomic(output / LEDGER, b"".join(msgspec.json.encode(row) + b"\n" for row in kept))
-    begun = [i for i, row in enumerate(metrics) if (row.get("kind"), row.get("run")) == ("begin", run)]
-    own = metrics[begun[-1] :] if begun else []
+    own = _since_begin(output / METRICS, run)
     closed = [one for row in own if (one := _closed(row)) is not None and one.pass_id <= saved]
     began = own[0].get("unix") if own else None
     # A date that was set back since must not make the job younger than it is; 0 would say that it begins now.
@@ -76,25 +79,62 @@ def _make_safe(output: Path) -> None:
             sync_directory(output)
 
 
-def _cut_tail(path: Path, *words: bytes) -> list[Row]:
-    """A book's lines, after half a line at its end was cut off; of many, only those in which one of the words is."""
-    try:
-        data = path.read_bytes() if path.is_file() else b""  # a device would have no end
-    except OSError:
-        return []
-    end = data.rfind(b"\n") + 1
-    if end < len(data):
-        write_atomic(path, data[:end])
+def _cut_tail(path: Path) -> None:
+    """Cut half a line off a book's end, where it is: on a full disk there is no room for another one."""
+    end = 0
+    for begin, block in _blocks(path):
+        end = end or begin + len(block)
+        newline = block.rfind(b"\n")
+        if newline >= 0 or not begin:
+            whole = begin + newline + 1
+            if whole < end:
+                with storage_errors(str(path)):
+                    volume().cut(path, whole)
+            return
+
+
+def _since_begin(path: Path, run: int) -> list[Row]:
+    """How a run began and what it has told of its passes; nothing if it has not begun.
+
+    There may be days of progress, and runs before this one: what is before the beginning is not read at all.
+    """
     found = []
-    for line in data[:end].splitlines():
-        # Days of progress are a million lines, of which a few are asked for.
-        if words and not any(word in line for word in words):
-            continue
-        try:
-            found.append(msgspec.json.decode(line, type=Row))
-        except msgspec.MsgspecError:
-            continue  # a flipped bit is not ours to hide
-    return found
+    for row in _rows(path, b':"begin"', b':"pass"'):
+        found.append(row)
+        if (row.get("kind"), row.get("run")) == ("begin", run):
+            return found[::-1]
+    return []
+
+
+def _rows(path: Path, *words: bytes) -> Iterator[Row]:
+    """A book's lines, the last one first; where words are given, only those in which one of them is."""
+    rest = b""
+    for begin, block in _blocks(path):
+        head, newline, lines = (block + rest).partition(b"\n") if begin else (b"", b"", block + rest)
+        rest = head + newline
+        for line in reversed(lines.splitlines()):
+            if words and not any(word in line for word in words):
+                continue
+            try:
+                yield msgspec.json.decode(line, type=Row)
+            except msgspec.MsgspecError:
+                continue  # a flipped bit is not ours to hide
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """A file's pieces and where they begin, the last one first; none of what cannot be read."""
+    try:
+        if not path.is_file():
+            return  # a device would have no end
+        with path.open("rb") as f:
+            end = f.seek(0, os.SEEK_END)
+            while end:
+                begin = max(0, end - BLOCK_NBYTES)
+                f.seek(begin)
+                yield begin, f.read(end - begin)
+                end = begin
+    except OSError:
+        return
 
 
 def counted(ledger: Iterable[Row], shards: int) -> set[int]:

@@ -28,11 +28,13 @@ class Killed(BaseException):
 class File:
     """Content as processes see it, and as it would be found after a power cut."""
 
-    __slots__ = ("data", "kept")
+    __slots__ = ("data", "floor", "kept")
 
     def __init__(self) -> None:
         self.data = b""
         self.kept = b""
+        self.floor = 0
+        """Since something that was safe was cut off: what of the rest is safe all the same."""
 
 
 class Directory:
@@ -115,7 +117,7 @@ class Disk:
         self.step()
         opened = cast(DiskFile, f)
         opened.flush()
-        opened.file.kept = opened.file.data
+        opened.file.kept, opened.file.floor = opened.file.data, 0
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory safe."""
@@ -135,6 +137,14 @@ class Disk:
         directory.alter({where[-1]: file})
         self.step()
         file.data = data
+
+    def cut(self, path: Path, nbytes: int) -> None:
+        """Leave only so many bytes of a file; until it is synced, a power cut may bring the others back."""
+        self.step()
+        file = self.find(cast(DiskPath, path).where)
+        assert isinstance(file, File)
+        file.floor = min(nbytes, _safe_nbytes(file))
+        file.data = file.data[:nbytes]
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory and all that is in it, name by name."""
@@ -189,6 +199,12 @@ def _survive(directory: Directory, rng: random.Random, seen: dict[int, bool]) ->
             _survive(node, rng, seen)
         elif node.data is not node.kept:
             node.data = node.kept = _torn(node, rng)
+            node.floor = 0
+
+
+def _safe_nbytes(file: File) -> int:
+    """What was synced stays where more was merely appended to it, or something cut off its end."""
+    return len(file.kept) if file.data.startswith(file.kept) else file.floor
 
 
 def _torn(file: File, rng: random.Random) -> bytes:
@@ -197,9 +213,7 @@ def _torn(file: File, rng: random.Random) -> bytes:
         return file.kept
     if draw < 0.6:
         return file.data
-    # What was synced stays where more was merely appended to it.
-    safe = len(file.kept) if file.data.startswith(file.kept) else 0
-    end = rng.randint(safe, len(file.data))
+    end = rng.randint(_safe_nbytes(file), len(file.data))
     return file.data[:end] + (b"\0" * (len(file.data) - end) if draw < 0.75 else b"")
 
 
@@ -358,7 +372,7 @@ class DiskPath:
             directory.alter({self.where[-1]: file})
         assert isinstance(file, File)
         if mode == "wb":
-            file.data = b""
+            file.data, file.floor = b"", 0
         return DiskFile(self.disk, file, mode)
 
     def replace(self, target: DiskPath) -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from bireme.core.errors import StorageError
 from bireme.job import books
 from bireme.job import messages as m
 from bireme.job.books import LEDGER, METRICS, Past, append, counted, mend
@@ -88,6 +89,50 @@ def test_half_a_line_at_the_end_is_cut_off(output: Path, kept: int) -> None:
         (output / name).write_bytes((output / name).read_bytes() + torn)
     assert mend(output, 3, RUN).saved == 0
     assert [(output / name).read_bytes() for name in (LEDGER, METRICS)] == whole_books
+
+
+@pytest.mark.parametrize("block", [7, 64, 1000])
+def test_books_are_read_from_their_end_a_piece_at_a_time(
+    output: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(books, "BLOCK_NBYTES", block)
+    append(output / LEDGER, whole(0) + whole(1))
+    append(output / METRICS, [*events(RUN - 1, [0]), *events(RUN, [0, 1])])
+    with (output / METRICS).open("ab") as f:
+        f.write(b'{"event":"progress"' * 20)
+    assert mend(output, 3, RUN) == Past(1, 20.0, [closed(0), closed(1)])
+    assert rows_in(output / METRICS)[-1]["event"] == "pass"
+
+
+def test_what_was_told_before_a_run_began_is_not_read(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "BLOCK_NBYTES", 4096)
+    append(output / METRICS, [*events(RUN - 1), *({"event": "progress", "pass": 0} for _ in range(10_000))])
+    append(output / METRICS, events(RUN))
+    pieces: list[int] = []
+    real = books._blocks
+
+    def count(path: Path) -> Iterator[tuple[int, bytes]]:
+        for begin, data in real(path):
+            pieces.append(len(data))
+            yield begin, data
+
+    monkeypatch.setattr(books, "_blocks", count)
+    assert mend(output, 3, RUN).elapsed_s == 20.0
+    assert sum(pieces) <= 2 * 4096
+
+
+def test_half_a_line_is_cut_off_on_a_full_disk(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(output / LEDGER, whole(0))
+    append(output / METRICS, events(passes=[0]))
+    with (output / METRICS).open("ab") as f:
+        f.write(b'{"event":"pro')
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise StorageError(f"the disk is full: cannot write {path}")
+
+    monkeypatch.setattr(books, "write_atomic", refuse)
+    assert mend(output, 3, RUN) == Past(0, 20.0, [closed(0)])
+    assert rows_in(output / METRICS) == events(passes=[0])
 
 
 def test_half_a_pass_is_removed_as_it_will_be_written_again(output: Path) -> None:

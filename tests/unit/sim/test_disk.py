@@ -132,3 +132,30 @@ def test_a_spoiled_file_differs_in_one_bit_or_is_cut_off() -> None:
         write(place / "a", b"12345678", disk)
         disk.spoil(place / "a", random.Random(seed))
         assert (place / "a").read_bytes() != b"12345678"
+
+
+def test_what_was_cut_off_may_come_back_and_what_was_left_is_never_lost() -> None:
+    seen = set()
+    for seed in range(60):
+        disk, place = disk_with("d")
+        write(place / "a", b"whole half", disk)
+        disk.sync_directory(place)
+        disk.cut(place / "a", 5)
+        with (place / "a").open("ab") as f:
+            f.write(b" more")
+        assert (place / "a").read_bytes() == b"whole more"
+        assert (disk.worst().at("d") / "a").read_bytes() == b"whole half"
+        disk.cut_power(random.Random(seed))
+        seen.add((place / "a").read_bytes())
+    assert {b"whole half", b"whole more"} < seen
+    assert all(data.startswith(b"whole") for data in seen)
+
+
+def test_what_was_cut_off_and_synced_stays_away() -> None:
+    disk, place = disk_with("d")
+    write(place / "a", b"whole half", disk)
+    disk.sync_directory(place)
+    disk.cut(place / "a", 5)
+    with (place / "a").open("rb") as f:
+        disk.sync(f)
+    assert (disk.worst().at("d") / "a").read_bytes() == b"whole"
