@@ -37,7 +37,7 @@ from bireme.job.effects import (
 )  # fmt: skip
 from bireme.job.joining import begin_of, settle_facts, setup_of, why_not
 from bireme.job.manifest import Manifest
-from bireme.job.members import Members, Pserver, Trainer, progress_facts
+from bireme.job.members import Members, Pserver, Trainer, is_noted, progress_facts
 from bireme.job.passes import Passes
 from bireme.job.phases import ENDED, ENDINGS, TRANSITIONS, Phase, Reason
 from bireme.ps.rounds import PassTotals
@@ -337,6 +337,8 @@ class Coordinator:
         if self.losses and message.closed and message.view == self.view and self.phase == "training":
             effects = [self._event("recovered", now_s, round=message.round, after=list(self.losses))]
             self.losses, self._mends = [], 0
+        if not is_noted(trainer, message, now_s, now_s - self.begun_s):
+            return effects
         # What was still under way when everybody was taken back is not of the history that begins there.
         whose = {"history": self.history} if message.view == self.view else {}
         return [*effects, self._event("progress", now_s, **progress_facts(message), **whose)]

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from bireme.job import messages as m
 
+YOUNG = 1000.0
+"""Two lines of a trainer in metrics.jsonl are no closer than this part of the job's age …"""
+COARSEST_S = 10.0
+"""… and a line is never further away than this."""
+
 
 @dataclass(slots=True)
 class Member:
@@ -22,6 +27,8 @@ class Trainer(Member):
 
     join: m.Join
     progress: m.Progress | None = None
+    noted: tuple[int, float] = (0, 0.0)
+    """The view and the moment of the progress that metrics.jsonl last got of it."""
 
 
 @dataclass(slots=True)
@@ -91,6 +98,19 @@ def _forget(members: dict[int, Trainer] | dict[int, Pserver], connection: int) -
             del members[rank]
             return rank
     return None
+
+
+def is_noted(trainer: Trainer, message: m.Progress, now_s: float, age_s: float) -> bool:
+    """Whether a trainer's progress gets a line in metrics.jsonl, which else would grow by gigabytes a day.
+
+    The older the job, the coarser its curve. The first word in a view is always noted: those who start processes again
+    see by it that the job has got further, however often somebody dies.
+    """
+    view, then_s = trainer.noted
+    if message.view == view and now_s - then_s < min(age_s / YOUNG, COARSEST_S):
+        return False
+    trainer.noted = message.view, now_s
+    return True
 
 
 def progress_facts(message: m.Progress) -> dict[str, object]:

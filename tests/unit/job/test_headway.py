@@ -66,3 +66,31 @@ def test_what_was_under_way_when_everybody_was_taken_back_is_of_no_history() -> 
     story.lose(21)
     (stale,) = lines(METRICS, story.tell(10, progress(0, story.machine.view - 1)))
     assert "history" not in stale and stale["round"] == fresh["round"]
+
+
+def test_a_day_of_progress_is_some_thousand_lines_a_trainer() -> None:
+    story = Story().train()
+    noted = [story.now_s]
+    for tenth in range(1, 36_000):
+        story.now_s = 100.0 + tenth / 5
+        if lines(METRICS, story.tell(10, progress(0, story.machine.view))):
+            noted.append(story.now_s)
+    # Two hours with five words a second: all of them at first, then one in a thousandth of the job's age.
+    assert sum(moment < 300.0 for moment in noted) > 990
+    assert 4000 < len(noted) < 5000
+    story.now_s += 3 * 86400
+    assert lines(METRICS, story.tell(10, progress(0, story.machine.view)))
+    for seconds, count in ((9.9, 0), (10.1, 1)):
+        moment = story.now_s + seconds
+        assert len(lines(METRICS, story.machine.told(10, progress(0, story.machine.view), moment))) == count
+
+
+def test_the_first_word_in_a_view_is_noted_however_old_the_job_is() -> None:
+    story = Story().train()
+    story.now_s += 86400
+    assert lines(METRICS, story.tell(10, progress(0, story.machine.view)))
+    assert not lines(METRICS, story.tell(10, progress(0, story.machine.view)))
+    story.lose(11)
+    story.join(1, 31)
+    story.ready()
+    assert lines(METRICS, story.tell(10, progress(0, story.machine.view)))
