@@ -221,11 +221,11 @@ def test_a_job_in_a_queue_is_stopped_and_resumed_through_the_queue(there: There,
 
 
 def test_leaving_does_not_end_a_job(there: There, reviews: Path) -> None:
-    job = save_often(small_job(there, reviews), passes=4)
+    job = disturbed(small_job(there, reviews), passes=3)
     there.do("data", "push", job)
-    following = there.start("submit", job, "--wait", "--namespace", there.namespace)
+    following = there.start("submit", job, "--wait", "--namespace", there.namespace, BIREME_FAULTS=PACE)
     assert following.stdout is not None
-    begun = ("handing out parameters", "training")
+    begun = ("handing out parameters", "training", "pass ")
     assert any(line.startswith(begun) for line in following.stdout), "it is followed"
     following.send_signal(signal.SIGINT)
     out, err = following.communicate(timeout=60)

@@ -137,23 +137,18 @@ def _build(source: Path, target: Path, flags: str, tell: Tell) -> None:
     environment = {**os.environ, "CGO_ENABLED": "0"}
     # A module's own file list, or the one file of a program without a module.
     what = "." if (source / "go.mod").exists() else "main.go"
-    process = subprocess.Popen(
-        [go, "build", "-v", "-trimpath", "-ldflags", flags, "-o", str(target), what],
-        cwd=source,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [go, "build", "-v", "-trimpath", "-ldflags", flags, "-o", str(target), what]
     lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
-    reader.start()
-    begin = told = time.monotonic()
-    while reader.is_alive():
-        reader.join(0.2)
-        if time.monotonic() - told > 15:
-            told = time.monotonic()
-            tell(f"  {source.name}: {len(lines)} packages compiled in {told - begin:.0f} s …")
-    if process.wait():
+    with subprocess.Popen(command, cwd=source, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
+        reader.start()
+        begin = told = time.monotonic()
+        while reader.is_alive():
+            reader.join(0.2)
+            if time.monotonic() - told > 15:
+                told = time.monotonic()
+                tell(f"  {source.name}: {len(lines)} packages compiled in {told - begin:.0f} s …")
+    if process.returncode:
         raise ProcessError(
             f"Go could not build {source.name}:\n" + "".join(f"    {line}" for line in lines[-12:]),
             fix="is Go's module proxy reachable? `go env GOPROXY` names it",
