@@ -249,11 +249,12 @@ def _lines(
         for path in files:
             whole = b""
             with suppress(FileNotFoundError), path.open("rb") as f:  # (gone for a moment: it is being rotated)
-                which, at = os.fstat(f.fileno()).st_ino, 0
-                if which == places[path][0]:
+                stat, at = os.fstat(f.fileno()), 0
+                # A log that is full is cut to nothing under its writer: then all that is there is new.
+                if stat.st_ino == places[path][0] and stat.st_size >= places[path][1]:
                     at = f.seek(places[path][1])
                 whole, end, _ = f.read().rpartition(b"\n")
-                places[path] = which, at + len(whole) + len(end)
+                places[path] = stat.st_ino, at + len(whole) + len(end)
             for line in whole.decode(errors="replace").splitlines():
                 yield path, line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,14 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.cli.conftest import Leave, closed
 
+from bireme.cli import jobs
 from bireme.cli.jobs import list_, status
 from bireme.job import asking
 from bireme.job.discover import SharedDirectory
+from bireme.job.logs import rotate
 from bireme.job.messages import Address
 from bireme.local import registry
+from bireme.spec.model import Logs
 
 
 def run(command: Any, *arguments: object) -> str:
@@ -136,3 +139,25 @@ def test_the_last_status_is_kept_when_the_coordinator_does_not_answer(leave: Lea
     assert told == {**last, "waits_for": ["pserver 0 (the coordinator), which does not answer"]}
     (output / "status.json").write_text(json.dumps({"phase": "finished", "waits_for": []}))
     assert json.loads(run(status, "--json"))["status"] == {"phase": "finished", "waits_for": []}
+
+
+def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("old\n" * 300_000)
+    turns: Iterator[Callable[[], object]] = iter(
+        [
+            lambda: append_to(log, "last\n"),
+            lambda: rotate(log, Logs(max_mb=1, keep=1)) and append_to(log, "first\nhal"),
+            lambda: append_to(log, "f\n"),
+        ]
+    )
+    monkeypatch.setattr(jobs.time, "sleep", lambda _: next(turns)())
+    followed = jobs._lines([log], 0, None, is_following=True)
+    assert [next(followed)[1] for _ in range(3)] == ["last", "first", "half"]
+
+
+def append_to(path: Path, text: str) -> None:
+    with path.open("a") as f:
+        f.write(text)
