@@ -25,7 +25,7 @@ from bireme.core.errors import (
     ProcessError,
     RefusedError,
 )
-from bireme.core.files import storage_errors
+from bireme.core.files import storage_errors, sync_directory
 from bireme.job import incarnations
 from bireme.job import messages as m
 from bireme.job.asking import ask
@@ -50,20 +50,40 @@ def coordinator_of(run: Path) -> m.Address | None:
 
 def lock_output(output: Path) -> int:
     """Claim a directory for one run; the kernel gives it back when this process ends, however that is."""
-    with storage_errors(str(output)):
-        fd = os.open(output / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise OutputExistsError(
-            f"{output} belongs to a job that runs now (process {holder})",
-            fix="give another directory with `--output DIR`, or stop that job with `bireme cancel`",
-        ) from e
+    path = output / LOCK_FILE
+    while True:
+        with storage_errors(str(output)):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise OutputExistsError(
+                f"{output} belongs to a job that runs now (process {holder})",
+                fix="give another directory with `--output DIR`, or stop that job with `bireme cancel`",
+            ) from e
+        if _is_at(path, fd):
+            break
+        os.close(fd)  # whoever had it has removed it since we opened it: others lock another file by now
     os.ftruncate(fd, 0)
     os.write(fd, f"{os.getpid()}\n".encode())
     return fd
+
+
+def unlock_output(output: Path, fd: int) -> None:
+    """Give a directory back."""
+    # While we still have it: what is there afterwards may be another's.
+    (output / LOCK_FILE).unlink(missing_ok=True)
+    os.close(fd)
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 class LocalRun:
@@ -80,20 +100,31 @@ class LocalRun:
     def __enter__(self) -> LocalRun:
         output = Path(self.job.output)
         with storage_errors(str(output)):
+            is_new = not output.exists()
             output.mkdir(parents=True, exist_ok=True)
+            if is_new:  # what is safe in it must not be lost with it
+                sync_directory(output.parent)
         self._lock = lock_output(output)
-        fingerprint = data_fingerprint(Path(self.job.data), self.job.shards)
-        job, since = check_output(self.job), incarnations.take(output, "runner")
-        self.job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
-        self._record, self._run = registry.new_run(self.job.name, self._job_file, self.job.output)
-        (output / STATUS_FILE).unlink(missing_ok=True)
-        path = write_job(self.job)
+        try:
+            path = self._prepare(output)
+            self._record, self._run = registry.new_run(self.job.name, self._job_file, self.job.output)
+        except BaseException:
+            unlock_output(output, self._lock)
+            raise
         try:
             self._start_nodes(path)
         except BaseException as e:
             self.__exit__(type(e), e, None)
             raise
         return self
+
+    def _prepare(self, output: Path) -> Path:
+        """Write down what is to be done; returns where."""
+        fingerprint = data_fingerprint(Path(self.job.data), self.job.shards)
+        job, since = check_output(self.job), incarnations.take(output, "runner")
+        self.job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
+        (output / STATUS_FILE).unlink(missing_ok=True)
+        return write_job(self.job)
 
     def _start_nodes(self, path: Path) -> None:
         nodes = []
@@ -116,8 +147,7 @@ class LocalRun:
         ended = {"state": state, "reason": reason, "ended": time.time(), "error": told, "status": self._status}
         registry.save(msgspec.structs.replace(self._record, **ended))
         registry.clear(self._run)
-        (Path(self.job.output) / LOCK_FILE).unlink(missing_ok=True)
-        os.close(self._lock)
+        unlock_output(Path(self.job.output), self._lock)
 
     def poll(self) -> dict[str, Any] | None:
         """Ask for the status; None when the job is finished. Raises what went wrong, or Cancelled."""
