@@ -4,13 +4,14 @@ A pass that ends leaves a model with its `metrics.json`, then rows in `ledger.js
 A job that was killed may lack such a line, and the rows of its last pass as long as there is a snapshot from which
 they would be written again. Whatever else disagrees is a fault. Parameters lie in a pass twice, in the original's
 files and in `model.safetensors`, so that a change of one shows. Snapshots carry hashes; what was never committed is
-no fault, as nobody relies on it.
+no fault, as nobody relies on it. Each part of a snapshot says what its lanes have counted (tallies.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -24,7 +25,7 @@ from bireme.job.entry import read_job
 from bireme.job.manifest import MANIFEST, Manifest
 from bireme.job.model import Array, config_name, hash_values, load_values, pass_name
 from bireme.job.reports import STATUS_FILE
-from bireme.ps.parts import read_part
+from bireme.job.tallies import counts_in, ledger_differs
 from bireme.spec.job import Job
 
 JOB, LEDGER, METRICS, SNAPSHOTS = "job.json", "ledger.jsonl", "metrics.jsonl", "snapshots"
@@ -148,6 +149,7 @@ def verify(output: Path, *, is_running: bool = False) -> Verdict:
             verdict.blame(LEDGER, f"no pass between {before} and {pass_id}", means="neither rows nor models are left")
         before = pass_id
         _check_pass(verdict, books, pass_id)
+    _check_counts(verdict, books, good)
     if books.rows and all(problem.where != LEDGER for problem in verdict.problems):
         rows = _count(sum(map(len, books.rows.values())), "row")
         verdict.add(LEDGER, "good", f"{rows}, passes {min(books.rows)} to {max(books.rows)}, every sample once")
@@ -187,7 +189,7 @@ def _check_snapshots(verdict: Verdict) -> list[Manifest]:
     """Look at all snapshots; returns those that are whole, newest first."""
     place = verdict.output / SNAPSHOTS
     whole, problems = snapshots.check_all(place)
-    wrong = {p.name: p.what for p in problems} | {m.name: w for m in whole if (w := _wrong_header(place, m))}
+    wrong = {p.name: p.what for p in problems} | {m.name: w for m in whole if (w := _wrong_counts(place, m))}
     good = {m.name: m for m in whole if m.name not in wrong}
     newest = next(iter(good), "")
     manifests = {m.name: m for m in snapshots.candidates(place)[0]}
@@ -216,14 +218,29 @@ def _check_snapshots(verdict: Verdict) -> list[Manifest]:
     return list(good.values())
 
 
-def _wrong_header(place: Path, manifest: Manifest) -> str:
-    """What is wrong with files that do have their hashes: something else was committed as a part."""
+def _wrong_counts(place: Path, manifest: Manifest) -> str:
+    """What is wrong with files that do have their hashes: no parts, or lanes that have counted differently."""
     try:
-        for record in manifest.parts:
-            read_part(place / manifest.name / record.file, sha256=None)
+        counts_in(place / manifest.name, manifest)
     except SnapshotError as e:
-        return e.what.removeprefix(f"{place / manifest.name}/")
+        return e.what.replace(f"{place / manifest.name}/", "")
     return ""
+
+
+def _check_counts(verdict: Verdict, books: _Books, good: list[Manifest]) -> None:
+    """Hold what all lanes had counted at each snapshot against the ledger, which has the first lane's word."""
+    shards = verdict.job.shards if verdict.job else 0
+    applied = {
+        pass_id: {row.shard: row.applied for row in rows}
+        for pass_id, rows in books.rows.items()
+        if sorted(row.shard for row in rows) == list(range(shards))
+    }
+    for manifest in good:
+        with suppress(SnapshotError):  # a job that runs has just deleted it
+            counts = counts_in(verdict.output / SNAPSHOTS / manifest.name, manifest)
+            if what := ledger_differs(manifest, counts, applied):
+                means = "an update was lost or applied twice, or one of the two was changed"
+                verdict.blame(f"{SNAPSHOTS}/{manifest.name}", what, means=means)
 
 
 def _resume_point(verdict: Verdict, good: list[Manifest], models: set[int]) -> SnapshotFound | None:

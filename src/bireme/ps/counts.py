@@ -103,7 +103,7 @@ def agreed_counts(parts: Iterable[Part]) -> Counts:
     for name, counts in found[1:]:
         if _place(counts) != _place(first):
             raise SnapshotError(
-                f"{name} was cut at round {counts.round}, {first_name} at round {first.round}",
+                _difference(name, counts, first_name, first),
                 why="parts of one snapshot must hold the same moment",
                 fix="use another snapshot",
             )
@@ -112,3 +112,11 @@ def agreed_counts(parts: Iterable[Part]) -> Counts:
 
 def _place(counts: Counts) -> tuple[object, ...]:
     return (counts.round, counts.pass_id, counts.pass_start, counts.samples, counts.ended, counts.next_q)
+
+
+def _difference(name: str, counts: Counts, first_name: str, first: Counts) -> str:
+    if counts.round != first.round:
+        return f"{name} was cut at round {counts.round}, {first_name} at round {first.round}"
+    if counts.samples != first.samples:
+        return f"{name} has counted {counts.samples:,} samples, {first_name} {first.samples:,}"
+    return f"{name} has seen the end of other shards, or of other batches, than {first_name}"

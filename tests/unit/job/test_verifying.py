@@ -19,7 +19,9 @@ from bireme.job.manifest import EndedPass, Inputs, Manifest, PartRecord, seal
 from bireme.job.model import hash_values, pass_name, save_model, table_arrays, write_parameter
 from bireme.job.snapshots import commit
 from bireme.job.verifying import Finding, verify
+from bireme.ps.counts import COUNTS, Sums, pack_counts
 from bireme.ps.parts import part_name, part_path, snapshot_name, write_part
+from bireme.ps.rounds import Counts, Totals
 from bireme.ps.rowframes import Block
 from bireme.spec.job import Job
 from bireme.spec.model import Parameter, Rows
@@ -65,20 +67,34 @@ def write_pass(output: Path, pass_id: int) -> None:
         f.write(json.dumps({"event": "pass", "t": 1.0, **closed}) + "\n")
 
 
-def write_cut(output: Path, round_: int, *, ended: int | None = None) -> Manifest:
+def counted(round_: int, *, more: int = 0, in_pass: tuple[int, ...] = ()) -> Counts:
+    """What a lane of this job has counted after so many rounds, or too much of it."""
+    pass_id = round_ // ROUNDS
+    totals = {shard: Totals(n, 0.5, []) for shard, n in enumerate(in_pass)}
+    samples = pass_id * sum(SAMPLES) + sum(in_pass) + more
+    return Counts(round_, pass_id, pass_id * ROUNDS, samples, frozenset(), totals)
+
+
+def write_cut(output: Path, round_: int, *, ended: int | None = None, counts: tuple[Counts, ...] = ()) -> Manifest:
     """The parts of two pservers, and the manifest that would commit them."""
     records = []
+    counts = counts or (counted(round_),) * 2
     for pserver in (0, 1):
         arrays = {"w": np.full(100 + 20 * pserver, round_, np.float32)}
-        written = write_part(part_path(output / "snapshots", round_, 1, pserver), arrays, {"round": round_})
+        written = write_part(
+            part_path(output / "snapshots", round_, 1, pserver), arrays, {COUNTS: pack_counts(counts[pserver])}
+        )
         records.append(
             PartRecord(file=part_name(pserver), sha256=written.sha256, nbytes=written.nbytes, pserver=pserver)
         )
     return Manifest(
-        job="small", round=round_, pass_id=round_ // ROUNDS, batch=round_ % ROUNDS, samples=0, view=1, incarnation=1,
-        inputs=Inputs(program="p", data="d", rules="r", shards=len(SAMPLES), seed=1), pservers=2, dense_lanes=1,
-        sparse_lanes=0, parts=tuple(records),
-        ended=None if ended is None else EndedPass(pass_id=ended, samples=0, shards={}),
+        job="small", round=round_, pass_id=round_ // ROUNDS, batch=round_ % ROUNDS, samples=counts[1].samples, view=1,
+        incarnation=1, inputs=Inputs(program="p", data="d", rules="r", shards=len(SAMPLES), seed=1), pservers=2,
+        dense_lanes=1, sparse_lanes=0, parts=tuple(records),
+        ended=None if ended is None else EndedPass(
+            pass_id=ended, samples=(ended + 1) * sum(SAMPLES),
+            shards={shard: Sums.of(Totals(n, 0.5, [])) for shard, n in enumerate(SAMPLES)},
+        ),
     )  # fmt: skip
 
 
@@ -174,7 +190,7 @@ def test_nothing_on_disk_is_changed(output: Path) -> None:
     ("harm", "what"),
     [
         (lambda p: flip(p / "part-0.bin"), "part-0.bin has flipped bits: it does not have its hash"),
-        (lambda p: os.truncate(p / "part-1.bin", 100), "part-1.bin is torn: 100 bytes of 640"),
+        (lambda p: os.truncate(p / "part-1.bin", 100), "part-1.bin is torn: 100 bytes of 768"),
         (lambda p: (p / "part-1.bin").unlink(), "part-1.bin is missing"),
         (lambda p: swap(p / "part-0.bin", p / "part-1.bin"), f"part-0.bin is in fact {NEW}/part-1.bin"),
         (lambda p: shutil.copy(p.parent / OLD / "part-0.bin", p), f"part-0.bin is in fact {OLD}/part-0.bin"),
@@ -217,6 +233,55 @@ def test_a_file_that_was_no_part_when_it_was_committed_is_named(output: Path) ->
     commit(output / "snapshots", msgspec.structs.replace(manifest, parts=(record, manifest.parts[1])))
     where = f"snapshots/{manifest.name}"
     assert told(output) == [(where, "part-0.bin is not a part of a snapshot: it starts with b'hello'")]
+
+
+LATE = 3 * ROUNDS + 2
+"""A round in the middle of a pass."""
+LATER = snapshot_name(LATE, 1)
+
+
+def test_a_snapshot_within_a_pass_is_held_against_the_passes_before_it(output: Path) -> None:
+    counts = (counted(LATE, in_pass=(3, 2, 0)),) * 2
+    commit(output / "snapshots", write_cut(output, LATE, counts=counts))
+    assert told(output) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "what"),
+    [
+        ((counted(LATE), counted(LATE, more=1)), "part-1.bin has counted 40 samples, part-0.bin 39"),
+        ((counted(LATE), counted(LATE - 1)), f"part-1.bin was cut at round {LATE - 1}, part-0.bin at round {LATE}"),
+        (
+            (counted(LATE, in_pass=(3, 2, 0)), counted(LATE, in_pass=(2, 3, 0))),
+            "part-1.bin has not counted as many samples of shard 0 as part-0.bin",
+        ),
+        (
+            (counted(LATE, more=2, in_pass=(3, 2, 0)),) * 2,
+            "lanes had applied 41 samples before pass 3, the ledger has 39",
+        ),
+        ((counted(LATE, more=-1),) * 2, "lanes had applied 38 samples before pass 3, the ledger has 39"),
+    ],
+    ids=["one too many on a lane", "another round", "in the open pass", "two too many everywhere", "one too few"],
+)
+def test_lanes_that_have_counted_otherwise_are_found(output: Path, counts: tuple[Counts, ...], what: str) -> None:
+    commit(output / "snapshots", write_cut(output, LATE, counts=counts))
+    assert told(output) == [(f"snapshots/{LATER}", what)]
+
+
+def test_a_manifest_that_tells_of_other_counts_than_its_parts_is_found(output: Path) -> None:
+    made = msgspec.structs.replace(write_cut(output, LATE), samples=40)
+    commit(output / "snapshots", made)
+    what = "its manifest tells of round 14, pass 3 and 40 samples, its parts of round 14, pass 3 and 39"
+    assert told(output) == [(f"snapshots/{LATER}", what)]
+
+
+def test_the_end_of_a_pass_is_held_against_its_rows(output: Path) -> None:
+    rows = json.loads(f"[{','.join((output / 'ledger.jsonl').read_text().splitlines())}]")
+    for row, more in zip(rows[-3:-1], (1, -1), strict=True):  # the sum stays the same
+        row |= {name: row[name] + more for name in ("read", "trained", "applied")}
+    (output / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    what = "lanes had applied 7 samples of shard 0 when pass 2 ended, the ledger says 8"
+    assert told(output) == [(f"snapshots/{NEW}", what)]
 
 
 def test_without_a_whole_snapshot_a_job_cannot_go_on(output: Path) -> None:
