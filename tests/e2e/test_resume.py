@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from bireme.data.split import split_lines
+from bireme.job.model import model_hash
 from bireme.job.snapshots import candidates
-from tests.e2e.conftest import Cli, assert_ledger_is_exact, edit, processes_mentioning, wait_until
+from tests.e2e.conftest import Cli, assert_ledger_is_exact, edit, lay_out, pids_of, save_often, wait_until
+from tests.e2e.power import Machine, cut_power
 
-
-def end(process: subprocess.Popen[str], output: Path) -> None:
-    """Kill the runner; the kernel kills the rest, as a power cut would."""
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    wait_until(lambda: not processes_mentioning(str(output)), "everybody is gone", 20)
+GOING_ON = "going on from round"
 
 
 def kill_in_the_middle(cli: Cli, job: Path, output: Path) -> None:
@@ -31,7 +26,7 @@ def kill_in_the_middle(cli: Cli, job: Path, output: Path) -> None:
 
     wait_until(lambda: has_begun() or process.poll() is not None, "a snapshot follows the first pass")
     assert process.poll() is None, "it ended before it could be killed"
-    end(process, output)
+    cut_power(cli, process)
 
 
 def newest(output: Path) -> float:
@@ -39,11 +34,20 @@ def newest(output: Path) -> float:
     return max((p.stat().st_mtime for p in output.glob("snapshots/*/manifest.json")), default=0.0)
 
 
-@pytest.fixture
-def undisturbed(cli: Cli, often: Path, tmp_path: Path) -> str:
-    done = cli.run("train", often, "--output", tmp_path / "whole", "--json")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Path:
+    """The output of the same job when nobody interferes."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    job = save_often(lay_out(home / "job"), passes=4)
+    split_lines(reviews, job.parent, 3)
+    done = Cli(home).run("train", job, "--output", home / "whole")
     assert done.code == 0, done.err
-    return str(done.json["hash"])
+    return home / "whole"
+
+
+@pytest.fixture
+def undisturbed(whole: Path) -> str:
+    return model_hash(whole / "pass-00003")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ def test_a_job_that_was_killed_ends_with_the_same_bits(
     done = cli.run("resume", output, *layout, "--json")
     assert done.code == 0, done.err
     assert done.json["hash"] == undisturbed
-    assert "going on from round" in (output / "node_0" / "server.log").read_text()
+    assert GOING_ON in (output / "node_0" / "server.log").read_text()
     assert_ledger_is_exact(output, passes=4)
 
 
@@ -137,11 +141,30 @@ def test_resuming_what_is_no_output_says_so(cli: Cli, tmp_path: Path) -> None:
     assert "is not a job's output" in done.err
 
 
-def test_a_job_without_a_snapshot_begins_anew(cli: Cli, often: Path, tmp_path: Path, undisturbed: str) -> None:
-    shutil.rmtree(tmp_path / "whole" / "snapshots")
-    for left in (tmp_path / "whole").glob("pass-*"):
-        shutil.rmtree(left)
-    (tmp_path / "whole" / "ledger.jsonl").unlink()
-    done = cli.run("resume", tmp_path / "whole", "--json")
+def test_a_job_without_a_snapshot_begins_anew(cli: Cli, whole: Path, tmp_path: Path, undisturbed: str) -> None:
+    output = Path(shutil.copytree(whole, tmp_path / "output", ignore=shutil.ignore_patterns("snapshots", "pass-*")))
+    (output / "ledger.jsonl").unlink()
+    done = cli.run("resume", output, "--json")
     assert done.code == 0, done.err
     assert done.json["hash"] == undisturbed
+
+
+def test_power_that_fails_again_while_a_job_is_resumed_changes_nothing(
+    cli: Cli, often: Path, tmp_path: Path, undisturbed: str
+) -> None:
+    machine = Machine(cli, often, tmp_path / "killed")
+    log = machine.output / "node_0" / "server.log"
+
+    def is_past(snapshots: int) -> bool:
+        return log.is_file() and log.read_text().count(GOING_ON) > snapshots
+
+    machine.fail_when(lambda: newest(machine.output), "a snapshot is committed")
+    machine.fail_when(lambda: pids_of(machine.output), "the first process is started")
+    machine.fail_when(lambda: is_past(0), "the snapshot is found and nobody trains yet")
+    done = machine.finish()
+    assert done.code == 0, done.err
+    assert done.json["hash"] == undisturbed
+    assert is_past(1)
+    sound = cli.run("verify", machine.output)
+    assert sound.code == 0, sound.out
+    assert_ledger_is_exact(machine.output, passes=4)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.e2e.conftest import Cli, edit, processes_mentioning, take_rows
+from tests.e2e.conftest import Cli, edit, take_rows
+from tests.e2e.power import cut_power
 
 WAIT_S = 60.0
 
@@ -44,16 +42,6 @@ def chain_of(output: Path) -> list[str]:
     return []
 
 
-def kill_all(process: subprocess.Popen[str], output: Path) -> None:
-    """Kill the runner; the kernel kills the rest, as a power cut would."""
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    deadline = time.monotonic() + WAIT_S
-    while processes_mentioning(str(output)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert processes_mentioning(str(output)) == []
-
-
 def kill_within_a_chain(cli: Cli, job: Path, output: Path) -> bool:
     """Start a job and kill it; returns whether its newest snapshot builds on others."""
     process = cli.start("train", job, "--output", output)
@@ -61,7 +49,7 @@ def kill_within_a_chain(cli: Cli, job: Path, output: Path) -> bool:
     while process.poll() is None and time.monotonic() < deadline and len(chain_of(output)) < 2:
         time.sleep(0.005)
     assert process.poll() is None, "it ended before it could be killed"
-    kill_all(process, output)
+    cut_power(cli, process)
     return bool(chain_of(output))
 
 
