@@ -1,12 +1,11 @@
 """A network between two machines that goes away and comes back, or loses packets; processes that stand still for long.
 
 Two network namespaces and a cable. Pulling it leaves connections half-open on both sides: nobody is told anything.
-Needs root, `ip netns` and, to lose packets, iptables.
+Needs root, `ip netns` and, to lose packets, iptables. tests/integration/test_half_open.py is the short form.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -17,46 +16,30 @@ from pathlib import Path
 import pytest
 
 from bireme.job.model import model_hash
+from tests.cable import Cable, cable
 from tests.e2e.conftest import Cli, save_often, wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 PASSES = 30
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 @pytest.fixture
-def cable() -> Iterator[tuple[str, str]]:
-    """Two namespaces with a cable between them; 10.77.0.1 and 10.77.0.2."""
-    if os.geteuid() or not shutil.which("ip"):
-        pytest.skip("needs root and the `ip` command to make network namespaces")
-    ends = (f"bireme-{os.getpid()}-a", f"bireme-{os.getpid()}-b")
-    try:
-        for end in ends:
-            ip("netns", "add", end)
-        ip("-n", ends[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", ends[1])
-        for number, end in enumerate(ends, 1):
-            ip("-n", end, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
-            ip("-n", end, "link", "set", "cable", "up")
-            ip("-n", end, "link", "set", "lo", "up")
-    except subprocess.CalledProcessError as e:
-        pytest.skip(f"network namespaces cannot be made here: {e.stderr!r}")
-    yield ends
-    for end in ends:
-        subprocess.run(["ip", "netns", "delete", end], check=False)
+def between() -> Iterator[Cable]:
+    """The cable between two machines; 10.77.0.1 and 10.77.0.2."""
+    with cable() as laid:
+        yield laid
 
 
 class Machines:
     """Starts bireme's processes by hand in either namespace, and ends what is left of them."""
 
-    def __init__(self, cli: Cli, ends: tuple[str, str]) -> None:
+    def __init__(self, cli: Cli, between: Cable) -> None:
         self._cli = cli
-        self._ends = ends
+        self._cable = between
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self, end: int, cwd: Path, *words: str) -> subprocess.Popen[str]:
-        command = ["ip", "netns", "exec", self._ends[end], sys.executable, "-m", "bireme", *words]
+        command = ["ip", "netns", "exec", self._cable.ends[end], sys.executable, "-m", "bireme", *words]
         with (cwd / f"{words[0]}-{len(self.running)}.log").open("w") as log:
             process = subprocess.Popen(
                 command, cwd=cwd, stdout=log, stderr=log, text=True, env=self._cli.environment()
@@ -66,14 +49,14 @@ class Machines:
 
     def pull(self, seconds: float) -> None:
         """Pull the cable for a while."""
-        ip("-n", self._ends[0], "link", "set", "cable", "down")
+        self._cable.pull()
         time.sleep(seconds)
-        ip("-n", self._ends[0], "link", "set", "cable", "up")
+        self._cable.plug_in()
 
 
-def train(cli: Cli, job: Path, ends: tuple[str, str], place: Path, pulls: tuple[float, ...]) -> str:
+def train(cli: Cli, job: Path, between: Cable, place: Path, pulls: tuple[float, ...]) -> str:
     """One pserver on one machine, three trainers on the other; the cable is pulled for these many seconds."""
-    machines = Machines(cli, ends)
+    machines = Machines(cli, between)
     try:
         place.mkdir()
         machines.start(0, place, "pserver", "--port=7164", "--num_gradient_servers=3")
@@ -100,23 +83,19 @@ def train(cli: Cli, job: Path, ends: tuple[str, str], place: Path, pulls: tuple[
             process.wait()
 
 
-@pytest.mark.slow
-def test_a_network_that_loses_packets_changes_nothing(
-    cli: Cli, job: Path, cable: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_network_that_loses_packets_changes_nothing(cli: Cli, job: Path, between: Cable, tmp_path: Path) -> None:
     save_often(job, passes=PASSES)
-    undisturbed = train(cli, job, cable, tmp_path / "undisturbed", ())
+    undisturbed = train(cli, job, between, tmp_path / "undisturbed", ())
     lose = ("iptables", "-A", "INPUT", "-i", "cable", "-m", "statistic", "--mode", "random", "--probability", "0.03")
-    for end in cable:
+    for end in between.ends:
         subprocess.run(["ip", "netns", "exec", end, *lose, "-j", "DROP"], check=True)
-    assert train(cli, job, cable, tmp_path / "disturbed", ()) == undisturbed
-    asked = ["ip", "netns", "exec", cable[0], "iptables", "-nvxL", "INPUT"]
+    assert train(cli, job, between, tmp_path / "disturbed", ()) == undisturbed
+    asked = ["ip", "netns", "exec", between.ends[0], "iptables", "-nvxL", "INPUT"]
     counts = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
     lost = int(next(line for line in counts.splitlines() if "DROP" in line).split()[0])
     assert lost > 100, f"only {lost} packets were lost"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("who", ["trainer:1", "pserver:1", "coordinator"])
 def test_a_process_that_stands_still_for_half_a_minute_is_waited_for(cli: Cli, job: Path, who: str) -> None:
     save_often(job, passes=4)
@@ -130,10 +109,9 @@ def test_a_process_that_stands_still_for_half_a_minute_is_waited_for(cli: Cli, j
     assert sound.code == 0, sound.out
 
 
-@pytest.mark.slow
 def test_a_cable_that_is_pulled_until_everybody_gives_up_on_it_changes_nothing(
-    cli: Cli, job: Path, cable: tuple[str, str], tmp_path: Path
+    cli: Cli, job: Path, between: Cable, tmp_path: Path
 ) -> None:
     save_often(job, passes=PASSES)
-    undisturbed = train(cli, job, cable, tmp_path / "undisturbed", ())
-    assert train(cli, job, cable, tmp_path / "disturbed", (25.0,)) == undisturbed
+    undisturbed = train(cli, job, between, tmp_path / "undisturbed", ())
+    assert train(cli, job, between, tmp_path / "disturbed", (25.0,)) == undisturbed

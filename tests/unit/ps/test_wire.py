@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -369,3 +370,35 @@ def test_a_peer_is_not_gone_while_something_that_it_sent_is_unread(ahead: Ahead)
     assert buffered.is_ahead and not wire.is_gone(buffered)
     read(buffered)
     assert wire.is_gone(buffered)
+
+
+def tcp_pair() -> Pair:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return socket.create_connection(listener.getsockname()), listener.accept()[0]
+
+
+def test_a_machine_that_is_gone_is_given_up_after_one_time_whether_one_waits_for_it_or_sends() -> None:
+    here, there = tcp_pair()
+    with there, wire.tune(here):
+
+        def option(level: int, name: int) -> int:
+            return here.getsockopt(level, name)
+
+        assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, every, count = (
+            option(socket.IPPROTO_TCP, name) for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert (idle, every, count) == (5, 2, 5)
+        assert idle + every * count == wire.SILENCE_S == 15
+        assert option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+        assert option(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_only_the_wait_for_the_rest_of_a_frame_is_limited(pair: Pair) -> None:
+    for sock in (tcp := tcp_pair()) + pair:
+        wire.tune(sock)
+        stall = struct.unpack("ll", sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.calcsize("ll")))
+        assert stall == (60, 0)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.calcsize("ll")) == bytes(16)
+    for sock in tcp:
+        sock.close()
