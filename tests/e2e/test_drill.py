@@ -29,6 +29,23 @@ EVERY_POINT = (
     "--kill coordinator@round=260,point=write.ledger",
 )
 
+WITHOUT_ROUNDS = (
+    "--kill trainer:0@point=push.before",
+    "--kill trainer:1@point=push.after",
+    "--kill pserver:1@point=lane.landed",
+    "--kill trainer:0@recovery,point=view.begin",
+    "--kill pserver:0@point=lane.applied",
+    "--kill pserver:1@recovery,point=view.set-up",
+    "--kill pserver:1@point=part.sync",
+    "--kill coordinator@recovery,point=snapshot.load",
+    "--kill pserver:0@point=part.rename",
+    "--kill coordinator@point=snapshot.commit",
+    "--kill trainer:0@point=model.saved",
+    "--kill pserver:1@recovery,point=view.enter",
+    "--kill coordinator@point=write.ledger",
+)
+"""Each strikes as soon as it can: the first ones in the first batches, those of snapshots at the ends of passes."""
+
 
 def drill(cli: Cli, job: Path, *faults: str) -> dict[str, Any]:
     words = [word for fault in faults for word in fault.split()]
@@ -67,14 +84,15 @@ def test_pauses_and_cut_connections_are_survived(cli: Cli, job: Path) -> None:
 @pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "bounded", "async"])
 def test_no_update_is_lost_or_applied_twice_in_any_mode(cli: Cli, job: Path, mode: str) -> None:
     count_updates(job)
-    job.write_text(job.read_text().replace("passes: 2", "passes: 4") + f"mode: {mode}\n")
+    job.write_text(job.read_text().replace("passes: 2", "passes: 3") + f"mode: {mode}\n")
     told = drill(
         cli,
         job,
         "--kill trainer:0@round=20,point=push.after",
-        "--kill pserver:1@round=40,point=lane.applied",
         "--cut trainer:0-pserver:0@round=30",
+        "--kill pserver:1@round=40,point=lane.applied",
         "--kill trainer:1@round=45,point=push.before",
+        "--kill coordinator@point=snapshot.commit",
     )
     assert told["hash"] == told["undisturbed"], "the counts of updates differ"
     assert told["never"] == []
@@ -89,6 +107,19 @@ def test_rounds_are_updates_of_all_passes_where_shards_go_apart(cli: Cli, job: P
     mended, rewound = told["each"]
     assert (mended["kind"], mended["redone"], rewound["kind"]) == ("mend", 1, "rewind")
     assert 50 < rewound["redone"] <= 601
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", ["bounded", "async"])
+def test_no_update_is_lost_or_applied_twice_at_any_named_point(cli: Cli, job: Path, mode: str) -> None:
+    assert set(POINTS) == {word.partition("point=")[2] for word in WITHOUT_ROUNDS}
+    count_updates(job)
+    job.write_text(job.read_text().replace("passes: 2", "passes: 4") + f"mode: {mode}\n")
+    told = drill(cli, job, *WITHOUT_ROUNDS)
+    assert told["hash"] == told["undisturbed"], "the counts of updates differ"
+    assert told["never"] == []
+    sound = cli.run("verify", job.parent / "drill" / "disturbed")
+    assert sound.code == 0, sound.out
 
 
 def test_a_fault_that_never_happened_is_named(cli: Cli, job: Path) -> None:
