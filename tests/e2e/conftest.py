@@ -18,6 +18,7 @@ import pytest
 
 from bireme.data.reviews import write_reviews
 from bireme.data.split import split_lines
+from bireme.job.model import model_hash, pass_name
 from bireme.local import demo
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -36,6 +37,11 @@ trainers: 2
 pservers: 2
 """
 """As good as three for most of what is shown here, and a third cheaper."""
+ONE = ("--trainers=1", "--pservers=1")
+"""Half as dear again: starting processes is what most tests here spend their time on."""
+MOST = 10
+Undisturbed = Callable[[int], str]
+"""The hash that a job ends with after so many passes."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,23 @@ def save_often(job: Path, *, passes: int) -> Path:
     edit(job, ("passes: 2", f"passes: {passes}"))
     job.write_text(job.read_text() + "snapshots: {every_s: 0.05, keep: 4}\n")
     return job
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Path:
+    """The output of the small job with small batches when nobody interferes: `MOST` passes, on one node."""
+    home = tmp_path_factory.mktemp("whole")
+    job = save_often(lay_out(home / "job"), passes=MOST)
+    split_lines(reviews, job.parent, 3)
+    done = Cli(home).run("train", job, "--output", home / "output", *ONE)
+    assert done.code == 0, done.err
+    return home / "output"
+
+
+@pytest.fixture(scope="session")
+def undisturbed(whole: Path) -> Undisturbed:
+    """The hash that the same job ends with after so many passes, in whatever layout."""
+    return lambda passes: model_hash(whole / pass_name(passes - 1))
 
 
 def wait_until(claim: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:

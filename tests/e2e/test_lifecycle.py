@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from bireme.core.processes import is_alive
-from tests.e2e.conftest import Cli, assert_ledger_is_exact, pids_of, processes_mentioning, wait_until
+from tests.e2e.conftest import ONE, Cli, assert_ledger_is_exact, pids_of, processes_mentioning, wait_until
 
 LONG = ("--passes", 99_999)
 """More than any machine does while a test looks on."""
@@ -70,10 +70,10 @@ def test_the_output_tree_is_that_of_the_original(cli: Cli, job: Path) -> None:
 
 def test_a_short_log_period_gives_the_originals_batch_lines(cli: Cli, job: Path) -> None:
     job.write_text(job.read_text() + "log_period: 1\n")
-    assert cli.run("train", job, "--passes", 1).code == 0
+    assert cli.run("train", job, "--passes", 1, *ONE).code == 0
     log = (job.parent / "output" / "node_0" / "train.log").read_text()
     assert re.search(
-        r"\]  Batch=1 samples=256 AvgCost=\S+ CurrentCost=\S+ Eval: \S+=\S+  CurrentEval: \S+=\S+$", log, re.MULTILINE
+        r"\]  Batch=1 samples=384 AvgCost=\S+ CurrentCost=\S+ Eval: \S+=\S+  CurrentEval: \S+=\S+$", log, re.MULTILINE
     )
 
 
@@ -108,7 +108,7 @@ def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Pa
 
 def test_a_node_that_is_told_to_leave_comes_back_and_the_job_goes_on(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
-    process = cli.start("train", job, "--passes", 100, "--trainers", 1, "--pservers", 1)
+    process = cli.start("train", job, "--passes", 100, *ONE)
     wait_until((output / "pass-00000").is_dir, "the first pass is saved")
     os.kill(pids_of(output)["node 0"], signal.SIGTERM)
     out, err = process.communicate(timeout=60)
@@ -126,6 +126,7 @@ def test_ctrl_c_twice_stops_at_once(job: Path, running: subprocess.Popen[str]) -
     assert nobody_left(job)
 
 
+@pytest.mark.slow  # test_sparse.py says the same of a job with tables
 @pytest.mark.parametrize("name", ["pserver 1", "trainer 0"])
 def test_where_nobody_is_started_again_a_killed_process_ends_the_job_with_its_name(
     cli: Cli, job: Path, name: str
@@ -142,6 +143,7 @@ def test_where_nobody_is_started_again_a_killed_process_ends_the_job_with_its_na
     assert (output / "pass-00000" / "done").is_file()
 
 
+@pytest.mark.slow  # test_resume.py and test_sparse.py look for whoever is left, too
 def test_no_process_outlives_a_killed_runner(job: Path, running: subprocess.Popen[str]) -> None:
     running.kill()
     running.communicate(timeout=30)
@@ -214,7 +216,7 @@ class Terminal:
 
 def test_a_job_goes_on_when_its_terminal_is_closed_and_is_stopped_from_another(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
-    terminal = Terminal(cli, "train", job, *LONG)
+    terminal = Terminal(cli, "train", job, *LONG, *ONE)
     wait_until(lambda: terminal.is_past(output / "pass-00000" / "done"), "the first pass is saved")
     terminal.close()
     later = output / f"pass-{passes_saved(output) + 5:05d}" / "done"
@@ -229,7 +231,7 @@ def test_a_job_goes_on_when_its_terminal_is_closed_and_is_stopped_from_another(c
 
 def test_a_job_whose_terminal_is_closed_runs_to_its_end(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
-    terminal = Terminal(cli, "train", job, "--passes", 40)
+    terminal = Terminal(cli, "train", job, "--passes", 40, *ONE)
     wait_until(lambda: terminal.is_past(output / "pass-00000"), "the first pass is saved")
     terminal.close()
     assert terminal.process.wait(timeout=120) == 0
@@ -239,7 +241,7 @@ def test_a_job_whose_terminal_is_closed_runs_to_its_end(cli: Cli, job: Path) -> 
 
 def test_a_job_that_ignores_ctrl_c_can_be_stopped_at_once(cli: Cli, job: Path) -> None:
     ignoring = ("sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "bireme", "train", str(job))
-    process = subprocess.Popen([*ignoring, *map(str, LONG)], stdout=subprocess.DEVNULL, env=cli.environment())
+    process = subprocess.Popen([*ignoring, *map(str, LONG), *ONE], stdout=subprocess.DEVNULL, env=cli.environment())
     wait_until((job.parent / "output" / "pass-00000").is_dir, "the first pass is saved")
     process.send_signal(signal.SIGINT)
     assert cli.run("cancel", "--now").out == "small: cancelled\n"
@@ -265,7 +267,7 @@ def test_the_dry_run_prints_the_plan_and_starts_nothing(cli: Cli, job: Path) -> 
 
 
 def test_a_model_predicts_tests_shows_and_exports(cli: Cli, job: Path) -> None:
-    assert cli.run("train", job).code == 0
+    assert cli.run("train", job, *ONE).code == 0
     model = job.parent / "output" / "pass-00001"
     lines = cli.run("predict", model).out.splitlines()
     assert len(lines) == 8
@@ -301,7 +303,7 @@ def free_block(count: int) -> int:
 
 
 def test_a_cluster_started_by_hand_trains_the_same_model(cli: Cli, job: Path, tmp_path: Path) -> None:
-    told = cli.run("train", job, "--output", tmp_path / "runner", "--json").json
+    told = cli.run("train", job, "--output", tmp_path / "runner", "--json", *ONE).json
     ports = free_block(4)
     pservers = [
         cli.start("pserver", f"--port={ports + 2 * i}", "--ports_num=2", "--num_gradient_servers=3", "--nics=lo")

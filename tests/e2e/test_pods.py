@@ -19,13 +19,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from bireme.data.split import split_lines
 from bireme.job.model import model_hash
 from bireme.job.snapshots import candidates
 from bireme.job.verifying import verify
 from bireme.spec.job import Job
 from bireme.spec.load import load_job
-from tests.e2e.conftest import PAIR, Cli, assert_ledger_is_exact, edit, lay_out, lines_of, save_often, wait_until
+from tests.e2e.conftest import PAIR, Cli, Undisturbed, assert_ledger_is_exact, edit, lines_of, save_often, wait_until
 
 PASSES = 8
 NODES = 3
@@ -113,11 +112,11 @@ class Pods:
     def _has_ended(self) -> bool:
         return any(process.poll() is not None for process in self.started)
 
-    def end_as(self, undisturbed: str, pods: list[subprocess.Popen[bytes]]) -> None:
+    def end_as(self, undisturbed: Undisturbed, pods: list[subprocess.Popen[bytes]]) -> None:
         """These pods end well, and so does the job."""
         for pod in pods:
             assert pod.wait(120) == 0, self.said()
-        assert model_hash(self.output / f"pass-{PASSES - 1:05d}") == undisturbed
+        assert model_hash(self.output / f"pass-{PASSES - 1:05d}") == undisturbed(PASSES)
         assert_ledger_is_exact(self.output, PASSES)
         assert verify(self.output).problems == []
 
@@ -136,18 +135,9 @@ def pods(cli: Cli, job: Path) -> Iterator[Pods]:
     found.close()
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> str:
-    """The hash of the same job's model when it is trained on this machine, by `bireme train`."""
-    home = tmp_path_factory.mktemp("undisturbed")
-    path = save_often(lay_out(home / "job"), passes=PASSES)
-    split_lines(reviews, path.parent, 3)
-    done = Cli(home).run("train", path, "--json", "--trainers=1", "--pservers=1")
-    assert done.code == 0, done.err
-    return str(done.json["hash"])
-
-
-def test_pods_train_the_same_model_as_a_run_on_one_machine(pods: Pods, undisturbed: str) -> None:
+def test_pods_train_the_same_model_as_a_run_on_one_machine_and_stay_finished(
+    pods: Pods, undisturbed: Undisturbed
+) -> None:
     started = pods.start_all()
     pods.end_as(undisturbed, started)
     settled = msgspec.json.decode((pods.output / "job.json").read_bytes(), type=Job)
@@ -156,13 +146,24 @@ def test_pods_train_the_same_model_as_a_run_on_one_machine(pods: Pods, undisturb
     assert "trainer 1 | I" in (pods.home / "pod-1-1-1" / "out").read_text()
     assert "Pass=0" in (pods.output / "node_1" / "train.log").read_text()
     assert "started trainer 1" in (pods.output / "node_1" / "node.log").read_text()
+    leave_at_once(pods)
+    refuse_another_job(pods)
 
 
-def test_a_pod_that_comes_back_after_the_end_leaves_at_once(pods: Pods, undisturbed: str) -> None:
-    pods.end_as(undisturbed, pods.start_all())
+def leave_at_once(pods: Pods) -> None:
+    """A pod that comes back after the end has nothing to do."""
     assert pods.start(1).wait(30) == 0
     assert pods.start(0).wait(30) == 0
     assert pods.said().count("this job is finished") == 2
+
+
+def refuse_another_job(pods: Pods) -> None:
+    """Another job would mix two runs."""
+    pods.change(seed=2)
+    assert pods.start(0).wait(30) == 7
+    said = pods.said()
+    assert "already holds a run" in said and "of another job" in said
+    assert "seed 1 → 2" in said and "set another `output`" in said
 
 
 SLOWLY = "delay:seed=1,max_ms=10"
@@ -173,7 +174,9 @@ def snapshot_rounds(pods: Pods) -> list[int]:
     return [manifest.round for manifest in candidates(pods.output / "snapshots")[0]]
 
 
-def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(pods: Pods, undisturbed: str) -> None:
+def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(
+    pods: Pods, undisturbed: Undisturbed
+) -> None:
     pods.change(snapshots=msgspec.structs.replace(pods.job.snapshots, every_s=3600.0), faults=SLOWLY)
     first = pods.start_all()
     pods.wait_for_pass()
@@ -190,7 +193,9 @@ def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(p
     assert [event["round"] for event in pods.events("view") if event["kind"] == "rewind"][:1] == [saved]
 
 
-def test_a_pod_that_is_told_to_end_alone_saves_first_and_its_replacement_goes_on(pods: Pods, undisturbed: str) -> None:
+def test_a_pod_that_is_told_to_end_alone_saves_first_and_its_replacement_goes_on(
+    pods: Pods, undisturbed: Undisturbed
+) -> None:
     pods.change(snapshots=msgspec.structs.replace(pods.job.snapshots, every_s=3600.0), faults=SLOWLY)
     zero, one, two = pods.start_all()
     pods.wait_for_pass()
@@ -203,7 +208,7 @@ def test_a_pod_that_is_told_to_end_alone_saves_first_and_its_replacement_goes_on
 
 
 def test_a_pod_that_runs_on_beside_its_replacement_leaves_and_the_bits_are_the_same(
-    pods: Pods, undisturbed: str
+    pods: Pods, undisturbed: Undisturbed
 ) -> None:
     pods.change(hosts=())  # a replacement has another address, and there is no name service here
     zero, old, two = pods.start_all()
@@ -223,7 +228,7 @@ def test_a_pod_that_runs_on_beside_its_replacement_leaves_and_the_bits_are_the_s
 
 
 def test_an_entry_that_was_stopped_leaves_its_children_working_until_it_hears_of_its_replacement(
-    pods: Pods, undisturbed: str
+    pods: Pods, undisturbed: Undisturbed
 ) -> None:
     pods.change(hosts=())
     zero, old, two = pods.start_all()
@@ -264,20 +269,6 @@ def test_pods_wait_for_the_one_that_settles_the_job(pods: Pods) -> None:
     assert "s for node 0 (it has not begun the job)" in pods.said()
 
 
-def test_another_job_is_refused_where_it_would_mix_two_runs(pods: Pods) -> None:
-    pods.change(faults=SLOWLY)
-    started = pods.start_all()
-    pods.wait_for_pass()
-    for pod in started:
-        pod.terminate()
-    assert {pod.wait(30) for pod in started} == {143}
-    pods.change(seed=2)
-    assert pods.start(0).wait(30) == 7
-    said = pods.said()
-    assert "already holds a run" in said and "of another job" in said
-    assert "seed 1 → 2" in said and "set another `output`" in said
-
-
 def test_a_shard_that_is_missing_is_named_before_anything_begins(pods: Pods) -> None:
     pods.change(shards=4)
     assert pods.start(0).wait(30) == 5
@@ -300,7 +291,7 @@ def test_probes_tell_what_a_pod_does(pods: Pods) -> None:
     assert not (probes / "ready").exists()
 
 
-def test_a_run_that_failed_is_begun_again_by_the_next_pods(pods: Pods, undisturbed: str) -> None:
+def test_a_run_that_failed_is_begun_again_by_the_next_pods(pods: Pods, undisturbed: Undisturbed) -> None:
     config = pods.home / "job" / "quick_start" / "trainer_config.lr.py"
     good = config.read_text()
     config.write_text("raise ValueError('not today')\n" + good)
@@ -311,7 +302,7 @@ def test_a_run_that_failed_is_begun_again_by_the_next_pods(pods: Pods, undisturb
 
 
 def test_pservers_and_trainers_have_pods_of_their_own_where_they_are_counted_apart(
-    pods: Pods, undisturbed: str
+    pods: Pods, undisturbed: Undisturbed
 ) -> None:
     pods.change(pservers=1, hosts=("127.0.1.1",))
     roles = [("pserver", 0), *(("trainer", rank) for rank in range(3))]
@@ -350,7 +341,7 @@ def seeds_environment(pods: Pods, name: str) -> dict[str, str]:
 
 
 def test_pods_of_a_plain_job_meet_on_the_volume_and_a_replacement_takes_the_free_rank(
-    pods: Pods, undisturbed: str
+    pods: Pods, undisturbed: Undisturbed
 ) -> None:
     names = ("tutorial-zz", "tutorial-aa", "tutorial-mm")
     started = [pods.start(rank, **seeds_environment(pods, name)) for rank, name in enumerate(names)]

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bireme.data.split import split_lines
-from bireme.job.model import model_hash
 from bireme.job.snapshots import candidates
-from tests.e2e.conftest import Cli, assert_ledger_is_exact, edit, lay_out, pids_of, save_often, wait_until
+from tests.e2e.conftest import MOST, Cli, Undisturbed, assert_ledger_is_exact, edit, pids_of, wait_until
 from tests.e2e.power import Machine, cut_power
 
+PASSES = 4
 GOING_ON = "going on from round"
 
 
@@ -34,41 +33,25 @@ def newest(output: Path) -> float:
     return max((p.stat().st_mtime for p in output.glob("snapshots/*/manifest.json")), default=0.0)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Path:
-    """The output of the same job when nobody interferes."""
-    home = tmp_path_factory.mktemp("undisturbed")
-    job = save_often(lay_out(home / "job"), passes=4)
-    split_lines(reviews, job.parent, 3)
-    done = Cli(home).run("train", job, "--output", home / "whole")
-    assert done.code == 0, done.err
-    return home / "whole"
-
-
-@pytest.fixture
-def undisturbed(whole: Path) -> str:
-    return model_hash(whole / "pass-00003")
-
-
 @pytest.mark.parametrize(
     "layout",
     [pytest.param((), marks=pytest.mark.slow), ("--trainers=1", "--pservers=4", "--ports-num=2")],
     ids=["as before", "another"],
 )
 def test_a_job_that_was_killed_ends_with_the_same_bits(
-    cli: Cli, often: Path, tmp_path: Path, undisturbed: str, layout: tuple[str, ...]
+    cli: Cli, often: Path, tmp_path: Path, undisturbed: Undisturbed, layout: tuple[str, ...]
 ) -> None:
     output = tmp_path / "killed"
     kill_in_the_middle(cli, often, output)
     done = cli.run("resume", output, *layout, "--json")
     assert done.code == 0, done.err
-    assert done.json["hash"] == undisturbed
+    assert done.json["hash"] == undisturbed(PASSES)
     assert GOING_ON in (output / "node_0" / "server.log").read_text()
-    assert_ledger_is_exact(output, passes=4)
+    assert_ledger_is_exact(output, passes=PASSES)
 
 
 def test_a_damaged_snapshot_is_named_and_the_one_before_is_used(
-    cli: Cli, often: Path, tmp_path: Path, undisturbed: str
+    cli: Cli, often: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     output = tmp_path / "killed"
     kill_in_the_middle(cli, often, output)
@@ -79,12 +62,12 @@ def test_a_damaged_snapshot_is_named_and_the_one_before_is_used(
     part.write_bytes(data)
     done = cli.run("resume", output, "--json")
     assert done.code == 0, done.err
-    assert done.json["hash"] == undisturbed
+    assert done.json["hash"] == undisturbed(PASSES)
     assert f"snapshot {last.name} cannot be used" in (output / "node_0" / "server.log").read_text()
 
 
 def test_snapshots_by_rounds_are_at_multiples_and_a_job_goes_on_from_one(
-    cli: Cli, often: Path, tmp_path: Path, undisturbed: str
+    cli: Cli, often: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     edit(often, ("{every_s: 0.05, keep: 4}", "{every_s: 86400, every_rounds: 7, keep: 100}"))
     output = tmp_path / "killed"
@@ -95,13 +78,13 @@ def test_snapshots_by_rounds_are_at_multiples_and_a_job_goes_on_from_one(
     assert any(manifest.batch == 0 for manifest in found), "and one at the end of a pass"
     done = cli.run("resume", output, "--json")
     assert done.code == 0, done.err
-    assert done.json["hash"] == undisturbed
+    assert done.json["hash"] == undisturbed(PASSES)
     rounds = {manifest.round for manifest in candidates(output / "snapshots")[0] if manifest.batch}
     assert all(round_ % 7 == 0 for round_ in rounds) and len(rounds) > len(within)
 
 
 def test_a_job_that_was_moved_is_told_where_its_program_and_data_are(
-    cli: Cli, often: Path, tmp_path: Path, undisturbed: str
+    cli: Cli, often: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     output = often.parent / "output"
     kill_in_the_middle(cli, often, output)
@@ -111,28 +94,20 @@ def test_a_job_that_was_moved_is_told_where_its_program_and_data_are(
     assert "program is not where it was" in lost.err and "--job JOB.yaml" in lost.err
     done = cli.run("resume", elsewhere / "output", "--job", elsewhere / often.name, "--json")
     assert done.code == 0, done.err
-    assert done.json["hash"] == undisturbed
+    assert done.json["hash"] == undisturbed(PASSES)
 
 
-def test_changes_that_are_accepted_are_gone_on_with(cli: Cli, often: Path, tmp_path: Path) -> None:
+def test_other_data_is_refused_with_what_changed_until_it_is_accepted(cli: Cli, often: Path, tmp_path: Path) -> None:
     output = tmp_path / "killed"
     kill_in_the_middle(cli, often, output)
     data = often.parent / "0" / "data" / "train.txt"
     data.write_text(data.read_text() + "1\tgood\n")
-    assert cli.run("resume", output).code == 15
+    refused = cli.run("resume", output)
+    assert refused.code == 15
+    assert "shard 0: train.txt has changed" in refused.err and "--accept-changes" in refused.err
     done = cli.run("resume", output, "--accept-changes", "--json")
     assert done.code == 0, done.err
     assert done.json["phase"] == "finished"
-
-
-def test_other_data_is_refused_with_what_changed(cli: Cli, often: Path, tmp_path: Path) -> None:
-    output = tmp_path / "killed"
-    kill_in_the_middle(cli, often, output)
-    data = often.parent / "0" / "data" / "train.txt"
-    data.write_text(data.read_text() + "1\tgood\n")
-    done = cli.run("resume", output)
-    assert done.code == 15
-    assert "shard 0: train.txt has changed" in done.err and "--accept-changes" in done.err
 
 
 def test_resuming_what_is_no_output_says_so(cli: Cli, tmp_path: Path) -> None:
@@ -141,16 +116,16 @@ def test_resuming_what_is_no_output_says_so(cli: Cli, tmp_path: Path) -> None:
     assert "is not a job's output" in done.err
 
 
-def test_a_job_without_a_snapshot_begins_anew(cli: Cli, whole: Path, tmp_path: Path, undisturbed: str) -> None:
+def test_a_job_without_a_snapshot_begins_anew(cli: Cli, whole: Path, tmp_path: Path, undisturbed: Undisturbed) -> None:
     output = Path(shutil.copytree(whole, tmp_path / "output", ignore=shutil.ignore_patterns("snapshots", "pass-*")))
     (output / "ledger.jsonl").unlink()
     done = cli.run("resume", output, "--json")
     assert done.code == 0, done.err
-    assert done.json["hash"] == undisturbed
+    assert done.json["hash"] == undisturbed(MOST)
 
 
 def test_power_that_fails_again_while_a_job_is_resumed_changes_nothing(
-    cli: Cli, often: Path, tmp_path: Path, undisturbed: str
+    cli: Cli, often: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     machine = Machine(cli, often, tmp_path / "killed")
     log = machine.output / "node_0" / "server.log"
@@ -163,8 +138,8 @@ def test_power_that_fails_again_while_a_job_is_resumed_changes_nothing(
     machine.fail_when(lambda: is_past(0), "the snapshot is found and nobody trains yet")
     done = machine.finish()
     assert done.code == 0, done.err
-    assert done.json["hash"] == undisturbed
+    assert done.json["hash"] == undisturbed(PASSES)
     assert is_past(1)
     sound = cli.run("verify", machine.output)
     assert sound.code == 0, sound.out
-    assert_ledger_is_exact(machine.output, passes=4)
+    assert_ledger_is_exact(machine.output, passes=PASSES)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import ONE, Cli
 
 
 def train(cli: Cli, job: Path, name: str, *flags: object, **env: str) -> str:
@@ -23,19 +23,23 @@ LAYOUTS = [(1, 1, 1), (2, 3, 2), (3, 2, 4)]
 ALL_LAYOUTS = list(itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 4)))
 
 
-def train_layouts(cli: Cli, job: Path, layouts: list[tuple[int, int, int]]) -> dict[tuple[int, int, int], str]:
+Layout = tuple[int, int, int]
+
+
+def train_layouts(cli: Cli, job: Path, layouts: list[Layout], **env: str) -> dict[Layout, str]:
     return {
-        (t, p, n): train(cli, job, f"out-{t}-{p}-{n}", "--trainers", t, "--pservers", p, "--ports-num", n)
+        (t, p, n): train(cli, job, f"out-{t}-{p}-{n}", "--trainers", t, "--pservers", p, "--ports-num", n, **env)
         for t, p, n in layouts
     }
 
 
 def test_every_layout_and_every_carrier_gives_the_same_model(cli: Cli, job: Path) -> None:
-    hashes = train_layouts(cli, job, LAYOUTS)
-    by_socket = [train(cli, job, f"by-{c}", "--trainers", 2, BIREME_CARRIER=c) for c in ("unix", "tcp")]
-    assert len({*hashes.values(), *by_socket}) == 1, (hashes, by_socket)
+    by_memory = train_layouts(cli, job, LAYOUTS[:2])
+    by_socket = train_layouts(cli, job, LAYOUTS[2:], BIREME_CARRIER="unix")
+    by_network = train(cli, job, "by-tcp", "--trainers", 2, "--pservers", 1, BIREME_CARRIER="tcp")
+    assert len({*by_memory.values(), *by_socket.values(), by_network}) == 1, (by_memory, by_socket, by_network)
     used = {
-        c: carriers(job.parent / name) for c, name in (("shm", "out-2-3-2"), ("unix", "by-unix"), ("tcp", "by-tcp"))
+        c: carriers(job.parent / name) for c, name in (("shm", "out-2-3-2"), ("unix", "out-3-2-4"), ("tcp", "by-tcp"))
     }
     assert used == {"shm": {"shm"}, "unix": {"unix"}, "tcp": {"tcp"}}
 
@@ -48,7 +52,7 @@ def carriers(output: Path) -> set[str]:
 
 
 def test_the_same_job_twice_gives_the_same_model_and_another_seed_another(cli: Cli, job: Path) -> None:
-    one = ("--trainers", 1, "--pservers", 1, "--passes", 1)
+    one = (*ONE, "--passes", 1)
     first = train(cli, job, "first", *one)
     assert train(cli, job, "second", *one) == first
     assert train(cli, job, "other", *one, "--seed", 2) != first
@@ -60,7 +64,7 @@ def burn() -> None:
 
 
 def test_delays_in_every_connection_and_a_busy_machine_change_nothing(cli: Cli, job: Path) -> None:
-    quiet = train(cli, job, "quiet", "--passes", 1)
+    quiet = train(cli, job, "quiet", "--passes", 1, *ONE)
     burners = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(2)]
     for b in burners:
         b.start()
@@ -89,7 +93,7 @@ def test_an_empty_and_a_short_shard_give_the_same_model_in_every_layout(cli: Cli
 
 def test_a_network_computed_by_paddlepaddle_gives_the_same_model_in_two_layouts(cli: Cli, job: Path) -> None:
     job.write_text(job.read_text().replace("trainer_config.lr.py", "trainer_config.emb.py"))
-    first = train(cli, job, "one", "--passes", 1, "--trainers", 1, "--pservers", 1)
+    first = train(cli, job, "one", "--passes", 1, *ONE)
     assert train(cli, job, "three", "--passes", 1, "--ports-num", 2) == first
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import Cli, edit, pids_of, take_rows, wait_until
+from bireme.data.split import split_lines
+from tests.e2e.conftest import Cli, edit, lay_out, pids_of, take_rows, wait_until
 from tests.e2e.test_lifecycle import LONG, nobody_left
 
 W, BIAS = "___fc_layer_0__.w0", "___fc_layer_0__.wbias"
@@ -42,11 +43,14 @@ def test_two_passes_are_one_pass_and_another_that_starts_from_it(
     assert train(cli, job, "--start-pass", 1, "--trainers", 1, "--pservers", 2)["hash"] == whole["hash"]
 
 
-@pytest.fixture
-def hashed(cli: Cli, job: Path) -> Path:
+@pytest.fixture(scope="module")
+def hashed(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Path:
     """Models of two passes over a table of 2**63 rows; returns the output directory."""
+    home = tmp_path_factory.mktemp("hashed")
+    job = lay_out(home / "job")
+    split_lines(reviews, job.parent, 3)
     take_rows(job, is_unbounded=True, method="AdaGradOptimizer()")
-    train(cli, job)
+    train(Cli(home), job)
     return job.parent / "output"
 
 
