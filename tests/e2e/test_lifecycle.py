@@ -77,6 +77,28 @@ def test_a_short_log_period_gives_the_originals_batch_lines(cli: Cli, job: Path)
     )
 
 
+def test_logs_keep_to_the_budget_that_the_job_file_gives_them(cli: Cli, job: Path) -> None:
+    job.write_text(job.read_text() + "log_period: 1\nlogs: {max_mb: 0.002, keep: 1}\n")
+    process = cli.start("train", job, *LONG, *ONE)
+    node = job.parent / "output" / "node_0"
+    first_lines: set[str] = set()
+
+    def has_moved_aside_three_times() -> bool:
+        moved = node / "train.log.1"
+        first_lines.update(moved.read_text().splitlines()[:1] if moved.is_file() else [])
+        return len(first_lines) >= 3 or process.poll() is not None
+
+    wait_until(has_moved_aside_three_times, "the log is moved aside for the third time")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert {p.name for p in node.glob("train.log*")} == {"train.log", "train.log.1"}
+    assert (node / "train.log.1").stat().st_size > 2000, "it was moved before it was full"
+    kept = (node / "train.log.1").read_text() + (node / "train.log").read_text()
+    assert "Pass=0 " not in kept, "what is older is deleted"
+    assert f"Pass={passes_saved(job.parent / 'output') - 1} " in kept, "what is new is there"
+
+
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(cli: Cli, job: Path, running: subprocess.Popen[str]) -> None:
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=30)
