@@ -1,4 +1,4 @@
-"""What holds for all tests: how many examples are tried, and in which order tests run.
+"""What holds for all tests: how many examples are tried, in which order tests run, and that nobody is left behind.
 
 Hypothesis tries 200 examples by default, 10,000 with HYPOTHESIS_PROFILE=long. Both replay exactly.
 """
@@ -6,6 +6,9 @@ Hypothesis tries 200 examples by default, 10,000 with HYPOTHESIS_PROFILE=long. B
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 HERE = Path(__file__).parent
 LONG = (HERE / "e2e", HERE / "unit" / "sim")
 """Where tests last for seconds."""
+LEAVE_S = 10.0
 
 
 @pytest.hookimpl(trylast=True)  # when those that nobody wants are gone
@@ -39,3 +43,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         dealt += long + short[:share]
         del short[:share]
     items[:] = dealt + short
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobody_is_left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail where tests leave threads or processes behind, also such as have lost their parents.
+
+    A thread is no better for being a daemon: two that were left once made all tests after them ten times as slow.
+    """
+    before = set(threading.enumerate())
+    yield
+    if any(item.get_closest_marker("kube") for item in request.session.items):
+        return  # a cluster outlives them on purpose
+    place = str(tmp_path_factory.getbasetemp())
+    deadline = time.monotonic() + LEAVE_S
+    while (left := [*_threads_left(before), *_processes_left(place)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, "tests have left behind: " + "; ".join(left)
+
+
+def _threads_left(before: set[threading.Thread]) -> list[str]:
+    return [f"thread {thread.name}" for thread in threading.enumerate() if thread not in before]
+
+
+def _processes_left(place: str) -> list[str]:
+    """Live processes that are our children, or were started in the directories of these tests."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            is_ours = int(parent) == os.getpid() or f"{place}/" in line
+            is_ours = is_ours or f"={place}/".encode() in (entry / "environ").read_bytes()
+        except OSError:
+            continue  # it has just ended, or is not ours to look at
+        # Python's own tracker of shared memory lives as long as we do.
+        if is_ours and state not in "ZX" and "multiprocessing.resource_tracker" not in line:
+            found.append(f"process {entry.name}: {line}")
+    return found
