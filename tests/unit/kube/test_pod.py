@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,23 @@ def listed(*pods: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "LISTED", {"items": list(pods)}
 
 
+@pytest.fixture
+def open_eyes() -> Iterator[Callable[[Watch], ApiEyes]]:
+    """Opens eyes, and closes them in the end: a watch that is over would be begun again and again."""
+    opened: list[tuple[ApiEyes, Watch]] = []
+
+    def begin(watch: Watch) -> ApiEyes:
+        opened.append((ApiEyes(watch), watch))
+        return opened[-1][0]
+
+    yield begin
+    for eyes, watch in opened:
+        eyes.close()
+        watch.over.set()
+        eyes._thread.join(10.0)
+        assert not eyes._thread.is_alive()
+
+
 def look_until(eyes: ApiEyes, names: set[str]) -> Sight:
     while True:
         seen = eyes.look()
@@ -191,25 +209,39 @@ def look_until(eyes: ApiEyes, names: set[str]) -> Sight:
             return seen
 
 
-def test_pods_are_watched_as_they_come_and_go() -> None:
+def test_pods_are_watched_as_they_come_and_go(open_eyes: Callable[[Watch], ApiEyes]) -> None:
     there = listed(pod("a", "10.0.0.1"), pod("c", "10.0.0.2"))
     watch = Watch(there, ("ADDED", pod("b", "")), ("DELETED", pod("a", "10.0.0.1")))
-    look_until(ApiEyes(watch), {"b", "c"})
-    watch.over.set()
+    look_until(open_eyes(watch), {"b", "c"})
 
 
-def test_of_a_pod_without_an_address_nothing_is_known_yet() -> None:
+def test_of_a_pod_without_an_address_nothing_is_known_yet(open_eyes: Callable[[Watch], ApiEyes]) -> None:
     gone = [pod("old", "", "Failed"), pod("told", "", deletionTimestamp="2026-01-01T00:00:00Z")]
     watch = Watch(listed(pod("a", "10.0.0.1"), pod("new", "", "Pending"), pod("begun", ""), *gone))
-    assert look_until(ApiEyes(watch), {"a", "new", "begun", "old", "told"}).unsure == {"new", "begun"}
-    watch.over.set()
+    assert look_until(open_eyes(watch), {"a", "new", "begun", "old", "told"}).unsure == {"new", "begun"}
 
 
-def test_before_the_api_server_has_answered_nothing_is_known() -> None:
-    watch = Watch()
-    eyes = ApiEyes(watch)
+def test_before_the_api_server_has_answered_nothing_is_known(open_eyes: Callable[[Watch], ApiEyes]) -> None:
+    eyes = open_eyes(Watch())
     assert eyes.look() is None and not eyes.is_blind
-    watch.over.set()
+
+
+def test_a_watch_that_always_ends_at_once_is_not_begun_anew_without_a_pause() -> None:
+    begun_s: list[float] = []
+    is_enough = threading.Event()
+
+    def watch() -> Iterator[tuple[str, dict[str, Any]]]:
+        begun_s.append(time.monotonic())
+        yield listed(pod("a", "10.0.0.1"))
+        if len(begun_s) == 3:
+            is_enough.set()
+
+    eyes = ApiEyes(watch)
+    assert is_enough.wait(10.0)
+    eyes.close()
+    eyes._thread.join(10.0)
+    assert begun_s[2] - begun_s[0] >= 0.9, "the API server is asked as fast as it answers"
+    assert not eyes.is_blind
 
 
 def test_a_watch_that_is_quiet_for_long_is_begun_anew() -> None:
