@@ -25,7 +25,7 @@ from bireme.core.errors import (
     ProcessError,
     RefusedError,
 )
-from bireme.core.files import storage_errors, sync_directory
+from bireme.core.files import make_directory, storage_errors
 from bireme.job import incarnations
 from bireme.job import messages as m
 from bireme.job.asking import ask
@@ -99,11 +99,7 @@ class LocalRun:
 
     def __enter__(self) -> LocalRun:
         output = Path(self.job.output)
-        with storage_errors(str(output)):
-            is_new = not output.exists()
-            output.mkdir(parents=True, exist_ok=True)
-            if is_new:  # what is safe in it must not be lost with it
-                sync_directory(output.parent)
+        make_directory(output)
         self._lock = lock_output(output)
         try:
             path = self._prepare(output)
