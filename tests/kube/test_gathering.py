@@ -88,7 +88,7 @@ def test_a_job_that_loses_a_pod_for_good_ends_too_and_says_whom_it_has_waited_fo
 ) -> None:
     furnish(two_seats, "n3", has_seat=True)
     job = disturbed(small_job(there, reviews), passes=30)
-    hasty = ("connect_timeout_s: 30", "connect_timeout_s: 2")
+    hasty = ("connect_timeout_s: 30", "connect_timeout_s: 5")
     edit(job, hasty, ("resources: {", f"resources: {{limits: {{{SEAT}: 1}}, "))
     victim = at_work(there, job)
     rank = next(rank for rank in range(3) if victim.machine_of(rank) == "n3")

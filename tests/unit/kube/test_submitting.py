@@ -49,6 +49,15 @@ def passes_there(standing: Standing) -> int:
     return int(json.loads(standing.things["ConfigMap", "reviews"]["data"]["job.json"])["passes"])
 
 
+def refuse_jobs(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(made: Any, *, is_trial: bool = False) -> Any:
+        if made["kind"] == "Job":
+            raise ClusterError("no more jobs today")
+        return standing.create(made)
+
+    monkeypatch.setattr(standing, "apply", refuse)
+
+
 def kept(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "state").rglob("ca*"))
 
@@ -204,15 +213,10 @@ def test_no_key_is_left_by_a_submission_that_changes_nothing(standing: Standing,
 def test_the_key_stays_where_a_cluster_may_need_it(
     standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(made: Any, *, is_trial: bool = False) -> Any:
-        if made["kind"] == "Job":
-            raise ClusterError("no more jobs today")
-        return standing.create(made)
-
     def lose(*_: Any, **__: Any) -> bool:
         raise NetworkError("the API server does not answer")
 
-    monkeypatch.setattr(standing, "apply", refuse)
+    refuse_jobs(standing, monkeypatch)
     monkeypatch.setattr(standing, "delete", lose)
     assert isinstance(send(tmp_path).exception, ClusterError)
     place = Whose(standing.server, standing.namespace, "reviews").place(places().state)
@@ -227,14 +231,9 @@ def test_the_key_stays_where_a_cluster_may_need_it(
 def test_a_submission_of_which_something_is_refused_leaves_nothing(
     standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(made: Any, *, is_trial: bool = False) -> Any:
-        if made["kind"] == "Job":
-            raise ClusterError("no more jobs today")
-        return standing.create(made)
-
     volume = {"metadata": {"name": "reviews", "labels": naming.labels_of("reviews")}}
     standing.things["PersistentVolumeClaim", "reviews"] = {"kind": "PersistentVolumeClaim", **volume}
-    monkeypatch.setattr(standing, "apply", refuse)
+    refuse_jobs(standing, monkeypatch)
     assert isinstance(send(tmp_path).exception, ClusterError)
     assert list(standing.things) == [("PersistentVolumeClaim", "reviews")], "the volume was there before"
     assert kept(tmp_path) == []
