@@ -32,7 +32,7 @@ from bireme.ps.frames import Head
 from bireme.ps.rounds import PassTotals
 from bireme.ps.server import PServer, listen
 from bireme.ps.setup import Setup
-from bireme.ps.standing import Standing, view_of
+from bireme.ps.standing import Standing
 from bireme.ps.waiting import Awaited
 from bireme.spec.job import Job
 
@@ -58,6 +58,8 @@ class PserverOptions:
     host: str = ""
     """The address to listen on and to announce; '' listens everywhere."""
     incarnation: int = 1
+    since: int = 0
+    """The incarnation with which the run began that this pserver is part of."""
     mark: Path | None = None
     """What to leave while this pserver listens."""
 
@@ -77,6 +79,7 @@ def options_of_job(job: Job, rank: int, host: str | None, mark: Path | None) -> 
         rank=rank,
         host=host or "127.0.0.1",
         incarnation=incarnations.take(Path(job.output), f"pserver {rank}"),
+        since=job.since,
         mark=mark,
     )
 
@@ -117,7 +120,7 @@ class PserverProcess:
 
     def __init__(self, options: PserverOptions) -> None:
         self._options = options
-        standing = Standing(view=view_of(options.incarnation, 0) if options.rank == 0 else 0)
+        standing = Standing.at_birth(options.rank, options.incarnation, options.since)
         self._server = PServer(open_ports(options), options.ports_num, self._control, self._closed, standing)
         self._over = threading.Event()
         self._reason = ""

@@ -14,16 +14,21 @@ def view_of(incarnation: int, number: int) -> int:
 
 @dataclass(slots=True)
 class Standing:
-    """Which job a pserver serves, in which view, and since which one it keeps what it has.
-
-    A pserver 0 stands in view 0 of its own life from the beginning: the coordinator whose word counts is the one
-    inside it, also while an older one, on a machine that was cut off, still finds its way here.
-    """
+    """Which job a pserver serves, in which view, and since which one it keeps what it has."""
 
     job: int | None = None
     view: int = 0
     history: int = 0
     """The view in which what is kept here was loaded or made; 0: nothing is."""
+
+    @classmethod
+    def at_birth(cls, rank: int, incarnation: int, since: int) -> Standing:
+        """Where a pserver stands before anybody has said anything, so that no coordinator of the past is heard.
+
+        Pserver 0 stands in view 0 of its own life: the coordinator whose word counts is the one inside it, also while
+        an older one, on a machine that was cut off, still finds its way here. The others stand in view 0 of the run.
+        """
+        return cls(view=view_of(incarnation if rank == 0 else since, 0))
 
     def check_set_up(self, job: int, view: int) -> None:
         """Refuse to be given parameters by whoever is not newer, or is of another job."""

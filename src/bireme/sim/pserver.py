@@ -19,7 +19,7 @@ from bireme.ps.frames import Head, Record
 from bireme.ps.parts import Written, part_path, read_part, write_part
 from bireme.ps.rounds import Counts, PassTotals
 from bireme.ps.setup import Setup
-from bireme.ps.standing import Standing, view_of
+from bireme.ps.standing import Standing
 from bireme.sim.case import OUTPUT, PATIENCE_S
 from bireme.sim.coordinating import SimCoordinating
 from bireme.sim.lanes import SimLane
@@ -68,7 +68,7 @@ class SimPserver(Process):
     def start(self) -> None:
         """Come to life."""
         self.incarnation = incarnations.take(self.world.disk.at(OUTPUT), self.name)
-        self.standing.view = view_of(self.incarnation, 0) if self.rank == 0 else 0
+        self.standing = Standing.at_birth(self.rank, self.incarnation, self.stage.facts.since)
         self.stage.checks.incarnation(self.name, self.incarnation)
         self.note(f"starts as incarnation {self.incarnation}")
         self.stage.announce(self)

@@ -90,6 +90,8 @@ def test_a_history_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
         (50070475, None, "mixed"),  # what came while a process was paused was read after what came when it had woken up
         # an old coordinator, on a machine that was cut off, reached the new pserver 0 and set it up
         (40086568, None, "mixed"),
+        # a coordinator of an earlier run, on a machine that was cut off, set up a pserver of the run that was resumed
+        (40065468, None, "mixed"),
         (253, "async", "disk"),  # a pass was saved upon a snapshot that whoever committed it had not synced yet
     ],
 )
