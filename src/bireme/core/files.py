@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -149,8 +149,12 @@ def make_directory(path: Path) -> None:
         if not path.parent.is_dir():
             make_directory(path.parent)
         path.mkdir(exist_ok=True)
-        with suppress(PermissionError):  # whoever may not look into it has not made it either
+        try:
             sync_directory(path.parent)
+        except OSError as e:
+            # Whoever may not look into it has not made it either, and some kinds of mounts have nothing to sync.
+            if e.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL):
+                raise
 
 
 def sync_directory(path: Path) -> None:

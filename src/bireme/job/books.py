@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from bireme.core.errors import StorageError
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 from bireme.job import messages as m
 from bireme.job.headway import METRICS as METRICS
@@ -122,7 +123,10 @@ def _rows(path: Path, *words: bytes) -> Iterator[Row]:
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """A file's pieces and where they begin, the last one first; none of what cannot be read."""
+    """A file's pieces and where they begin, the last one first. StorageError where one cannot be read.
+
+    Nobody may take a part of a book for the whole of it.
+    """
     try:
         if not path.is_file():
             return  # a device would have no end
@@ -133,8 +137,9 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
                 f.seek(begin)
                 yield begin, f.read(end - begin)
                 end = begin
-    except OSError:
-        return
+    except OSError as e:
+        fix = "look after the disk or the volume, then `bireme resume`"
+        raise StorageError(f"cannot read {path}: {e.strerror or e}", fix=fix) from e
 
 
 def counted(ledger: Iterable[Row], shards: int) -> set[int]:

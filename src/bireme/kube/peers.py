@@ -132,12 +132,15 @@ class Meeting:
 
     is_blind = False
 
-    def __init__(self, directory: Path, name: str, ip: str, *, every_s: float = BEAT_S) -> None:
+    def __init__(
+        self, directory: Path, name: str, ip: str, *, every_s: float = BEAT_S, patience_s: float = PATIENCE_S
+    ) -> None:
         self._directory = directory
         self._every_s = every_s
         self._path = directory / f"{name}.json"
         self._sign = _Sign(ip, 0, time.time())
-        self._seen = SignsOfLife(PATIENCE_S)
+        self._seen = SignsOfLife(patience_s)
+        self._is_mute = False
         self._next_s = 0.0
         with storage_errors(str(directory)):
             directory.mkdir(parents=True, exist_ok=True)
@@ -151,9 +154,14 @@ class Meeting:
         self._sign.beat += 1
         half = half_of(self._path)
         # Not synced: what matters is that it changes, not that it stays.
-        with contextlib.suppress(OSError):
+        try:
             half.write_bytes(msgspec.json.encode(self._sign))
             half.replace(self._path)
+            self._is_mute = False
+        except OSError as e:
+            if not self._is_mute:
+                log.warning("no sign of life on the volume: %s", e)
+            self._is_mute = True
 
     def leave(self) -> None:
         """Say that we are gone, so that nobody has to find out."""
@@ -224,7 +232,7 @@ def create_once(path: Path, data: bytes) -> bool:
 
 
 def take_rank(
-    name: str, nodes: int, book: RankBook, eyes: tuple[Eyes | None, Meeting], rest: Callable[[str], bool]
+    name: str, nodes: int, book: RankBook, eyes: tuple[Eyes | None, Meeting], rest: Callable[[Wait], bool]
 ) -> int | None:
     """Find out which node this pod is; None if `rest`, told what is waited for, says to stop."""
     api, meeting = eyes
@@ -244,7 +252,7 @@ def take_rank(
             if decision.why != waits_for:
                 waits_for = decision.why
                 log.info("waiting for a rank: %s", waits_for)
-            if not rest(waits_for):
+            if not rest(decision):
                 return None
         elif not book.write(decision):
             log.info("another pod was faster; looking again")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 import time
@@ -22,11 +23,12 @@ from bireme.job import claims
 from bireme.job.entry import STOPPED, Post, children_of, note_signals, report_failure, roles_of, run_node
 from bireme.job.incarnations import Seat
 from bireme.job.logs import Copier
-from bireme.job.reports import failure_of, first_cause, last_status, read_reports
+from bireme.job.reports import failure_of, first_cause, has_ended, last_status, read_reports
 from bireme.kube import naming
 from bireme.kube.giving_up import Jobs, give_up
 from bireme.kube.indexed import HOPELESS
 from bireme.kube.peers import Meeting
+from bireme.kube.ranks import Wait
 from bireme.kube.reporting import Publisher, Reporter, Status, waiting_status
 from bireme.kube.seeds import CONNECT_TIMEOUT_S
 from bireme.kube.surroundings import PATIENCE, Place, cluster_of, jobs_in, place_of
@@ -40,6 +42,10 @@ SAY_AFTER_S = 2.0
 """Whoever comes within this time was not worth a word."""
 SIGN_EVERY_S = 0.2
 """How often a node that waits says that it is there; one that runs says so every second."""
+SIGN_PATIENCE_S = 60.0
+"""For so long a node may be silent: volumes show late what others write, and who leaves in peace says so."""
+LOOK_EVERY_S, LOOK_EACH_S = 0.2, 0.01
+"""How often a node that waits looks for the others, and how much less for each of them: all look at all."""
 
 
 def run_pod(environment: Mapping[str, str]) -> None:
@@ -86,26 +92,22 @@ class AbsentError(NetworkError):
 
 
 class _Waiting:
-    """A pod of a plain Job that has no rank yet, because others are not there; with a deadline, and with words."""
+    """A pod of a plain Job that has no rank yet, because others are not there; with a deadline."""
 
     def __init__(self, probes: Probes, stops: Sequence[int]) -> None:
         self._probes = probes
         self._stops = stops
         self._began_s = time.monotonic()
-        self._said = ""
 
-    def rest(self, why: str) -> bool:
-        """Wait a little; whether to go on waiting."""
+    def rest(self, wait: Wait) -> bool:
+        """Wait a little; whether to go on waiting. One pod too many may wait until another has left."""
         waited_s = time.monotonic() - self._began_s
-        if waited_s > PATIENCE * CONNECT_TIMEOUT_S:
+        if waited_s > PATIENCE * CONNECT_TIMEOUT_S and not wait.is_surplus:
             raise AbsentError(
-                f"waited {waited_s:.0f} s for the other pods: {why}",
+                f"waited {waited_s:.0f} s for the other pods: {wait.why}",
                 why="a job starts when all its nodes are there",
                 fix="look at the pods of the Job with kubectl; CONF_PADDLE_GRADIENT_NUM says how many there must be",
             )
-        if waited_s > SAY_AFTER_S and why != self._said:
-            self._said = why
-            log.info("waiting: %s", why)
         return _rest(self._probes, self._stops)
 
 
@@ -120,7 +122,8 @@ class Member:
         self._nodes = self._run / "nodes"
         self._name = f"{place.role or 'node'} {place.rank}"
         self._seat = Seat.take(self._nodes / _file_name(self._name), place.pod.name)
-        self._meeting = Meeting(self._run / "present", _file_name(self._name), place.host, every_s=SIGN_EVERY_S)
+        here = (self._run / "present", _file_name(self._name), place.host)
+        self._meeting = Meeting(*here, every_s=SIGN_EVERY_S, patience_s=SIGN_PATIENCE_S)
         self._duties = (*place.each_second, self._meeting.beat)
         self._leads = roles_of(place.job, place.rank, place.role)[:1] == ["pserver"] and place.rank == 0
         self._reporter: Reporter | None = None
@@ -150,10 +153,11 @@ class Member:
 
     def _take_part(self) -> None:
         job = self._settle()
-        if last_status(Path(job.output)).get("phase") == "finished":
-            log.info("this job is finished: its models are in %s", job.output)
+        if self._is_finished(job):
             return
         self._gather(job)
+        if self._is_finished(job):
+            return
         if job.tls:
             from bireme.ps import security
 
@@ -175,6 +179,12 @@ class Member:
             raise failure
 
     # Before anything runs
+
+    def _is_finished(self, job: Job) -> bool:
+        is_so: bool = last_status(Path(job.output)).get("phase") == "finished"
+        if is_so:
+            log.info("this job is finished: its models are in %s", job.output)
+        return is_so
 
     def _settle(self) -> Job:
         """The job as all nodes run it: settled by the first of them, awaited by the others."""
@@ -227,10 +237,17 @@ class Member:
             wanted = [f"pserver {rank}" for rank in range(job.pservers)]
             wanted += [f"trainer {rank}" for rank in range(job.trainers)]
 
+        absent, look_s = [name for name in wanted if name != self._name], -math.inf
+
         def missing() -> list[str]:
-            there = {peer.name for peer in self._meeting.look().peers}
-            absent = [name for name in wanted if name != self._name and _file_name(name) not in there]
-            return [f"{name} (its pod has not started)" for name in absent]
+            nonlocal absent, look_s
+            if has_ended(Path(job.output)):
+                return []  # whoever has left since will not come again
+            if time.monotonic() - look_s >= LOOK_EVERY_S + LOOK_EACH_S * len(wanted):
+                there = {peer.name for peer in self._meeting.look().peers}
+                absent = [name for name in wanted if name != self._name and _file_name(name) not in there]
+                look_s = time.monotonic()
+            return [f"{name} (its pod gives no sign of life)" for name in absent]
 
         self._wait(missing)
 

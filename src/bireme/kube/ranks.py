@@ -88,6 +88,8 @@ class Wait:
     """Nothing can be done yet."""
 
     why: str
+    is_surplus: bool = False
+    """Whether all ranks have somebody: there is one pod too many, until another has left."""
 
 
 Decision = Hold | RankAll | Take | Wait
@@ -112,7 +114,7 @@ def decide(me: str, peers: Iterable[Peer], record: Record, nodes: int, silent: I
         waiting = sorted((set(live) | {me}) - {one.name for one in holders.values()})
         rank = free[waiting.index(me) % len(free)]
         return Take(Taken(rank, holders[rank].turn + 1, me))
-    return Wait(f"all {len(holders)} ranks belong to pods that live: {_names(holders)}")
+    return Wait(f"all {len(holders)} ranks belong to pods that live: {_names(holders)}", is_surplus=True)
 
 
 def _rank_all(live: Mapping[str, Peer], nodes: int) -> Decision:

@@ -40,7 +40,7 @@ def compact(status: Mapping[str, Any]) -> Status:
     keep = 1024
     while len(msgspec.json.encode(told)) > MAX_NBYTES and keep:
         keep //= 2
-        for name in ("trainers", "pservers", "trainers_missing", "waits_for"):
+        for name in ("trainers", "pservers", "trainers_missing", "waits_for", "stragglers"):
             told[name] = list(told.get(name) or ())[:keep]
     return told
 

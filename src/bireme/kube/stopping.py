@@ -89,7 +89,8 @@ def going_on(job: Object) -> Object:
     said: Object = {naming.CANCELLED: None}
     status = status_in(job)
     if status:
-        status |= {"phase": "gathering", "trainers": [], "pservers": [], "waits_for": []}
+        status |= {"phase": "gathering", "trainers": [], "pservers": []}
+        status |= {"waits_for": [], "stragglers": [], "warnings": []}
         said[naming.STATUS] = json.dumps(status)
     return {"metadata": {"annotations": said}, "spec": {"suspend": False}}
 

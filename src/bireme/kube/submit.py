@@ -45,7 +45,7 @@ def submit(cluster: Cluster, told: Submission, certify: Certify = dict) -> Outco
         # It may be this very file, and the job resumed with more passes since: its certificate must not run out.
         raise _differs(cluster, told, is_renewed=_renew_alone(cluster, told, certify, found))
     if main is None:
-        send_or_take_back(cluster, build(replace(told, certificates=certify())), found)
+        send_first(cluster, build(replace(told, certificates=certify())), found)
         return "created"
     if _needs_certificate(told, found):
         told = replace(told, certificates=certify())
@@ -117,8 +117,11 @@ def key_of(thing: Object) -> tuple[str, str]:
 
 def look_up(cluster: Cluster, made: list[Object]) -> dict[tuple[str, str], Object]:
     """What is on the cluster already under the names of objects."""
-    found = {key_of(each): cluster.find(KINDS[each["kind"]], each["metadata"]["name"]) for each in made}
-    return {key: there for key, there in found.items() if there is not None}
+    looked = {key_of(each): cluster.find(KINDS[each["kind"]], each["metadata"]["name"]) for each in made}
+    found = {key: there for key, there in looked.items() if there is not None}
+    for kind, name in (key for key, there in found.items() if there["metadata"].get("deletionTimestamp")):
+        raise ClusterError(f"the {kind} {name} is being deleted", fix="try again in a moment")
+    return found
 
 
 def refuse_foreign(found: Mapping[tuple[str, str], Object], name: str) -> None:
@@ -141,31 +144,45 @@ def has_other_shape(cluster: Cluster, told: Submission) -> bool:
     return any(each["metadata"]["name"] not in _job_names(told) for each in there)
 
 
-def send_or_take_back(cluster: Cluster, made: list[Object], found: Mapping[tuple[str, str], Object]) -> None:
-    """Apply objects; where one is refused, those that were not there before are taken away again."""
+def send_first(cluster: Cluster, made: list[Object], found: Mapping[tuple[str, str], Object]) -> None:
+    """Bring a job that is not there; where an object is refused, those that were just made are taken away again.
+
+    Where the API server is lost on the way they stay: pods may run already, and submitting again makes the rest.
+    """
+    new: list[Object] = []
+
+    def put(each: Object) -> None:
+        if key_of(each) in found:
+            cluster.apply(each)
+        else:
+            cluster.create(each)  # refused where somebody else has been faster, whose it then is
+            new.append(each)
+
     try:
-        send(cluster, made)
-    except BiremeError:
-        for each in made:
-            if key_of(each) not in found:
-                with contextlib.suppress(BiremeError):
-                    cluster.delete(KINDS[each["kind"]], each["metadata"]["name"])
+        send(cluster, made, put)
+    except ClusterError:
+        for each in reversed(new):  # Jobs before what their pods need, the volume last
+            with contextlib.suppress(BiremeError):
+                cluster.delete(KINDS[each["kind"]], each["metadata"]["name"])
         raise
 
 
-def send(cluster: Cluster, made: list[Object], *, is_trial: bool = False) -> None:
+def send(
+    cluster: Cluster, made: list[Object], put: Callable[[Object], object] | None = None, *, is_trial: bool = False
+) -> None:
     """Apply objects: first what pods need, then the Jobs, and while these make pods, what is around them."""
+    put = put or (lambda each: cluster.apply(each, is_trial=is_trial))
     jobs = [each for each in made if each["kind"] == "Job"]
     others = [each for each in made if each["kind"] != "Job"]
     for each in others:
         if each["kind"] not in CAN_WAIT:
-            cluster.apply(each, is_trial=is_trial)
+            put(each)
     for each in jobs:
-        cluster.apply(each, is_trial=is_trial)
+        put(each)
     for each in others:
         if each["kind"] in CAN_WAIT and not (is_trial and each["kind"] == "RoleBinding"):
             # (Whether a Role may be given away can only be checked once there is one.)
-            cluster.apply(each, is_trial=is_trial)
+            put(each)
     if is_trial:
         return
     main = _owner(cluster, made)

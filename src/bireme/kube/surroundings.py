@@ -21,6 +21,7 @@ from bireme.job.claims import RUN_DIRECTORY
 from bireme.job.entry import Role, read_job
 from bireme.kube import naming, seeds
 from bireme.kube.client import JOB, POD, Cluster, Target
+from bireme.kube.ranks import Wait
 from bireme.kube.submission import Object
 from bireme.spec.job import Job
 
@@ -85,7 +86,7 @@ def cluster_of(place: Place) -> OwnJobs:
     return jobs_in(place.pod.namespace)
 
 
-def place_of(environment: Mapping[str, str], rest: Callable[[str], bool]) -> Place | None:
+def place_of(environment: Mapping[str, str], rest: Callable[[Wait], bool]) -> Place | None:
     """Find out where this pod stands; None if `rest`, called while there is something to wait for, says to stop."""
     if environment.get("BIREME_JOB"):
         return _of_index(environment)
@@ -119,7 +120,7 @@ def _of_index(environment: Mapping[str, str]) -> Place:
     )
 
 
-def _of_seeds(environment: Mapping[str, str], rest: Callable[[str], bool]) -> Place | None:
+def _of_seeds(environment: Mapping[str, str], rest: Callable[[Wait], bool]) -> Place | None:
     from bireme.kube.peers import ApiEyes, Meeting, RankBook, take_rank
 
     told = seeds.read(environment)

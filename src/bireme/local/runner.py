@@ -74,8 +74,10 @@ def lock_output(output: Path) -> int:
 def unlock_output(output: Path, fd: int) -> None:
     """Give a directory back."""
     # While we still have it: what is there afterwards may be another's.
-    (output / LOCK_FILE).unlink(missing_ok=True)
-    os.close(fd)
+    try:
+        (output / LOCK_FILE).unlink(missing_ok=True)
+    finally:
+        os.close(fd)
 
 
 def _is_at(path: Path, fd: int) -> bool:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -119,6 +122,46 @@ def test_what_was_told_before_a_run_began_is_not_read(output: Path, monkeypatch:
     monkeypatch.setattr(books, "_blocks", count)
     assert mend(output, 3, RUN).elapsed_s == 20.0
     assert sum(pieces) <= 2 * 4096
+
+
+def test_a_book_of_which_a_piece_cannot_be_read_is_left_as_it_is(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(output / LEDGER, whole(0) + whole(1) + whole(2))  # of which the last pass does not count
+    before = (output / LEDGER).read_bytes()
+    monkeypatch.setattr(books, "BLOCK_NBYTES", 200)
+    real = Path.open
+
+    def open_badly(path: Path, *args: Any) -> Any:
+        file = real(path, *args)
+        return Half(file) if path.name == LEDGER and args == ("rb",) else file
+
+    monkeypatch.setattr(Path, "open", open_badly)
+    with pytest.raises(StorageError, match=r"cannot read .*ledger.jsonl: Stale file handle"):
+        mend(output, 3, RUN)
+    monkeypatch.undo()
+    assert (output / LEDGER).read_bytes() == before
+
+
+class Half:
+    """A file on a volume that is lost after the first piece was read."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._reads = 0
+
+    def __enter__(self) -> Half:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def seek(self, *args: int) -> int:
+        return int(self._file.seek(*args))
+
+    def read(self, nbytes: int) -> bytes:
+        self._reads += 1
+        if self._reads > 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return bytes(self._file.read(nbytes))
 
 
 def test_half_a_line_is_cut_off_on_a_full_disk(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from tests.unit.kube.test_volume import Json, Memory
 
 from bireme.core.errors import BiremeError
 from bireme.kube import naming
-from bireme.kube.client import Kind, refusal
+from bireme.kube.client import ConflictError, Kind, refusal
 
 
 class Standing(Memory):
@@ -27,9 +27,15 @@ class Standing(Memory):
             raise self.error
         return super().find(kind, name)
 
-    def apply(self, made: Json, *, is_trial: bool = False) -> Json:
+    def create(self, made: Json) -> Json:
         if not self.has_namespace:
             raise refusal(f"{made['kind']} x", 404, "NotFound", f'namespaces "{self.namespace}" not found')
+        if (made["kind"], made["metadata"]["name"]) in self.things:
+            raise ConflictError(f"there is a {made['kind']} {made['metadata']['name']} already")
+        return super().create(made)
+
+    def apply(self, made: Json, *, is_trial: bool = False) -> Json:
+        self.things.pop((made["kind"], made["metadata"]["name"]), None)
         return self.create(made)
 
     def patch(self, kind: Kind, name: str, change: Json) -> Json:

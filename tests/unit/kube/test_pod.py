@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from bireme.kube import peers
 from bireme.kube import pod as pod_module
 from bireme.kube.client import ForbiddenError
 from bireme.kube.peers import ABSENCE_S, ApiEyes, Meeting, RankBook, Sight, create_once, peer_of, take_rank
-from bireme.kube.ranks import Peer, RankAll, Take, Taken
+from bireme.kube.ranks import Peer, RankAll, Take, Taken, Wait
 from bireme.kube.surroundings import PATIENCE, own_address, place_of
 from bireme.spec.job import Job
 
@@ -26,8 +28,8 @@ JOB = Job(
 )  # fmt: skip
 
 
-def never(why: str) -> bool:
-    raise AssertionError(f"there is nothing to wait for: {why}")
+def never(wait: Wait) -> bool:
+    raise AssertionError(f"there is nothing to wait for: {wait.why}")
 
 
 @pytest.fixture
@@ -116,28 +118,47 @@ def test_what_a_pod_of_a_lost_machine_has_left_on_the_volume_is_no_sign_of_life(
     lost._meeting.beat()
     with pytest.raises(pod_module.AbsentError, match=r"waited .* for node 0 .*; node 2"):
         first._gather(hasty)
+    first._place = replace(first._place, job=msgspec.structs.replace(hasty, connect_timeout_s=60.0))
+    with staying(lost, second):
+        first._gather(hasty)
+
+
+@contextlib.contextmanager
+def staying(*members: pod_module.Member) -> Iterator[None]:
+    """Pods that are there."""
     over = threading.Event()
 
     def stay() -> None:
         while not over.wait(0.05):
-            lost._meeting.beat()
-            second._meeting.beat()
+            for each in members:
+                each._meeting.beat()
 
-    staying = threading.Thread(target=stay)
-    staying.start()
-    first._gather(msgspec.structs.replace(hasty, connect_timeout_s=10.0))
-    over.set()
-    staying.join()
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_pod_that_comes_when_the_job_is_over_waits_for_nobody(told: dict[str, str], tmp_path: Path) -> None:
+    job = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), pservers=3)
+    late = member(told, job, 1)
+    (tmp_path / "output" / "status.json").write_text('{"phase": "finished"}')
+    late._gather(job)
+    assert late._is_finished(job)
 
 
 def test_a_pod_without_a_rank_does_not_wait_for_ever_and_says_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = pod_module._Waiting(pod_module.Probes(tmp_path), [])
-    assert waiting.rest("1 of 3 pods are there")
+    assert waiting.rest(Wait("1 of 3 pods are there"))
     monkeypatch.setattr(pod_module, "CONNECT_TIMEOUT_S", 0.0)
     with pytest.raises(pod_module.AbsentError, match=r"waited 0 s for the other pods: 2 of 3 pods are there"):
-        waiting.rest("2 of 3 pods are there")
+        waiting.rest(Wait("2 of 3 pods are there"))
+    assert waiting.rest(Wait("all ranks belong to pods that live", is_surplus=True)), "one too many harms nobody"
 
 
 def test_a_job_that_its_pods_cannot_read_is_ended_instead_of_tried_again(
@@ -322,8 +343,8 @@ A, B = Peer("a", "10.0.0.9"), Peer("b", "10.0.0.10")
 def test_a_pod_waits_for_the_others_and_takes_its_rank(tmp_path: Path) -> None:
     waits: list[str] = []
 
-    def rest(why: str) -> bool:
-        waits.append(why)
+    def rest(wait: Wait) -> bool:
+        waits.append(wait.why)
         return True
 
     eyes = (Seen([A], [A, B], [A, B]), Meeting(tmp_path / "pods", "b", "10.0.0.10"))
@@ -352,7 +373,7 @@ def test_a_pod_that_is_not_listed_is_gone_only_after_a_while(tmp_path: Path, now
     book.write(RankAll(("a", "b")))
     waits: list[float] = []
 
-    def rest(why: str) -> bool:
+    def rest(wait: Wait) -> bool:
         waits.append(now[0])
         now[0] += 1.0
         return True
@@ -386,7 +407,7 @@ def test_a_pod_that_is_told_to_end_stops_waiting(tmp_path: Path) -> None:
 def test_pods_that_see_nothing_meet_on_the_volume(tmp_path: Path, now: list[float]) -> None:
     mine, other = (Meeting(tmp_path / "pods", name, ip) for name, ip in (("a", "10.0.0.9"), ("b", "10.0.0.10")))
 
-    def rest(why: str) -> bool:
+    def rest(wait: Wait) -> bool:
         now[0] += 1.0
         other.beat()
         return True

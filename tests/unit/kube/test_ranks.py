@@ -60,7 +60,7 @@ def test_a_pod_that_may_only_be_silent_keeps_its_rank() -> None:
 
 def test_one_pod_too_many_waits_and_says_who_is_there() -> None:
     assert decide("d", [A, B, C, Peer("d", "10.2.0.1")], RANKED, 3) == Wait(
-        "all 3 ranks belong to pods that live: b, a, c"
+        "all 3 ranks belong to pods that live: b, a, c", is_surplus=True
     )
 
 

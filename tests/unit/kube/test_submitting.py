@@ -17,7 +17,7 @@ from bireme.cli.submit import submit
 from bireme.core.errors import ClusterError, NetworkError, OutputExistsError, SpecError, UsageError
 from bireme.kube import naming
 from bireme.kube.certifying import Whose
-from bireme.kube.client import POD
+from bireme.kube.client import POD, ConflictError
 from bireme.spec.load import places
 
 MORE = PLAIN.replace("passes: 4", "passes: 9")
@@ -50,12 +50,14 @@ def passes_there(standing: Standing) -> int:
 
 
 def refuse_jobs(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(made: Any, *, is_trial: bool = False) -> Any:
+    create = standing.create
+
+    def refuse(made: Any) -> Any:
         if made["kind"] == "Job":
             raise ClusterError("no more jobs today")
-        return standing.create(made)
+        return create(made)
 
-    monkeypatch.setattr(standing, "apply", refuse)
+    monkeypatch.setattr(standing, "create", refuse)
 
 
 def kept(tmp_path: Path) -> list[Path]:
@@ -223,7 +225,7 @@ def test_the_key_stays_where_a_cluster_may_need_it(
     assert (place / "ca.key").is_file(), "its Secret is there"
     before = (place / "ca.key").read_bytes()
     standing.things.clear()
-    monkeypatch.setattr(standing, "apply", Standing(has_namespace=False).apply)
+    monkeypatch.setattr(standing, "create", Standing(has_namespace=False).create)
     assert isinstance(send(tmp_path).exception, ClusterError)
     assert (place / "ca.key").read_bytes() == before, "an older one is not touched"
 
@@ -237,6 +239,39 @@ def test_a_submission_of_which_something_is_refused_leaves_nothing(
     assert isinstance(send(tmp_path).exception, ClusterError)
     assert list(standing.things) == [("PersistentVolumeClaim", "reviews")], "the volume was there before"
     assert kept(tmp_path) == []
+
+
+def test_what_somebody_else_has_made_meanwhile_is_left_to_them(
+    standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, create = standing.list, standing.create
+
+    def be_faster(kind: Any, labels: Any) -> Any:
+        if not standing.things:
+            create({"kind": "Service", "metadata": {"name": "reviews", "labels": naming.labels_of("reviews")}})
+        return looked(kind, labels)
+
+    monkeypatch.setattr(standing, "list", be_faster)
+    assert isinstance(send(tmp_path).exception, ConflictError)
+    assert list(standing.things) == [("Service", "reviews")]
+
+
+def test_a_job_whose_api_server_is_lost_on_the_way_stays(
+    standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any) -> Any:
+        raise NetworkError("the API server does not answer")
+
+    monkeypatch.setattr(standing, "patch", lose)
+    assert isinstance(send(tmp_path).exception, NetworkError)
+    assert ("Job", "reviews") in standing.things
+
+
+def test_a_volume_that_is_being_deleted_is_not_taken_for_one_that_is_there(standing: Standing, tmp_path: Path) -> None:
+    going = {"name": "reviews", "labels": naming.labels_of("reviews"), "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    standing.things["PersistentVolumeClaim", "reviews"] = {"kind": "PersistentVolumeClaim", "metadata": going}
+    refused = send(tmp_path).exception
+    assert isinstance(refused, ClusterError) and refused.what.endswith("reviews is being deleted")
 
 
 def test_the_same_file_renews_the_certificate_of_a_job_that_was_resumed_with_more_passes(
