@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,4 +97,5 @@ def test_a_job_that_loses_a_pod_for_good_ends_too_and_says_whom_it_has_waited_fo
     victim.kill_container(rank)  # which cannot say that it leaves
     there.wait(lambda: there.state("small") == "failed", "it is given up")
     told = there.view("small").error
-    assert "waited" in told["what"] and f"node {rank} (its pod gives no sign of life)" in told["what"], told
+    # (Whose pods are left without a seat once all have failed is up to the cluster.)
+    assert re.search(r"waited \d+ s for node \d \(its pod gives no sign of life\)", told["what"]), told

@@ -113,7 +113,6 @@ def fetch(address: str, path: str) -> bytes:
         connection.close()
 
 
-@pytest.mark.slow
 def test_the_same_inputs_give_the_same_digest_though_every_layer_is_made_anew(
     built: dict[str, Any], room: Path
 ) -> None:
@@ -250,7 +249,6 @@ def test_the_data_job_s_script_fills_a_directory_once(loaded: Cluster, namespace
         assert expected in said
 
 
-@pytest.mark.slow
 def test_the_dockerfile_builds_with_buildah_and_runs(places: object, built: dict[str, Any], room: Path) -> None:
     need("buildah", "buildah")
     cache = Cache(user_places().cache / "images")

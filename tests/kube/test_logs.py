@@ -118,7 +118,7 @@ def pods_of(there: There, restarts: list[int]) -> list[dict[str, Any]]:
         told = there.ask("status", "small")
         assert told["state"] in ("running", "starting"), told
         found[:] = told["pod_list"]
-        return [pod["restarts"] for pod in found] == restarts and all(p["is_ready"] and p["trains"] for p in found)
+        return [pod["restarts"] for pod in found] == restarts and all(p["is_ready"] and "pass" in p["trains"] for p in found)
 
     there.wait(are_there, f"all pods are ready, after {restarts} restarts", 90)
     return found

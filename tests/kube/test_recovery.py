@@ -35,7 +35,6 @@ def test_killed_processes_containers_and_pods_change_no_bit(victim: Victim, ends
     ends_well()
 
 
-@pytest.mark.slow
 def test_evicted_pods_and_pods_out_of_memory_change_no_bit(victim: Victim, ends_well: Callable[[], None]) -> None:
     wait_for("leave to evict a pod", lambda: may_evict(victim), seconds=60, every=0.5)
     tell("pod evicted", victim.survive(lambda: victim.evict(0)))
@@ -114,7 +113,6 @@ def uncordoned(whole: Cluster) -> Iterator[None]:
         whole.kubectl("uncordon", machine.name)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("uncordoned")
 @pytest.mark.parametrize("passes", [6])
 def test_a_drain_a_restarted_api_server_a_cut_wire_and_a_stop_change_no_bit(
