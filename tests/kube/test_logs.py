@@ -118,7 +118,8 @@ def pods_of(there: There, restarts: list[int]) -> list[dict[str, Any]]:
         told = there.ask("status", "small")
         assert told["state"] in ("running", "starting"), told
         found[:] = told["pod_list"]
-        return [pod["restarts"] for pod in found] == restarts and all(p["is_ready"] and "pass" in p["trains"] for p in found)
+        are_at_work = all(pod["is_ready"] and "pass" in pod["trains"] for pod in found)
+        return are_at_work and [pod["restarts"] for pod in found] == restarts
 
     there.wait(are_there, f"all pods are ready, after {restarts} restarts", 90)
     return found

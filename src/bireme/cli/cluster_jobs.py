@@ -140,7 +140,7 @@ def cancel_there(cluster: Cluster, name: str, *, now: bool, as_json: bool) -> No
 
     view = view_of(cluster, name)
     if is_ended(view.state) or view.state == "suspended":
-        raise UsageError(f"{name} does not run: it is {view.state}")
+        raise UsageError(f"{name} does not run: its state is {view.state}")
     has_left = suspend(cluster, name, is_hasty=now)
     state = "suspended" if has_left else "suspended, but some pods have not left yet"
     if as_json:

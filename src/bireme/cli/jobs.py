@@ -277,7 +277,7 @@ def cancel(job: str | None, now: bool, where: Where, as_json: bool) -> None:
             cancel_there(cluster, str(job), now=now, as_json=as_json)
         return
     if record.state != "running":
-        raise UsageError(f"{record.name} does not run: it is {record.state}")
+        raise UsageError(f"{record.name} does not run: its state is {record.state}")
     registry.check_one(job)
     os.kill(record.pid, signal.SIGTERM)
     if now:

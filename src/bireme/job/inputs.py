@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ from bireme.programs.program import Program
 from bireme.spec.job import Job
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
-VERSION = 1
+VERSION = 2
 _NAME = re.compile(r"inputs-([0-9]{8})\.json")
 _SHOWN = 6
 """Changes that are told one by one; more would hide the first."""
@@ -45,8 +45,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     optimizer: Optimizer
     updates: Updates
     wire: Wire
-    shards: tuple[dict[str, int], ...]
-    """Of each shard its files and their lengths; also shards that the job does not count."""
+    shards: tuple[dict[str, tuple[int, str]], ...]
+    """Of each shard its files, their lengths and hashes; also shards that the job does not count."""
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def origin_of(job: Job, program: Program) -> Origin:
-    """What a job would be made from if it were started now; looks at the shards' files, reads none."""
+    """What a job would be made from if it were started now; looks into the shards' files."""
     updates, data = updates_of(program, job.updates, job.wire), Path(job.data)
     with storage_errors(str(data)):
         shards = tuple(files_of(data / str(shard) / "data") for shard in _shards_in(data))
@@ -203,7 +203,7 @@ def _fields(title: str, then: msgspec.Struct, now: msgspec.Struct) -> Iterator[s
         yield from _told(f"{title} {name}".lstrip(), value, getattr(now, name))
 
 
-def _data(then: tuple[Mapping[str, int], ...], now: tuple[Mapping[str, int], ...]) -> Iterator[str]:
+def _data(then: Sequence[Mapping[str, tuple[int, str]]], now: Sequence[Mapping[str, tuple[int, str]]]) -> Iterator[str]:
     for shard in range(max(len(then), len(now))):
         if shard >= len(then) or shard >= len(now):
             yield f"shard {shard} is {'new' if shard >= len(then) else 'gone'}"
@@ -213,4 +213,6 @@ def _data(then: tuple[Mapping[str, int], ...], now: tuple[Mapping[str, int], ...
             if name not in before or name not in after:
                 yield f"shard {shard}: {name} is {'gone' if name in before else 'new'}"
             elif before[name] != after[name]:
-                yield f"shard {shard}: {name} has changed ({before[name]:,} → {after[name]:,} bytes)"
+                was, is_ = before[name][0], after[name][0]
+                lengths = f"{was:,} → {is_:,} bytes" if was != is_ else "its length has not"
+                yield f"shard {shard}: {name} has changed ({lengths})"

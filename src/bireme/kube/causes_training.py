@@ -130,8 +130,8 @@ def disk_full(facts: Facts) -> Iterator[Cause]:
         more = f" or enlarge it ({kubectl(facts, f'edit pvc {claim}')})" if claim else ""
         yield Cause(
             _cause(error, f"The volume{on} is full" if claim else "The disk is full"),
-            f"Delete old passes and snapshots there{more}, then {bireme(facts, 'resume')}; nothing already saved was "
-            "touched.",
+            f"Make room there{more}, then {bireme(facts, 'resume')}; nothing already saved was touched. Of the job's "
+            "own files leave the snapshots: it goes on from the newest.",
             about_end(facts),
         )
 
