@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -70,7 +71,7 @@ def drill(job_file: Path, no_reference: bool, as_json: bool, **options: Any) -> 
     place = (options.pop("output") or _free_place(job_file.absolute().parent)).absolute()
     job = msgspec.structs.replace(job, restarts=Restarts(limit=1_000_000))
     faults = _faults(job, options)
-    tell = (lambda text: None) if as_json else click.echo
+    tell = (lambda text: None) if as_json else _say
     reference = None if no_reference else _run(_into(job, place / "undisturbed"), job_file, tell)
     found = _run(_into(job, place / "disturbed"), job_file, tell, faults)
     told = _report(reference, found)
@@ -84,6 +85,12 @@ def drill(job_file: Path, no_reference: bool, as_json: bool, **options: Any) -> 
         raise SystemExit(error.exit_code)
     if error is not None:
         raise error
+
+
+def _say(text: str) -> None:
+    """Tell how far it is; whoever does not read on (`| head`) does not end the run."""
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(text)
 
 
 def _error(told: dict[str, Any], job: Job, place: Path) -> BiremeError | None:
