@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
 @click.option("--node", type=int, help="Only this node.")
 @click.option("--role", type=click.Choice(["trainer", "pserver"]), help="Only this kind of process.")
 @click.option("--since", callback=_duration, metavar="5m", help="Only what was said since: 90s, 5m, 2h, 3d.")
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Keep printing what comes.")
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Keep printing what comes, until the job is over.")
 @click.option("-n", "--lines", type=click.IntRange(0), help="Last lines of each file.  [default: 20; all with --since]")
 @click.option("--from-volume", is_flag=True, help="On a cluster: what earlier pods said too, from the volume.")
 @click.option("--image", help="On a cluster: image for the pod on the volume, where the job itself is gone.")
@@ -226,14 +226,16 @@ def logs(  # noqa: PLR0913 - its flags
             f"{record.name} has no such log under {record.output}",
             fix="leave --node and --role out to see all",
         )
-    for path, line in _lines(files, last, since, is_following):
+    is_over = (lambda: registry.find_run(record.id).state != "running") if is_following else None
+    for path, line in _lines(files, last, since, is_over):
         who = f"{path.parent.name}/{path.name}"
         click.echo(json.dumps({"log": who, "line": line}) if as_json else f"{who}: {line}")
 
 
 def _lines(
-    files: list[Path], last: int | None, since_s: float | None, is_following: bool
+    files: list[Path], last: int | None, since_s: float | None, is_over: Callable[[], bool] | None
 ) -> Iterator[tuple[Path, str]]:
+    """Lines of logs; with `is_over`, those too that come until that is so."""
     from bireme.kube.merging import lines_of
 
     after = time.time() - since_s if since_s is not None else 0.0
@@ -243,9 +245,10 @@ def _lines(
         found = [line.text for line in lines_of(path.name, [path]) if line.when >= after]
         for text in found if last is None else found[-last:] if last else ():
             yield path, text
-    while is_following:
+    while is_over is not None:
         sys.stdout.flush()
         time.sleep(0.2)
+        is_last = is_over()
         for path in files:
             whole = b""
             with suppress(FileNotFoundError), path.open("rb") as f:  # (gone for a moment: it is being rotated)
@@ -257,6 +260,8 @@ def _lines(
                 places[path] = stat.st_ino, at + len(whole) + len(end)
             for line in whole.decode(errors="replace").splitlines():
                 yield path, line
+        if is_last:
+            return
 
 
 @click.command(epilog="\b\nExample: bireme cancel quick-start")

@@ -154,8 +154,9 @@ def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(
         ]
     )
     monkeypatch.setattr(jobs.time, "sleep", lambda _: next(turns)())
-    followed = jobs._lines([log], 0, None, is_following=True)
-    assert [next(followed)[1] for _ in range(3)] == ["last", "first", "half"]
+    left = iter([False, False, True])
+    followed = jobs._lines([log], 0, None, lambda: next(left))
+    assert [line for _, line in followed] == ["last", "first", "half"], "and that is all when the job is over"
 
 
 def append_to(path: Path, text: str) -> None:
