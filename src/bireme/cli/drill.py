@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from bireme.core.errors import BiremeError, DeterminismError, UsageError
+from bireme.core.errors import BiremeError, DeterminismError, OutputExistsError, UsageError
 from bireme.spec.load import load_job
 
 if TYPE_CHECKING:
@@ -71,6 +71,12 @@ def drill(job_file: Path, no_reference: bool, as_json: bool, **options: Any) -> 
     place = (options.pop("output") or _free_place(job_file.absolute().parent)).absolute()
     job = msgspec.structs.replace(job, restarts=Restarts(limit=1_000_000))
     faults = _faults(job, options)
+    if place.is_dir() and any(place.iterdir()):
+        raise OutputExistsError(
+            f"{place} is not empty",
+            why="a drill leaves two runs of its own in its directory",
+            fix="give another directory with --output, or leave it out for a new one beside the job",
+        )
     tell = (lambda text: None) if as_json else _say
     reference = None if no_reference else _run(_into(job, place / "undisturbed"), job_file, tell)
     found = _run(_into(job, place / "disturbed"), job_file, tell, faults)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from bireme.cli.drill import _faults, _report, _show
-from bireme.core.errors import UsageError
+from bireme.cli.drill import _faults, _report, _show, drill
+from bireme.core.errors import OutputExistsError, UsageError
+from bireme.local.demo import prepare
 from bireme.local.drilling import Drill, Fault, Struck
 
 
@@ -39,3 +41,13 @@ def test_faults_that_come_all_at_once_are_refused() -> None:
     options = {"kill": (), "pause": (), "cut": (), "is_random": True, "seed": 1, "mtbf": "0s", "count": 3}
     with pytest.raises(UsageError, match="--mtbf 0"):
         _faults(None, options)  # type: ignore[arg-type]  # refused before the job matters
+
+
+def test_a_drill_does_not_mix_its_runs_with_what_is_there(tmp_path: Path) -> None:
+    place = tmp_path / "output"
+    (place / "pass-00000").mkdir(parents=True)
+    prepare(tmp_path / "job", reviews=30)
+    arguments = [str(tmp_path / "job/job.yaml"), "--kill", "trainer:0@round=1", "--output", str(place)]
+    refused = CliRunner().invoke(drill, arguments).exception
+    assert isinstance(refused, OutputExistsError) and refused.what.endswith("output is not empty")
+    assert [path.name for path in place.iterdir()] == ["pass-00000"]
