@@ -249,6 +249,7 @@ def test_the_data_job_s_script_fills_a_directory_once(loaded: Cluster, namespace
         assert expected in said
 
 
+@pytest.mark.slow
 def test_the_dockerfile_builds_with_buildah_and_runs(places: object, built: dict[str, Any], room: Path) -> None:
     need("buildah", "buildah")
     cache = Cache(user_places().cache / "images")
