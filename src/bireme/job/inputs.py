@@ -19,7 +19,7 @@ from bireme.core.errors import SnapshotError
 from bireme.core.files import storage_errors, write_atomic
 from bireme.job.manifest import Inputs, Manifest, rules_hash
 from bireme.job.preflight import updates_of
-from bireme.job.shardprint import data_fingerprint, files_of
+from bireme.job.shardprint import files_of, fingerprint_of
 from bireme.programs.program import Program
 from bireme.spec.job import Job
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
@@ -62,7 +62,7 @@ def origin_of(job: Job, program: Program) -> Origin:
     return Origin(
         inputs=Inputs(
             program=program.fingerprint,
-            data=data_fingerprint(data, job.shards),
+            data=fingerprint_of(data, shards[: job.shards]),
             rules=rules_hash(program.parameters, program.optimizer, updates, job.wire),
             shards=job.shards,
             seed=job.seed,
