@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ POLL_S = 0.5
 PODS_EVERY_S = 2.0
 OUTAGE_S = 120.0
 """How long the API server may be away before following is given up; the job does not need it."""
+LAST_WORD_S = 5.0
+"""How long a job that has failed may take to say why: Kubernetes knows first that it has, its pods know why."""
 
 
 def follow_to_end(cluster: Cluster, name: str, *, is_silent: bool, as_json: bool) -> None:
@@ -60,7 +63,7 @@ def follow(cluster: Cluster, name: str, view: View) -> JobView | None:
                 last = seen
                 view = show(view, watched.status(seen))
                 watched.tell_news(view, seen)
-                if is_ended(seen.state):
+                if is_ended(seen.state) and watched.has_said_why(seen):
                     return seen
             if interrupts.count:
                 view.alert(parting_words(name, cluster.namespace, last.state if last else ""))
@@ -97,6 +100,7 @@ class _Watched:
         self._pods_at = 0.0
         self._answered_at = time.monotonic()
         self._said = ""
+        self._failed_at = math.inf
 
     def look(self) -> JobView | None:
         """How the job is doing; None while the API server does not answer."""
@@ -118,6 +122,13 @@ class _Watched:
         if not _rests(seen) and (seen.status.get("trainers") or seen.state in ("finished", "failed")):
             return dict(seen.status)
         return {"phase": self._gathering(seen)}
+
+    def has_said_why(self, seen: JobView) -> bool:
+        """Whether an ended job has no more to say: one that has failed is given time for its reason."""
+        if seen.state != "failed" or seen.error:
+            return True
+        self._failed_at = min(self._failed_at, time.monotonic())
+        return time.monotonic() - self._failed_at >= LAST_WORD_S
 
     def _look_at_pods(self, seen: JobView) -> None:
         from bireme.kube import naming

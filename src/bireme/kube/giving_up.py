@@ -45,12 +45,11 @@ def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
 
 
 def ending_of(job: Object, error: BiremeError, *, is_told: bool) -> Object:
-    """What ends a Job; nothing for one whose own policy does."""
-    if job["spec"].get("podFailurePolicy") and error.exit_code in HOPELESS:
-        return {}
-    change: Object = {"spec": {"activeDeadlineSeconds": 1}}
-    if is_told:
-        status = status_in(job)
+    """What ends a Job and says why; one whose own policy ends it is only told why, unless it knows already."""
+    status = status_in(job)
+    has_policy = bool(job["spec"].get("podFailurePolicy")) and error.exit_code in HOPELESS
+    change: Object = {} if has_policy else {"spec": {"activeDeadlineSeconds": 1}}
+    if is_told and not (has_policy and status.get("error")):
         told = {"phase": "failed", "reason": status.get("reason") or error.what, "error": error.told()}
         text = msgspec.json.encode(compact(status) | told).decode()
         change["metadata"] = {"annotations": {naming.STATUS: text}}

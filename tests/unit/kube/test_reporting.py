@@ -13,6 +13,7 @@ from bireme import __version__
 from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError
 from bireme.kube import reporting
 from bireme.kube.giving_up import ending_of, give_up
+from bireme.kube.listing import status_in
 from bireme.kube.naming import STATUS
 from bireme.kube.reporting import Publisher, Reporter, compact, waiting_status
 
@@ -138,9 +139,14 @@ def test_a_hopeless_job_is_ended_with_its_reason_on_the_first_of_its_jobs() -> N
     assert "metadata" not in other
 
 
-def test_a_job_with_a_policy_of_its_own_is_left_to_it() -> None:
+def test_a_job_with_a_policy_of_its_own_is_left_to_it_and_told_the_reason_once() -> None:
     job = Cluster({"podFailurePolicy": {"rules": []}}).get("demo")
-    assert ending_of(job, DataError("x"), is_told=True) == {}
+    assert ending_of(job, DataError("x"), is_told=False) == {}
+    change = ending_of(job, DataError("a shard is torn"), is_told=True)
+    assert "spec" not in change
+    job["metadata"]["annotations"] = change["metadata"]["annotations"]
+    assert status_in(job)["error"]["what"] == "a shard is torn"
+    assert ending_of(job, DataError("a peer went away"), is_told=True) == {}, "the first cause stays"
     assert ending_of(job, NetworkError("nobody came"), is_told=False), "which no policy has a rule for"
 
 
