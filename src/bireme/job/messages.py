@@ -20,6 +20,7 @@ from bireme.ps import wire
 from bireme.ps.frames import Head, Kind
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span
+from bireme.ps.waiting import Slowest
 from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates, Wire
 
 Ending = Literal["finished", "failed", "cancelled"]
@@ -116,6 +117,8 @@ class Progress(_Message, frozen=True):
     round: int = 0
     closed: int = 0
     """Rounds that were closed while this trainer was in the view."""
+    slowest_pserver: Slowest | None = None
+    """Whose answers this trainer waits for most."""
 
 
 class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

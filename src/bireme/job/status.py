@@ -69,9 +69,13 @@ def _name(text: str) -> tuple[str, ...]:
 
 
 def _stragglers(machine: Coordinator, late: Awaited | None) -> list[str]:
-    """Trainers that are there, and slower than all others."""
-    if late is None or machine.phase != "training":
+    """Who is there, and slower than all others."""
+    if machine.phase != "training":
         return []
+    return [*(_slow_trainers(late) if late is not None else ()), *_slow_pservers(machine)]
+
+
+def _slow_trainers(late: Awaited) -> list[str]:
     found = {}
     if late.seconds >= SILENT_S:
         found = dict.fromkeys(late.missing, f"which the round has waited for {late.seconds:.0f} s")
@@ -79,10 +83,23 @@ def _stragglers(machine: Coordinator, late: Awaited | None) -> list[str]:
     if slowest is not None and slowest.share > STRAGGLES_ABOVE:
         of_s = f"{100 * slowest.share:.0f} % of the last {slowest.of_s:.0f} s"
         waited = "waited for" if late.behind is None else "were far ahead of"
-        found[slowest.trainer] = f"which all others {waited} {of_s}"
-        if late.behind and late.missing == [slowest.trainer]:
-            found[slowest.trainer] += f" (by {late.behind} batches now)"
+        found[slowest.rank] = f"which all others {waited} {of_s}"
+        if late.behind and late.missing == [slowest.rank]:
+            found[slowest.rank] += f" (by {late.behind} batches now)"
     return [f"trainer {rank}, {why}" for rank, why in sorted(found.items())]
+
+
+def _slow_pservers(machine: Coordinator) -> list[str]:
+    """The pserver that every trainer says it waits for: whoever is slow itself finds its answers waiting."""
+    progress = [trainer.progress for trainer in machine.members.trainers.values()]
+    told = [p.slowest_pserver if p is not None and p.view == machine.view else None for p in progress]
+    if None in told or len({each.rank for each in told if each}) != 1:
+        return []
+    least = min((each for each in told if each), key=lambda each: each.share)
+    if least.share <= STRAGGLES_ABOVE:
+        return []
+    share = f"{100 * least.share:.0f} % of the last {least.of_s:.0f} s"
+    return [f"pserver {least.rank}, which all trainers waited for {share}"]
 
 
 def _trainer(rank: int, trainer: Trainer, now_s: float) -> dict[str, object]:

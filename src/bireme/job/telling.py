@@ -13,7 +13,7 @@ import logging
 import math
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +29,7 @@ from bireme.job import messages as m
 from bireme.job.model import Array, pass_name, save_model, table_arrays
 from bireme.ps.client import Position
 from bireme.ps.plan import Layout
+from bireme.ps.waiting import Slowest
 from bireme.spec.model import Parameter
 from bireme.train.loop import PassResult, Tables
 from bireme.train.worker import Running
@@ -72,12 +73,20 @@ def _finite(totals: Running) -> m.Sum:
 class Teller:
     """The loop's listener in a trainer process."""
 
-    def __init__(self, control: m.Line, me: tuple[int, int, int], log_period: int, place: ModelPlace) -> None:
+    def __init__(
+        self,
+        control: m.Line,
+        me: tuple[int, int, int],
+        log_period: int,
+        place: ModelPlace,
+        slowest_pserver: Callable[[], Slowest | None] = lambda: None,
+    ) -> None:
         """Speak for a trainer in a view, in which models are on disk up to a pass."""
         self._control = control
         self._trainer, self._view, self._saved = me
         self._log_period = log_period
         self._place = place
+        self._slowest_pserver = slowest_pserver
         self.closed: queue.Queue[m.PassClosed | m.Counted | None] = queue.Queue()
         """What the coordinator says about passes, put here by the thread that listens to it."""
         self._logged = Running()
@@ -113,7 +122,7 @@ class Teller:
                 trainer=self._trainer, pass_id=at.pass_id, batch=at.batch + 1, batches=batches,
                 samples=totals.samples, cost=totals.cost, evals=tuple(totals.evals.values()),
                 rate=(totals.samples - samples) / max(now - then, 1e-6), view=self._view, round=at.round,
-                closed=self._pushed - 1,
+                closed=self._pushed - 1, slowest_pserver=self._slowest_pserver(),
             )
         )  # fmt: skip
 

@@ -274,9 +274,10 @@ class TrainerProcess:
         model = ModelPlace(
             worker.layout, worker.tables, options.seed, options.output, options.config, is_exact, options.incarnation
         )
-        teller = Teller(line, (options.trainer, begin.view, begin.saved), options.log_period, model)
         faults.at("view.begin")
         exchange = self._open_exchange(worker, begin)
+        me = (options.trainer, begin.view, begin.saved)
+        teller = Teller(line, me, options.log_period, model, lambda: exchange.slowest_pserver)
         with self._lock:
             self._exchange, self._teller = exchange, teller
         if orders.is_news(begin.view):  # whoever said so found nothing to close yet
@@ -317,7 +318,8 @@ class TrainerProcess:
         options, pservers = self._options, begin.pservers
         dense = self._connect_all(pservers, range(options.ports_num))
         faults.on_cut(lambda peer: _cut(dense, int(peer.partition(":")[2]), options.ports_num))
-        links = [Link(sock, part) for sock, part in zip(dense, worker.layout.slices(len(dense)), strict=True)]
+        parts = worker.layout.slices(len(dense))
+        links = [Link(sock, parts[i], i // options.ports_num) for i, sock in enumerate(dense)]
         is_exact = options.wire.is_exact and not self._updates.is_streamed
         is_shared = is_exact and options.carrier == "auto" and any(link.carrier == "unix" for link in links)
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, options.wire))
@@ -330,7 +332,7 @@ class TrainerProcess:
     def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...]) -> RowLinks:
         options = self._options
         lanes = range(options.ports_num, options.ports_num + options.ports_num_for_sparse)
-        return RowLinks(self._connect_all(pservers, lanes), worker.tables)
+        return RowLinks(self._connect_all(pservers, lanes), worker.tables, len(pservers))
 
     def _connect_all(self, pservers: tuple[m.Address, ...], lanes: range) -> list[socket.socket]:
         return [self._connect(pservers, rank, lane) for rank in range(len(pservers)) for lane in lanes]

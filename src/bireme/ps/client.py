@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import time
@@ -24,6 +25,7 @@ from bireme.core import faults
 from bireme.core.errors import FrameError, NetworkError
 from bireme.ps import security, wire
 from bireme.ps.frames import Flag, Head, Kind, Record, pack_records
+from bireme.ps.lagging import Lagging
 from bireme.ps.memory import Rows, TrainerMemory
 from bireme.ps.plan import Slice
 from bireme.ps.rowframes import Block, Floats, Ids
@@ -33,6 +35,7 @@ from bireme.ps.tree import Span
 if TYPE_CHECKING:
     from bireme.ps.coder import Coder
     from bireme.ps.rowclient import RowLinks
+    from bireme.ps.waiting import Slowest
 
 Carrier = Literal["shm", "unix", "tcp"]
 
@@ -120,9 +123,10 @@ def _own_address(host: str) -> str:
 class Link:
     """One lane: its connection, its slice, and how payloads get there."""
 
-    def __init__(self, sock: socket.socket, part: Slice) -> None:
+    def __init__(self, sock: socket.socket, part: Slice, pserver: int = 0) -> None:
         self.sock = sock
         self.part = part
+        self.pserver = pserver
         self.unsent = b""
         """Pushes without a payload: they leave together with the pull that follows, and wake the lane once."""
         self.carrier: Carrier = "unix" if sock.family == socket.AF_UNIX else "tcp"
@@ -160,6 +164,12 @@ class Link:
                 close_quietly(fd)
 
 
+def _reading_orders(links: Sequence[Link], pservers: int, first: int) -> list[tuple[int, list[Link]]]:
+    """In which orders answers are read, turn by turn: each time another pserver is last, and which one that is."""
+    turns = [(first + turn) % pservers for turn in range(pservers)]
+    return [(last, sorted(links, key=lambda link: (link.pserver - last - 1) % pservers)) for last in turns]
+
+
 class Exchange:
     """Links to all dense and sparse lanes, in the order of the plan, over one trainer's memory."""
 
@@ -178,6 +188,9 @@ class Exchange:
         """Where shards go apart, an answer says how far one of them is: it must be one of ours."""
         first = self._own_shard % max(len(links), 1)
         self._links = [*links[first:], *links[:first]]
+        pservers = 1 + max((link.pserver for link in links), default=0)
+        self._lagging = Lagging(pservers)
+        self._orders = itertools.cycle(_reading_orders(links, pservers, self._own_shard))
         self._rows = rows
         self._coder = coder
         self._is_streamed = is_streamed
@@ -207,6 +220,11 @@ class Exchange:
         """What the wire's coding has cost at most, as a share of a gradient's norm."""
         return self._coder.error if self._coder else 0.0
 
+    @property
+    def slowest_pserver(self) -> Slowest | None:
+        """Whose answers come so much later than all others' in this view; None if not known yet."""
+        return self._lagging.slowest()
+
     def _head(self, kind: Kind, flags: int = Flag.NONE, **fields: int) -> Head:
         me = self._me
         return Head(kind, flags, job=me.job, view=me.view, incarnation=me.incarnation, **fields)
@@ -234,7 +252,9 @@ class Exchange:
                 link.hold(head, packed)
             else:
                 coded = self._coder.part(link.part) if self._coder else row[link.part.begin : link.part.end]
+                began_s = time.monotonic()
                 link.send(head._replace(nbytes=coded.nbytes), packed, coded)
+                self._lagging.moved(link.pserver, time.monotonic() - began_s)
         if self._rows is not None:
             self._rows.push(head, packed, blocks)
         faults.at("push.after", moment)
@@ -278,9 +298,12 @@ class Exchange:
 
     def receive(self, targets: Sequence[Floats] = (), *, may_differ: bool = False) -> Position:
         """Wait for what was asked; it is then in `memory.values(round)`, and rows in the targets."""
-        found = {self._receive(link) for link in self._links}
+        last, links = next(self._orders)
+        found = {self._receive(link, is_last=link.pserver == last) for link in links}
         if self._rows is not None:
-            found |= {Position(head.round, head.extra, head.lo) for head in self._rows.receive(targets)}
+            heads = self._rows.receive(targets, last, self._lagging)
+            found |= {Position(head.round, head.extra, head.lo) for head in heads}
+        self._lagging.answered(time.monotonic())
         if len(found) > 1 and not may_differ and not self._is_streamed:
             raise AssertionError(f"lanes answered from different rounds {sorted(found)}: this is a bug")
         at = oldest(found)
@@ -317,13 +340,18 @@ class Exchange:
         """Every row of every sparse parameter as it was at the start of a pass."""
         return self._rows.pull_all(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id)) if self._rows is not None else []
 
-    def _receive(self, link: Link) -> Position:
+    def _receive(self, link: Link, *, is_last: bool) -> Position:
+        began_s = time.monotonic()
         reply = wire.expect(link.sock, Kind.SLICE)
+        there_s = time.monotonic()
+        if is_last:
+            self._lagging.awaited(link.pserver, there_s - began_s)
         if reply.nbytes != 4 * len(link.part):
             raise FrameError(f"a slice of {reply.nbytes} bytes came, {4 * len(link.part)} were due")
         if not reply.flags & Flag.IN_PLACE:
             target = self.memory.values(reply.round)
             wire.receive_into(link.sock, target[link.part.begin : link.part.end])
+            self._lagging.moved(link.pserver, time.monotonic() - there_s)
         self._cut_at = max(self._cut_at, reply.hi)
         return Position(reply.round, reply.extra, reply.lo)
 

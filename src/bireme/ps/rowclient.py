@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from bireme.core.errors import FrameError
 from bireme.ps import wire
 from bireme.ps.frames import Flag, Head, Kind
+from bireme.ps.lagging import Lagging
 from bireme.ps.rowframes import Block, Floats, Ids, pack_blocks, pack_ids, unpack_blocks
 from bireme.ps.rowsums import gather, scatter, split, warm
 from bireme.spec.model import Parameter
@@ -31,9 +33,11 @@ class _Placed(NamedTuple):
 class RowLinks:
     """Connections to all sparse lanes, in the order of the plan."""
 
-    def __init__(self, sockets: Sequence[socket.socket], tables: Sequence[Parameter]) -> None:
+    def __init__(self, sockets: Sequence[socket.socket], tables: Sequence[Parameter], pservers: int = 1) -> None:
+        """Each of the pservers has as many lanes."""
         warm()
         self._sockets = list(sockets)
+        self._pservers = pservers
         self._widths = [p.shape[1] for p in tables]
         self._placed: list[_Placed] = []
 
@@ -77,11 +81,15 @@ class RowLinks:
             parts = pack_ids([p.ids[p.of(lane)] for p in self._placed])
             wire.send(sock, head._replace(nbytes=sum(part.nbytes for part in parts)), *parts)
 
-    def receive(self, targets: Sequence[Floats]) -> list[Head]:
-        """Fill the first rows of each target with what was asked for, in that order."""
+    def receive(self, targets: Sequence[Floats], last: int = 0, lagging: Lagging | None = None) -> list[Head]:
+        """Fill the first rows of each target with what was asked for, in that order; one pserver is read last."""
         heads = []
-        for lane, sock in enumerate(self._sockets):
+        count, each = len(self._sockets), len(self._sockets) // self._pservers
+        for lane in ((each * (last + 1) + n) % count for n in range(count)):
+            sock, began_s = self._sockets[lane], time.monotonic()
             reply = wire.expect(sock, Kind.SLICE)
+            if lagging is not None and lane // each == last:
+                lagging.awaited(last, time.monotonic() - began_s)
             picks = [p.of(lane) for p in self._placed]
             due = sum(4 * width * len(at) for width, at in zip(self._widths, picks, strict=True))
             if reply.nbytes != due:

@@ -21,9 +21,9 @@ MOMENT_S = 0.001
 
 
 class Slowest(NamedTuple):
-    """The trainer that all others have waited for most."""
+    """The trainer or pserver that others have waited for most."""
 
-    trainer: int
+    rank: int
     share: float
     """Of the time that is spoken of."""
     of_s: float
@@ -42,21 +42,24 @@ class Awaited(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Window:
+class Window:
+    """Some seconds, and who was waited for how long in them, by rank."""
+
     spent_s: float = 0.0
     waits: dict[int, float] = field(default_factory=dict)
 
-    def add(self, spent_s: float, trainer: int, waited_s: float) -> None:
+    def add(self, spent_s: float, rank: int, waited_s: float) -> None:
+        """Count some time, so much of it for one of them."""
         self.spent_s += spent_s
         if waited_s:
-            self.waits[trainer] = self.waits.get(trainer, 0.0) + waited_s
+            self.waits[rank] = self.waits.get(rank, 0.0) + waited_s
 
 
 class Waiting:
     """What one lane has seen in its view."""
 
     def __init__(self) -> None:
-        self._old, self._new = _Window(), _Window()
+        self._old, self._new = Window(), Window()
         self._since_s: float | None = None
         """When the last round closed; None before the first one of a pass has."""
         self._clear_round()
@@ -71,7 +74,7 @@ class Waiting:
 
     def forget(self) -> None:
         """A view begins."""
-        self._old, self._new = _Window(), _Window()
+        self._old, self._new = Window(), Window()
         self.rest()
 
     def rest(self) -> None:
@@ -106,7 +109,7 @@ class Waiting:
     def _count(self, spent_s: float, trainer: int, waited_s: float) -> None:
         self._new.add(spent_s, trainer, waited_s)
         if self._new.spent_s >= WINDOW_S:
-            self._old, self._new = self._new, _Window()
+            self._old, self._new = self._new, Window()
 
     def slowest(self, now_s: float, missing: list[int]) -> Slowest | None:
         """Whom everybody has waited for most, the open round included, which lacks these; None if nobody is known."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from tests.unit.job.story import ADDRESSES, Story, lines, progress
 
@@ -109,6 +110,28 @@ def test_whoever_is_slower_than_all_others_is_named(late: Awaited | None, said: 
     story.lose(11)
     status = status_of(story.machine, story.now_s, late)
     assert (status["stragglers"], status["waits_for"]) == ([], ["trainer 1"])
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            (Slowest(1, 0.82, 7.0), Slowest(1, 0.71, 8.0)),
+            ["pserver 1, which all trainers waited for 71 % of the last 8 s"],
+        ),
+        ((Slowest(1, 0.82, 7.0), Slowest(1, 0.3, 8.0)), []),
+        ((Slowest(1, 0.82, 7.0), Slowest(0, 0.8, 8.0)), []),
+        ((Slowest(1, 0.82, 7.0), None), []),
+    ],
+)
+def test_the_pserver_that_every_trainer_waits_for_is_named(told: tuple[Slowest | None, ...], said: list[str]) -> None:
+    story = Story().train()
+    for rank, slowest in enumerate(told):
+        story.tell(10 + rank, msgspec.structs.replace(progress(rank, story.machine.view), slowest_pserver=slowest))
+    status = status_of(story.machine, story.now_s)
+    assert (status["stragglers"], status["waits_for"]) == (said, said)
+    story.tell(11, progress(1, story.machine.view - 1))
+    assert waits_for(story.machine, story.now_s) == [], "that was in an earlier view"
 
 
 def test_nobody_is_waited_for_when_the_job_is_over() -> None:

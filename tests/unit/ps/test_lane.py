@@ -351,7 +351,7 @@ def test_a_lane_says_whom_its_open_round_lacks_and_whom_its_rounds_have_waited_f
     assert found is not None and found.slowest is not None
     assert (found.missing, found.seconds) == ([], 0.0)
     # The first round counts for nobody; the last one closed 0.1 s ago.
-    assert (found.slowest.trainer, round(found.slowest.share, 2), round(found.slowest.of_s, 1)) == (1, 0.79, 9.6)
+    assert (found.slowest.rank, round(found.slowest.share, 2), round(found.slowest.of_s, 1)) == (1, 0.79, 9.6)
     peer.push(0, ones(1.0), 20)
     hands.now_s += 5.0
     found = stage.lane.awaited()
@@ -370,4 +370,4 @@ def test_a_lane_without_rounds_says_who_is_far_behind(stack: ExitStack, hands: H
     found = peer.lane.awaited()
     assert found is not None and found.slowest is not None
     assert (found.missing, found.behind, found.seconds) == ([1], 27, 0.0)
-    assert (found.slowest.trainer, found.slowest.share > 0.8) == (1, True)
+    assert (found.slowest.rank, found.slowest.share > 0.8) == (1, True)

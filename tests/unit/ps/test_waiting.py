@@ -23,7 +23,7 @@ def run_rounds(waiting: Waiting, now_s: float, count: int, *takes_s: float) -> f
 
 def shares(found: Slowest | None) -> tuple[int, float]:
     assert found is not None
-    return found.trainer, round(found.share, 2)
+    return found.rank, round(found.share, 2)
 
 
 def test_a_trainer_ten_times_slower_in_rounds_of_half_a_second_is_found() -> None:
@@ -82,7 +82,7 @@ def test_the_open_round_counts_where_it_lacks_one_trainer_only() -> None:
     assert waiting.slowest(now_s + 9, [1, 2]) is None
     waiting.landed(2, now_s + 0.1)
     found = waiting.slowest(now_s + 9, [1])
-    assert found is not None and found.trainer == 1 and found.share > STRAGGLES_ABOVE
+    assert found is not None and found.rank == 1 and found.share > STRAGGLES_ABOVE
 
 
 def test_what_passes_between_passes_counts_for_nobody() -> None:
