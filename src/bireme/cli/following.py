@@ -63,7 +63,7 @@ def follow(cluster: Cluster, name: str, view: View) -> JobView | None:
                 last = seen
                 view = show(view, watched.status(seen))
                 watched.tell_news(view, seen)
-                if is_ended(seen.state) and watched.has_said_why(seen):
+                if is_ended(seen.state) and (watched.has_said_why(seen) or interrupts.count):
                     return seen
             if interrupts.count:
                 view.alert(parting_words(name, cluster.namespace, last.state if last else ""))

@@ -127,6 +127,8 @@ class Member:
         self._duties = (*place.each_second, self._meeting.beat)
         self._leads = roles_of(place.job, place.rank, place.role)[:1] == ["pserver"] and place.rank == 0
         self._reporter: Reporter | None = None
+        self._old_reports = read_reports(self._run / "reports")
+        """Left before anybody could have seen us: of an earlier try."""
 
     def run(self) -> None:
         """Take part in the job until it is over."""
@@ -253,8 +255,11 @@ class Member:
 
     def _wait(self, missing: Callable[[], list[str]]) -> None:
         """Wait until nobody is missing; with a deadline, and with words about who is."""
-        began_s, said = time.monotonic(), [""]
+        began_s, said, look_s = time.monotonic(), [""], 0.0
         while found := missing():
+            if time.monotonic() - look_s >= BEAT_S:
+                look_s = time.monotonic()
+                self._check_hope()
             waited_s = time.monotonic() - began_s
             if waited_s > self._place.job.connect_timeout_s:
                 raise AbsentError(
@@ -272,6 +277,13 @@ class Member:
                 duty()
             if not _rest(self._probes, self._stops) or self._seat.is_lost():
                 raise SystemExit(STOPPED)
+
+    def _check_hope(self) -> None:
+        """Fail with whoever has failed in the meantime and left, if we would fail in the same way."""
+        reports = read_reports(self._run / "reports")
+        cause = first_cause(each for each in reports if each not in self._old_reports)
+        if cause is not None and _is_hopeless(cause.error()):
+            raise cause.error()
 
     # While it runs, and after
 

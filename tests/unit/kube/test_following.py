@@ -11,22 +11,28 @@ from tests.unit.kube.standing import Standing
 
 from bireme.cli import following
 from bireme.cli.following import follow_to_end, parting_words
-from bireme.core.errors import DataError
+from bireme.core.errors import ClusterError, DataError
 from bireme.kube.objects import build
 
 NAMED = "reviews --namespace ns"
 
 
-class Leaving:
-    """Somebody who has pressed Ctrl-C."""
+class Staying:
+    """Somebody who does not press Ctrl-C."""
 
-    count = 1
+    count = 0
 
-    def __enter__(self) -> Leaving:
+    def __enter__(self) -> Staying:
         return self
 
     def __exit__(self, *_: object) -> None:
         return
+
+
+class Leaving(Staying):
+    """Somebody who has pressed it."""
+
+    count = 1
 
 
 @pytest.fixture
@@ -90,3 +96,37 @@ def test_a_job_that_has_ended_is_told_also_to_whoever_leaves(standing: Standing)
     standing.fail()
     with pytest.raises(DataError, match="shard 0 of 3 is missing"):
         follow_to_end(standing.as_cluster(), "reviews", is_silent=False, as_json=False)
+
+
+@pytest.fixture
+def ended(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Standing:
+    """A job that Kubernetes has ended, and that has not said why."""
+    monkeypatch.setattr(following, "Interrupts", Staying)
+    monkeypatch.setattr(following, "LAST_WORD_S", 1.0)
+    message = "exit code 5 matching FailJob rule"
+    standing.job()["status"] = {"conditions": [{"type": "FailureTarget", "status": "True", "message": message}]}
+    return standing
+
+
+def test_a_job_that_kubernetes_has_ended_is_given_time_to_say_why(
+    ended: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: ended.fail())
+    with pytest.raises(DataError, match="shard 0 of 3 is missing"):
+        follow_to_end(ended.as_cluster(), "reviews", is_silent=True, as_json=False)
+
+
+def test_a_job_that_never_says_why_ends_with_kubernetes_words(ended: Standing) -> None:
+    with pytest.raises(ClusterError, match="exit code 5 matching FailJob rule") as told:
+        follow_to_end(ended.as_cluster(), "reviews", is_silent=True, as_json=False)
+    assert "`bireme why reviews" in told.value.fix
+
+
+def test_whoever_leaves_does_not_wait_for_the_reason(
+    ended: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(following, "Interrupts", Leaving)
+    monkeypatch.setattr(following, "LAST_WORD_S", 3600.0)
+    with pytest.raises(ClusterError, match="exit code 5"):
+        follow_to_end(ended.as_cluster(), "reviews", is_silent=False, as_json=False)
+    assert "goes on" not in capsys.readouterr().err

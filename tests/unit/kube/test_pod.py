@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bireme.core.errors import ClusterError, NetworkError, SpecError, UsageError
+from bireme.core.errors import ClusterError, ConfigScriptError, NetworkError, SpecError, UsageError
+from bireme.job.reports import write_report
 from bireme.kube import peers
 from bireme.kube import pod as pod_module
 from bireme.kube.client import ForbiddenError
@@ -148,6 +149,20 @@ def test_a_pod_that_comes_when_the_job_is_over_waits_for_nobody(told: dict[str, 
     (tmp_path / "output" / "status.json").write_text('{"phase": "finished"}')
     late._gather(job)
     assert late._is_finished(job)
+
+
+def test_a_pod_fails_with_whoever_has_failed_and_left_before_it_was_seen(told: dict[str, str], tmp_path: Path) -> None:
+    job = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=1.0, pservers=3)
+    reports = tmp_path / "output" / "run" / "reports"
+    reports.mkdir(parents=True)
+    write_report(reports / "trainer-0.json", "trainer 0", ConfigScriptError("of yesterday"))
+    late = member(told, job, 1)
+    write_report(reports / "node-2.json", "node 2", NetworkError("no answer"))
+    with pytest.raises(pod_module.AbsentError):
+        late._gather(job)  # others will come in their place
+    write_report(reports / "trainer-0.json", "trainer 0", ConfigScriptError("not today"))
+    with pytest.raises(ConfigScriptError, match="trainer 0: not today"):
+        late._gather(job)
 
 
 def test_a_pod_without_a_rank_does_not_wait_for_ever_and_says_for_whom(
