@@ -83,9 +83,13 @@ def config_error(facts: Facts) -> Iterator[Cause]:
     if _said(error, "SpecError", "ConfigScriptError"):
         again = AGAIN if facts.where == "kubernetes" else "start it again"
         check = f"`{facts.command} train JOB.yaml --dry-run` checks the file here before you {again}."
+        is_in_data = str(error["why"]).startswith("the provider was in ")
+        if is_in_data:
+            check = f"`{facts.command} data check` tells what is wrong with the shards."
         fix = _advice(error, check)
         advice = f"{fix} {check}" if fix.endswith("?") else fix
-        yield Cause(_cause(error, "The job's configuration is wrong"), advice, about_end(facts))
+        head = "Provider and data do not suit each other" if is_in_data else "The job's configuration is wrong"
+        yield Cause(_cause(error, head), advice, about_end(facts))
 
 
 @situation(

@@ -135,6 +135,17 @@ def test_wrong_value_before_a_crash_is_reported_first(home: Any) -> None:
         pack(source.samples(home.workdir, 0), source.facts(home.workdir).inputs)
 
 
+def test_a_crash_names_the_place_in_the_data_where_the_provider_was(home: Any) -> None:
+    write_provider(home, "yield [1], 1\nyield [2], 0\nint('five')")
+    with pytest.raises(ConfigScriptError, match=r"reviews\.py:\d+: ValueError") as told:
+        list(home.load().source("train").samples(home.workdir, 0))
+    assert told.value.why.startswith("the provider was in data/train.txt, after 2 samples: ")
+    write_provider(home, "yield wrod, 1")
+    with pytest.raises(ConfigScriptError, match="NameError") as told:
+        list(home.load().source("train").samples(home.workdir, 0))
+    assert told.value.why == "", "which no data can mend"
+
+
 def test_failing_init_hook_is_blamed_at_its_line(home: Any) -> None:
     text = (home.folder / "reviews.py").read_text().replace("settings.size = size", "settings.size = size / 0")
     home.write("reviews.py", text)

@@ -162,7 +162,7 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
         self, settings: ProviderSettings, inputs: Sequence[InputType], file: str
     ) -> Iterator[tuple[object, ...]]:
         samples: Iterator[object] | None = None
-        has_more = True
+        has_more, before = True, 0
         while has_more:
             turn: list[tuple[object, ...]] = []
             failure: BiremeError | None = None
@@ -171,14 +171,18 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
                     samples = samples or self._source.open(settings, file)
                     has_more = self._source.pull(samples, inputs, turn)
                 except BiremeError as error:
-                    failure = self._as_missing_data(error, file)
+                    failure = self._explained(error, file, before + len(turn))
             yield from turn
+            before += len(turn)
             if failure is not None:
                 raise failure
 
-    def _as_missing_data(self, error: BiremeError, file: str) -> BiremeError:
-        """A listed file that is not there is the data's fault, not the script's."""
+    def _explained(self, error: BiremeError, file: str, before: int) -> BiremeError:
+        """A listed file that is not there is the data's fault, not the script's; a line in it that is wrong may be."""
         cause = error.__cause__
+        if isinstance(cause, ValueError | LookupError):
+            after = f"after {before:,} samples" if before else "before its first sample"
+            error.why = error.why or f"the provider was in {file}, {after}: one of the two does not suit the other"
         if not isinstance(cause, FileNotFoundError) or str(cause.filename) != file:
             return error
         missing = DataError(f"data file {file} does not exist", fix="check the list file that names it")
