@@ -53,6 +53,7 @@ def one_block(cluster: Cluster, count: int, *, has_cut: bool) -> tuple[list[floa
     """Do rounds; with a cut, also wait until its parts are on disk, so that the next block is not disturbed by it."""
     for pserver in cluster.pservers if has_cut else ():
         pserver.ask(do="cut")
+        pserver.fetch()  # else the rounds may be over before it has heard
     seconds = cluster.rounds(count)
     for pserver in cluster.pservers if has_cut else ():
         pserver.ask(do="part")

@@ -24,8 +24,8 @@ class PartsOf:
         self._chain = 0
         self._last: Path | None = None
 
-    def answer(self, what: str, *, is_first: bool) -> dict[str, Any] | None:
-        """Do what the bench asks: `cut`, which has no answer, `part`, or `cpu`."""
+    def answer(self, what: str, *, is_first: bool) -> dict[str, Any]:
+        """Do what the bench asks: `cut`, which is answered before any round is cut, `part`, or `cpu`."""
         if what == "cpu":
             return {"seconds": time.process_time()}
         if what == "part":
@@ -33,7 +33,7 @@ class PartsOf:
         self._begun = time.perf_counter()
         if is_first:  # at a round that lane 0 names when it closes the next one
             self._server.lanes[0].cut_every(0.0)
-        return None
+        return {}
 
     def done(self, part: PartDone) -> None:
         """Be the coordinator that commits what was written, as far as this pserver sees it."""

@@ -385,8 +385,7 @@ def serve(member: Member) -> None:
     print(json.dumps({"ports": server.ports}), flush=True)
     for line in sys.stdin:
         told = parts.answer(json.loads(line)["do"], is_first=member.rank == 0)
-        if told is not None:
-            print(json.dumps(told), flush=True)
+        print(json.dumps(told), flush=True)
 
 
 def train(member: Member) -> None:
