@@ -65,6 +65,8 @@ def follow(cluster: Cluster, name: str, view: View) -> JobView | None:
                 watched.tell_news(view, seen)
                 if is_ended(seen.state) and (watched.has_said_why(seen) or interrupts.count):
                     return seen
+            elif last is not None and is_ended(last.state):
+                return last
             if interrupts.count:
                 view.alert(parting_words(name, cluster.namespace, last.state if last else ""))
                 return last

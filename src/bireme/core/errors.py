@@ -80,6 +80,8 @@ class ConfigScriptError(BiremeError):
     """The user's own script failed; the message names their file and line."""
 
     exit_code = 4
+    IN_DATA = "the provider was in"
+    """How `why` begins where the script may be right, and the data wrong."""
 
 
 class DataError(BiremeError):

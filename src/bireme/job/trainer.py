@@ -41,6 +41,7 @@ from bireme.programs.config import load_config
 from bireme.programs.program import Program, Role
 from bireme.ps.client import Exchange, Identity, Link, connect, connect_near
 from bireme.ps.coder import Coder
+from bireme.ps.lagging import Lagging
 from bireme.ps.memory import TrainerMemory
 from bireme.ps.plan import aligned_zeros, check_names
 from bireme.ps.rowclient import RowLinks
@@ -324,15 +325,17 @@ class TrainerProcess:
         is_shared = is_exact and options.carrier == "auto" and any(link.carrier == "unix" for link in links)
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, options.wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
-        rows = self._open_rows(worker, pservers) if worker.tables else None
+        lagging = Lagging(len(pservers), worker.share.lo)
+        rows = self._open_rows(worker, pservers, lagging) if worker.tables else None
         coder = None if options.wire.is_exact else Coder(options.wire, worker.layout)
         me = Identity(begin.job, begin.view, options.incarnation)
-        return Exchange(links, memory, me, rows, coder, self._updates.is_streamed)
+        return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, lagging)
 
-    def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...]) -> RowLinks:
+    def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], lagging: Lagging) -> RowLinks:
         options = self._options
         lanes = range(options.ports_num, options.ports_num + options.ports_num_for_sparse)
-        return RowLinks(self._connect_all(pservers, lanes), worker.tables, len(pservers))
+        found = self._connect_all(pservers, lanes)
+        return RowLinks(found, worker.tables, [i // len(lanes) for i in range(len(found))], lagging)
 
     def _connect_all(self, pservers: tuple[m.Address, ...], lanes: range) -> list[socket.socket]:
         return [self._connect(pservers, rank, lane) for rank in range(len(pservers)) for lane in lanes]

@@ -83,9 +83,9 @@ def config_error(facts: Facts) -> Iterator[Cause]:
     if _said(error, "SpecError", "ConfigScriptError"):
         again = AGAIN if facts.where == "kubernetes" else "start it again"
         check = f"`{facts.command} train JOB.yaml --dry-run` checks the file here before you {again}."
-        is_in_data = str(error["why"]).startswith("the provider was in ")
+        is_in_data = str(error["why"]).startswith(errors.ConfigScriptError.IN_DATA)
         if is_in_data:
-            check = f"`{facts.command} data check` tells what is wrong with the shards."
+            check = "Look at that place of the file, and mend it or the provider."
         fix = _advice(error, check)
         advice = f"{fix} {check}" if fix.endswith("?") else fix
         head = "Provider and data do not suit each other" if is_in_data else "The job's configuration is wrong"

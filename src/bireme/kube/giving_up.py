@@ -7,12 +7,12 @@ cannot be asked. So a pod that knows that another one would fail in the same way
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, ProcessError, error_class
 from bireme.kube import naming
 from bireme.kube.indexed import HOPELESS
 from bireme.kube.listing import status_in
@@ -44,12 +44,18 @@ def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
             log.warning("the Job %s cannot be ended: %s", name, e.what)
 
 
+def _is_hopeless(status: Mapping[str, Any]) -> bool:
+    """Whether a Job's status tells already what ends it; what pods were replaced after does not."""
+    told = status.get("error") or {}
+    return error_class(told.get("kind"), ProcessError).exit_code in HOPELESS
+
+
 def ending_of(job: Object, error: BiremeError, *, is_told: bool) -> Object:
     """What ends a Job and says why; one whose own policy ends it is only told why, unless it knows already."""
     status = status_in(job)
     has_policy = bool(job["spec"].get("podFailurePolicy")) and error.exit_code in HOPELESS
     change: Object = {} if has_policy else {"spec": {"activeDeadlineSeconds": 1}}
-    if is_told and not (has_policy and status.get("error")):
+    if is_told and not (has_policy and _is_hopeless(status)):
         told = {"phase": "failed", "reason": status.get("reason") or error.what, "error": error.told()}
         text = msgspec.json.encode(compact(status) | told).decode()
         change["metadata"] = {"annotations": {naming.STATUS: text}}

@@ -44,6 +44,8 @@ SIGN_EVERY_S = 0.2
 """How often a node that waits says that it is there; one that runs says so every second."""
 SIGN_PATIENCE_S = 60.0
 """For so long a node may be silent: volumes show late what others write, and who leaves in peace says so."""
+SKEW_S = 30.0
+"""So much may machines' clocks differ."""
 LOOK_EVERY_S, LOOK_EACH_S = 0.2, 0.01
 """How often a node that waits looks for the others, and how much less for each of them: all look at all."""
 
@@ -127,6 +129,7 @@ class Member:
         self._duties = (*place.each_second, self._meeting.beat)
         self._leads = roles_of(place.job, place.rank, place.role)[:1] == ["pserver"] and place.rank == 0
         self._reporter: Reporter | None = None
+        self._born = time.time()
         self._old_reports = read_reports(self._run / "reports")
         """Left before anybody could have seen us: of an earlier try."""
 
@@ -146,8 +149,7 @@ class Member:
             self._fail(e)
             raise
         except SystemExit:
-            cause = first_cause(read_reports(self._run / "reports"))
-            self._report(cause.error() if cause is not None and _is_hopeless(cause.error()) else None)
+            self._report(self._hopeless_cause())
             raise
         finally:
             if not self._seat.is_lost():
@@ -255,7 +257,7 @@ class Member:
 
     def _wait(self, missing: Callable[[], list[str]]) -> None:
         """Wait until nobody is missing; with a deadline, and with words about who is."""
-        began_s, said, look_s = time.monotonic(), [""], 0.0
+        began_s, said, look_s = time.monotonic(), [""], -math.inf
         while found := missing():
             if time.monotonic() - look_s >= BEAT_S:
                 look_s = time.monotonic()
@@ -280,10 +282,19 @@ class Member:
 
     def _check_hope(self) -> None:
         """Fail with whoever has failed in the meantime and left, if we would fail in the same way."""
+        cause = self._hopeless_cause()
+        if cause is not None:
+            raise cause
+
+    def _hopeless_cause(self) -> BiremeError | None:
+        """What another node has failed of since we are here, if we would too.
+
+        A volume may show late what an earlier try has left, so it must not be much older than this pod, too.
+        """
         reports = read_reports(self._run / "reports")
-        cause = first_cause(each for each in reports if each not in self._old_reports)
-        if cause is not None and _is_hopeless(cause.error()):
-            raise cause.error()
+        news = (each for each in reports if each not in self._old_reports and each.time >= self._born - SKEW_S)
+        cause = first_cause(news)
+        return cause.error() if cause is not None and _is_hopeless(cause.error()) else None
 
     # While it runs, and after
 

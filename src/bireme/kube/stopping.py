@@ -90,7 +90,7 @@ def going_on(job: Object) -> Object:
     status = status_in(job)
     if status:
         status |= {"phase": "gathering", "trainers": [], "pservers": []}
-        status |= {"waits_for": [], "stragglers": [], "warnings": []}
+        status |= {"waits_for": [], "stragglers": [], "warnings": [], "error": None}
         said[naming.STATUS] = json.dumps(status)
     return {"metadata": {"annotations": said}, "spec": {"suspend": False}}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import socket
 import time
@@ -164,12 +163,6 @@ class Link:
                 close_quietly(fd)
 
 
-def _reading_orders(links: Sequence[Link], pservers: int, first: int) -> list[tuple[int, list[Link]]]:
-    """In which orders answers are read, turn by turn: each time another pserver is last, and which one that is."""
-    turns = [(first + turn) % pservers for turn in range(pservers)]
-    return [(last, sorted(links, key=lambda link: (link.pserver - last - 1) % pservers)) for last in turns]
-
-
 class Exchange:
     """Links to all dense and sparse lanes, in the order of the plan, over one trainer's memory."""
 
@@ -181,16 +174,21 @@ class Exchange:
         rows: RowLinks | None = None,
         coder: Coder | None = None,
         is_streamed: bool = False,
+        lagging: Lagging | None = None,
     ) -> None:
-        """Take the sparse lanes and the wire's coding where there are any; `is_streamed`: lanes share no rounds."""
+        """Take the sparse lanes and the wire's coding where there are any; `is_streamed`: lanes share no rounds.
+
+        `lagging` is what the sparse lanes have been given, too.
+        """
         # Trainers begin with different lanes, so that all lanes have something to do at once.
         self._own_shard = memory.spans[0].lo if memory.spans else 0
         """Where shards go apart, an answer says how far one of them is: it must be one of ours."""
         first = self._own_shard % max(len(links), 1)
-        self._links = [*links[first:], *links[:first]]
-        pservers = 1 + max((link.pserver for link in links), default=0)
-        self._lagging = Lagging(pservers)
-        self._orders = itertools.cycle(_reading_orders(links, pservers, self._own_shard))
+        links = [*links[first:], *links[:first]]
+        self._lagging = Lagging(1) if lagging is None else lagging
+        self._orders = [[links[i] for i in order] for order in self._lagging.orders([link.pserver for link in links])]
+        self._links = self._orders[self._lagging.last]
+        """As they are to be used in this round, with another pserver last each time."""
         self._rows = rows
         self._coder = coder
         self._is_streamed = is_streamed
@@ -216,14 +214,14 @@ class Exchange:
         return [link.carrier for link in sorted(self._links, key=lambda link: link.part.begin)]
 
     @property
+    def slowest_pserver(self) -> Slowest | None:
+        """Whose answers come so much later than all others' in this view; None if not known yet."""
+        return self._lagging.slowest
+
+    @property
     def wire_error(self) -> float:
         """What the wire's coding has cost at most, as a share of a gradient's norm."""
         return self._coder.error if self._coder else 0.0
-
-    @property
-    def slowest_pserver(self) -> Slowest | None:
-        """Whose answers come so much later than all others' in this view; None if not known yet."""
-        return self._lagging.slowest()
 
     def _head(self, kind: Kind, flags: int = Flag.NONE, **fields: int) -> Head:
         me = self._me
@@ -298,16 +296,22 @@ class Exchange:
 
     def receive(self, targets: Sequence[Floats] = (), *, may_differ: bool = False) -> Position:
         """Wait for what was asked; it is then in `memory.values(round)`, and rows in the targets."""
-        last, links = next(self._orders)
-        found = {self._receive(link, is_last=link.pserver == last) for link in links}
+        found = {self._receive(link) for link in self._links}
         if self._rows is not None:
-            heads = self._rows.receive(targets, last, self._lagging)
-            found |= {Position(head.round, head.extra, head.lo) for head in heads}
-        self._lagging.answered(time.monotonic())
+            found |= {Position(head.round, head.extra, head.lo) for head in self._rows.receive(targets)}
         if len(found) > 1 and not may_differ and not self._is_streamed:
             raise AssertionError(f"lanes answered from different rounds {sorted(found)}: this is a bug")
+        self._lagging.answered(time.monotonic())
+        self._links = self._orders[self._lagging.last]
         at = oldest(found)
         self._reached = at.round
+        return at
+
+    def _receive_apart(self, *, may_differ: bool = False) -> Position:
+        """Wait for what was asked beside the rounds, by which nobody is judged."""
+        self._lagging.rest()
+        at = self.receive(may_differ=may_differ)
+        self._lagging.rest()
         return at
 
     def pull_round(self, round_: int, wanted: Sequence[Ids] = (), targets: Sequence[Floats] = ()) -> Position:
@@ -318,7 +322,7 @@ class Exchange:
     def pull_pass(self, pass_id: int) -> Position:
         """Wait for the parameters at the start of a pass, that is, until everybody has ended the one before."""
         self.ask_pass(pass_id, shard=self._own_shard)
-        return self.receive()
+        return self._receive_apart()
 
     def pull_now(self, shard: int | None = None, *, is_needed: Callable[[Position], bool] = _always) -> Position:
         """Take whatever is current; lanes that are one round apart are brought to the older one.
@@ -327,7 +331,7 @@ class Exchange:
         wait for whoever is not needed in their round: he gets to know where they are, but no parameters of one round.
         """
         self.ask_now(shard=self._own_shard if shard is None else shard)
-        at = self.receive(may_differ=True)
+        at = self._receive_apart(may_differ=True)
         return at if self._is_streamed or not is_needed(at) else self.pull_round(at.round)
 
     def pull_rows(self, pass_id: int, wanted: Sequence[Ids], targets: Sequence[Floats]) -> None:
@@ -340,12 +344,11 @@ class Exchange:
         """Every row of every sparse parameter as it was at the start of a pass."""
         return self._rows.pull_all(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id)) if self._rows is not None else []
 
-    def _receive(self, link: Link, *, is_last: bool) -> Position:
+    def _receive(self, link: Link) -> Position:
         began_s = time.monotonic()
         reply = wire.expect(link.sock, Kind.SLICE)
         there_s = time.monotonic()
-        if is_last:
-            self._lagging.awaited(link.pserver, there_s - began_s)
+        self._lagging.begun(link.pserver, there_s - began_s)
         if reply.nbytes != 4 * len(link.part):
             raise FrameError(f"a slice of {reply.nbytes} bytes came, {4 * len(link.part)} were due")
         if not reply.flags & Flag.IN_PLACE:

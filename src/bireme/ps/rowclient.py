@@ -33,11 +33,19 @@ class _Placed(NamedTuple):
 class RowLinks:
     """Connections to all sparse lanes, in the order of the plan."""
 
-    def __init__(self, sockets: Sequence[socket.socket], tables: Sequence[Parameter], pservers: int = 1) -> None:
-        """Each of the pservers has as many lanes."""
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        tables: Sequence[Parameter],
+        pservers: Sequence[int] | None = None,
+        lagging: Lagging | None = None,
+    ) -> None:
+        """Take the pserver of each lane and what keeps count of how they are doing, or all for one's."""
         warm()
         self._sockets = list(sockets)
-        self._pservers = pservers
+        self._pservers = [0] * len(sockets) if pservers is None else list(pservers)
+        self._lagging = Lagging(1) if lagging is None else lagging
+        self._orders = self._lagging.orders(self._pservers)
         self._widths = [p.shape[1] for p in tables]
         self._placed: list[_Placed] = []
 
@@ -65,38 +73,41 @@ class RowLinks:
     def push(self, head: Head, records: bytes, blocks: Sequence[Block] | None) -> None:
         """Send gradient rows to the lanes they belong to; None where there is no sample, so nothing at all."""
         placed = self._place([block.ids for block in blocks or ()])
-        for lane, sock in enumerate(self._sockets):
+        for lane in self._orders[self._lagging.last]:
+            sock = self._sockets[lane]
             if blocks is None:
                 wire.send(sock, head, records)
                 continue
             picks = [p.of(lane) for p in placed]
             parts = pack_blocks([_pick(b, at) for b, at in zip(blocks, picks, strict=True)])
+            began_s = time.monotonic()
             wire.send(sock, head._replace(nbytes=sum(part.nbytes for part in parts)), records, *parts)
+            self._lagging.moved(self._pservers[lane], time.monotonic() - began_s)
 
     def ask(self, head: Head, wanted: Sequence[Ids]) -> None:
         """Send a PULL for these rows of each table; none at all for a table is fine."""
         tables = [*wanted, *(np.empty(0, np.uint64) for _ in self._widths[len(wanted) :])]
         self._placed = self._place(tables)
-        for lane, sock in enumerate(self._sockets):
+        for lane in self._orders[self._lagging.last]:
+            sock = self._sockets[lane]
             parts = pack_ids([p.ids[p.of(lane)] for p in self._placed])
             wire.send(sock, head._replace(nbytes=sum(part.nbytes for part in parts)), *parts)
 
-    def receive(self, targets: Sequence[Floats], last: int = 0, lagging: Lagging | None = None) -> list[Head]:
-        """Fill the first rows of each target with what was asked for, in that order; one pserver is read last."""
+    def receive(self, targets: Sequence[Floats]) -> list[Head]:
+        """Fill the first rows of each target with what was asked for, in that order."""
         heads = []
-        count, each = len(self._sockets), len(self._sockets) // self._pservers
-        for lane in ((each * (last + 1) + n) % count for n in range(count)):
-            sock, began_s = self._sockets[lane], time.monotonic()
+        for lane in self._orders[self._lagging.last]:
+            sock, pserver, began_s = self._sockets[lane], self._pservers[lane], time.monotonic()
             reply = wire.expect(sock, Kind.SLICE)
-            if lagging is not None and lane // each == last:
-                lagging.awaited(last, time.monotonic() - began_s)
+            self._lagging.begun(pserver, time.monotonic() - began_s)
             picks = [p.of(lane) for p in self._placed]
             due = sum(4 * width * len(at) for width, at in zip(self._widths, picks, strict=True))
             if reply.nbytes != due:
                 raise FrameError(f"{reply.nbytes} bytes of rows came, {due} were due")
             for width, at, target in zip(self._widths, picks, targets, strict=False):
-                rows = np.empty((len(at), width), np.float32)
+                rows, began_s = np.empty((len(at), width), np.float32), time.monotonic()
                 wire.receive_into(sock, rows.reshape(-1))
+                self._lagging.moved(pserver, time.monotonic() - began_s)
                 scatter(rows, at, target)
             heads.append(reply)
         return heads

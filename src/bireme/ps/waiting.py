@@ -14,8 +14,8 @@ from typing import NamedTuple
 WINDOW_S = 5.0
 """Shares are those of the last one or two times this long, and of none before there is so much to tell."""
 STRAGGLES_ABOVE = 0.5
-"""A trainer for which everybody else waits a larger share of the time is a straggler. One with two shards
-where others have one is just below."""
+"""Who everybody waits for a larger share of the time is a straggler. A trainer with two shards where others have one
+is just below."""
 MOMENT_S = 0.001
 """Between two updates that come sooner, nobody has waited."""
 
@@ -42,24 +42,21 @@ class Awaited(NamedTuple):
 
 
 @dataclass(slots=True)
-class Window:
-    """Some seconds, and who was waited for how long in them, by rank."""
-
+class _Window:
     spent_s: float = 0.0
     waits: dict[int, float] = field(default_factory=dict)
 
-    def add(self, spent_s: float, rank: int, waited_s: float) -> None:
-        """Count some time, so much of it for one of them."""
+    def add(self, spent_s: float, trainer: int, waited_s: float) -> None:
         self.spent_s += spent_s
         if waited_s:
-            self.waits[rank] = self.waits.get(rank, 0.0) + waited_s
+            self.waits[trainer] = self.waits.get(trainer, 0.0) + waited_s
 
 
 class Waiting:
     """What one lane has seen in its view."""
 
     def __init__(self) -> None:
-        self._old, self._new = Window(), Window()
+        self._old, self._new = _Window(), _Window()
         self._since_s: float | None = None
         """When the last round closed; None before the first one of a pass has."""
         self._clear_round()
@@ -74,7 +71,7 @@ class Waiting:
 
     def forget(self) -> None:
         """A view begins."""
-        self._old, self._new = Window(), Window()
+        self._old, self._new = _Window(), _Window()
         self.rest()
 
     def rest(self) -> None:
@@ -109,7 +106,7 @@ class Waiting:
     def _count(self, spent_s: float, trainer: int, waited_s: float) -> None:
         self._new.add(spent_s, trainer, waited_s)
         if self._new.spent_s >= WINDOW_S:
-            self._old, self._new = self._new, Window()
+            self._old, self._new = self._new, _Window()
 
     def slowest(self, now_s: float, missing: list[int]) -> Slowest | None:
         """Whom everybody has waited for most, the open round included, which lacks these; None if nobody is known."""

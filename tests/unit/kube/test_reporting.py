@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bireme import __version__
-from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError
+from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError, ProcessError
 from bireme.kube import reporting
 from bireme.kube.giving_up import ending_of, give_up
 from bireme.kube.listing import status_in
@@ -146,7 +146,9 @@ def test_a_job_with_a_policy_of_its_own_is_left_to_it_and_told_the_reason_once()
     assert "spec" not in change
     job["metadata"]["annotations"] = change["metadata"]["annotations"]
     assert status_in(job)["error"]["what"] == "a shard is torn"
-    assert ending_of(job, DataError("a peer went away"), is_told=True) == {}, "the first cause stays"
+    assert ending_of(job, DataError("a peer went away"), is_told=True) == {}, "which is a consequence, most likely"
+    job["metadata"]["annotations"][STATUS] = json.dumps({"error": ProcessError("trainer 0 was killed").told()})
+    assert ending_of(job, DataError("a shard is torn"), is_told=True), "that was of an earlier try"
     assert ending_of(job, NetworkError("nobody came"), is_told=False), "which no policy has a rule for"
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bireme.core.errors import ConfigScriptError
 from bireme.kube.causes import TABLE, explain
 from bireme.kube.causes_facts import Facts, facts_from
 
@@ -138,13 +139,13 @@ def test_a_job_that_ended_itself_is_not_out_of_time() -> None:
 def test_a_provider_that_fails_in_the_data_is_not_told_as_a_wrong_configuration() -> None:
     facts = recorded("config-wrong")
     job = copy.deepcopy(facts.jobs[0])
-    why = "the provider was in data/train/part-0, after 17 samples: one of the two does not suit the other"
+    why = f"{ConfigScriptError.IN_DATA} data/train/part-0, after 17 samples: one of the two does not suit the other"
     error = {"kind": "ConfigScriptError", "what": "reviews.py:9: ValueError: 'five'", "why": why, "fix": ""}
     status = json.dumps({"phase": "failed", "error": error})
     job["metadata"].setdefault("annotations", {})["bireme.dev/status"] = status
     told = explain(replace(facts, jobs=(job,)))[0]
     assert told.cause.startswith("Provider and data do not suit each other: reviews.py:9: ValueError: 'five', and the")
-    assert "data check" in told.advice
+    assert told.advice == "Look at that place of the file, and mend it or the provider."
 
 
 def test_a_claim_that_we_may_not_see_is_not_said_to_be_missing() -> None:

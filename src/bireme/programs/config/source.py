@@ -25,6 +25,8 @@ from bireme.programs.config.scripts import Complaint, Scripts
 from bireme.programs.config.visit import Dice, visiting
 from bireme.programs.program import SourceFacts
 
+_OF_SCRIPTS = (Complaint, NameError, ImportError, SyntaxError)
+"""Mistakes that no data can mend."""
 _TURN = 512
 """Samples per visit: a visit costs some 50 microseconds."""
 
@@ -180,9 +182,11 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
     def _explained(self, error: BiremeError, file: str, before: int) -> BiremeError:
         """A listed file that is not there is the data's fault, not the script's; a line in it that is wrong may be."""
         cause = error.__cause__
-        if isinstance(cause, ValueError | LookupError):
-            after = f"after {before:,} samples" if before else "before its first sample"
-            error.why = error.why or f"the provider was in {file}, {after}: one of the two does not suit the other"
+        if isinstance(error, ConfigScriptError) and not isinstance(cause, _OF_SCRIPTS):
+            after = (
+                f"after {before:,} {'sample' if before == 1 else 'samples'}" if before else "before its first sample"
+            )
+            error.why = error.why or f"{error.IN_DATA} {file}, {after}: one of the two does not suit the other"
         if not isinstance(cause, FileNotFoundError) or str(cause.filename) != file:
             return error
         missing = DataError(f"data file {file} does not exist", fix="check the list file that names it")
