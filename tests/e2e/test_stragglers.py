@@ -46,13 +46,13 @@ def test_who_is_slow_is_named(cli: Cli, job: Path, mode: str, who: str, why: str
         for command, words in list(unsaid.items()):
             if re.search(words, cli.run(command, "small").out):
                 del unsaid[command]
-        return not unsaid and any("all " in one for one in seen)
+        return not unsaid and any(said.fullmatch(one) for one in seen)
 
     try:
         wait_until(is_named, "it is named", 120.0)
     finally:
         cli.run("cancel", "small")
         process.communicate(timeout=60)
-    # (On a busy machine somebody else may be late for once.)
-    late = [one for one in seen if "all " in one]
+    # (On a busy machine somebody else may be late for once; a slow pserver may keep one trainer behind the others.)
+    late = [one for one in seen if "all " in one and one.split()[0] == who.split()[0]]
     assert sum(bool(said.fullmatch(one)) for one in late) > len(late) / 2, seen
