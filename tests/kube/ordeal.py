@@ -17,7 +17,7 @@ from bireme.data.split import split_lines
 from tests.e2e.conftest import Cli, edit, lay_out
 from tests.kube.stage import There, small_job
 
-MOST_PASSES = 6
+MOST_PASSES = 16
 PACE = "delay:seed=7,max_ms=100"
 HOPE_S = 400.0
 """For a job to end, on a busy machine."""
