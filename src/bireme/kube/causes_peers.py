@@ -99,7 +99,8 @@ def _slow(facts: Facts, role: str) -> Iterator[Cause]:
     speed = f" ({sum(rates):,.0f} samples/s in all)" if rates else ""
     where = f", pod {name_of(pod)} on {node_of(pod)}" if pod else ""
     look = f" ({kubectl(facts, f'top pod {name_of(pod)}')}, `kubectl describe node {node_of(pod)}`)" if pod else ""
-    cost = "the job goes on from its last snapshot" if pod or role == "pserver" else "no work is lost"
+    has_pserver = role == "pserver" or (pod and "-trainer-" not in name_of(pod))
+    cost = "the job goes on from its last snapshot" if has_pserver else "no work is lost"
     yield Cause(
         f"Everybody waits for {first}{where}{speed}.",
         f"Look whether its {'node' if pod else 'machine'} is busy with something else{look}; "

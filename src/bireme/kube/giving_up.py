@@ -44,18 +44,22 @@ def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
             log.warning("the Job %s cannot be ended: %s", name, e.what)
 
 
-def _is_hopeless(status: Mapping[str, Any]) -> bool:
+def is_hopeless(error: BiremeError | type[BiremeError]) -> bool:
+    """Whether another pod would fail in the same way."""
+    return error.exit_code in HOPELESS
+
+
+def _knows_why(status: Mapping[str, Any]) -> bool:
     """Whether a Job's status tells already what ends it; what pods were replaced after does not."""
-    told = status.get("error") or {}
-    return error_class(told.get("kind"), ProcessError).exit_code in HOPELESS
+    return is_hopeless(error_class((status.get("error") or {}).get("kind"), ProcessError))
 
 
 def ending_of(job: Object, error: BiremeError, *, is_told: bool) -> Object:
     """What ends a Job and says why; one whose own policy ends it is only told why, unless it knows already."""
     status = status_in(job)
-    has_policy = bool(job["spec"].get("podFailurePolicy")) and error.exit_code in HOPELESS
+    has_policy = bool(job["spec"].get("podFailurePolicy")) and is_hopeless(error)
     change: Object = {} if has_policy else {"spec": {"activeDeadlineSeconds": 1}}
-    if is_told and not (has_policy and _is_hopeless(status)):
+    if is_told and not (has_policy and _knows_why(status)):
         told = {"phase": "failed", "reason": status.get("reason") or error.what, "error": error.told()}
         text = msgspec.json.encode(compact(status) | told).decode()
         change["metadata"] = {"annotations": {naming.STATUS: text}}

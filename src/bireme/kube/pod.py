@@ -25,8 +25,7 @@ from bireme.job.incarnations import Seat
 from bireme.job.logs import Copier
 from bireme.job.reports import failure_of, first_cause, has_ended, last_status, read_reports
 from bireme.kube import naming
-from bireme.kube.giving_up import Jobs, give_up
-from bireme.kube.indexed import HOPELESS
+from bireme.kube.giving_up import Jobs, give_up, is_hopeless
 from bireme.kube.peers import Meeting
 from bireme.kube.ranks import Wait
 from bireme.kube.reporting import Publisher, Reporter, Status, waiting_status
@@ -67,7 +66,7 @@ def run_pod(environment: Mapping[str, str]) -> None:
 def _give_up_blindly(environment: Mapping[str, str], error: BiremeError) -> None:
     """End the job of a pod that cannot even tell what it belongs to, by the names that its environment has."""
     main, is_inside = environment.get("BIREME_KUBE_JOB", ""), bool(environment.get("KUBERNETES_SERVICE_HOST"))
-    if not (main and is_inside and _is_hopeless(error)):
+    if not (main and is_inside and is_hopeless(error)):
         return
     name = main.removesuffix("-pserver")
     names = (main, naming.job_name(name, "trainer")) if environment.get("BIREME_ROLE") else (main,)
@@ -261,7 +260,8 @@ class Member:
         while found := missing():
             if time.monotonic() - look_s >= BEAT_S:
                 look_s = time.monotonic()
-                self._check_hope()
+                if (cause := self._hopeless_cause()) is not None:
+                    raise cause  # who has failed and left will not come
             waited_s = time.monotonic() - began_s
             if waited_s > self._place.job.connect_timeout_s:
                 raise AbsentError(
@@ -280,12 +280,6 @@ class Member:
             if not _rest(self._probes, self._stops) or self._seat.is_lost():
                 raise SystemExit(STOPPED)
 
-    def _check_hope(self) -> None:
-        """Fail with whoever has failed in the meantime and left, if we would fail in the same way."""
-        cause = self._hopeless_cause()
-        if cause is not None:
-            raise cause
-
     def _hopeless_cause(self) -> BiremeError | None:
         """What another node has failed of since we are here, if we would too.
 
@@ -294,7 +288,7 @@ class Member:
         reports = read_reports(self._run / "reports")
         news = (each for each in reports if each not in self._old_reports and each.time >= self._born - SKEW_S)
         cause = first_cause(news)
-        return cause.error() if cause is not None and _is_hopeless(cause.error()) else None
+        return cause.error() if cause is not None and is_hopeless(cause.error()) else None
 
     # While it runs, and after
 
@@ -328,7 +322,7 @@ class Member:
                 (self._run / "reports").mkdir(parents=True, exist_ok=True)
                 report_failure(self._run, self._name, error)
         self._report(error)
-        if (_is_hopeless(error) or isinstance(error, AbsentError)) and self._place.kube_job:
+        if (is_hopeless(error) or isinstance(error, AbsentError)) and self._place.kube_job:
             _end_jobs(lambda: cluster_of(self._place), self._place.all_jobs, error)
 
     def _report(self, error: BiremeError | None) -> None:
@@ -345,11 +339,6 @@ class Member:
 def _file_name(name: str) -> str:
     """What a node or a process is called on the volume."""
     return name.replace(" ", "-")
-
-
-def _is_hopeless(error: BiremeError) -> bool:
-    """Whether another pod would fail in the same way."""
-    return error.exit_code in HOPELESS
 
 
 def _keep_log(path: Path) -> None:

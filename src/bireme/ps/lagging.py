@@ -85,5 +85,6 @@ class Lagging:
             if self._pservers > 1 and now.spent_s >= WINDOW_S and now.rounds >= TURNS * self._pservers:
                 self.slowest = now.slowest()
                 self._now = _Stretch(self._pservers)
+            # Only now: else, with short passes, always the same ones would be last in rounds that count.
+            self.last = (self.last + 1) % self._pservers
         self._since_s = now_s
-        self.last = (self.last + 1) % self._pservers

@@ -75,7 +75,7 @@ def test_a_trainer_that_is_slow_itself_waits_for_nobody() -> None:
 
 def test_one_long_wait_makes_nobody_a_straggler() -> None:
     lagging = Lagging(8)
-    now_s = run_rounds(lagging, 0.0, 51, [0.05] * 8)
+    now_s = run_rounds(lagging, 0.0, 52, [0.05] * 8)
     assert lagging.last == 3 and lagging.slowest is None
     now_s = run_rounds(lagging, now_s, 1, [0.05] * 3 + [2.0] + [0.05] * 4)
     run_rounds(lagging, now_s, 50, [0.05] * 8)
@@ -115,6 +115,17 @@ def test_what_passes_between_passes_counts_for_nobody() -> None:
     found = lagging.slowest
     assert found is not None and (found.rank, found.of_s < 3 * WINDOW_S) == (1, True)
     assert found.share == pytest.approx(0.85, abs=0.1)
+
+
+def test_passes_of_two_rounds_have_every_pserver_last_in_a_round_that_counts() -> None:
+    lagging, now_s = Lagging(3), 0.0
+    for _ in range(40):
+        now_s = run_rounds(lagging, now_s, 2, [0.1, 0.35, 0.35], compute_s=0.1)
+        lagging.rest()
+        now_s = run_rounds(lagging, now_s, 1, [5.0, 5.0, 5.0])
+        lagging.rest()
+    found = lagging.slowest
+    assert found is not None and found.share < 0.05, "of two equally slow ones"
 
 
 def test_before_there_is_much_to_tell_nothing_is_told() -> None:
