@@ -301,12 +301,14 @@ def test_a_run_that_failed_is_begun_again_by_the_next_pods(pods: Pods, undisturb
     pods.end_as(undisturbed, pods.start_all())
 
 
-def test_pservers_and_trainers_have_pods_of_their_own_where_they_are_counted_apart(
-    pods: Pods, undisturbed: Undisturbed
+@pytest.mark.parametrize("pservers", [1, 3])
+def test_pservers_and_trainers_have_pods_of_their_own_where_they_have_roles(
+    pods: Pods, undisturbed: Undisturbed, pservers: int
 ) -> None:
-    pods.change(pservers=1, hosts=("127.0.1.1",))
-    roles = [("pserver", 0), *(("trainer", rank) for rank in range(3))]
-    started = [pods.start(rank, life=n + 1, BIREME_ROLE=role) for n, (role, rank) in enumerate(roles)]
+    pods.change(pservers=pservers, hosts=tuple(f"127.0.1.{rank + 1}" for rank in range(pservers)))
+    roles = [*(("pserver", rank) for rank in range(pservers)), *(("trainer", rank) for rank in range(3))]
+    lives = {"pserver": 1, "trainer": 2}  # pservers are at the addresses in `hosts`
+    started = [pods.start(rank, life=lives[role], BIREME_ROLE=role) for role, rank in roles]
     pods.end_as(undisturbed, started)
 
 

@@ -1,4 +1,4 @@
-"""`bireme doctor`: what is missing on this machine, and how to get it. Reads only, changes nothing."""
+"""`bireme doctor`: what is missing on this machine or on a volume, and how to get it. Leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 import click
+
+from bireme.cli.cluster import Where, cluster_options
+from bireme.core.errors import StorageError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,9 @@ def _cluster() -> list[Finding]:
     configs = ", ".join(str(path) for path in kubeconfig_files())
     fix = "" if configs else "only for jobs on Kubernetes: set KUBECONFIG to the file that kubectl uses"
     found.append(Finding("kubeconfig", "ok" if configs else "optional", configs or "none", fix))
+    has_boto = importlib.util.find_spec("boto3") is not None
+    fix = "" if has_boto else f"only for `bireme cluster` on AWS: {sys.executable} -m pip install 'bireme[aws]'"
+    found.append(Finding("boto3", "ok" if has_boto else "optional", "installed" if has_boto else "not installed", fix))
     tool = shutil.which("debootstrap")
     fix = "" if tool else "only for `bireme image build` without --base: apt-get install debootstrap"
     return [*found, Finding("debootstrap", "ok" if tool else "optional", tool or "not installed", fix)]
@@ -125,11 +131,58 @@ def findings() -> list[Finding]:
     return [*(check() for check in checks), *_packages(), _paddle(), *_cluster()]
 
 
-@click.command(epilog="\b\nExample: bireme doctor --json")
+def on_volume(directory: Path) -> Finding:
+    """Whether a directory of this machine can hold a job."""
+    from bireme.job.volume_probe import probe
+
+    if not directory.is_dir():
+        raise UsageError(f"there is no directory {directory}")
+    try:
+        found = probe(directory.absolute())
+    except StorageError as e:
+        return Finding("volume", "missing", e.what, e.fix)
+    return _volume(found.words, is_fit=not found.lacks)
+
+
+def of_job(job_file: Path, image: str | None, where: Where) -> Finding:
+    """Whether the volume of a job on a cluster can hold it: tried out by a pod there."""
+    from bireme.cli.fetch import left_by_file
+    from bireme.kube.naming import VOLUME_ROOT
+    from bireme.kube.volume import VolumePod
+    from bireme.spec.load import load_cluster_job
+
+    told = load_cluster_job(job_file, {})
+    with where.connect(told.settings.namespace) as cluster:
+        left = left_by_file(cluster, told, image)
+        with VolumePod(cluster, left.place) as pod:
+            found = pod.ask(["probe", VOLUME_ROOT])
+    return _volume(f"the volume {left.place.claim}: {found['words']}", is_fit=not found["lacks"])
+
+
+def _volume(words: str, *, is_fit: bool) -> Finding:
+    from bireme.job.volume_probe import FIX
+
+    return Finding("volume", "ok" if is_fit else "missing", words, "" if is_fit else FIX)
+
+
+@click.command(epilog="\b\nExample: bireme doctor --volume /mnt/shared")
+@click.option("--volume", metavar="DIR", type=Path, help="Try out whether this directory can hold a job.")
+@click.option("--job", "job_file", metavar="JOB.yaml", type=Path, help="Try out this job's volume on the cluster.")
+@click.option("--image", help="With --job: image instead of what the file says.")
+@cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def doctor(as_json: bool) -> None:
-    """Say what is missing on this machine, and how to get it. Changes nothing, needs no network."""
+def doctor(volume: Path | None, job_file: Path | None, image: str | None, where: Where, as_json: bool) -> None:
+    """Say what is missing on this machine, and how to get it.
+
+    Changes nothing, needs no network. With --volume or --job it writes a few small files and removes them again.
+    """
+    if job_file is None and (where.is_asked or image is not None):
+        raise UsageError("--context, --namespace and --image are for --job JOB.yaml")
     found = findings()
+    if volume is not None:
+        found.append(on_volume(volume))
+    if job_file is not None:
+        found.append(of_job(job_file, image, where))
     is_fine = all(f.state != "missing" for f in found)
     if as_json:
         click.echo(json.dumps({"ok": is_fine, "findings": [asdict(f) for f in found]}))

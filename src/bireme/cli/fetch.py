@@ -214,10 +214,12 @@ def left_by(cluster: Cluster, job: str, image: str | None) -> Left:
 
 
 def left_by_file(cluster: Cluster, told: ClusterJob, image: str | None) -> Left:
-    """What the job of a file has left; where its volume and its output are is what the file says."""
+    """What the job of a file has left; the file and the cluster's facts say where its volume and its output are."""
+    from bireme.kube.facts import read_facts, with_facts
     from bireme.kube.placing import place
     from bireme.kube.volume import Place
 
+    told = with_facts(told, read_facts(cluster))
     name, settings = told.job.name, told.settings
     found = image or settings.image
     if found is None and (submitted := _submitted(cluster, name)) is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +18,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bireme import __version__
+from bireme.cli.cluster import Where, cluster_options, has_cluster
 from bireme.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from bireme.images.archive import Image
     from bireme.images.build import Step
+    from bireme.images.credentials import Login
+    from bireme.images.reference import Reference
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 _archive = click.argument("archive", metavar="IMAGE.tar", type=click.Path(path_type=Path))
+_ECR = re.compile(r"\d+\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
+"""The host of a registry on AWS, and its region."""
 
 
 @click.group()
@@ -114,40 +121,98 @@ def _program(text: str) -> tuple[Path, str]:
 
 @image.command()
 @_archive
-@click.argument("name", metavar="REGISTRY/NAME:TAG")
+@click.argument("name", metavar="[REGISTRY/NAME:TAG]", required=False)
 @click.option(
     "--plain-http", "is_plain", is_flag=True, help="Without TLS, for a registry on this machine or in a test."
 )
 @click.option("--ca", type=click.Path(path_type=Path), help="Certificates (PEM) that sign the registry's own.")
+@cluster_options
 @_json_option
-def push(archive: Path, name: str, is_plain: bool, ca: Path | None, as_json: bool) -> None:
+def push(archive: Path, name: str | None, is_plain: bool, ca: Path | None, where: Where, as_json: bool) -> None:
     """Send an image to a registry.
 
-    Layers that the registry has are skipped, and an upload that breaks off is taken up again. Logins are those of
-    podman and docker: containers/auth.json, ~/.docker/config.json and its helpers.
+    Without a name it goes to the repository of the current cluster, as `bireme cluster up` made it, and `bireme
+    submit` uses it there from then on. Layers that the registry has are skipped, and an upload that breaks off is
+    taken up again. Logins are those of podman and docker: containers/auth.json, ~/.docker/config.json and its
+    helpers; for a registry on AWS also those of AWS.
 
     \b
     Example:
       bireme image push bireme.tar registry.example/ml/bireme:1
     """
     from bireme.images.archive import read_archive
-    from bireme.images.credentials import config_files, find_login
     from bireme.images.reference import parse_reference
     from bireme.images.registry import Registry
     from bireme.images.transport import Transport
 
-    reference = parse_reference(name)
+    if name is not None and where.is_asked:
+        raise UsageError("--context and --namespace are for an image without a name")
+    given = parse_reference(name) if name is not None else None
+    repository, where = _cluster_repository(where) if given is None else ("", where)
     found = read_archive(archive)
-    login = find_login(reference.host, config_files(os.environ, Path.home()))
+    reference = given or _tagged(repository, found)
+    login = _login(reference.host, prefers_aws=given is None)
     registry = Registry(reference, Transport(reference, login=login, is_plain=is_plain, ca=ca))
     with _progress(as_json) as on_progress:
         done = registry.push(found, on_progress)
     by_digest = f"{reference.host}/{reference.repository}@{done.digest}"
+    context = _record(where, by_digest) if given is None else ""
     if as_json:
         told = {"image": str(reference), "digest": done.digest, "sent": done.sent, "skipped": done.skipped}
-        click.echo(json.dumps(told))
+        click.echo(json.dumps({**told, "context": context} if context else told))
         return
     click.echo(f"{reference}: {done.sent / 1e6:.1f} MB sent, {done.skipped / 1e6:.1f} MB were there\n{by_digest}")
+    if context:
+        click.echo(f"`bireme submit` uses it on the cluster of context {context}")
+
+
+def _cluster_repository(where: Where) -> tuple[str, Where]:
+    """The repository of the current cluster, and that cluster by name: a push is long, and the context may change."""
+    named = "`bireme image push IMAGE.tar REGISTRY/NAME:TAG`"
+    if not (where.is_asked or has_cluster()):
+        raise UsageError("which registry?", why="no cluster is configured here that has one", fix=named)
+    from bireme.kube.facts import NAME, read_facts
+
+    with where.connect() as cluster:
+        facts = read_facts(cluster)
+        if facts is None or not facts.repository:
+            raise UsageError(
+                "which registry?",
+                why=f"no ConfigMap {NAME} names one in the namespace {cluster.namespace} of context {cluster.context}",
+                fix=f"{named}; a cluster of `bireme cluster up` has a repository",
+            )
+        return facts.repository, Where(is_asked=True, context=cluster.context, namespace=cluster.namespace)
+
+
+def _record(where: Where, by_digest: str) -> str:
+    """Make an image that was pushed the one of jobs on the current cluster; returns its context."""
+    from bireme.kube.facts import record_image
+
+    with where.connect() as cluster:  # anew: a push may outlast a connection
+        record_image(cluster, by_digest)
+        return str(cluster.context)
+
+
+def _tagged(repository: str, image: Image) -> Reference:
+    """Where an image goes in a repository: its own tag and a short digest, so that no push replaces another image."""
+    from bireme.images.reference import parse_reference
+
+    tag = parse_reference(image.name).tag if image.name else "latest"
+    short = image.digest.removeprefix("sha256:")[:12]
+    return parse_reference(f"{repository}:{tag[:115]}-{short}")
+
+
+def _login(host: str, *, prefers_aws: bool) -> Login | None:
+    """Who we are to a registry. A login that docker keeps for AWS is good for 12 hours, so AWS may be asked first."""
+    from bireme.images.credentials import Login, config_files, find_login
+
+    aws = _ECR.fullmatch(host)
+    found = None if aws and prefers_aws else find_login(host, config_files(os.environ, Path.home()))
+    if found is not None or aws is None:
+        return found
+    from bireme.aws.access import registry_login
+
+    return Login(*registry_login(aws[1], host))
 
 
 @image.command()

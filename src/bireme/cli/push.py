@@ -69,16 +69,21 @@ def _what(told: ClusterJob, source: Path | None, target: str | None, list_files:
 
 def prepare_volume(cluster: Cluster, told: ClusterJob, image: str | None) -> Place:
     """The job's volume, claimed if it is not yet."""
+    from bireme.cli.submit import PUSH_IMAGE
     from bireme.kube import naming
     from bireme.kube.client import CLAIM
+    from bireme.kube.facts import read_facts, with_facts
     from bireme.kube.objects import claim
     from bireme.kube.patching import merge
     from bireme.kube.volume import Place
 
-    settings, name = told.settings, told.job.name
+    facts = read_facts(cluster)
+    settings, name = with_facts(told, facts).settings, told.job.name
     chosen = image or settings.image
     if chosen is None:
         fix = "name it with --image or `kubernetes.image` in job.yaml; `bireme image build` makes one"
+        if facts is not None:
+            fix = f"build one with `bireme image build`, then {PUSH_IMAGE}"
         raise SpecError("no image is given for the pod on the volume", fix=fix)
     if settings.volume.claim is None:
         there = cluster.find(CLAIM, name)

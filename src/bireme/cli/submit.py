@@ -14,8 +14,11 @@ from bireme.spec.load import ClusterJob, command_name, load_cluster_job, places
 
 if TYPE_CHECKING:
     from bireme.kube.client import Cluster
+    from bireme.kube.facts import ClusterFacts
     from bireme.kube.listing import JobView
     from bireme.kube.submission import Submission
+
+PUSH_IMAGE = "`bireme image push IMAGE.tar`"
 
 
 class _Submit(click.Command):
@@ -72,7 +75,9 @@ def submit(  # noqa: PLR0913 - its flags
         return
     check_here(told)
     with where.connect(told.settings.namespace) as cluster:
-        submission = prepare(told, cluster.namespace, image)
+        from bireme.kube.facts import read_facts
+
+        submission = prepare(told, cluster.namespace, image, read_facts(cluster))
         if dry_run == "server":
             from bireme.kube.objects import build
             from bireme.kube.submit import send
@@ -106,18 +111,21 @@ def check_here(told: ClusterJob) -> None:
         check_program(told.job)
 
 
-def prepare(told: ClusterJob, namespace: str, image: str | None) -> Submission:
-    """The submission that a file comes to, still without certificates."""
+def prepare(told: ClusterJob, namespace: str, image: str | None, facts: ClusterFacts | None = None) -> Submission:
+    """The submission that a file comes to on a cluster with these facts, still without certificates."""
+    from bireme.kube.facts import with_facts
     from bireme.kube.placing import place
     from bireme.kube.program import read_program
     from bireme.kube.submission import Submission
 
+    told = with_facts(told, facts)
     chosen = image or told.settings.image
     if chosen is None:
+        way = "name it with --image or `kubernetes.image` in job.yaml"
         raise SpecError(
             "no image is given",
             why="pods run an image that holds bireme",
-            fix="build one with `bireme image build`, then name it with --image or `kubernetes.image` in job.yaml",
+            fix=f"build one with `bireme image build`, then {PUSH_IMAGE if facts else way}",
         )
     job = place(told, namespace)
     source = Path(told.job.config).parent

@@ -13,7 +13,7 @@ from bireme.core.errors import BiremeError
 
 
 @click.command(hidden=True)
-@click.argument("verb", type=click.Choice(["wait", "have", "put", "get", "list", "logs"]))
+@click.argument("verb", type=click.Choice(["wait", "have", "put", "get", "list", "logs", "probe"]))
 @click.argument("place")
 def volume(verb: str, place: str) -> None:
     """Look at, take and give files on a volume, through standard input and output."""
@@ -41,6 +41,11 @@ def _do(verb: str, place: str) -> None:
         volume_end.get(root, json.load(source), sink)
     elif verb == "list":
         click.echo(json.dumps(volume_end.list_files(root)))
+    elif verb == "probe":
+        from bireme.job.volume_probe import probe
+
+        found = probe(root)
+        click.echo(json.dumps({"words": found.words, "lacks": found.lacks}))
     else:
         from bireme.kube.merging import write_logs
 

@@ -25,6 +25,7 @@ from bireme.kube.causes_words import (
     requests,
     sentence,
 )
+from bireme.kube.naming import COMPONENT
 
 _REASON = re.compile(r"(\d+) ((?:(?!, \d+ (?:node\(s\)|Insufficient|Too many|Preemption|persistentvolume)).)+)")
 
@@ -193,10 +194,11 @@ def node_selector(facts: Facts) -> Iterator[Cause]:
         labels = (pods[0].get("spec") or {}).get("nodeSelector") or {}
         asked = ", ".join(f"{k}={v}" for k, v in labels.items()) or "its node affinity"
         example = next(iter(f"{k}={v}" for k, v in labels.items()), "KEY=VALUE")
+        role = (meta(pods[0]).get("labels") or {}).get(COMPONENT)
+        keys = "`kubernetes.node_selector`" + (" or `kubernetes.groups`" if role in ("pserver", "trainer") else "")
         yield Cause(
             f"{count} of {total} nodes do not have what {pods_words(pods)} must have: {asked}.",
-            f"Correct `kubernetes.node_selector` in job.yaml and {AGAIN}, or label a node with "
-            f"`kubectl label node NODE {example}`.",
+            f"Correct {keys} in job.yaml and {AGAIN}, or label a node with `kubectl label node NODE {example}`.",
             names(pods),
         )
 

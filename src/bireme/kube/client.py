@@ -154,6 +154,25 @@ class Cluster:
                 self._client.apply(_resource(kind)(made), namespace=self.namespace, force=True, dry_run=is_trial)
             )
 
+    def apply_to(self, made: Object, kind: Kind | None = None) -> Object:
+        """As `apply`, into the namespace that the object names; `kind` for one that is in none."""
+        of = _global_resource(kind) if kind else _resource(KINDS[made["kind"]])
+        where = {} if kind else {"namespace": made["metadata"]["namespace"]}
+        with _told(f"{made['kind']} {made['metadata']['name']}"):
+            return dict(self._client.apply(of(made), force=True, **where))
+
+    def everywhere(self, kind: Kind) -> Objects:
+        """All objects of a kind, of every namespace."""
+        with _told(f"the list of {kind.plural}"):
+            return [dict(each) for each in self._client.list(_resource(kind), namespace="*")]
+
+    def delete_in(self, kind: Kind, name: str, namespace: str) -> None:
+        """Delete an object of another namespace and, in the background, what it owns."""
+        from lightkube.types import CascadeType
+
+        with _told(f"{kind.kind} {name}"):
+            self._client.delete(_resource(kind), name, namespace=namespace, cascade=CascadeType.BACKGROUND)
+
     def create(self, made: Object) -> Object:
         """Create an object; `ConflictError` if there is one of that name."""
         kind = KINDS[made["kind"]]
@@ -350,11 +369,23 @@ _resources: dict[Kind, Any] = {}
 
 def _resource(kind: Kind) -> Any:
     """A class that lightkube knows a kind by; outside of its registry, where kinds of other users live."""
+    from lightkube.generic_resource import GenericNamespacedResource
+
+    return _made_resource(kind, GenericNamespacedResource)
+
+
+def _global_resource(kind: Kind) -> Any:
+    from lightkube.generic_resource import GenericGlobalResource
+
+    return _made_resource(kind, GenericGlobalResource)
+
+
+def _made_resource(kind: Kind, base: Any) -> Any:
     if kind not in _resources:
-        from lightkube.generic_resource import GenericNamespacedResource, create_api_info
+        from lightkube.generic_resource import create_api_info
 
         info = create_api_info(kind.group, kind.version, kind.kind, kind.plural)
-        _resources[kind] = type(kind.kind, (GenericNamespacedResource,), {"_api_info": info})
+        _resources[kind] = type(kind.kind, (base,), {"_api_info": info})
     return _resources[kind]
 
 

@@ -84,7 +84,7 @@ def pod_spec(told: Submission, role: naming.Role) -> Object:
         "terminationGracePeriodSeconds": GRACE_S,
         "enableServiceLinks": False,
         **security(),
-        **scheduling(settings, name),
+        **scheduling(settings, name, role),
         "containers": [container(told, role)],
         "volumes": list(_volumes(told)),
     }
@@ -116,11 +116,11 @@ def container_security() -> Object:
     }
 
 
-def scheduling(settings: KubernetesFile, name: str) -> Object:
+def scheduling(settings: KubernetesFile, name: str, role: naming.Role = "") -> Object:
     """Where pods may run, and how soon they are given up with a machine that is lost."""
     found: Object = {"tolerations": list(_tolerations(settings))}
-    if settings.node_selector:
-        found["nodeSelector"] = settings.node_selector
+    if labels := settings.node_selector | (settings.groups.get(role, {}) if role else {}):
+        found["nodeSelector"] = labels
     if settings.priority_class is not None:
         found["priorityClassName"] = settings.priority_class
     if settings.image_pull_secrets:
@@ -184,7 +184,7 @@ def resources(settings: KubernetesFile) -> Object:
 def _environment(told: Submission, role: naming.Role) -> Iterator[Object]:
     fixed = {
         "BIREME_JOB": f"{naming.JOB_DIRECTORY}/job.json",
-        "BIREME_KUBE_JOB": naming.main_job(told.job),
+        "BIREME_KUBE_JOB": told.main_job,
         "BIREME_GRACE_S": str(GRACE_S - 5),
         "HOME": "/tmp",
     }

@@ -51,9 +51,13 @@ def selector_of(name: str) -> dict[str, str]:
     return {NAME: "bireme", INSTANCE: name}
 
 
-def roles_of(job: Job) -> tuple[Role, ...]:
-    """The Jobs that a job is made of: one, or two where pservers and trainers are counted apart."""
-    return ("",) if job.pservers == job.trainers else ("pserver", "trainer")
+def roles_of(job: Job, *, is_apart: bool) -> tuple[Role, ...]:
+    """The Jobs that a job is made of: one, or two where pservers and trainers run in pods of their own.
+
+    They do where their numbers differ, and where `is_apart` asks for it (`KubernetesFile.is_apart`, or in a pod that
+    it has a role).
+    """
+    return ("pserver", "trainer") if is_apart or job.pservers != job.trainers else ("",)
 
 
 def job_name(name: str, role: Role) -> str:
@@ -61,14 +65,14 @@ def job_name(name: str, role: Role) -> str:
     return f"{name}-{role}" if role else name
 
 
-def main_job(job: Job) -> str:
+def main_job(job: Job, *, is_apart: bool) -> str:
     """The Job that owns the other objects and carries the status: the one whose pods include pserver 0."""
-    return job_name(job.name, roles_of(job)[0])
+    return job_name(job.name, roles_of(job, is_apart=is_apart)[0])
 
 
-def hosts_of(job: Job, namespace: str) -> tuple[str, ...]:
+def hosts_of(job: Job, namespace: str, *, is_apart: bool) -> tuple[str, ...]:
     """Where the pservers are, by rank."""
-    first = main_job(job)
+    first = main_job(job, is_apart=is_apart)
     return tuple(f"{first}-{rank}.{job.name}.{namespace}.svc" for rank in range(job.pservers))
 
 
@@ -82,7 +86,7 @@ def claim_of(name: str, claim: str | None) -> str:
     return claim or name
 
 
-def check_name(job: Job) -> None:
+def check_name(job: Job, *, is_apart: bool) -> None:
     """Refuse a name that the job's pods or its Service could not have."""
     if not job.name[0].isalpha():
         raise SpecError(
@@ -90,7 +94,7 @@ def check_name(job: Job) -> None:
             why="pods find each other by a Service of that name, and such names begin with a letter",
             fix=f"choose another `name`, e.g. job-{job.name}",
         )
-    longest = min(MAX_NAME[role] for role in roles_of(job))
+    longest = min(MAX_NAME[role] for role in roles_of(job, is_apart=is_apart))
     if len(job.name) > longest:
         raise SpecError(
             f"the name {job.name} is too long for a cluster: {len(job.name)} characters, {longest} are possible",

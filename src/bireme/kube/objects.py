@@ -37,7 +37,7 @@ def _objects(told: Submission) -> Iterator[Object]:
     if settings.network_policy:
         yield network_policy(told)
     yield disruption_budget(told)
-    for role in naming.roles_of(told.job):
+    for role in told.roles:
         yield indexed_job(told, role, head_of(told, "batch/v1", "Job", naming.job_name(told.job.name, role)))
 
 
@@ -71,7 +71,7 @@ def claim(name: str, namespace: str, settings: KubernetesFile) -> Object:
 def account(told: Submission) -> Iterator[Object]:
     """Who the pods are to the API server: they may write the status on their own Jobs, and end these."""
     name, rbac = told.job.name, "rbac.authorization.k8s.io"
-    own = [naming.job_name(name, role) for role in naming.roles_of(told.job)]
+    own = [naming.job_name(name, role) for role in told.roles]
     yield head_of(told, "v1", "ServiceAccount", name) | {"automountServiceAccountToken": False}
     rules = [{"apiGroups": ["batch"], "resources": ["jobs"], "resourceNames": own, "verbs": ["get", "patch"]}]
     yield head_of(told, f"{rbac}/v1", "Role", name) | {"rules": rules}
@@ -133,7 +133,7 @@ def disruption_budget(told: Submission) -> Object:
 
     A Job has no scale, so only `minAvailable` with a whole number works: `maxUnavailable` would forbid every drain.
     """
-    pods = sum(pods_of(told.job, role) for role in naming.roles_of(told.job))
+    pods = sum(pods_of(told.job, role) for role in told.roles)
     spec = {
         "minAvailable": pods - 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",

@@ -19,7 +19,7 @@ from bireme.spec.load import ClusterJob
 def place(cluster_job: ClusterJob, namespace: str) -> Job:
     """The job that pods in a namespace run."""
     job, settings = cluster_job.job, cluster_job.settings
-    naming.check_name(job)
+    naming.check_name(job, is_apart=settings.is_apart)
     output = _inside(cluster_job, cluster_job.file.output, "output")
     snapshots = msgspec.structs.replace(job.snapshots, path=str(output / "snapshots"))
     return msgspec.structs.replace(
@@ -29,7 +29,7 @@ def place(cluster_job: ClusterJob, namespace: str) -> Job:
         output=str(output),
         snapshots=snapshots,
         port=job.first_port,
-        hosts=naming.hosts_of(job, namespace),
+        hosts=naming.hosts_of(job, namespace, is_apart=settings.is_apart),
         tls=naming.TLS_DIRECTORY if settings.tls else "",
     )
 

@@ -24,6 +24,7 @@ from bireme.job.entry import STOPPED, Post, children_of, note_signals, report_fa
 from bireme.job.incarnations import Seat
 from bireme.job.logs import Copier
 from bireme.job.reports import failure_of, first_cause, has_ended, last_status, read_reports
+from bireme.job.volume_probe import check_volume
 from bireme.kube import naming
 from bireme.kube.giving_up import Jobs, give_up, is_hopeless
 from bireme.kube.peers import Meeting
@@ -54,7 +55,7 @@ def run_pod(environment: Mapping[str, str]) -> None:
     stops = note_signals()
     probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
     try:
-        place = place_of(environment, _Waiting(probes, stops).rest)
+        place = place_of(environment, _Waiting(probes, stops).rest, check_volume)
     except BiremeError as e:
         _give_up_blindly(environment, e)
         raise

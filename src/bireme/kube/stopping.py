@@ -134,8 +134,9 @@ def resumed(then: Submission, changes: Mapping[str, Any]) -> Submission:
     job = msgspec.structs.replace(then.job, is_resumed=bool(changes) or then.job.is_resumed, **changes)
     if job.trainers > job.shards:
         raise SpecError(f"{job.trainers} trainers but only {job.shards} data shards", fix="ask for fewer trainers")
-    job = msgspec.structs.replace(job, hosts=naming.hosts_of(job, then.namespace))
-    naming.check_name(job)
+    is_apart = then.settings.is_apart
+    job = msgspec.structs.replace(job, hosts=naming.hosts_of(job, then.namespace, is_apart=is_apart))
+    naming.check_name(job, is_apart=is_apart)
     settings = msgspec.structs.replace(then.settings, suspend=False)
     return Submission(job, settings, then.namespace, then.image, then.program, then.certificates)
 

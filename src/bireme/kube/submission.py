@@ -32,6 +32,16 @@ class Submission:
     """ca.crt, tls.crt and tls.key; empty without TLS."""
 
     @property
+    def roles(self) -> tuple[naming.Role, ...]:
+        """The Jobs that it is made of, the one with the status first."""
+        return naming.roles_of(self.job, is_apart=self.settings.is_apart)
+
+    @property
+    def main_job(self) -> str:
+        """The name of the Job with the status."""
+        return naming.main_job(self.job, is_apart=self.settings.is_apart)
+
+    @property
     def digest(self) -> str:
         """One hash for all that makes it another job; certificates do not, nor that it was resumed."""
         job = msgspec.structs.replace(self.job, is_resumed=False, accepts_changes=False)
@@ -60,6 +70,8 @@ def _default_of(field: msgspec.structs.FieldInfo) -> Any:
 def settings_of(told: Submission) -> Object:
     """What else than the job decides how its objects look."""
     plain: Object = msgspec.to_builtins(told.settings)
+    if not told.settings.groups:
+        del plain["groups"]  # an older bireme reads the job back too, and refuses keys that it does not know
     return plain | {"image": told.image, "namespace": told.namespace}
 
 

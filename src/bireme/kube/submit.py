@@ -40,7 +40,7 @@ def submit(cluster: Cluster, told: Submission, certify: Certify = dict) -> Outco
     """Bring a job to the cluster; refuses names that are taken and jobs that differ from what is there."""
     found = look_up(cluster, build(told))
     refuse_foreign(found, told.job.name)
-    main = found.get(("Job", naming.main_job(told.job)))
+    main = found.get(("Job", told.main_job))
     if has_other_shape(cluster, told) or (main is not None and digest_of(main) != told.digest):
         # It may be this very file, and the job resumed with more passes since: its certificate must not run out.
         raise _differs(cluster, told, is_renewed=_renew_alone(cluster, told, certify, found))
@@ -70,7 +70,7 @@ def is_as_told(jobs: Sequence[Object], told: Submission) -> bool:
 
 
 def _job_names(told: Submission) -> set[str]:
-    return {naming.job_name(told.job.name, role) for role in naming.roles_of(told.job)}
+    return {naming.job_name(told.job.name, role) for role in told.roles}
 
 
 def _needs_certificate(told: Submission, found: Mapping[tuple[str, str], Object]) -> bool:

@@ -86,12 +86,19 @@ def cluster_of(place: Place) -> OwnJobs:
     return jobs_in(place.pod.namespace)
 
 
-def place_of(environment: Mapping[str, str], rest: Callable[[Wait], bool]) -> Place | None:
-    """Find out where this pod stands; None if `rest`, called while there is something to wait for, says to stop."""
+def place_of(
+    environment: Mapping[str, str], rest: Callable[[Wait], bool], check: Callable[[Path], None] = lambda output: None
+) -> Place | None:
+    """Find out where this pod stands; None if `rest`, called while there is something to wait for, says to stop.
+
+    `check` is called with the job's output directory before this pod writes anything there.
+    """
     if environment.get("BIREME_JOB"):
-        return _of_index(environment)
+        place = _of_index(environment)
+        check(Path(place.job.output))
+        return place
     if seeds.is_told(environment):
-        return _of_seeds(environment, rest)
+        return _of_seeds(environment, rest, check)
     raise UsageError(
         "`bireme node` does not know which job it belongs to: neither BIREME_JOB nor JOB_NAME and JOB_PATH are set",
         fix="pods are started by `bireme submit JOB.yaml`; on this machine use `bireme train JOB.yaml`",
@@ -108,7 +115,7 @@ def _of_index(environment: Mapping[str, str]) -> Place:
     if rank >= count:
         raise UsageError(f"JOB_COMPLETION_INDEX is {rank}, but the job has only {count} {role or 'node'}s")
     is_inside = bool(environment.get("KUBERNETES_SERVICE_HOST"))
-    jobs = tuple(naming.job_name(job.name, each) for each in naming.roles_of(job))
+    jobs = tuple(naming.job_name(job.name, each) for each in naming.roles_of(job, is_apart=role is not None))
     return Place(
         pod_of(environment),
         _patient(job),
@@ -120,11 +127,14 @@ def _of_index(environment: Mapping[str, str]) -> Place:
     )
 
 
-def _of_seeds(environment: Mapping[str, str], rest: Callable[[Wait], bool]) -> Place | None:
+def _of_seeds(
+    environment: Mapping[str, str], rest: Callable[[Wait], bool], check: Callable[[Path], None]
+) -> Place | None:
     from bireme.kube.peers import ApiEyes, Meeting, RankBook, take_rank
 
     told = seeds.read(environment)
     job = seeds.job_of(told)
+    check(Path(job.output))
     if (Path(naming.TLS_DIRECTORY) / "tls.crt").is_file():
         job = msgspec.structs.replace(job, tls=naming.TLS_DIRECTORY)
     pod = replace(pod_of(environment), namespace=told.namespace)

@@ -136,6 +136,16 @@ class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     volume: Annotated[VolumeFile, Meta(description="The shared volume.")] = VolumeFile()
     resources: Annotated[ResourcesFile, Meta(description="What each pod asks for.")] = ResourcesFile()
     node_selector: Annotated[dict[str, str], Meta(description="Labels that a machine must have.")] = {}
+    groups: Annotated[
+        dict[
+            Literal["pserver", "trainer"],
+            Annotated[dict[str, str], Meta(description="Labels that a machine must have, by name.")],
+        ],
+        Meta(
+            description="Node labels for the pods of pservers and of trainers; they then run in pods of their own.",
+            examples=[{"pserver": {"disk": "fast"}, "trainer": {"pool": "spot"}}],
+        ),
+    ] = {}
     tolerations: Annotated[
         tuple[TolerationFile, ...],
         Meta(description="Taints that pods put up with; each with `key`, `value`, `effect` and `seconds`."),
@@ -196,6 +206,11 @@ class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "the pods that push, fetch and split data on the volume."
         ),
     ] = {}
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether pservers and trainers run in pods of their own, also where there are as many of each."""
+        return bool(self.groups)
 
 
 def find_cluster_clashes(section: Any, line: int) -> Iterator[Mistake]:

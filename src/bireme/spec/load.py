@@ -109,12 +109,25 @@ def command_name(environment: Mapping[str, str] | None = None) -> str:
     return env.get("BIREME_COMMAND") or "bireme"
 
 
+def aws_region(environment: Mapping[str, str] | None = None) -> str | None:
+    """The region that this user's AWS tools work in, if the environment names one."""
+    env = os.environ if environment is None else environment
+    return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
+
+
 def kubeconfig_files(environment: Mapping[str, str] | None = None) -> list[Path]:
     """The files that say which clusters there are, as kubectl looks for them; those that exist."""
     env = os.environ if environment is None else environment
     home = Path(env.get("HOME") or "~").expanduser()
     named = [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]
     return [path for path in named or [home / ".kube" / "config"] if path.is_file()]
+
+
+def kubeconfig_target(environment: Mapping[str, str] | None = None) -> Path:
+    """The kubeconfig that new clusters are added to: the first that KUBECONFIG names, or the usual one."""
+    env = os.environ if environment is None else environment
+    named = [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return named[0] if named else Path(env.get("HOME") or "~").expanduser() / ".kube" / "config"
 
 
 def overrides_from(environment: Mapping[str, str]) -> dict[str, str]:
@@ -162,6 +175,8 @@ class ClusterJob(NamedTuple):
     has_data: bool
     """Whether its shards are here too."""
     has_program: bool
+    has_claim: bool = False
+    """Whether the file says which volume claim it uses, or of what kind the one is that is made."""
 
     @property
     def settings(self) -> KubernetesFile:
@@ -176,7 +191,9 @@ def load_cluster_job(path: Path, flags: Mapping[str, Any], environment: Mapping[
     loaded = _load(path, flags, env)
     job = _settle(loaded, env, is_elsewhere=True)
     has_data = is_sharded(Path(job.data))
-    return ClusterJob(job, loaded.file, loaded.base, has_data, Path(job.config).is_file())
+    volume = (loaded.data.get("kubernetes") or {}).get("volume") or {}
+    has_claim = any(volume.get(key) is not None for key in ("claim", "size", "storage_class", "access_modes"))
+    return ClusterJob(job, loaded.file, loaded.base, has_data, Path(job.config).is_file(), has_claim)
 
 
 def _settle(loaded: _Loaded, environment: Mapping[str, str], *, is_elsewhere: bool) -> Job:

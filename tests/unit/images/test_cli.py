@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import base64
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.unit.images.registry_stand_in import registry
+from tests.unit.kube.standing import Standing
 
+from bireme.cli.cluster import Where
+from bireme.cli.image import _login as login_to
 from bireme.cli.main import main
 from bireme.images.archive import make_image, write_archive
+from bireme.images.credentials import Login
 from bireme.images.layers import write_layer
+from bireme.kube.client import CONFIG_MAP
 
 
 @pytest.fixture
@@ -62,6 +71,96 @@ def test_pushing_says_what_was_sent(
     assert first["sent"] > 0 == first["skipped"]
     assert f"{address}/x@{first['digest']}" in capsys.readouterr().out
     assert list(state.manifests) == ["1"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standing:
+    """The cluster of the current context, which has no repository yet."""
+    made = Standing()
+
+    def connect(self: Where, namespace: str | None = None) -> Standing:
+        assert self.context in (None, made.context)
+        return made
+
+    monkeypatch.setattr(Where, "connect", connect)
+    monkeypatch.setattr("bireme.cli.image.has_cluster", lambda: True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return made
+
+
+def patched(cluster: Standing, repository: str) -> dict[str, Any]:
+    """Give a cluster a repository; returns what will be changed in its facts."""
+    facts = {"name": "paddle", "region": "us-west-2", "repository": repository, "image": "", "claim": "efsvol"}
+    cluster.put(CONFIG_MAP, "bireme-cluster", data={"cluster.json": json.dumps(facts)})
+    changed: dict[str, Any] = {}
+
+    def patch(kind: Any, name: str, change: Any) -> None:
+        changed.update(json.loads(change["data"]["cluster.json"]))
+
+    cluster.patch = patch  # type: ignore[assignment, method-assign]  # what is sent is what counts
+    return changed
+
+
+def test_without_a_name_an_image_goes_to_the_clusters_repository_and_becomes_that_of_its_jobs(
+    archive: Path, cluster: Standing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with registry() as (address, state):
+        changed = patched(cluster, f"{address}/bireme-paddle")
+        assert run("push", str(archive), "--plain-http", "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert run("push", str(archive), "--plain-http") == 0
+    short = told["digest"].removeprefix("sha256:")[:12]
+    assert told["image"] == f"{address}/bireme-paddle:1-{short}" and told["context"] == "near"
+    assert list(state.manifests) == [f"1-{short}"]
+    assert changed["image"] == f"{address}/bireme-paddle@{told['digest']}" and changed["claim"] == "efsvol"
+    assert capsys.readouterr().out.endswith("`bireme submit` uses it on the cluster of context near\n")
+
+
+def test_without_a_name_and_a_cluster_that_has_a_repository_the_name_is_asked_for(
+    archive: Path, cluster: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("push", str(archive)) == 2
+    assert "no ConfigMap bireme-cluster names one in the namespace ns of context near" in capsys.readouterr().err
+    monkeypatch.setattr("bireme.cli.image.has_cluster", lambda: False)
+    assert run("push", str(archive)) == 2
+    assert "`bireme image push IMAGE.tar REGISTRY/NAME:TAG`" in capsys.readouterr().err
+    assert run("push", str(archive), "registry.example/x:1", "--context", "near") == 2
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What AWS was asked for a login with."""
+    found: list[tuple[str, str]] = []
+
+    def registry_login(region: str, host: str) -> tuple[str, str]:
+        found.append((region, host))
+        return "AWS", "token"
+
+    access = ModuleType("bireme.aws.access")
+    access.registry_login = registry_login  # type: ignore[attr-defined]  # a stand-in for the real one
+    monkeypatch.setitem(sys.modules, "bireme.aws.access", access)
+    return found
+
+
+ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
+
+
+def test_aws_gives_the_login_to_its_registries_unless_docker_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    assert login_to(ECR, prefers_aws=False) == Login("AWS", "token")
+    assert asked == [("us-west-2", ECR)]
+    assert login_to("registry.example", prefers_aws=True) is None
+    assert login_to(f"{ECR}.example", prefers_aws=True) is None
+    (tmp_path / ".docker").mkdir()
+    kept = base64.b64encode(b"me:secret").decode()
+    (tmp_path / ".docker/config.json").write_text(json.dumps({"auths": {ECR: {"auth": kept}}}))
+    assert login_to(ECR, prefers_aws=False) == Login("me", "secret")
+    assert len(asked) == 1
+    assert login_to(ECR, prefers_aws=True) == Login("AWS", "token")
 
 
 def test_what_is_no_image_is_not_pushed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

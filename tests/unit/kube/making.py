@@ -65,6 +65,15 @@ kubernetes:
                 env: [{name: DEBUG, value: loud}, {name: MORE, value: yes please}]
               - {name: beside, image: busybox}
 """
+GROUPED = (
+    PLAIN
+    + """\
+kubernetes:
+  groups:
+    pserver: {pool: steady}
+    trainer: {pool: spot}
+"""
+)
 PROGRAM = {
     "config.py": b"print('config')\n",
     "lib/words.py": b"WORDS = 3\n",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.kube.making import ALL, PLAIN, load, make, write_job
+from tests.unit.kube.making import ALL, GROUPED, PLAIN, load, make, write_job
 
 from bireme import __version__
 from bireme.core.errors import SpecError
@@ -23,7 +23,9 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "image"), [("plain", PLAIN, "bireme:test"), ("all", ALL, None)], ids=["plain", "all"]
+    ("name", "text", "image"),
+    [("plain", PLAIN, "bireme:test"), ("all", ALL, None), ("grouped", GROUPED, "bireme:test")],
+    ids=["plain", "all", "grouped"],
 )
 def test_objects_are_those_of_the_golden_file(tmp_path: Path, name: str, text: str, image: str | None) -> None:
     made = as_yaml(build(make(tmp_path, text, image))).replace(__version__, "VERSION")

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from bireme.core.errors import ClusterError, ConfigScriptError, NetworkError, SpecError, UsageError
+from bireme.job import volume_probe
 from bireme.job.reports import write_report
 from bireme.kube import peers
 from bireme.kube import pod as pod_module
@@ -57,6 +58,28 @@ def test_outside_of_a_cluster_nobody_is_told_of_the_status(told: dict[str, str])
     del told["KUBERNETES_SERVICE_HOST"]
     place = place_of(told, never)
     assert place is not None and place.kube_job == ""
+
+
+def test_a_pod_with_a_role_knows_of_both_jobs_also_where_there_are_as_many_of_each(told: dict[str, str]) -> None:
+    Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(msgspec.structs.replace(JOB, pservers=3)))
+    for role, jobs in (("trainer", ("demo-pserver", "demo-trainer")), ("", ("demo",))):
+        place = place_of({**told, "BIREME_ROLE": role}, never)
+        assert place is not None and place.all_jobs == jobs
+
+
+def test_a_job_on_a_volume_that_cannot_hold_it_is_ended_instead_of_tried_again(
+    told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "output"
+    Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(msgspec.structs.replace(JOB, output=str(output))))
+    ended: list[tuple[str, ...]] = []
+    monkeypatch.setattr(pod_module, "note_signals", list)
+    monkeypatch.setattr(pod_module, "jobs_in", lambda namespace: None)
+    monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append(names))
+    monkeypatch.setitem(volume_probe.ABILITIES, "append to a file", lambda place: False)
+    with pytest.raises(SpecError, match=r"output is on .*, which cannot append to a file"):
+        pod_module.run_pod({**told, "BIREME_PROBES": str(tmp_path / "probes")})
+    assert ended == [("demo",)] and list(output.iterdir()) == []
 
 
 def test_ranks_are_counted_by_role_where_pservers_and_trainers_are_apart(told: dict[str, str]) -> None:

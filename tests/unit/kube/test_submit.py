@@ -48,7 +48,7 @@ def test_a_resumed_job_goes_on_as_it_was_but_for_what_is_changed(tmp_path: Path)
     assert again.job == then.job and again.digest == then.digest
     more = resumed(then, {"passes": 9, "trainers": 1})
     assert (more.job.passes, more.job.trainers, more.job.pservers, more.job.is_resumed) == (9, 1, 3, True)
-    assert more.job.hosts == naming.hosts_of(more.job, "default")
+    assert more.job.hosts == naming.hosts_of(more.job, "default", is_apart=False)
     assert more.job.hosts[0] == "reviews-pserver-0.reviews.default.svc"
     with pytest.raises(SpecError, match="4 trainers but only 3 data shards"):
         resumed(then, {"trainers": 4})

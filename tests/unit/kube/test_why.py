@@ -56,6 +56,16 @@ def test_cause_and_advice_are_whole_sentences(name: str) -> None:
             assert "  " not in text and "None" not in text and text.count("`") % 2 == 0
 
 
+def test_a_selector_of_pods_with_a_role_may_come_from_their_group() -> None:
+    facts = recorded("node-selector")
+    assert "`kubernetes.groups`" not in explain(facts)[0].advice
+    pods = copy.deepcopy(facts.pods)
+    for pod in pods:
+        pod["metadata"].setdefault("labels", {})["app.kubernetes.io/component"] = "trainer"
+    told = explain(replace(facts, pods=pods))[0]
+    assert told.advice.startswith("Correct `kubernetes.node_selector` or `kubernetes.groups` in job.yaml and ")
+
+
 def test_every_row_was_seen_for_real() -> None:
     seen = {told.situation for name in RECORDED for told in explain(recorded(name))}
     assert {row.name for row in TABLE} - seen == set()

@@ -51,6 +51,12 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, name: str) -> None:
     assert told in str(caught.value).replace(str(tmp_path), "")
 
 
+def test_a_group_that_no_pod_belongs_to_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{HEAD}kubernetes:\n  groups:\n    psever: {{disk: fast}}\n")
+    with pytest.raises(SpecError, match="did you mean `pserver`"):
+        load_cluster_job(path, {}, {})
+
+
 def test_pods_on_the_volume_can_be_patched_as_well(tmp_path: Path) -> None:
     path = write(tmp_path, f"{HEAD}kubernetes: {{patch: {{Pod: {{spec: {{runtimeClassName: kata}}}}}}}}\n")
     assert load_cluster_job(path, {}, {}).settings.patch == {"Pod": {"spec": {"runtimeClassName": "kata"}}}
