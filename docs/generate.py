@@ -3,8 +3,9 @@
     python docs/generate.py            write the pages
     python docs/generate.py --check    write nothing; exit with 1 and name the pages that are out of date
 
-job.yaml is read off its structs (keys.py), the command line off click, the phases of a job off the coordinator's
-table, what follows a loss off the coordinator itself (losses.py), and what `why` says off its table (why_page.py).
+job.yaml and cluster.yaml are read off their structs (keys.py), the command line off click, the phases of a job off
+the coordinator's table, what follows a loss off the coordinator itself (losses.py), and what `why` says off its table
+(why_page.py).
 """
 
 from __future__ import annotations
@@ -158,6 +159,7 @@ def filled(page: str, text: str) -> str:
 def pages() -> dict[Path, str]:
     """Every generated page with what it should hold."""
     found = {REFERENCE / "job.md": keys.job_page(NOTICE), REFERENCE / "cli.md": cli_page()}
+    found[REFERENCE / "cluster.md"] = keys.cluster_page(NOTICE)
     found[DOCS / "why.md"] = f"{NOTICE}\n{why_page.page()}"
     return found | {DOCS / page: filled(page, (DOCS / page).read_text(encoding="utf-8")) for page in BLOCKS}
 

@@ -1,15 +1,19 @@
-"""The reference of job.yaml, read off its structs; every example is checked against the struct that it stands for."""
+"""The references of job.yaml and cluster.yaml, read off their structs; every example is checked against its struct."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from bireme.aws.init import render
 from bireme.local.demo import JOB_YAML
+from bireme.spec import cluster
+from bireme.spec.cluster_load import find_cluster_mistakes
 from bireme.spec.job import (
     DataFiles,
     JobFile,
@@ -21,6 +25,7 @@ from bireme.spec.job import (
     SnapshotsFile,
     WireFile,
 )
+from bireme.spec.kube_aws import KUBE_AWS
 from bireme.spec.kubernetes import (
     LABEL,
     QUANTITY,
@@ -49,6 +54,38 @@ SECTIONS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("kubernetes.tolerations", TolerationFile),
     ("kubernetes.volumes", MountFile),
 )
+CLUSTER_SECTIONS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    ("", cluster.ClusterFile),
+    ("workers", cluster.WorkersFile),
+    ("workers.servers", cluster.GroupFile),
+    ("workers.trainers", cluster.TrainerGroupFile),
+    ("storage", cluster.StorageFile),
+    ("network", cluster.NetworkFile),
+    ("access", cluster.AccessFile),
+)
+PATTERNS = {
+    LABEL: ": a name on the cluster",
+    QUANTITY: " such as `500m` or `2Gi`",
+    "^/": ": an absolute path",
+    cluster.NAME: ": a name",
+    cluster.REGION: ": a region",
+    cluster.ZONE: ": a zone",
+    cluster.VERSION: ": a version",
+    cluster.INSTANCE_TYPE: ": an instance type",
+    cluster.CIDR: ": a range of addresses",
+    cluster.LABEL_VALUE: ": a label's value",
+    cluster.TAG_VALUE: ": a tag's value",
+    cluster.KMS_KEY: ": an ARN",
+    cluster.PRINCIPAL: ": an ARN",
+    cluster.KEY_PAIR: ": a name",
+    cluster.CLAIM: ": a name on the cluster",
+    cluster.DNS_NAME: ": a DNS name",
+    cluster.BUCKET: ": a bucket",
+    cluster.FILE_SYSTEM: ": `fs-…`",
+    cluster.VPC: ": `vpc-…`",
+    cluster.SUBNET: ": `subnet-…`",
+}
+"""What a text must look like, in words."""
 EXAMPLES: dict[str, Any] = {
     "program": {"config": "quick_start/trainer_config.lr.py"},
     "data": {"path": "reviews"},
@@ -149,6 +186,44 @@ def job_page(notice: str) -> str:
     return "\n".join([*parts, *(_struct_section(path, struct) for path, struct in SECTIONS)])
 
 
+def cluster_page(notice: str) -> str:
+    """The reference of cluster.yaml."""
+    file = cluster.ClusterFile(
+        name="paddle-cluster", region="us-west-2", access=cluster.AccessFile(api=("203.0.113.7/32",))
+    )
+    example = render(file)
+    if find_cluster_mistakes(read_yaml(example, "cluster.yaml")):
+        raise AssertionError("the file that `cluster init` writes does not pass its own check: this is a bug")
+    parts = [
+        notice,
+        "# cluster.yaml\n",
+        "A cluster file describes a Kubernetes cluster on AWS (EKS), for `bireme cluster`. Only `name`, `region` and "
+        "`access.api` are required. Unknown keys are refused. All mistakes are found before the first call to AWS, and "
+        "printed together, each with its line.\n",
+        "`bireme cluster init paddle-cluster --region us-west-2 --api-cidr 203.0.113.7/32` writes:\n",
+        f"```yaml\n{example}```\n",
+    ]
+    return "\n".join([*parts, *(_struct_section(path, struct) for path, struct in CLUSTER_SECTIONS), _kube_aws()])
+
+
+def _kube_aws() -> str:
+    rows = [
+        "## Keys of kube-aws",
+        "",
+        "The keys of kube-aws 0.9.1's cluster.yaml, as in the PaddlePaddle tutorial, are read where they still have a "
+        "meaning; `region` is the same. A file with both an old key and its new one is refused. Old files lack "
+        "`access`, which must be added. Workers become the trainers' machines, which are spot machines unless "
+        "`workers.trainers.capacity` says otherwise; pservers get a machine of their own.",
+        "",
+        "| keys of kube-aws | here |",
+        "|---|---|",
+    ]
+    for old in dict.fromkeys(KUBE_AWS.values()):
+        names = ", ".join(f"`{name}`" for name, other in KUBE_AWS.items() if other == old)
+        rows.append(f"| {names} | " + (f"`{old.key}`" if old.key else f"refused: {old.why}; {old.fix}") + " |")
+    return "\n".join(rows) + "\n"
+
+
 def _struct_section(path: str, struct: type[msgspec.Struct]) -> str:
     title = f"## {path}" if path else "## The file"
     rows = ["| key | value | default | meaning | example |", "|---|---|---|---|---|"]
@@ -191,10 +266,9 @@ def _value_words(hint: Any, path: str) -> str:
 
 
 def _bounds(metas: list[msgspec.Meta]) -> Iterator[str]:
-    known = {LABEL: ": a name on the cluster", QUANTITY: " such as `500m` or `2Gi`", "^/": ": an absolute path"}
     for meta in metas:
         if meta.pattern:
-            yield known.get(meta.pattern, f" like `{meta.pattern}`")
+            yield PATTERNS.get(meta.pattern, f" like `{meta.pattern}`")
         if meta.ge is not None:
             yield f" from {meta.ge:,}"
         if meta.gt is not None:
@@ -231,4 +305,6 @@ def _flow(value: Any) -> str:
         return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+\.[0-9]+", value):
+        return f'"{value}"'  # a version, which YAML would take for a number
     return str(value).lower() if isinstance(value, bool) else str(value)

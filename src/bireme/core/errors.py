@@ -21,6 +21,8 @@
     ├── CertificateError       16   a certificate of the job is missing, expired, or not of this job
     ├── ImageError             17   a container image is torn, cannot be built, or a registry refuses it
     ├── ClusterError           18   a Kubernetes cluster refuses or cannot do what was asked
+    ├── CloudError             19   AWS refuses or cannot do what was asked
+    ├── LeftoversError          3   a cluster is gone, and something that is billed is left
     └── Cancelled             130   stopped on request
 
 A message has up to three parts: what was wrong, why that matters, and what to do about it.
@@ -178,6 +180,18 @@ class ClusterError(BiremeError):
     """A Kubernetes cluster refuses or cannot do what was asked."""
 
     exit_code = 18
+
+
+class CloudError(BiremeError):
+    """AWS refuses or cannot do what was asked."""
+
+    exit_code = 19
+
+
+class LeftoversError(BiremeError):
+    """A cluster was taken down, and something of it that is billed is left."""
+
+    exit_code = 3
 
 
 class Cancelled(BiremeError):  # noqa: N818 - a stop on request is not an error to the user

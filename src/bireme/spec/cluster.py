@@ -1,7 +1,8 @@
 """cluster.yaml: a Kubernetes cluster on AWS, as `bireme cluster` makes it. No I/O.
 
 The same words as in job.yaml where they mean the same. Only what a user may want to decide has a key; everything else
-(names of stacks, subnets of each zone, add-ons) follows from these.
+(names of stacks, subnets of each zone, add-ons) follows from these. The descriptions and examples are also what
+`cluster init` writes into a new file, and the reference page.
 """
 
 from __future__ import annotations
@@ -15,61 +16,113 @@ NAME = r"^[a-z][a-z0-9-]{0,30}[a-z0-9]$"
 REGION = r"^[a-z]{2}(-[a-z]+)+-[0-9]$"
 ZONE = r"^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$"
 INSTANCE_TYPE = r"^[a-z][a-z0-9-]*\.[a-z0-9-]+$"
-Cidr = Annotated[
+CIDR = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}$"
+KMS_KEY = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+$"
+PRINCIPAL = r"^arn:aws[a-z-]*:iam::[0-9]{12}:(user|role)/[A-Za-z0-9_+=,.@/-]+$"
+VERSION = r"^1\.[0-9]{2}$"
+DNS_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*$"
+LABEL_KEY = r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
+TAG_KEY = r"^[\w .:/=+@-]{1,128}$"
+TAG_VALUE = r"^[\w .:/=+@-]{0,256}$"
+KEY_PAIR = r"^[!-~]([ -~]{0,253}[!-~])?$"
+CLAIM = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+FILE_SYSTEM, VPC, SUBNET = (f"^{kind}-[0-9a-f]{{8,40}}$" for kind in ("fs", "vpc", "subnet"))
+MAX_WORKERS = 450
+"""EKS's own limit of machines in a managed node group."""
+MAX_TAGS = 40
+"""AWS takes 50 tags a resource; the stacks add their own."""
+DEFAULT_VERSION = "1.34"
+DEFAULT_TYPES = ("m7i.large", "m6i.large", "m5.large")
+
+Cidr = Annotated[str, Meta(pattern=CIDR, description="A range of addresses such as `10.0.0.0/16`.")]
+PrincipalArn = Annotated[str, Meta(pattern=PRINCIPAL, description="The ARN of an IAM user or role.")]
+Count = Annotated[int, Meta(ge=0, le=MAX_WORKERS)]
+LabelKey = Annotated[
     str,
     Meta(
-        pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}$",
-        description="A range of addresses such as `10.0.0.0/16`.",
+        pattern=LABEL_KEY,
+        description="A label's key: at most 63 letters, digits, dashes, underscores and dots, a letter or digit first "
+        "and last; a domain and a slash may precede it.",
     ),
 ]
-KmsKey = Annotated[
-    str, Meta(pattern=r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/.+$", description="The ARN of a KMS key.")
-]
-PrincipalArn = Annotated[
+LabelValue = Annotated[
     str,
-    Meta(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:(user|role)/.+$", description="The ARN of an IAM user or role."),
+    Meta(
+        pattern=LABEL_VALUE,
+        description="A label's value: at most 63 letters, digits, dashes, underscores and dots, a letter or digit "
+        "first and last.",
+    ),
 ]
-DEFAULT_TYPES = ("m7i.large", "m6i.large", "m5.large")
+TagKey = Annotated[
+    str,
+    Meta(pattern=TAG_KEY, description="A tag's key: 1 to 128 letters, digits, spaces and `_ . : / = + - @`."),
+]
+TagValue = Annotated[
+    str,
+    Meta(pattern=TAG_VALUE, description="A tag's value: at most 256 letters, digits, spaces and `_ . : / = + - @`."),
+]
 
 
 class GroupFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One group of workers: machines of the same kind."""
+    """The machines for pservers, which hold state."""
 
-    count: Annotated[Annotated[int, Meta(ge=0, le=450)], Meta(description="How many machines.")] = 1
+    count: Annotated[Count, Meta(description="How many machines.", examples=[2])] = 1
     types: Annotated[
         tuple[Annotated[str, Meta(pattern=INSTANCE_TYPE, description="An EC2 instance type.")], ...],
-        Meta(min_length=1, description="Instance types, the best first. Spot wants several."),
+        Meta(
+            min_length=1,
+            description="Instance types (x86-64), the best first. Several make it likelier that spot has one.",
+            examples=[["m7i.xlarge", "m6i.xlarge"]],
+        ),
     ] = DEFAULT_TYPES
     capacity: Annotated[
         Literal["on_demand", "spot"],
         Meta(
-            description="`on_demand`: at list price, stays. `spot`: cheaper, may be taken away at two minutes' notice."
+            description="`on_demand`: at list price, stays. `spot`: cheaper, may be taken away at two minutes' notice.",
+            examples=["on_demand"],
         ),
     ] = "on_demand"
-    disk_gb: Annotated[Annotated[int, Meta(ge=20, le=16384)], Meta(description="Size of each machine's own disk.")] = 50
+    disk_gb: Annotated[
+        Annotated[int, Meta(ge=20, le=16384)], Meta(description="Size of each machine's own disk.", examples=[100])
+    ] = 50
 
 
 class TrainerGroupFile(GroupFile, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The trainers' group, whose machines may be taken away."""
+    """The machines for trainers, which can be taken away and replaced."""
 
-    count: Annotated[Annotated[int, Meta(ge=0, le=450)], Meta(description="How many machines.")] = 3
-    capacity: Annotated[Literal["on_demand", "spot"], Meta(description="As for `servers`.")] = "spot"
+    count: Annotated[Count, Meta(description="How many machines.", examples=[8])] = 3
+    capacity: Annotated[Literal["on_demand", "spot"], Meta(description="As for `servers`.", examples=["on_demand"])] = (
+        "spot"
+    )
 
 
 class WorkersFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The machines that run pods."""
+    """The machines that run pods, in two groups."""
 
-    servers: Annotated[GroupFile, Meta(description="Where pservers run: they hold state, so on demand.")] = GroupFile()
-    trainers: Annotated[TrainerGroupFile, Meta(description="Where trainers run: they restart, so spot.")] = (
-        TrainerGroupFile()
-    )
+    servers: Annotated[
+        GroupFile,
+        Meta(description="Where pservers run: they hold state, so on demand.", examples=[{"count": 2}]),
+    ] = GroupFile()
+    trainers: Annotated[
+        TrainerGroupFile,
+        Meta(description="Where trainers run: they can be replaced, so spot.", examples=[{"count": 8}]),
+    ] = TrainerGroupFile()
     max: Annotated[
-        Annotated[int, Meta(ge=1, le=450)], Meta(description="`scale` goes no further than this, for each group.")
+        Annotated[int, Meta(ge=1, le=MAX_WORKERS)],
+        Meta(description="Neither group may grow beyond this.", examples=[50]),
     ] = 20
-    labels: Annotated[dict[str, str], Meta(description="More labels on the Kubernetes nodes.")] = {}
+    labels: Annotated[
+        dict[LabelKey, LabelValue], Meta(description="More labels on the Kubernetes nodes.", examples=[{"team": "nlp"}])
+    ] = {}
     key_pair: Annotated[
-        str | None,
-        Meta(description="An existing EC2 key pair for the machines. No port is opened for SSH; SSM works without it."),
+        Annotated[str, Meta(pattern=KEY_PAIR)] | None,
+        Meta(
+            description="Name of an existing EC2 key pair for the machines. No port is opened for SSH; SSM works "
+            "without a key.",
+            examples=["my-key"],
+        ),
     ] = None
 
 
@@ -77,17 +130,22 @@ class StorageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The shared file system (EFS) that holds data, snapshots, models and logs. It outlives the cluster."""
 
     file_system: Annotated[
-        Annotated[str, Meta(pattern=r"^fs-[0-9a-f]{8,40}$", description="The id of an EFS file system.")] | None,
-        Meta(description="An existing file system of yours. Left out: one is made."),
+        Annotated[str, Meta(pattern=FILE_SYSTEM)] | None,
+        Meta(
+            description="Id of an existing EFS file system (`fs-…`). Left out: one is made.",
+            examples=["fs-0123456789abcdef0"],
+        ),
     ] = None
     claim: Annotated[
-        Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")],
-        Meta(description="Name of the PersistentVolumeClaim by which jobs use it."),
+        Annotated[str, Meta(pattern=CLAIM)],
+        Meta(description="Name of the PersistentVolumeClaim by which jobs use it.", examples=["shared"]),
     ] = "efsvol"
     throughput: Annotated[
         Literal["elastic", "bursting"],
         Meta(
-            description="`elastic`: pay for bytes read and written. `bursting`: slower, in the price of the bytes held."
+            description="`elastic`: pay for bytes read and written. `bursting`: slower, in the price of the bytes "
+            "held.",
+            examples=["bursting"],
         ),
     ] = "elastic"
 
@@ -95,37 +153,62 @@ class StorageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Addresses, and the way out."""
 
-    cidr: Annotated[Cidr, Meta(description="Range of the VPC that is made.")] = "10.0.0.0/16"
-    services: Annotated[Cidr, Meta(description="Range of Kubernetes' Services.")] = "10.100.0.0/16"
+    cidr: Annotated[
+        Cidr,
+        Meta(
+            description="Range of the VPC that is made: private addresses, /16 to /24; four subnets are cut from it.",
+            examples=["10.4.0.0/16"],
+        ),
+    ] = "10.0.0.0/16"
+    services: Annotated[
+        Cidr,
+        Meta(
+            description="Range of Kubernetes' Services: private addresses, /12 to /24, outside the VPC's.",
+            examples=["172.20.0.0/16"],
+        ),
+    ] = "10.100.0.0/16"
     egress: Annotated[
         Literal["nat", "public"],
         Meta(
             description="`nat`: workers have no public address and go out through one NAT gateway. `public`: they "
-            "have public addresses, which is cheaper."
+            "have public addresses, which is cheaper.",
+            examples=["public"],
         ),
     ] = "nat"
     vpc: Annotated[
-        Annotated[str, Meta(pattern=r"^vpc-[0-9a-f]{8,40}$", description="The id of a VPC.")] | None,
+        Annotated[str, Meta(pattern=VPC)] | None,
         Meta(
-            description="An existing VPC. `subnets` must name two subnets in it, in two zones. Left out: one is made."
+            description="Id of an existing VPC (`vpc-…`), whose subnets `subnets` names. Left out: one is made.",
+            examples=["vpc-0123456789abcdef0"],
         ),
     ] = None
     subnets: Annotated[
-        tuple[Annotated[str, Meta(pattern=r"^subnet-[0-9a-f]{8,40}$", description="The id of a subnet.")], ...],
-        Meta(description="With `vpc`: subnets for workers and control plane, the workers' first."),
+        tuple[Annotated[str, Meta(pattern=SUBNET, description="Id of a subnet (`subnet-…`).")], ...],
+        Meta(
+            description="With `vpc`: at least two subnets in two zones, the workers' first.",
+            examples=[["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]],
+        ),
     ] = ()
 
 
 class AccessFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may reach the cluster's API server, and as whom."""
+    """Which addresses may reach the cluster's API server, and who administers it."""
 
     api: Annotated[
-        tuple[Cidr, ...],
-        Meta(min_length=1, description="Addresses that may reach the API server; never the whole world."),
+        tuple[Annotated[str, Meta(pattern=CIDR, description="A public address as `203.0.113.7/32`, or a range.")], ...],
+        Meta(
+            min_length=1,
+            max_length=40,
+            description="Public addresses that may reach the API server, such as `[203.0.113.7/32]`; never all.",
+            examples=[["203.0.113.7/32"]],
+        ),
     ]
     admins: Annotated[
         tuple[PrincipalArn, ...],
-        Meta(description="IAM users or roles that administer the cluster. Left out: whoever runs `cluster up`."),
+        Meta(
+            description="ARNs of IAM users or roles that administer the cluster. Left out: who runs `cluster up`.",
+            examples=[["arn:aws:iam::123456789012:role/ml-admin"]],
+        ),
     ] = ()
 
 
@@ -135,37 +218,72 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: Annotated[
         Annotated[str, Meta(pattern=NAME)],
         Meta(
-            description="Name of the cluster, of its stacks and tags: lower-case letters, digits and dashes, at most "
-            "32, a letter first."
+            description="Name of the cluster, of its stacks and tags: 2 to 32 lower-case letters, digits and dashes, "
+            "a letter first, no dash last.",
+            examples=["paddle-cluster"],
         ),
     ]
-    region: Annotated[Annotated[str, Meta(pattern=REGION)], Meta(description="AWS region, such as `us-west-2`.")]
+    region: Annotated[
+        Annotated[str, Meta(pattern=REGION)],
+        Meta(description="AWS region, such as `us-west-2`.", examples=["us-west-2"]),
+    ]
     zones: Annotated[
-        tuple[Annotated[str, Meta(pattern=ZONE, description="An availability zone of the region.")], ...],
+        tuple[Annotated[str, Meta(pattern=ZONE, description="An availability zone, such as `us-west-2a`.")], ...],
         Meta(
-            description="Two zones; workers run in the first. Left out: `plan` and `up` ask EC2 which offer the types."
+            max_length=2,
+            description="One or two zones; workers run in the first. What is left out is chosen among those that offer "
+            "the types.",
+            examples=[["us-west-2a", "us-west-2b"]],
         ),
     ] = ()
     kubernetes: Annotated[
-        Annotated[str, Meta(pattern=r"^1\.[0-9]{2}$")], Meta(description="Kubernetes version, in quotes.")
-    ] = "1.34"
-    workers: Annotated[WorkersFile, Meta(description="The machines that run pods.")] = WorkersFile()
-    storage: Annotated[StorageFile, Meta(description="The shared file system.")] = StorageFile()
-    network: Annotated[NetworkFile, Meta(description="Addresses, and the way out.")] = NetworkFile()
-    access: Annotated[AccessFile, Meta(description="Who may reach the API server.")]
-    kms_key: Annotated[
-        KmsKey | None,
+        Annotated[str, Meta(pattern=VERSION)],
+        Meta(description=f'Kubernetes version, such as `"{DEFAULT_VERSION}"`, in quotes.', examples=[DEFAULT_VERSION]),
+    ] = DEFAULT_VERSION
+    workers: Annotated[
+        WorkersFile, Meta(description="The machines that run pods.", examples=[{"trainers": {"count": 8}}])
+    ] = WorkersFile()
+    storage: Annotated[
+        StorageFile,
+        Meta(description="The shared file system (EFS). It outlives the cluster.", examples=[{"claim": "shared"}]),
+    ] = StorageFile()
+    network: Annotated[
+        NetworkFile, Meta(description="Addresses, and the way out.", examples=[{"egress": "public"}])
+    ] = NetworkFile()
+    access: Annotated[
+        AccessFile,
         Meta(
-            description="KMS key for the file system and Kubernetes' secrets. Left out: keys that AWS keeps, for free."
+            description="Which addresses may reach the API server, such as `access: {api: [203.0.113.7/32]}`.",
+            examples=[{"api": ["203.0.113.7/32"]}],
+        ),
+    ]
+    kms_key: Annotated[
+        Annotated[str, Meta(pattern=KMS_KEY)] | None,
+        Meta(
+            description="ARN of the KMS key for the file system and Kubernetes' secrets. Left out: AWS's own keys, "
+            "free of charge.",
+            examples=["arn:aws:kms:us-west-2:123456789012:key/0123abcd-01ab-23cd-45ef-0123456789ab"],
         ),
     ] = None
     dns_zone: Annotated[
-        Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", description="A DNS name.")] | None,
-        Meta(description="A private DNS zone in the VPC, with the file system as `efs.ZONE`. Left out: none."),
+        Annotated[str, Meta(pattern=DNS_NAME, max_length=253)] | None,
+        Meta(
+            description="Name of a private DNS zone in the VPC, with the file system as `efs.NAME`. Left out: none.",
+            examples=["paddle"],
+        ),
     ] = None
     bucket: Annotated[
-        Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", description="The name of an S3 bucket.")]
-        | None,
-        Meta(description="An existing S3 bucket that jobs may read `s3://` data from."),
+        Annotated[str, Meta(pattern=BUCKET)] | None,
+        Meta(
+            description="Name of an existing S3 bucket that jobs may read `s3://` data from.",
+            examples=["my-training-data"],
+        ),
     ] = None
-    tags: Annotated[dict[str, str], Meta(description="More tags on everything that can have tags.")] = {}
+    tags: Annotated[
+        dict[TagKey, TagValue],
+        Meta(
+            max_length=MAX_TAGS,
+            description="More tags on everything that can have tags.",
+            examples=[{"project": "reviews"}],
+        ),
+    ] = {}

@@ -79,9 +79,9 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
     if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
         return find_mistakes(inner, value, path, line)
     parts = _parts_of(inner, value, path, line)
-    if parts is not None:
-        return [mistake for part in parts for mistake in _check_field(*part)]
-    value = plain(value)
+    if wrong := [mistake for part in parts for mistake in _check_field(*part)]:
+        return wrong
+    value = plain(value)  # parts that are each right may still be too few or too many
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError as e:
@@ -90,23 +90,23 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
             problem = _expected(hint).lstrip(": ")
         if "enum value" in problem:
             problem = "expected one of the known words"
-        told = f"{problem[0].lower()}{problem[1:]}, got {value!r}{_did_you_mean(value, inner)}"
+        problem = problem.replace("Expected", "expected", 1)
+        told = f"{problem}, got {value!r}{_did_you_mean(value, inner)}"
         return [Mistake(line, f"`{path}`: {told}")]
     return []
 
 
-def _parts_of(hint: Any, value: Any, path: str, line: int) -> list[tuple[Any, Any, str, int]] | None:
-    """The items of a list, and the values of a mapping that are described, each with its own line; None for others."""
+def _parts_of(hint: Any, value: Any, path: str, line: int) -> list[tuple[Any, Any, str, int]]:
+    """The items of a list, and the values of a mapping that are described, each with its own line."""
     of = get_args(hint)
     if get_origin(hint) is tuple and isinstance(value, list):
-        marks = getattr(value, "lc", None)
-        lines = [marks.item(i)[0] + 1 if marks else line for i in range(len(value))]
+        lines = item_lines(value, line)
         return [(of[0], item, f"{path}[{i}]", lines[i]) for i, item in enumerate(value)]
     if get_origin(hint) is dict and isinstance(value, Mapping) and hasattr(of[1], "__metadata__"):
         at = lines_of(value, line)
         keys = [(of[0], key, path, at[key]) for key in value]
         return keys + [(of[1], held, f"{path}.{key}", at[key]) for key, held in value.items()]
-    return None
+    return []
 
 
 def _did_you_mean(value: Any, hint: Any) -> str:
@@ -127,7 +127,8 @@ def _unknown_key(path: str, key: Any, known: Mapping[str, Any]) -> str:
 def _expected(hint: Any) -> str:
     for meta in getattr(hint, "__metadata__", ()):
         if meta.description:
-            return f": {meta.description[0].lower()}{meta.description[1:].rstrip('.')}"
+            text = meta.description.split(" Left out:")[0].rstrip(".")
+            return f": {text if text[1:2].isupper() else text[0].lower() + text[1:]}"  # "ARN of …" stays as it is
     return ""
 
 
@@ -146,6 +147,13 @@ def lines_of(value: Any, default: int) -> dict[Any, int]:
     return {key: marks.key(key)[0] + 1 if key in (marks.data or {}) else default for key in value}
 
 
+def item_lines(value: list[Any], default: int) -> list[int]:
+    """The line of each item of a parsed list."""
+    marks = getattr(value, "lc", None)
+    # A list that did not come from a file, or was put together from a file's values, has no lines of its own.
+    return [marks.item(i)[0] + 1 if marks and marks.data else default for i in range(len(value))]
+
+
 def says_more(section: Any, default: msgspec.Struct, *keys: str) -> bool:
     """Whether one of these keys of a section says something else than it would mean if it were left out."""
     return isinstance(section, Mapping) and any(
@@ -153,12 +161,12 @@ def says_more(section: Any, default: msgspec.Struct, *keys: str) -> bool:
     )
 
 
-def refusal(path: Path, mistakes: list[Mistake]) -> SpecError:
+def refusal(path: Path, mistakes: list[Mistake], reference: str = "docs/reference/job.md") -> SpecError:
     """One error for all mistakes; a single one has room for its own why and fix."""
     is_single = len(mistakes) == 1 and bool(mistakes[0].fix)
     told = [
         (f"{path}:{m.line}: " if m.line else "") + m.text + (f"; {m.fix}" if m.fix and not is_single else "")
         for m in sorted(mistakes, key=lambda m: m.line)
     ]
-    why, fix = (mistakes[0].why, mistakes[0].fix) if is_single else ("", "docs/reference/job.md lists every key")
+    why, fix = (mistakes[0].why, mistakes[0].fix) if is_single else ("", f"{reference} lists every key")
     return SpecError("\n".join(told), why=why, fix=fix)

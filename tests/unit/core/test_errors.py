@@ -22,7 +22,9 @@ def test_every_class_is_drawn_in_the_tree_with_its_exit_code(cls: type[BiremeErr
 
 
 def test_exit_codes_are_shared_only_within_a_family() -> None:
-    for cls in CLASSES:
-        others = [c for c in CLASSES if c.exit_code == cls.exit_code]
+    # `cluster down` promises 3 for leftovers; a wrong file cannot get that far, so there it means nothing else.
+    classes = [c for c in CLASSES if c is not errors.LeftoversError]
+    for cls in classes:
+        others = [c for c in classes if c.exit_code == cls.exit_code]
         oldest = min(others, key=lambda c: len(c.__mro__))
         assert all(issubclass(c, oldest) for c in others)

@@ -1,0 +1,146 @@
+"""Getting in: tokens for the API server, the kubeconfig that asks for them, and the registry's login.
+
+A token is a signed request to STS in disguise: EKS sends it on and sees who signed it. It lasts fifteen minutes and
+needs no call, so neither the aws command nor kubectl is needed here; kubectl asks for one through
+`bireme cluster token`.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from bireme.aws.audit import describe_cluster
+from bireme.aws.causes import AwsError, to_error
+from bireme.aws.client import Aws
+from bireme.aws.layout import NAMESPACE
+from bireme.core.errors import CloudError, ImageError
+from bireme.core.files import write_atomic
+
+TOKEN_S = 60
+"""How long the signature in a token is good; EKS takes the token itself for fifteen minutes."""
+LASTS_S = 14 * 60
+EXEC_API = "client.authentication.k8s.io/v1beta1"
+Config = dict[str, Any]
+
+
+def token(aws: Aws, cluster: str) -> str:
+    """A token that proves to a cluster who we are."""
+    try:
+        url = aws.presign_identity(cluster, TOKEN_S)
+    except AwsError as e:
+        raise to_error(e, f"make a token for {cluster}") from e
+    return "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
+
+
+def credential(aws: Aws, cluster: str) -> Config:
+    """A token as kubectl's plug-ins print it."""
+    until = datetime.fromtimestamp(aws.clock.now() + LASTS_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    status = {"token": token(aws, cluster), "expirationTimestamp": until}
+    return {"apiVersion": EXEC_API, "kind": "ExecCredential", "spec": {}, "status": status}
+
+
+def context_name(cluster: str, region: str) -> str:
+    """The context's name in the kubeconfig."""
+    return f"bireme-{cluster}.{region}"
+
+
+def kubeconfig(aws: Aws, cluster: str, command: str) -> Config:
+    """A kubeconfig with this cluster alone; `command` is how bireme is run here."""
+    found = describe_cluster(aws, cluster)
+    if found is None:
+        fix = "make it with `bireme cluster up`, or name its region"
+        raise CloudError(f"there is no EKS cluster {cluster} in {aws.region}", fix=fix)
+    name = context_name(cluster, aws.region)
+    certificate = found["certificateAuthority"]["data"]
+    program, *rest = command.split()
+    plugin = {
+        "apiVersion": EXEC_API,
+        "command": program,
+        "args": [*rest, "cluster", "token", cluster, "--region", aws.region],
+        "interactiveMode": "Never",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": name, "cluster": {"server": found["endpoint"], "certificate-authority-data": certificate}}
+        ],
+        "users": [{"name": name, "user": {"exec": plugin}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": NAMESPACE}}],
+        "current-context": name,
+    }
+
+
+def merge(old: Config, new: Config) -> Config:
+    """Put our entries into a kubeconfig; everybody else's stay as they are."""
+    merged = dict(old) or {"apiVersion": "v1", "kind": "Config"}
+    for key in ("clusters", "users", "contexts"):
+        names = {each["name"] for each in new[key]}
+        kept = [each for each in old.get(key) or () if each.get("name") not in names]
+        merged[key] = [*kept, *new[key]]
+    merged["current-context"] = new["current-context"]
+    return merged
+
+
+def without(old: Config, name: str) -> Config:
+    """A kubeconfig without our entries of this name."""
+    merged = dict(old)
+    for key in ("clusters", "users", "contexts"):
+        if key in old:
+            merged[key] = [each for each in old[key] or () if each.get("name") != name]
+    if old.get("current-context") == name:
+        merged["current-context"] = ""
+    return merged
+
+
+def read_kubeconfig(path: Path) -> Config:
+    """A kubeconfig as it is; empty if there is none."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (YAMLError, UnicodeDecodeError) as e:
+        fix = "mend it, or have another one written: `bireme cluster kubeconfig --file PATH`"
+        raise CloudError(f"{path} is not a kubeconfig: {e}", fix=fix) from e
+    return dict(found or {})
+
+
+def write_kubeconfig(path: Path, config: Config) -> None:
+    """Write a kubeconfig that only its owner reads, whole or not at all."""
+    from ruamel.yaml import YAML
+
+    text = StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.dump(config, text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text.getvalue().encode())
+    os.chmod(path, 0o600)  # noqa: PTH101 - the file may be a link
+
+
+def registry_login(region: str, host: str, aws: Aws | None = None) -> tuple[str, str]:
+    """The name and password that ECR takes for twelve hours."""
+    aws = aws or Aws(region)
+    try:
+        told = aws.call("ecr", "GetAuthorizationToken")["authorizationData"][0]
+    except AwsError as e:
+        raise to_error(e, f"log in to {host}") from e
+    user, _, password = base64.b64decode(told["authorizationToken"]).decode().partition(":")
+    if not password:
+        raise ImageError(f"{host} gave no password", why="ECR's answer is not what it should be")
+    return user, password
+
+
+def region_of(host: str) -> str | None:
+    """The region of an ECR registry; None for other registries."""
+    found = re.fullmatch(r"\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?", host)
+    return found[1] if found else None

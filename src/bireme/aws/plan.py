@@ -1,0 +1,144 @@
+"""What would be made, before it is: the checked file, the stacks' resources, address ranges and the price.
+
+Without credentials this is all; with them, AWS is asked too (`preflight`), and CloudFormation says what would change in
+stacks that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from bireme.aws import prices
+from bireme.aws.causes import AwsError, to_error
+from bireme.aws.layout import CLUSTER_TAG, Layout, StackKind
+from bireme.aws.preflight import Finding
+from bireme.aws.stacks import ChangeSet, Stacks
+from bireme.aws.templates import Template, body_of, template_of
+from bireme.aws.up import Wanted, propose
+from bireme.core.errors import SpecError
+
+BODY_LIMIT = 51_200
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `up` would do."""
+
+    layout: Layout
+    estimate: prices.Estimate
+    findings: tuple[Finding, ...] = ()
+    changes: dict[StackKind, ChangeSet | None] = field(default_factory=dict)
+    """By stack that is there; None: nothing would change."""
+
+    @property
+    def wrong(self) -> list[Finding]:
+        """What must be mended before anything is made."""
+        return [finding for finding in self.findings if finding.state == "wrong"]
+
+    def resources(self, kind: StackKind) -> dict[str, str]:
+        """The types of a stack's resources by their name."""
+        made: Template = template_of(self.layout, kind)["Resources"]
+        return {name: each["Type"] for name, each in made.items()}
+
+    def told(self) -> dict[str, Any]:
+        """The plan as one plain value."""
+        layout = self.layout
+        return {
+            "cluster": msgspec.to_builtins(layout.file),
+            "zones": list(layout.zones),
+            "ranges": {"public": list(layout.public_ranges), "private": list(layout.private_ranges)}
+            if layout.makes_network
+            else None,
+            "stacks": {layout.stack(kind): self.resources(kind) for kind in layout.stacks},
+            "price": {
+                "date": prices.DATE,
+                "usd_hour": round(self.estimate.usd_h, 4),
+                "usd_month": round(self.estimate.usd_h * prices.MONTH_H, 2),
+                "unknown": list(self.estimate.unknown),
+                "items": [msgspec.to_builtins(item) for item in self.estimate.items],
+            },
+            "preflight": [msgspec.to_builtins(finding) for finding in self.findings],
+            "changes": {
+                layout.stack(kind): [msgspec.to_builtins(change) for change in found.changes] if found else []
+                for kind, found in self.changes.items()
+            },
+        }
+
+
+def offline(layout: Layout) -> Plan:
+    """The plan as far as it goes without AWS; templates that break our own rules are a bug and never leave."""
+    for kind in layout.stacks:
+        found = template_of(layout, kind)
+        assert not (broken := broken_rules(found)), f"{kind}: {broken}; this is a bug"
+        if len(body_of(found).encode()) > BODY_LIMIT:
+            fix = "use fewer `tags` and `labels`"
+            raise SpecError(f"the template of {layout.stack(kind)} is larger than CloudFormation takes", fix=fix)
+    return Plan(layout, prices.estimate(layout))
+
+
+def proposed(stacks: Stacks, wanted: Wanted) -> dict[StackKind, ChangeSet | None]:
+    """What would change in the stacks that are up; the proposals are dropped again."""
+    found: dict[StackKind, ChangeSet | None] = {}
+    outputs: dict[str, str] = {}
+    for kind in wanted.layout.stacks:
+        try:
+            stack = stacks.find(wanted.layout.stack(kind))
+            if stack is None or not stack.is_up or not stack.is_of(wanted.layout.name):
+                return found
+            outputs |= stack.outputs
+            found[kind] = propose(stacks, wanted, kind, stack, outputs)
+            if (changes := found[kind]) is not None:
+                stacks.forget(changes)
+        except AwsError as e:
+            raise to_error(e, f"ask what would change in {wanted.layout.stack(kind)}") from e
+    return found
+
+
+def broken_rules(template: Template) -> list[str]:
+    """Our own rules, which no linter knows: nothing open to the world, everything encrypted and tagged."""
+    found = []
+    for name, each in template["Resources"].items():
+        kind, properties = each["Type"].removeprefix("AWS::"), each["Properties"]
+        found += [f"{name}: {text}" for text in _broken(kind, properties)]
+        if kind in TAGGED and CLUSTER_TAG not in str(properties.get(TAGGED[kind])):
+            found.append(f"{name} has no tag of ours")
+    return found
+
+
+def _broken(kind: str, properties: dict[str, Any]) -> Iterator[str]:
+    if any(rule.get("CidrIp", "").endswith("/0") for rule in properties.get("SecurityGroupIngress", ())):
+        yield "open to the world"
+    if kind == "EKS::Cluster":
+        vpc = properties["ResourcesVpcConfig"]
+        if "0.0.0.0/0" in vpc.get("PublicAccessCidrs", ["0.0.0.0/0"]):
+            yield "the API server is open to the world"
+        if len(vpc["SubnetIds"]) < 2:
+            yield "subnets in one zone"
+    if kind == "EFS::FileSystem" and properties.get("Encrypted") is not True:
+        yield "not encrypted"
+    if kind == "EC2::LaunchTemplate":
+        disks = properties["LaunchTemplateData"]["BlockDeviceMappings"]
+        if not all(disk["Ebs"].get("Encrypted") for disk in disks):
+            yield "a disk is not encrypted"
+    if kind == "EKS::Addon" and properties["AddonName"] not in KNOWN_ADDONS:
+        yield f"there is no add-on {properties['AddonName']}"
+
+
+KNOWN_ADDONS = {"vpc-cni", "kube-proxy", "eks-pod-identity-agent", "coredns", "aws-efs-csi-driver"}
+TAGGED = {
+    "EFS::FileSystem": "FileSystemTags",
+    "EFS::AccessPoint": "AccessPointTags",
+    "EKS::Cluster": "Tags",
+    "EKS::Nodegroup": "Tags",
+    "EKS::Addon": "Tags",
+    "EKS::AccessEntry": "Tags",
+    "EKS::PodIdentityAssociation": "Tags",
+    "EC2::LaunchTemplate": "TagSpecifications",
+    "ECR::Repository": "Tags",
+    "Route53::HostedZone": "HostedZoneTags",
+}
+"""Types that are tagged in the template itself; the others get the stack's tags from CloudFormation."""

@@ -1,0 +1,209 @@
+"""The IAM policies: exactly what the tool calls, and what CloudFormation calls for it. No I/O, no boto3.
+
+Two identities. The *operator* (a person, or CI) starts and watches stacks and clears strays. CloudFormation makes the
+resources with a role of its own, which the operator may hand to it but not use. Both are generated from the two
+tables here: `CALLS`, without which `client` refuses to call, and `TYPE_ACTIONS`, which must name every type that a
+template uses. What is granted on `*` is what IAM cannot narrow, or what reads only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE
+
+Policy = dict[str, Any]
+Statement = dict[str, Any]
+_PREFIX = {
+    "efs": "elasticfilesystem",
+    "elb": "elasticloadbalancing",
+    "elbv2": "elasticloadbalancing",
+    "service-quotas": "servicequotas",
+    "resourcegroupstaggingapi": "tag",
+}
+"""How IAM calls a service, where boto3 calls it otherwise."""
+_CALLED = {
+    "sts": "GetCallerIdentity",
+    "cloudformation": "CreateStack DescribeStacks DescribeStackEvents DescribeStackResources CreateChangeSet "
+    "DescribeChangeSet ExecuteChangeSet DeleteChangeSet DeleteStack ContinueUpdateRollback "
+    "UpdateTerminationProtection DetectStackDrift DescribeStackDriftDetectionStatus",
+    "iam": "GetRole ListRoles",
+    "ec2": "DescribeAvailabilityZones DescribeInstanceTypeOfferings DescribeRegions DescribeVpcs DescribeSubnets "
+    "DescribeKeyPairs DescribeInstances DescribeVolumes DescribeAddresses DescribeNatGateways "
+    "DescribeNetworkInterfaces DescribeSecurityGroups DeleteNetworkInterface DeleteSecurityGroup DeleteVolume",
+    "eks": "DescribeCluster DescribeClusterVersions ListNodegroups DescribeNodegroup ListAddons DescribeAddon",
+    "efs": "DescribeFileSystems DescribeMountTargets DeleteFileSystem",
+    "elbv2": "DescribeLoadBalancers DescribeTags DeleteLoadBalancer",
+    "elb": "DescribeLoadBalancers DescribeTags DeleteLoadBalancer",
+    "ecr": "GetAuthorizationToken DescribeRepositories",
+    "logs": "DescribeLogGroups",
+    "kms": "DescribeKey",
+    "service-quotas": "GetServiceQuota",
+    "resourcegroupstaggingapi": "GetResources",
+}
+CALLS = frozenset(f"{service}.{operation}" for service, names in _CALLED.items() for operation in names.split())
+"""Every call that the tool makes, as `service.Operation`."""
+TYPE_ACTIONS = {
+    "AWS::CloudFormation::Stack": "",
+    "AWS::EC2::VPC": "ec2: CreateVpc DeleteVpc ModifyVpcAttribute DescribeVpcs DescribeVpcAttribute CreateTags "
+    "DeleteTags DescribeSecurityGroups DescribeNetworkAcls",
+    "AWS::EC2::InternetGateway": "ec2: CreateInternetGateway DeleteInternetGateway DescribeInternetGateways",
+    "AWS::EC2::VPCGatewayAttachment": "ec2: AttachInternetGateway DetachInternetGateway DescribeVpnGateways",
+    "AWS::EC2::Subnet": "ec2: CreateSubnet DeleteSubnet ModifySubnetAttribute DescribeSubnets "
+    "DescribeAvailabilityZones",
+    "AWS::EC2::RouteTable": "ec2: CreateRouteTable DeleteRouteTable DescribeRouteTables",
+    "AWS::EC2::Route": "ec2: CreateRoute DeleteRoute ReplaceRoute DescribeNetworkInterfaces",
+    "AWS::EC2::SubnetRouteTableAssociation": "ec2: AssociateRouteTable DisassociateRouteTable "
+    "ReplaceRouteTableAssociation",
+    "AWS::EC2::EIP": "ec2: AllocateAddress ReleaseAddress AssociateAddress DisassociateAddress DescribeAddresses",
+    "AWS::EC2::NatGateway": "ec2: CreateNatGateway DeleteNatGateway DescribeNatGateways",
+    "AWS::EC2::VPCEndpoint": "ec2: CreateVpcEndpoint DeleteVpcEndpoints ModifyVpcEndpoint DescribeVpcEndpoints",
+    "AWS::EC2::SecurityGroup": "ec2: CreateSecurityGroup DeleteSecurityGroup AuthorizeSecurityGroupIngress "
+    "AuthorizeSecurityGroupEgress RevokeSecurityGroupIngress RevokeSecurityGroupEgress "
+    "UpdateSecurityGroupRuleDescriptionsIngress UpdateSecurityGroupRuleDescriptionsEgress DescribeInstances",
+    "AWS::EC2::LaunchTemplate": "ec2: CreateLaunchTemplate DeleteLaunchTemplate CreateLaunchTemplateVersion "
+    "DescribeLaunchTemplates DescribeLaunchTemplateVersions",
+    "AWS::IAM::Role": "iam: CreateRole DeleteRole GetRole TagRole UntagRole UpdateRole UpdateAssumeRolePolicy "
+    "AttachRolePolicy DetachRolePolicy PutRolePolicy GetRolePolicy DeleteRolePolicy ListRolePolicies "
+    "ListAttachedRolePolicies",
+    "AWS::EKS::Cluster": "eks: CreateCluster DeleteCluster DescribeCluster UpdateClusterConfig UpdateClusterVersion "
+    "DescribeUpdate TagResource UntagResource; iam: PassRole CreateServiceLinkedRole; "
+    "kms: DescribeKey CreateGrant",
+    "AWS::EKS::AccessEntry": "eks: CreateAccessEntry DeleteAccessEntry DescribeAccessEntry UpdateAccessEntry "
+    "AssociateAccessPolicy DisassociateAccessPolicy ListAssociatedAccessPolicies",
+    "AWS::EKS::Addon": "eks: CreateAddon DeleteAddon DescribeAddon UpdateAddon",
+    "AWS::EKS::PodIdentityAssociation": "eks: CreatePodIdentityAssociation DeletePodIdentityAssociation "
+    "DescribePodIdentityAssociation UpdatePodIdentityAssociation",
+    "AWS::EKS::Nodegroup": "eks: CreateNodegroup DeleteNodegroup DescribeNodegroup UpdateNodegroupConfig "
+    "UpdateNodegroupVersion ListUpdates; ec2: RunInstances DescribeKeyPairs",
+    "AWS::EFS::FileSystem": "elasticfilesystem: CreateFileSystem DeleteFileSystem DescribeFileSystems "
+    "UpdateFileSystem TagResource UntagResource ListTagsForResource PutFileSystemPolicy DeleteFileSystemPolicy "
+    "DescribeFileSystemPolicy DescribeLifecycleConfiguration DescribeBackupPolicy DescribeReplicationConfigurations "
+    "PutBackupPolicy; "
+    "kms: GenerateDataKeyWithoutPlaintext",
+    "AWS::EFS::MountTarget": "elasticfilesystem: CreateMountTarget DeleteMountTarget DescribeMountTargets "
+    "DescribeMountTargetSecurityGroups ModifyMountTargetSecurityGroups; ec2: CreateNetworkInterface "
+    "DeleteNetworkInterface",
+    "AWS::EFS::AccessPoint": "elasticfilesystem: CreateAccessPoint DeleteAccessPoint DescribeAccessPoints",
+    "AWS::Logs::LogGroup": "logs: CreateLogGroup DeleteLogGroup DescribeLogGroups PutRetentionPolicy "
+    "DeleteRetentionPolicy TagResource UntagResource ListTagsForResource GetDataProtectionPolicy "
+    "DescribeIndexPolicies DescribeResourcePolicies",
+    "AWS::ECR::Repository": "ecr: CreateRepository DeleteRepository DescribeRepositories PutLifecyclePolicy "
+    "GetLifecyclePolicy DeleteLifecyclePolicy GetRepositoryPolicy PutImageScanningConfiguration TagResource "
+    "UntagResource ListTagsForResource",
+    "AWS::Route53::HostedZone": "route53: CreateHostedZone DeleteHostedZone GetHostedZone GetChange "
+    "ChangeTagsForResource ListTagsForResource ListQueryLoggingConfigs AssociateVPCWithHostedZone",
+    "AWS::Route53::RecordSet": "route53: ChangeResourceRecordSets ListResourceRecordSets ListHostedZones",
+}  # fmt: skip
+"""By type of resource, the actions with which CloudFormation makes, changes and deletes it as our templates use it."""
+PUSH = "ecr: BatchCheckLayerAvailability InitiateLayerUpload UploadLayerPart CompleteLayerUpload PutImage BatchGetImage"
+"""What `bireme image push` does in the registry itself."""
+_ROLES = "arn:aws:iam::*:role/bireme/*"
+
+
+def action_of(call: str) -> str:
+    """The IAM action of one of `CALLS`."""
+    service, _, operation = call.partition(".")
+    return f"{_PREFIX.get(service, service)}:{operation}"
+
+
+def _actions(text: str) -> list[str]:
+    """`ec2: A B; iam: C` as full names."""
+    groups = (part.partition(":") for part in text.split(";") if part.strip())
+    return [f"{service.strip()}:{name}" for service, _, names in groups for name in names.split()]
+
+
+def execution_actions(types: Iterable[str]) -> set[str]:
+    """What CloudFormation may have to call for these types of resources."""
+    return {action for kind in types for action in _actions(TYPE_ACTIONS[kind])}
+
+
+def execution_policy() -> Policy:
+    """What CloudFormation's role may do; narrow wherever IAM lets a name be given."""
+    actions = execution_actions(TYPE_ACTIONS)
+    scoped: list[tuple[str, set[str], Any, Policy | None]] = [
+        ("Roles", _of(actions, "iam") - {"iam:PassRole", "iam:CreateServiceLinkedRole"}, _ROLES, None),
+        (
+            "PassRoles",
+            {"iam:PassRole"},
+            _ROLES,
+            {"StringEquals": {"iam:PassedToService": _SERVICES}},
+        ),
+        ("ServiceRoles", {"iam:CreateServiceLinkedRole"}, "arn:aws:iam::*:role/aws-service-role/*", None),
+        ("Images", _of(actions, "ecr"), "arn:aws:ecr:*:*:repository/bireme-*", None),
+        ("Logs", _of(actions, "logs") - _LOG_LISTS, "arn:aws:logs:*:*:log-group:/aws/eks/*", None),
+        ("Keys", _of(actions, "kms"), "arn:aws:kms:*:*:key/*", None),
+    ]
+    rest = actions.difference(*(each for _, each, _, _ in scoped))
+    statements = [_allow(sid, found, where, condition) for sid, found, where, condition in scoped]
+    return _policy([*statements, _allow("Resources", rest, "*")])
+
+
+_SERVICES = ["eks.amazonaws.com", "ec2.amazonaws.com", "pods.eks.amazonaws.com"]
+_LOG_LISTS = {"logs:DescribeLogGroups", "logs:DescribeResourcePolicies", "logs:DescribeIndexPolicies"}
+
+
+def operator_policy(cluster: str | None = None) -> Policy:
+    """What the person who runs `bireme cluster` needs; with a name, for that cluster only."""
+    stacks = f"arn:aws:cloudformation:*:*:stack/bireme-{cluster or '*'}{'-*' if cluster else ''}/*"
+    repositories = f"arn:aws:ecr:*:*:repository/bireme-{cluster or '*'}"
+    role = f"arn:aws:iam::*:role/{EXECUTION_ROLE}"
+    actions = {action_of(call) for call in CALLS} - {"sts:GetCallerIdentity"}
+    ours = {"Null": {f"aws:ResourceTag/{CLUSTER_TAG}": "false"}}
+    if cluster:
+        ours = {"StringEquals": {f"aws:ResourceTag/{CLUSTER_TAG}": cluster}}
+    listed = {"cloudformation:DescribeStackDriftDetectionStatus"}
+    strays = {
+        "ec2:DeleteNetworkInterface", "ec2:DeleteSecurityGroup", "ec2:DeleteVolume",
+        "elasticloadbalancing:DeleteLoadBalancer",
+    }  # fmt: skip
+    to_cloudformation = {"StringEquals": {"iam:PassedToService": "cloudformation.amazonaws.com"}}
+    looked = {"eks", "elasticfilesystem", "kms"}
+    statements = [
+        _allow("Stacks", _of(actions, "cloudformation") - listed, stacks),
+        _allow("HandRole", {"iam:PassRole"}, role, to_cloudformation),
+        _allow("Images", {*_actions(PUSH), "ecr:DescribeRepositories"}, repositories),
+        _allow("Data", {"elasticfilesystem:DeleteFileSystem"}, _FILE_SYSTEMS, ours),
+        _allow("Strays", strays, _STRAYS, _kubernetes_tags(cluster)),
+        _allow("KnowRole", {"iam:GetRole"}, "arn:aws:iam::*:role/*"),
+    ]
+    granted = {action for statement in statements for action in statement["Action"]}
+    at = {action for action in actions - granted - _LISTED if action.partition(":")[0] in looked}
+    statements.append(_allow("LookAt", at, ["arn:aws:eks:*:*:*", _FILE_SYSTEMS, "arn:aws:kms:*:*:key/*"]))
+    return _policy([*statements, _allow("Look", actions - granted - at, "*")])
+
+
+_FILE_SYSTEMS = "arn:aws:elasticfilesystem:*:*:file-system/*"
+_STRAYS = [
+    *(f"arn:aws:ec2:*:*:{kind}/*" for kind in ("network-interface", "security-group", "volume")),
+    "arn:aws:elasticloadbalancing:*:*:loadbalancer/*",
+]
+_LISTED = {"eks:DescribeClusterVersions", "elasticfilesystem:DescribeFileSystems"}
+"""Actions that list, which IAM lets nobody narrow."""
+
+
+def _kubernetes_tags(cluster: str | None) -> Policy | None:
+    """Strays carry Kubernetes' tags, not ours; its key holds the cluster's name, so a name is needed to narrow it."""
+    if cluster is None:
+        return None
+    return {"StringEqualsIfExists": {f"aws:ResourceTag/kubernetes.io/cluster/{cluster}": "owned"}}
+
+
+def _of(actions: Iterable[str], service: str) -> set[str]:
+    return {action for action in actions if action.startswith(f"{service}:")}
+
+
+def _allow(sid: str, actions: Iterable[str], where: str | list[str], condition: Policy | None = None) -> Statement:
+    found: Statement = {"Sid": sid, "Effect": "Allow", "Action": sorted(actions), "Resource": where}
+    return found | ({"Condition": condition} if condition else {})
+
+
+def _policy(statements: list[Statement]) -> Policy:
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def compact(policy: Policy) -> str:
+    """A policy as it is counted: IAM takes 6,144 characters, without spaces."""
+    return json.dumps(policy, separators=(",", ":"))

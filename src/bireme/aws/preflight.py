@@ -1,0 +1,231 @@
+"""What AWS says before anything is made: who we are, whether zones, types, versions and quotas fit, and free names.
+
+Each question is one finding. A question that AWS refuses to answer (a permission for it is missing) is a warning, not
+the end: the stack itself is the last word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from bireme.aws.audit import describe_cluster
+from bireme.aws.causes import AwsError, explain
+from bireme.aws.client import Aws
+from bireme.aws.layout import CLUSTER_TAG, Layout, choose_zones
+from bireme.aws.stacks import find_stack
+from bireme.spec.cluster import ClusterFile, GroupFile
+
+QUOTAS = {
+    "on_demand": ("ec2", "L-1216C47A", "vCPUs of on-demand machines"),
+    "spot": ("ec2", "L-34B43A08", "vCPUs of spot machines"),
+    "address": ("ec2", "L-0263D0A3", "elastic addresses"),
+    "vpc": ("vpc", "L-F678F1CE", "VPCs"),
+    "cluster": ("eks", "L-1194D53C", "EKS clusters"),
+}
+State = Literal["ok", "warning", "wrong"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    state: State
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who calls."""
+
+    account: str
+    arn: str
+    principal: str
+    """The user or role behind it, as access entries want it."""
+
+
+def identify(aws: Aws) -> Identity:
+    """Who we are to AWS; the role behind a session, with its path, where we may ask for it."""
+    told = aws.call("sts", "GetCallerIdentity")
+    arn, principal = told["Arn"], told["Arn"]
+    if found := re.fullmatch(r"arn:([^:]+):sts::(\d+):assumed-role/([^/]+)/.+", arn):
+        principal = f"arn:{found[1]}:iam::{found[2]}:role/{found[3]}"
+        try:
+            principal = aws.call("iam", "GetRole", RoleName=found[3])["Role"]["Arn"]
+        except AwsError as e:
+            if not (e.is_absent or "Denied" in e.code):
+                raise
+    return Identity(told["Account"], arn, principal)
+
+
+def offered_zones(aws: Aws, file: ClusterFile) -> list[str]:
+    """Zones of the region that offer the first type of each group, those that offer most of the types first."""
+    answer = aws.call("ec2", "DescribeAvailabilityZones", Filters=[{"Name": "state", "Values": ["available"]}])
+    zones = [each["ZoneName"] for each in answer["AvailabilityZones"] if each.get("ZoneType") != "local-zone"]
+    types = sorted({*file.workers.servers.types, *file.workers.trainers.types})
+    offers = aws.pages(
+        "ec2",
+        "DescribeInstanceTypeOfferings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": types}],
+    )
+    counted = dict.fromkeys(zones, 0)
+    for each in offers:
+        if each["Location"] in counted:
+            counted[each["Location"]] += 1
+    return sorted((zone for zone in zones if counted[zone]), key=lambda zone: (-counted[zone], zone))
+
+
+def settle(aws: Aws, file: ClusterFile) -> Layout:
+    """The layout with zones that AWS offers; those of a platform that is there stay."""
+    stack = find_stack(aws, Layout(file, ()).stack("platform"))
+    there = [stack.parameters[k] for k in ("ZoneA", "ZoneB") if k in stack.parameters] if stack is not None else []
+    return Layout(file, choose_zones(file, there if len(there) == 2 else offered_zones(aws, file)))
+
+
+def examine(aws: Aws, layout: Layout) -> list[Finding]:
+    """Every check, in the order in which people read them."""
+    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("zones", lambda: _zones(aws, layout)),
+        ("Kubernetes", lambda: _version(aws, layout)),
+        ("name", lambda: _name(aws, layout)),
+        ("quotas", lambda: _quotas(aws, layout)),
+        ("your own", lambda: _own(aws, layout)),
+    ]
+    found: list[Finding] = []
+    for name, check in checks:
+        try:
+            found += check()
+        except AwsError as e:
+            known = explain(f"{e.code}: {e.message}")
+            text = f"not checked: {known.what if known else e.message}"
+            found.append(Finding(name, "warning", text, known.fix if known else ""))
+    return found
+
+
+def _zones(aws: Aws, layout: Layout) -> Iterator[Finding]:
+    offered = offered_zones(aws, layout.file)
+    missing = [zone for zone in layout.zones if zone not in offered]
+    if len(layout.zones) < 2:
+        text = f"{layout.file.region} offers these types in one zone only"
+        yield Finding("zones", "wrong", text, "choose other `types`: a control plane needs two zones")
+    elif missing:
+        text = f"{', '.join(missing)} does not exist for this account, or does not offer the types"
+        yield Finding("zones", "wrong", text, f"one of: {', '.join(offered)}")
+    else:
+        yield Finding("zones", "ok", f"{', '.join(layout.zones)} (workers in the first)")
+
+
+def _version(aws: Aws, layout: Layout) -> Iterator[Finding]:
+    wanted = layout.file.kubernetes
+    told = {
+        each["clusterVersion"]: each.get("versionStatus") or str(each.get("status", "")).upper()
+        for each in aws.pages("eks", "DescribeClusterVersions", "clusterVersions")
+    }
+    standard = sorted(version for version, status in told.items() if "STANDARD" in status)
+    status = told.get(wanted, "")
+    if "STANDARD" in status:
+        yield Finding("Kubernetes", "ok", f"{wanted} is in standard support")
+    elif wanted in told:
+        text = f"{wanted} is in extended support, which costs six times as much"
+        yield Finding("Kubernetes", "warning", text, f"one of: {', '.join(standard)}")
+    else:
+        yield Finding("Kubernetes", "wrong", f"EKS does not offer {wanted}", f"one of: {', '.join(standard)}")
+
+
+def _name(aws: Aws, layout: Layout) -> Iterator[Finding]:
+    taken = [
+        stack.name
+        for kind in layout.stacks
+        if (stack := find_stack(aws, layout.stack(kind))) and not stack.is_of(layout.name)
+    ]
+    cluster = describe_cluster(aws, layout.name)
+    is_ours = cluster is None or (cluster.get("tags") or {}).get(CLUSTER_TAG) == layout.name
+    if taken or not is_ours:
+        text = f"{taken[0] if taken else f'an EKS cluster {layout.name}'} exists, and bireme did not make it"
+        yield Finding("name", "wrong", text, "choose another `name`")
+    else:
+        yield Finding("name", "ok", f"{layout.name} is {'free' if cluster is None else 'yours'}")
+
+
+def _quotas(aws: Aws, layout: Layout) -> Iterator[Finding]:
+    if find_stack(aws, layout.stack("workers")) is not None:
+        yield Finding("quotas", "ok", "the workers are there already")
+        return
+    needs: dict[str, int] = {"cluster": 1}
+    for group in (layout.file.workers.servers, layout.file.workers.trainers):
+        needs[group.capacity] = needs.get(group.capacity, 0) + vcpus(group)
+    if layout.makes_network:
+        needs["vpc"] = 1
+    if layout.has_nat:
+        needs["address"] = 1
+    short = []
+    for key, need in needs.items():
+        service, code, name = QUOTAS[key]
+        quota = aws.call("service-quotas", "GetServiceQuota", ServiceCode=service, QuotaCode=code)["Quota"]["Value"]
+        used = _used(aws, key)
+        if used + need > quota:
+            short.append(f"{name}: {need} needed, {quota - used:g} of {quota:g} free")
+    fix = "ask for more at https://console.aws.amazon.com/servicequotas, or choose fewer or smaller machines"
+    if short:
+        yield Finding("quotas", "wrong", "; ".join(short), fix)
+    else:
+        yield Finding("quotas", "ok", ", ".join(f"{need} {QUOTAS[key][2]}" for key, need in needs.items()))
+
+
+def _used(aws: Aws, key: str) -> int:
+    """How much of a quota is in use, where a list tells it cheaply; clusters and machines are left to AWS."""
+    if key == "address":
+        return len(aws.call("ec2", "DescribeAddresses").get("Addresses", ()))
+    if key == "vpc":
+        return sum(1 for _ in aws.pages("ec2", "DescribeVpcs", "Vpcs"))
+    return 0
+
+
+def vcpus(group: GroupFile) -> int:
+    """The vCPUs of a group by its first type: `large` has 2, `4xlarge` 16."""
+    size = group.types[0].partition(".")[2]
+    found = re.fullmatch(r"(\d*)xlarge", size)
+    return group.count * (4 * int(found[1] or 1) if found else 2)
+
+
+def _own(aws: Aws, layout: Layout) -> Iterator[Finding]:
+    """Things of the user's own that the file names."""
+    file = layout.file
+    if file.kms_key is not None:
+        key = aws.call("kms", "DescribeKey", KeyId=file.kms_key)["KeyMetadata"]
+        is_on = key.get("KeyState") == "Enabled"
+        yield Finding("KMS key", "ok" if is_on else "wrong", key.get("KeyState", ""), "" if is_on else "enable it")
+    if file.workers.key_pair is not None:
+        aws.call("ec2", "DescribeKeyPairs", KeyNames=[file.workers.key_pair])
+        yield Finding("key pair", "ok", file.workers.key_pair)
+    if file.network.vpc is not None:
+        yield _subnets(aws, layout)
+    if file.storage.file_system is not None and find_stack(aws, layout.stack("platform")) is None:
+        yield _file_system(aws, file.storage.file_system)
+
+
+def _subnets(aws: Aws, layout: Layout) -> Finding:
+    subnets = aws.call("ec2", "DescribeSubnets", SubnetIds=list(layout.file.network.subnets))["Subnets"]
+    vpcs = {each["VpcId"] for each in subnets}
+    zones = [each["AvailabilityZone"] for each in subnets]
+    if vpcs != {layout.file.network.vpc}:
+        return Finding("subnets", "wrong", f"the subnets are in {', '.join(sorted(vpcs))}", "name subnets of that VPC")
+    if len(set(zones)) < 2:
+        return Finding("subnets", "wrong", f"all subnets are in {zones[0]}", "name subnets in two zones")
+    return Finding("subnets", "ok", ", ".join(zones))
+
+
+def _file_system(aws: Aws, file_system: str) -> Finding:
+    found = aws.call("efs", "DescribeFileSystems", FileSystemId=file_system)["FileSystems"][0]
+    targets = found.get("NumberOfMountTargets", 0)
+    if targets:
+        fix = "delete its mount targets, or leave `storage.file_system` out"
+        text = f"{file_system} has {targets} mount target(s): it can be mounted from one VPC only"
+        return Finding("file system", "wrong", text, fix)
+    return Finding("file system", "ok", file_system)

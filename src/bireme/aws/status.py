@@ -1,0 +1,146 @@
+"""How a cluster is doing at AWS: stacks, control plane, groups of machines, add-ons, age and cost so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from bireme.aws import prices
+from bireme.aws.audit import describe_cluster
+from bireme.aws.causes import AwsError
+from bireme.aws.client import Aws
+from bireme.aws.decide import Stack
+from bireme.aws.down import standing
+from bireme.aws.layout import EXPIRY_TAG, StackKind
+from bireme.aws.stacks import POLL_S
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group of machines."""
+
+    name: str
+    status: str
+    capacity: str
+    types: tuple[str, ...]
+    wanted: int
+    issues: tuple[str, ...] = ()
+
+    def usd_h(self, region: str) -> float | None:
+        """What it costs an hour."""
+        if not self.types:
+            return None
+        each = prices.machine_usd_h(self.types[0], region, self.capacity.lower())
+        return None if each is None else each * self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """What there is of a cluster."""
+
+    name: str
+    region: str
+    stacks: dict[StackKind, Stack] = field(default_factory=dict)
+    version: str = ""
+    control_plane: str = "absent"
+    endpoint: str = ""
+    groups: tuple[Group, ...] = ()
+    addons: dict[str, str] = field(default_factory=dict)
+    drift: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """One word for all: up, down, changing, broken."""
+        if not self.stacks:
+            return "down"
+        if any(stack.is_moving for stack in self.stacks.values()):
+            return "changing"
+        if set(self.stacks) == {"storage"} and self.stacks["storage"].is_up:
+            return "down, data kept"
+        is_up = all(stack.is_up for stack in self.stacks.values()) and {"platform", "workers"} <= set(self.stacks)
+        return "up" if is_up else "broken"
+
+    @property
+    def usd_h(self) -> float:
+        """What it costs an hour now, of what has a price."""
+        total = prices.CONTROL_PLANE_USD_H if self.control_plane != "absent" else 0.0
+        platform = self.stacks.get("platform")
+        if platform is not None and platform.is_up:
+            total += prices.NAT_USD_H + prices.ADDRESS_USD_H
+        return total + sum(group.usd_h(self.region) or 0.0 for group in self.groups)
+
+    def age_h(self, now: float) -> float:
+        """Hours since its platform was made."""
+        platform = self.stacks.get("platform")
+        if platform is None or platform.created is None:
+            return 0.0
+        return max(0.0, (now - platform.created.timestamp()) / 3600)
+
+    def expiry(self, now: float) -> str:
+        """When it was to be taken down, and whether that is over; empty if never said."""
+        until = next((s.tags[EXPIRY_TAG] for s in self.stacks.values() if EXPIRY_TAG in s.tags), "")
+        if not until:
+            return ""
+        is_over = datetime.fromisoformat(until) < datetime.fromtimestamp(now, UTC)
+        return f"{until} (over: take it down with `bireme cluster down`)" if is_over else until
+
+
+def status(aws: Aws, cluster: str, *, with_drift: bool = False) -> ClusterStatus:
+    """Ask AWS."""
+    there = standing(aws, cluster)
+    ours = {kind: stack for kind, stack in there.stacks.items() if stack.is_of(cluster)}
+    found = describe_cluster(aws, cluster) if "platform" in ours else None
+    if found is None:
+        return ClusterStatus(cluster, aws.region, ours)
+    return ClusterStatus(
+        cluster,
+        aws.region,
+        ours,
+        found.get("version", ""),
+        found.get("status", ""),
+        found.get("endpoint", ""),
+        tuple(_groups(aws, cluster)),
+        _addons(aws, cluster),
+        _drift(aws, ours) if with_drift else {},
+    )
+
+
+def _groups(aws: Aws, cluster: str) -> list[Group]:
+    found = []
+    for name in aws.pages("eks", "ListNodegroups", "nodegroups", clusterName=cluster):
+        told = aws.call("eks", "DescribeNodegroup", clusterName=cluster, nodegroupName=name)["nodegroup"]
+        issues = tuple(each.get("message", "") for each in told.get("health", {}).get("issues", ()))
+        label = (told.get("labels") or {}).get("bireme.dev/group", name)
+        capacity, types = told.get("capacityType", ""), tuple(told.get("instanceTypes") or ())
+        wanted = told.get("scalingConfig", {}).get("desiredSize", 0)
+        found.append(Group(label, told.get("status", ""), capacity, types, wanted, issues))
+    return sorted(found, key=lambda group: group.name)
+
+
+def _addons(aws: Aws, cluster: str) -> dict[str, str]:
+    names = aws.pages("eks", "ListAddons", "addons", clusterName=cluster)
+    return {
+        name: aws.call("eks", "DescribeAddon", clusterName=cluster, addonName=name)["addon"].get("status", "")
+        for name in names
+    }
+
+
+def _drift(aws: Aws, stacks: dict[StackKind, Stack]) -> dict[str, str]:
+    """Whether somebody has changed what a stack made, by hand."""
+    found: dict[str, str] = {}
+    for stack in stacks.values():
+        try:
+            answer = aws.call("cloudformation", "DetectStackDrift", StackName=stack.name)
+            begun = answer["StackDriftDetectionId"]
+        except AwsError as e:
+            found[stack.name] = f"not checked: {e.message}"
+            continue
+        look = 0
+        while True:
+            told = aws.call("cloudformation", "DescribeStackDriftDetectionStatus", StackDriftDetectionId=begun)
+            if told["DetectionStatus"] != "DETECTION_IN_PROGRESS":
+                found[stack.name] = str(told.get("StackDriftStatus", told["DetectionStatus"]))
+                break
+            aws.clock.sleep(POLL_S[min(look, len(POLL_S) - 1)])
+            look += 1
+    return found

@@ -1,0 +1,193 @@
+"""Bringing a cluster's stacks up, one after the other, from whatever state they are in.
+
+`settle` is a loop around `decide.next_up`: look at the stack, do one step, look again. Nothing is remembered between
+two runs but what CloudFormation itself knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bireme.aws.causes import AwsError, to_error
+from bireme.aws.client import Aws
+from bireme.aws.decide import Stack, Step, next_up
+from bireme.aws.layout import EXECUTION_ROLE, EXPIRY_TAG, Layout, StackKind
+from bireme.aws.stacks import ChangeSet, Stacks
+from bireme.aws.sweep import sweep
+from bireme.aws.templates import body_of, template_of
+from bireme.core.errors import CloudError
+
+ATTEMPTS = 4
+"""How often a stack that an earlier run left broken is deleted before we give up."""
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A cluster that is to be up."""
+
+    layout: Layout
+    admin: str
+    """Who administers it if the file names nobody."""
+    expires: str = ""
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of its stacks."""
+        return self.layout.tags | ({EXPIRY_TAG: self.expires} if self.expires else {})
+
+    def tags_for(self, stack: Stack) -> dict[str, str]:
+        """The tags of a stack that is there: an expiry is kept unless a new one is given."""
+        kept = {EXPIRY_TAG: stack.tags[EXPIRY_TAG]} if EXPIRY_TAG in stack.tags else {}
+        return self.layout.tags | kept | ({EXPIRY_TAG: self.expires} if self.expires else {})
+
+
+def parameters_of(
+    wanted: Wanted, kind: StackKind, outputs: Mapping[str, str], stack: Stack | None = None
+) -> dict[str, str]:
+    """What a stack is given; zones and administrator stay as they were, whoever runs the command now."""
+    layout, before = wanted.layout, stack.parameters if stack is not None else {}
+    if kind == "storage":
+        return {}
+    if kind == "workers":
+        workers = layout.file.workers
+        handed = {name: outputs[name] for name in ("ClusterName", "NodeRoleArn", "WorkerSubnet")}
+        return handed | {
+            "ServersCount": str(workers.servers.count),
+            "TrainersCount": str(workers.trainers.count),
+        }
+    found = {"FileSystemId": layout.file.storage.file_system or outputs["FileSystemId"]}
+    if layout.makes_network:
+        zones = dict(zip(("ZoneA", "ZoneB"), layout.zones, strict=True))
+        found |= zones if layout.file.zones else zones | {name: before[name] for name in zones if name in before}
+    if not layout.file.access.admins:
+        found["AdminArn"] = before.get("AdminArn", wanted.admin)
+    return found
+
+
+def execution_role(aws: Aws) -> str | None:
+    """CloudFormation's role, if an administrator has made it; else it works with the caller's own permissions."""
+    try:
+        return str(aws.call("iam", "GetRole", RoleName=EXECUTION_ROLE)["Role"]["Arn"])
+    except AwsError as e:
+        if e.is_absent or "Denied" in e.code:
+            return None
+        raise
+
+
+def bring_up(stacks: Stacks, wanted: Wanted, note: Note = lambda text: None) -> dict[str, str]:
+    """Bring every stack up; what they hand out, all together."""
+    outputs: dict[str, str] = {}
+    for kind in wanted.layout.stacks:
+        try:
+            outputs |= settle(stacks, wanted, kind, outputs, note).outputs
+        except AwsError as e:
+            raise to_error(e, f"bring {wanted.layout.stack(kind)} up") from e
+    return outputs
+
+
+def settle(stacks: Stacks, wanted: Wanted, kind: StackKind, outputs: Mapping[str, str], note: Note) -> Stack:
+    """Bring one stack up from whatever state it is in."""
+    layout, name = wanted.layout, wanted.layout.stack(kind)
+    body = body_of(template_of(layout, kind))
+    for _ in range(ATTEMPTS * 2):
+        stack = stacks.find(name)
+        step = next_up(stack, layout.name)
+        if step is Step.CREATE:
+            note(f"creating {name}")
+            parameters = parameters_of(wanted, kind, outputs)
+            return _checked(stacks, stacks.create(name, body, parameters, wanted.tags, protects=kind == "storage"))
+        assert stack is not None, "only an absent stack is created; this is a bug"
+        if step is Step.REFUSE:
+            raise foreign(name, layout.name)
+        if step is Step.CHANGE:
+            return _change(stacks, wanted, kind, stack, outputs, note)
+        if step is Step.FOLLOW:
+            note(f"{name} is {stack.status}; following it")
+            _follow(stacks, stack)
+        elif step is Step.CONTINUE_ROLLBACK:
+            note(f"{name} is {stack.status}; going on with the roll-back")
+            stacks.continue_rollback(stack)
+        else:
+            _clear(stacks, layout.name, stack, note)
+    raise CloudError(f"{name} cannot be brought into a state to go on from", fix="look at `bireme cluster status`")
+
+
+def foreign(name: str, cluster: str) -> CloudError:
+    """A stack of our name that somebody else has made."""
+    return CloudError(
+        f"there is a stack {name} that bireme did not make for {cluster}",
+        why="it does not carry our tag, so it is left alone",
+        fix="choose another `name` in cluster.yaml",
+    )
+
+
+def _follow(stacks: Stacks, stack: Stack) -> None:
+    """Watch what another run has begun; if that fails, its cause is what the user must know."""
+    done = stacks.follow(stack.id, stack.name)
+    if stack.status.startswith(("CREATE", "UPDATE_IN")):
+        _checked(stacks, done)
+
+
+def _checked(stacks: Stacks, stack: Stack) -> Stack:
+    if not stack.is_up:
+        raise stacks.why_failed(stack)
+    return stack
+
+
+def _clear(stacks: Stacks, cluster: str, stack: Stack, note: Note) -> None:
+    """Delete what a failed creation or deletion has left, so that the stack can be made again."""
+    if stack.status == "DELETE_FAILED":
+        sweep(stacks, cluster, note)
+    else:
+        note(f"{stack.name} is {stack.status} from an earlier run: {stacks.why_failed(stack).what}")
+    note(f"deleting {stack.name}, to make it again")
+    done = stacks.delete(stack)
+    if done.status == "DELETE_FAILED":
+        sweep(stacks, cluster, note)
+
+
+def _change(
+    stacks: Stacks, wanted: Wanted, kind: StackKind, stack: Stack, outputs: Mapping[str, str], note: Note
+) -> Stack:
+    changes = propose(stacks, wanted, kind, stack, outputs)
+    if changes is None:
+        note(f"{stack.name} is up, nothing to change")
+        return stack
+    refuse_loss(stacks, changes)
+    note(f"changing {stack.name}: {', '.join(f'{each.action} {each.resource}' for each in changes.changes)}")
+    return stacks.execute(changes)
+
+
+def propose(
+    stacks: Stacks, wanted: Wanted, kind: StackKind, stack: Stack, outputs: Mapping[str, str]
+) -> ChangeSet | None:
+    """What would change in a stack that is up."""
+    body = body_of(template_of(wanted.layout, kind))
+    return stacks.propose(stack, body, parameters_of(wanted, kind, outputs, stack), wanted.tags_for(stack))
+
+
+def refuse_loss(stacks: Stacks, changes: ChangeSet) -> None:
+    """A change that would put an empty file system in the place of one with data is never made."""
+    lost = [change for change in changes.changes if change.kind == "AWS::EFS::FileSystem" and change.replaces]
+    if lost:
+        stacks.forget(changes)
+        raise CloudError(
+            "this change would replace the file system by an empty one",
+            why="its key or encryption cannot be changed in place",
+            fix="undo the change in cluster.yaml, or make a cluster of another name and copy the data",
+        )
+
+
+def scale(stacks: Stacks, wanted: Wanted, note: Note) -> Stack:
+    """Change the number of workers only."""
+    name = wanted.layout.stack("workers")
+    stack = stacks.find(name)
+    if stack is None or not stack.is_of(wanted.layout.name):
+        raise CloudError(f"there is no stack {name}", fix="make the cluster first: `bireme cluster up`")
+    if stack.is_moving:
+        stack = stacks.follow(stack.id, name)
+    if not stack.is_up:
+        raise CloudError(f"{name} is {stack.status}", fix="bring it up first: `bireme cluster up`")
+    return _change(stacks, wanted, "workers", stack, stack.parameters, note)
