@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
@@ -50,7 +51,7 @@ def context_name(cluster: str, region: str) -> str:
     return f"bireme-{cluster}.{region}"
 
 
-def kubeconfig(aws: Aws, cluster: str, command: str) -> Config:
+def kubeconfig(aws: Aws, cluster: str, command: Sequence[str]) -> Config:
     """A kubeconfig with this cluster alone; `command` is how bireme is run here."""
     found = describe_cluster(aws, cluster)
     if found is None:
@@ -58,7 +59,7 @@ def kubeconfig(aws: Aws, cluster: str, command: str) -> Config:
         raise CloudError(f"there is no EKS cluster {cluster} in {aws.region}", fix=fix)
     name = context_name(cluster, aws.region)
     certificate = found["certificateAuthority"]["data"]
-    program, *rest = command.split()
+    program, *rest = command
     plugin = {
         "apiVersion": EXEC_API,
         "command": program,
@@ -109,7 +110,7 @@ def read_kubeconfig(path: Path) -> Config:
     except FileNotFoundError:
         return {}
     except (YAMLError, UnicodeDecodeError) as e:
-        fix = "mend it, or have another one written: `bireme cluster kubeconfig --file PATH`"
+        fix = "mend it, or have another one written: `bireme cluster kubeconfig --file-out PATH`"
         raise CloudError(f"{path} is not a kubeconfig: {e}", fix=fix) from e
     return dict(found or {})
 

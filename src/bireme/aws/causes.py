@@ -69,7 +69,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("pass role", r"not authorized to perform: (iam:PassRole)",
           "the permission iam:PassRole is missing: CloudFormation may not be given its role",
           "attach the policy that `bireme cluster policy` prints"),
-    Cause("denied", r"not authorized to perform:? (\S+?)[\s\"]",
+    Cause("denied", r"not authorized to perform: ([a-z0-9-]+:\w+)",
           "the permission {0} is missing",
           "attach the policy that `bireme cluster policy` prints, then run the same command again"),
     Cause("denied without a name", r"AccessDenied|UnauthorizedOperation|AuthorizationError",

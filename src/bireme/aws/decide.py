@@ -5,8 +5,8 @@ failed is taken up by running the same command again. The two tables below are t
 
     status                                   up                          down
     absent, DELETE_COMPLETE                  create                      done
-    *_IN_PROGRESS (create, update, rollback) follow                      follow, then delete
-    DELETE_IN_PROGRESS                       follow                      follow
+    CREATE_IN_PROGRESS                       follow                      delete
+    UPDATE_…, ROLLBACK_…, DELETE_IN_PROGRESS follow                      follow, then look again
     REVIEW_IN_PROGRESS                       delete, then create         delete
     CREATE_COMPLETE, UPDATE_COMPLETE,
       UPDATE_ROLLBACK_COMPLETE               change set                  delete

@@ -25,6 +25,7 @@ ATTEMPTS = 8
 PAUSE_S = 30.0
 """EKS lets go of its network interfaces some minutes after a machine is gone."""
 BALANCERS_S = 300.0
+LOOKS = 4
 Note = Callable[[str], None]
 
 
@@ -87,9 +88,19 @@ def take_down(
                 sweep(stacks, cluster, note)
             remove(stacks, cluster, kind, note)
         _storage(stacks, cluster, note, deletes_data=deletes_data)
-        return audit(stacks.aws, cluster)
+        return _look_for_leftovers(stacks.aws, cluster, deletes_data=deletes_data)
     except AwsError as e:
         raise to_error(e, f"take {cluster} down") from e
+
+
+def _look_for_leftovers(aws: Aws, cluster: str, *, deletes_data: bool) -> list[Thing]:
+    """What is left; what AWS still lists though it is gone gets the time to disappear."""
+    for _ in range(LOOKS):
+        left = audit(aws, cluster)
+        if not [thing for thing in left if deletes_data or not thing.is_data]:
+            break
+        aws.clock.sleep(PAUSE_S)
+    return left
 
 
 def _clear_workloads(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note) -> None:
@@ -150,10 +161,12 @@ def _delete_file_systems(aws: Aws, cluster: str, note: Note) -> None:
     """CloudFormation keeps the file system when its stack goes; it is found by its tag, also after a crash here."""
     for thing in list(file_systems(aws, cluster)):
         note(f"deleting the file system {thing.id} ({thing.note})")
-    for _ in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         there = list(file_systems(aws, cluster))
         if not there:
             return
+        if attempt:
+            aws.clock.sleep(PAUSE_S)
         for thing in there:
             try:
                 aws.call("efs", "DeleteFileSystem", FileSystemId=thing.id)
@@ -161,4 +174,3 @@ def _delete_file_systems(aws: Aws, cluster: str, note: Note) -> None:
                 # In use: its mount targets went a moment ago.
                 if not e.is_absent and e.code != "FileSystemInUse":
                     raise
-        aws.clock.sleep(PAUSE_S)

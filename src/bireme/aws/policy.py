@@ -64,7 +64,7 @@ TYPE_ACTIONS = {
     "AuthorizeSecurityGroupEgress RevokeSecurityGroupIngress RevokeSecurityGroupEgress "
     "UpdateSecurityGroupRuleDescriptionsIngress UpdateSecurityGroupRuleDescriptionsEgress DescribeInstances",
     "AWS::EC2::LaunchTemplate": "ec2: CreateLaunchTemplate DeleteLaunchTemplate CreateLaunchTemplateVersion "
-    "DescribeLaunchTemplates DescribeLaunchTemplateVersions",
+    "DescribeLaunchTemplates",
     "AWS::IAM::Role": "iam: CreateRole DeleteRole GetRole TagRole UntagRole UpdateRole UpdateAssumeRolePolicy "
     "AttachRolePolicy DetachRolePolicy PutRolePolicy GetRolePolicy DeleteRolePolicy ListRolePolicies "
     "ListAttachedRolePolicies",
@@ -77,7 +77,8 @@ TYPE_ACTIONS = {
     "AWS::EKS::PodIdentityAssociation": "eks: CreatePodIdentityAssociation DeletePodIdentityAssociation "
     "DescribePodIdentityAssociation UpdatePodIdentityAssociation",
     "AWS::EKS::Nodegroup": "eks: CreateNodegroup DeleteNodegroup DescribeNodegroup UpdateNodegroupConfig "
-    "UpdateNodegroupVersion ListUpdates; ec2: RunInstances DescribeKeyPairs",
+    "UpdateNodegroupVersion ListUpdates; ec2: RunInstances DescribeKeyPairs "
+    "DescribeLaunchTemplateVersions",
     "AWS::EFS::FileSystem": "elasticfilesystem: CreateFileSystem DeleteFileSystem DescribeFileSystems "
     "UpdateFileSystem TagResource UntagResource ListTagsForResource PutFileSystemPolicy DeleteFileSystemPolicy "
     "DescribeFileSystemPolicy DescribeLifecycleConfiguration DescribeBackupPolicy DescribeReplicationConfigurations "
@@ -159,6 +160,7 @@ def operator_policy(cluster: str | None = None) -> Policy:
         "ec2:DeleteNetworkInterface", "ec2:DeleteSecurityGroup", "ec2:DeleteVolume",
         "elasticloadbalancing:DeleteLoadBalancer",
     }  # fmt: skip
+    interfaces = {"ec2:DeleteNetworkInterface"}
     to_cloudformation = {"StringEquals": {"iam:PassedToService": "cloudformation.amazonaws.com"}}
     looked = {"eks", "elasticfilesystem", "kms"}
     statements = [
@@ -166,7 +168,8 @@ def operator_policy(cluster: str | None = None) -> Policy:
         _allow("HandRole", {"iam:PassRole"}, role, to_cloudformation),
         _allow("Images", {*_actions(PUSH), "ecr:DescribeRepositories"}, repositories),
         _allow("Data", {"elasticfilesystem:DeleteFileSystem"}, _FILE_SYSTEMS, ours),
-        _allow("Strays", strays, _STRAYS, _kubernetes_tags(cluster)),
+        _allow("Strays", strays - interfaces, _STRAYS, _kubernetes_tags(cluster)),
+        _allow("StrayInterfaces", interfaces, _STRAYS[:1], _interface_tags(cluster)),
         _allow("KnowRole", {"iam:GetRole"}, "arn:aws:iam::*:role/*"),
     ]
     granted = {action for statement in statements for action in statement["Action"]}
@@ -188,7 +191,13 @@ def _kubernetes_tags(cluster: str | None) -> Policy | None:
     """Strays carry Kubernetes' tags, not ours; its key holds the cluster's name, so a name is needed to narrow it."""
     if cluster is None:
         return None
-    return {"StringEqualsIfExists": {f"aws:ResourceTag/kubernetes.io/cluster/{cluster}": "owned"}}
+    return {"StringEquals": {f"aws:ResourceTag/kubernetes.io/cluster/{cluster}": "owned"}}
+
+
+def _interface_tags(cluster: str | None) -> Policy | None:
+    """The network plug-in tags its interfaces in a way of its own, by which they can be told in any cluster."""
+    key = "aws:ResourceTag/cluster.k8s.amazonaws.com/name"
+    return {"StringEquals": {key: cluster}} if cluster else {"Null": {key: "false"}}
 
 
 def _of(actions: Iterable[str], service: str) -> set[str]:

@@ -62,10 +62,10 @@ class ClusterStatus:
 
     @property
     def usd_h(self) -> float:
-        """What it costs an hour now, of what has a price."""
+        """What it costs an hour now, of what has a price; disks are left out, as they are small change."""
         total = prices.CONTROL_PLANE_USD_H if self.control_plane != "absent" else 0.0
         platform = self.stacks.get("platform")
-        if platform is not None and platform.is_up:
+        if platform is not None and platform.outputs.get("Egress") == "nat":
             total += prices.NAT_USD_H + prices.ADDRESS_USD_H
         return total + sum(group.usd_h(self.region) or 0.0 for group in self.groups)
 

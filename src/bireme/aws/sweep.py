@@ -29,13 +29,14 @@ class Ground:
     owns_cluster: bool = False
     """Whether the EKS cluster of this name is ours; tags that only hold its name count only then."""
     is_own_vpc: bool = False
+    """Whether the VPC is ours too: no other cluster of that name can be in it, so the name counts in any case."""
 
     def is_ours(self, tags: Mapping[str, str]) -> bool:
         """Whether tags say that a thing was made by or for this cluster."""
         name = self.cluster
         if tags.get(CLUSTER_TAG) == name:
             return True
-        return self.owns_cluster and (
+        return (self.owns_cluster or self.is_own_vpc) and (
             tags.get(f"kubernetes.io/cluster/{name}") == "owned"
             or name
             in (
@@ -116,8 +117,9 @@ def _groups(aws: Aws, ground: Ground) -> Iterator[Stray]:
     where = [{"Name": "vpc-id", "Values": [ground.vpc]}]
     for each in aws.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=where):
         tags = tags_of(each)
-        # The cluster's own group goes with the cluster, and those of a stack with the stack.
-        if ground.is_ours(tags) and "aws:cloudformation:stack-id" not in tags and "aws:eks:cluster-name" not in tags:
+        # Those of a stack go with the stack. The cluster's own goes with the cluster, unless a stray interface held it.
+        is_busy = "aws:cloudformation:stack-id" in tags or ("aws:eks:cluster-name" in tags and ground.owns_cluster)
+        if ground.is_ours(tags) and not is_busy:
             yield "security group", each["GroupId"], _deleter(aws, "DeleteSecurityGroup", GroupId=each["GroupId"])
 
 

@@ -117,6 +117,8 @@ def print_plan(found: Plan) -> None:
 def _print_stack(found: Plan, kind: Any) -> None:
     from collections import Counter
 
+    from bireme.view.plain import count
+
     name = found.layout.stack(kind)
     if kind in found.changes:
         changes = found.changes[kind]
@@ -127,7 +129,7 @@ def _print_stack(found: Plan, kind: Any) -> None:
         return
     resources = found.resources(kind)
     counted = Counter(type_.removeprefix("AWS::") for type_ in resources.values())
-    click.echo(f"\n{name}: {len(resources)} resources")
+    click.echo(f"\n{name}: {count(len(resources), 'resource')}")
     for type_, number in sorted(counted.items()):
         click.echo(f"  {number:>2} {type_}")
 

@@ -147,9 +147,9 @@ def confirm(question: str, *, is_sure: bool) -> None:
         raise Cancelled("nothing was changed")
 
 
-def own_command() -> str:
+def own_command() -> list[str]:
     """How other programs start this bireme: absolute, because kubectl runs it from anywhere."""
-    return f"{sys.executable} -m bireme"
+    return [sys.executable, "-m", "bireme"]
 
 
 @contextmanager

@@ -346,7 +346,8 @@ def _login(config: Any) -> Login:
     auth = user_auth(config.user)
     if auth is not None:
         request = httpx2.Request("GET", server)
-        next(auth.sync_auth_flow(request))
+        with _told("a login"):  # a kubeconfig's program may fail: a cloud's credentials expire during a long transfer
+            next(auth.sync_auth_flow(request))
         headers = {"Authorization": request.headers["Authorization"]}
     is_plain = server.startswith("http://")
     return Login(server, None if is_plain else verify_cluster(config.cluster, config.user, config.abs_file), headers)

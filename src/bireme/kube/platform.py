@@ -48,9 +48,14 @@ def apply_all(cluster: Cluster, objects: list[Object], note: Note, pause: Callab
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:
-    """Whether a machine takes pods."""
+    """Whether a machine takes pods: it is Ready, and not cordoned."""
     conditions = node.get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return not is_cordoned(node) and any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def is_cordoned(node: Mapping[str, Any]) -> bool:
+    """Whether new pods are kept off a machine."""
+    return bool(node.get("spec", {}).get("unschedulable"))
 
 
 def wait_for_nodes(cluster: Cluster, count: int, note: Note, pause: Callable[[float], None] = time.sleep) -> Object:
@@ -62,7 +67,8 @@ def wait_for_nodes(cluster: Cluster, count: int, note: Note, pause: Callable[[fl
         if len(ready) >= count:
             return {"ready": len(ready), "nodes": ready}
         if len(ready) != told:
-            note(f"{len(ready)} of {count} machines are Ready")
+            cordoned = sum(map(is_cordoned, nodes))
+            note(f"{len(ready)} of {count} machines are Ready{f'; {cordoned} cordoned' if cordoned else ''}")
             told = len(ready)
         pause(POLL_S)
 

@@ -55,6 +55,7 @@ def platform(layout: Layout) -> Template:
         Outputs=outputs(
             ClusterName=(ref("Cluster"), "The EKS cluster."),
             VpcId=(vpc_id(layout), "The VPC."),
+            Egress=("nat" if layout.has_nat else "none of ours", "Whether a NAT gateway is billed."),
             WorkerSubnet=(worker_subnets(layout)[0], "The subnet of the workers."),
             NodeRoleArn=(att("NodeRole", "Arn"), "The role of the workers."),
             AccessPointId=(ref("AccessPoint"), "The way to the file system that jobs use."),
