@@ -131,8 +131,7 @@ def test_a_foreign_stack_of_our_name_is_refused_and_left_alone(stage: Stage) -> 
 
 def test_a_foreign_cluster_of_our_name_keeps_its_volumes(stage: Stage) -> None:
     world = stage.world
-    made = {"ResourcesVpcConfig": {"SubnetIds": []}, "Version": "1.34", "RoleArn": "", "ClusterSecurityGroupId": "sg-1"}
-    world.plant("AWS::EKS::Cluster", Name=NAME, **made)
+    world.plant("AWS::EKS::Cluster", Name=NAME)
     world.plant("AWS::EC2::Volume", tags={f"kubernetes.io/cluster/{NAME}": "owned"}, Size=8, State="available")
     with pytest.raises(CloudError, match="exists already"):
         stage.up()
@@ -245,6 +244,7 @@ def reach(stage: Stage, want: str, draw: random.Random) -> None:
         stage.dies_at = stage.calls + draw.randint(1, 160) if dies else None
         try:
             left = stage.up() and [] if want == "up" else stage.down()
+            stage.dies_at = None
             assert not left, f"left: {left}"
             return
         except (CrashError, BiremeError):

@@ -26,6 +26,7 @@ PAUSE_S = 30.0
 """EKS lets go of its network interfaces some minutes after a machine is gone."""
 BALANCERS_S = 300.0
 LOOKS = 4
+ROUNDS = 3
 Note = Callable[[str], None]
 
 
@@ -82,15 +83,23 @@ def take_down(
                 raise foreign(stack.name, cluster)
         if "platform" in there.stacks:
             _clear_workloads(stacks, cluster, workloads, note)
-        for kind in ("workers", "platform"):
-            if kind == "platform":
-                # Volumes are free once the machines are gone, and nobody's once the cluster is.
-                sweep(stacks, cluster, note)
-            remove(stacks, cluster, kind, note)
-        _storage(stacks, cluster, note, deletes_data=deletes_data)
-        return _look_for_leftovers(stacks.aws, cluster, deletes_data=deletes_data)
+        for _ in range(ROUNDS):
+            _remove_all(stacks, cluster, note, deletes_data=deletes_data)
+            left = _look_for_leftovers(stacks.aws, cluster, deletes_data=deletes_data)
+            # A stack that another run began a moment ago may have been unseen at the first look.
+            if not [thing for thing in left if thing.kind == "stack" and (deletes_data or not thing.is_data)]:
+                break
+        return left
     except AwsError as e:
         raise to_error(e, f"take {cluster} down") from e
+
+
+def _remove_all(stacks: Stacks, cluster: str, note: Note, *, deletes_data: bool) -> None:
+    remove(stacks, cluster, "workers", note)
+    # Volumes are free once the machines are gone, and nobody's once the cluster is.
+    sweep(stacks, cluster, note)
+    remove(stacks, cluster, "platform", note)
+    _storage(stacks, cluster, note, deletes_data=deletes_data)
 
 
 def _look_for_leftovers(aws: Aws, cluster: str, *, deletes_data: bool) -> list[Thing]:

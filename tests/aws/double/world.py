@@ -228,6 +228,9 @@ class World:
             props = {"Status": "available", "Groups": [], "Description": ""} | props
         if type_ == SECURITY_GROUP:
             props = {"GroupName": "planted", "Rules": []} | props
+        if type_ == CLUSTER:
+            made = {"ResourcesVpcConfig": {"SubnetIds": []}, "Version": "1.34", "RoleArn": "", "Hash": "0"}
+            props = made | {"ClusterSecurityGroupId": "sg-0", "VpcId": "vpc-0"} | props
         kind = KINDS[type_]
         name = id or props.get(kind.name, "") or (kind.identify(self, props) if kind.identify else "")
         thing = Thing(type_, name or self.new_id(kind.prefix), "", props, dict(tags or {}), "planted", self.now())

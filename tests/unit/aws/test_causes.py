@@ -30,7 +30,7 @@ TEXTS = {
     "bad type": "The following supplied instance types do not exist: InvalidInstanceType",
     "no capacity": "InsufficientInstanceCapacity: We currently do not have sufficient m7i.large capacity",
     "nodes did not join": "NodeCreationFailure: Unhealthy nodes in the kubernetes cluster",
-    "add-on degraded": "InsufficientNumberOfReplicas: The add-on is unhealthy because it doesn't have the desired number",
+    "add-on degraded": "InsufficientNumberOfReplicas: The add-on is unhealthy",
     "add-on unknown": "InvalidParameterException: Addon aws-efs-csi-drvier specified is not supported",
     "bad version": "InvalidParameterException: unsupported Kubernetes version",
     "role cannot be assumed": "InvalidParameterException: Role with arn: x, could not be assumed because it is unknown",

@@ -1,0 +1,281 @@
+"""Two readings of CloudFormation agree: our double and ministack, through the product's own code.
+
+Each scenario runs against both and gives facts: the states of a stack and of its resources, and the codes of refusals.
+Facts that differ are listed in `KNOWN_DIFFERENCES` with the reading that AWS' documentation supports; a difference
+that is not listed fails, and so does a listed one that is gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from bireme.aws.causes import AwsError, root_cause
+from bireme.aws.client import Aws
+from bireme.aws.layout import Layout, choose_zones
+from bireme.aws.stacks import Stacks, events_of, find_stack
+from bireme.aws.templates import body_of, template_of
+from bireme.aws.up import Wanted, parameters_of
+from bireme.core.errors import BiremeError
+from tests.aws.stage import cluster_file
+from tests.aws.witness import SHARED_TYPES, Double, History, Ministack, reduced
+
+Facts = dict[str, Any]
+Scenario = Callable[[Aws], Facts]
+FILE = cluster_file()
+LAYOUT = Layout(FILE, choose_zones(FILE))
+WANTED = Wanted(LAYOUT, "arn:aws:iam::123456789012:user/tester")
+TAGS = {"bireme:project": "paddle"}
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+# --- pieces ---------------------------------------------------------------------------------------------------------
+
+
+def made(kind: str, *, after: str = "", policy: str = "", **properties: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"Type": f"AWS::{kind}", "Properties": properties}
+    return found | ({"DependsOn": after} if after else {}) | ({"DeletionPolicy": policy} if policy else {})
+
+
+def logs(name: str, **more: Any) -> dict[str, Any]:
+    return made("Logs::LogGroup", LogGroupName=name, **more)
+
+
+def body(**resources: Any) -> str:
+    return json.dumps({"Resources": resources})
+
+
+def failing(name: str) -> str:
+    """A log group, and a node group of a cluster that does not exist."""
+    group = made(
+        "EKS::Nodegroup", after="Logs", ClusterName="nowhere", NodeRole="arn:aws:iam::123456789012:role/nobody",
+        Subnets=["subnet-1"],
+    )  # fmt: skip
+    return body(Logs=logs(name), Group=group)
+
+
+def create(stacks: Stacks, name: str, text: str, **more: Any) -> Any:
+    return stacks.create(name, text, more.get("parameters", {}), TAGS, protects=more.get("protects", False))
+
+
+def outcome(action: Callable[[], Any]) -> str:
+    """What the product sees of a call: accepted, or the code and whether it means that the thing is absent."""
+    try:
+        action()
+    except AwsError as e:
+        return f"{e.code}, absent" if e.is_absent else e.code
+    except BiremeError as e:
+        return type(e).__name__
+    return "accepted"
+
+
+def refusal(aws: Aws, operation: str, **parameters: Any) -> str:
+    return outcome(lambda: aws.call("cloudformation", operation, **parameters))
+
+
+def states(aws: Aws, id_: str) -> Facts:
+    history = History.of(aws, id_)
+    return {"stack": history.stack} | {f"resource {name}": found for name, found in history.resources.items()}
+
+
+# --- scenarios ------------------------------------------------------------------------------------------------------
+
+
+@scenario
+def platform_is_made_and_deleted(aws: Aws) -> Facts:
+    stacks, outputs, facts = Stacks(aws), {}, {}
+    found = {}
+    for kind in ("storage", "platform"):
+        template = reduced(template_of(LAYOUT, kind))
+        name = LAYOUT.stack(kind)
+        given = parameters_of(WANTED, kind, outputs)
+        found[kind] = create(stacks, name, body_of(template), parameters=given, protects=kind == "storage")
+        outputs |= found[kind].outputs
+        facts[f"{kind} outputs"] = sorted(found[kind].outputs)
+    for kind in ("platform", "storage"):
+        gone = stacks.delete(found[kind])
+        facts[f"{kind} by name"] = find_stack(aws, gone.name)
+        facts[f"{kind} by id"] = find_stack(aws, gone.id).status
+        history = History.of(aws, gone.id)
+        facts[f"{kind} out of order"] = history.out_of_order(reduced(template_of(LAYOUT, kind)))
+        facts |= {f"{kind} {name}": value for name, value in states(aws, gone.id).items()}
+    return facts
+
+
+@scenario
+def create_fails_and_is_rolled_back(aws: Aws) -> Facts:
+    stacks = Stacks(aws)
+    failed = create(stacks, "rolled-back", failing("rolled-back"))
+    cause = root_cause(events_of(aws, failed.id))
+    facts: Facts = {"create": failed.status, "root cause": cause and cause.resource}
+    facts["delete"] = stacks.delete(failed).status
+    facts["by name"] = find_stack(aws, failed.name)
+    return facts | states(aws, failed.id)
+
+
+@scenario
+def rolled_back_stack_can_only_be_deleted(aws: Aws) -> Facts:
+    stacks, good = Stacks(aws), body(Logs=logs("stuck"))
+    failed = create(stacks, "stuck", failing("stuck"))
+    facts: Facts = {"change set": outcome(lambda: stacks.propose(failed, good, {}, TAGS))}
+    facts["create"] = refusal(aws, "CreateStack", StackName="stuck", TemplateBody=good)
+    facts["delete"] = stacks.delete(stacks.follow("stuck")).status
+    return facts
+
+
+@scenario
+def change_set_adds_a_resource(aws: Aws) -> Facts:
+    stacks = Stacks(aws)
+    first, second = logs("changed-1"), logs("changed-2", after="First")
+    stack = create(stacks, "changed", body(First=first))
+    facts: Facts = {"unchanged": stacks.propose(stack, body(First=first), {}, TAGS)}
+    more = stacks.propose(stack, body(First=first, Second=second), {}, TAGS)
+    facts["added"] = [(c.action, c.resource, c.kind, c.replaces) for c in more.changes] if more else []
+    facts["forgotten"] = outcome(lambda: stacks.forget(more))
+    facts["after forgetting"] = find_stack(aws, "changed").status
+    more = stacks.propose(stack, body(First=first, Second=second), {}, TAGS)
+    facts["executed"] = stacks.execute(more).status
+    facts["executed twice"] = refusal(aws, "ExecuteChangeSet", ChangeSetName=more.id, StackName="changed")
+    stack = find_stack(aws, "changed")
+    longer = logs("changed-1") | {"Properties": {"LogGroupName": "changed-1", "RetentionInDays": 7}}
+    less = stacks.propose(stack, body(First=longer), {}, TAGS)
+    facts["removed"] = [(c.action, c.resource, c.replaces) for c in less.changes]
+    facts["executed again"] = stacks.execute(less).status
+    stacks.delete(find_stack(aws, "changed"))
+    return facts | states(aws, stack.id)
+
+
+@scenario
+def update_fails_and_is_rolled_back(aws: Aws) -> Facts:
+    stacks = Stacks(aws)
+    stack = create(stacks, "unchanged", body(Logs=logs("unchanged")))
+    more = stacks.propose(stack, failing("unchanged"), {}, TAGS)
+    facts: Facts = {"executed": outcome(lambda: stacks.execute(more)), "state": find_stack(aws, "unchanged").status}
+    facts["unchanged"] = stacks.propose(stack, body(Logs=logs("unchanged")), {}, TAGS)
+    stacks.delete(find_stack(aws, "unchanged"))
+    return facts | states(aws, stack.id)
+
+
+@scenario
+def names_are_absent_or_taken(aws: Aws) -> Facts:
+    stacks, text = Stacks(aws), body(Logs=logs("named"))
+    facts: Facts = {
+        "find absent": stacks.find("absent"),
+        "describe absent": refusal(aws, "DescribeStacks", StackName="absent"),
+        "events of absent": refusal(aws, "DescribeStackEvents", StackName="absent"),
+        "delete absent": refusal(aws, "DeleteStack", StackName="absent"),
+        "protect absent": refusal(
+            aws, "UpdateTerminationProtection", StackName="absent", EnableTerminationProtection=False
+        ),
+        "change absent": refusal(
+            aws, "CreateChangeSet", StackName="absent", ChangeSetName="c", ChangeSetType="UPDATE", TemplateBody=text
+        ),
+    }
+    stack = create(stacks, "named", text)
+    facts["create existing"] = refusal(aws, "CreateStack", StackName="named", TemplateBody=text)
+    facts["follow existing"] = create(stacks, "named", text).id == stack.id
+    facts["absent change set"] = refusal(aws, "DescribeChangeSet", StackName="named", ChangeSetName="absent")
+    facts["execute absent change set"] = refusal(aws, "ExecuteChangeSet", StackName="named", ChangeSetName="absent")
+    stacks.delete(stack)
+    facts["deleted by name"] = refusal(aws, "DescribeStacks", StackName="named")
+    facts["deleted by id"] = find_stack(aws, stack.id).status
+    facts["delete again"] = refusal(aws, "DeleteStack", StackName=stack.id)
+    again = create(stacks, "named", text)
+    facts["name is free again"] = again.id != stack.id
+    facts["old one by id"] = getattr(find_stack(aws, stack.id), "status", "absent")
+    stacks.delete(again)
+    return facts
+
+
+@scenario
+def templates_are_refused_before_anything_is_made(aws: Aws) -> Facts:
+    templates = {
+        "unknown-type": body(A=made("Nothing::Known")),
+        "unknown-reference": body(A=made("Logs::LogGroup", LogGroupName={"Ref": "B"})),
+        "unknown-dependency": body(A=logs("refused", after="B")),
+        "unknown-attribute": body(A=logs("a"), B=made("Logs::LogGroup", LogGroupName={"Fn::GetAtt": ["A", "No"]})),
+        "circle": body(A=logs("a", after="B"), B=logs("b", after="A")),
+        "no-resources": "{}",
+        "no-json": "{",
+        "bad_name": body(A=logs("a")),
+        "missing-parameter": json.dumps(
+            {"Parameters": {"P": {"Type": "String"}}, "Resources": {"A": made("Logs::LogGroup")}}
+        ),
+    }
+    facts: Facts = {}
+    for name, text in templates.items():
+        facts[name] = refusal(aws, "CreateStack", StackName=name, TemplateBody=text)
+    return facts
+
+
+@scenario
+def protected_stack_is_not_deleted(aws: Aws) -> Facts:
+    stacks = Stacks(aws)
+    stack = create(stacks, "protected", body(Logs=logs("protected")), protects=True)
+    facts: Facts = {"is protected": stack.is_protected}
+    facts["delete"] = refusal(aws, "DeleteStack", StackName=stack.id)
+    facts["state"] = find_stack(aws, stack.id).status
+    facts["deleted by the product"] = stacks.delete(stack).status
+    return facts | states(aws, stack.id)
+
+
+@scenario
+def kept_resources_outlive_the_stack(aws: Aws) -> Facts:
+    stacks = Stacks(aws)
+    kept = {policy: logs(f"kept-{policy}", policy=policy) for policy in ("Retain", "RetainExceptOnCreate", "Delete")}
+    stack = create(stacks, "kept", body(**kept))
+    stacks.delete(stack)
+    group = json.loads(failing("x"))["Resources"]["Group"] | {"DependsOn": list(kept)}
+    kept = {policy: logs(f"failed-{policy}", policy=policy) for policy in kept}
+    failed = create(stacks, "kept-failed", body(**kept, Group=group))
+    facts = {f"failed {name}": value for name, value in states(aws, failed.id).items()}
+    stacks.delete(failed)
+    return facts | states(aws, stack.id)
+
+
+@scenario
+def delete_fails_while_another_stack_is_inside(aws: Aws) -> Facts:
+    """A VPC in which another stack has a subnet: what a load balancer's leftovers are to `down`."""
+    stacks = Stacks(aws)
+    vpc = {"Vpc": made("EC2::VPC", CidrBlock="10.9.0.0/16"), "Logs": logs("inside")}
+    outer = create(stacks, "outer", json.dumps({"Resources": vpc, "Outputs": {"Id": {"Value": {"Ref": "Vpc"}}}}))
+    subnet = made("EC2::Subnet", VpcId=outer.outputs["Id"], CidrBlock="10.9.0.0/24")
+    inner = create(stacks, "inner", body(Subnet=subnet))
+    facts: Facts = {"first": stacks.delete(outer).status}
+    cause = root_cause(events_of(aws, outer.id))
+    facts["root cause"] = cause and cause.resource
+    facts["create while there"] = refusal(aws, "CreateStack", StackName="outer", TemplateBody=body(A=logs("inside")))
+    facts["inner"] = stacks.delete(inner).status
+    facts["second"] = stacks.delete(find_stack(aws, outer.id)).status
+    return facts | states(aws, outer.id)
+
+
+KNOWN_DIFFERENCES: dict[str, Mapping[str, tuple[Any, Any]]] = {}
+
+
+# --- tests ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ministack() -> Iterator[Ministack]:
+    with Ministack() as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_both_readings_agree_but_for_known_differences(name: str, ministack: Ministack) -> None:
+    ours, theirs = (SCENARIOS[name](account.aws()) for account in (Double(), ministack))
+    differing = {
+        fact: (ours.get(fact), theirs.get(fact))
+        for fact in sorted(ours.keys() | theirs.keys())
+        if ours.get(fact) != theirs.get(fact)
+    }
+    assert differing == KNOWN_DIFFERENCES.get(name, {})
