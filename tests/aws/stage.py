@@ -10,11 +10,12 @@ import boto3
 import botocore.loaders
 import botocore.session
 
+from bireme.aws.access import kubeconfig
 from bireme.aws.causes import AwsError, to_error
 from bireme.aws.client import Aws
 from bireme.aws.down import take_down
 from bireme.aws.layout import Layout, choose_zones
-from bireme.aws.preflight import identify, offered_zones
+from bireme.aws.preflight import choose_layout, identify
 from bireme.aws.stacks import Stacks
 from bireme.aws.up import Wanted, bring_up, execution_role, scale
 from bireme.core.errors import NetworkError
@@ -35,10 +36,16 @@ def cluster_file(**more: Any) -> ClusterFile:
     return ClusterFile(name=NAME, region="us-west-2", access=AccessFile(api=(ADDRESS,)), **more)
 
 
-class Gone:
-    """A cluster whose API server does not answer."""
+@dataclass
+class Unreachable:
+    """A cluster whose API server does not answer; its address is asked for, as the command does."""
+
+    stage: Stage
+    asked: int = 0
 
     def clear(self, note: Callable[[str], None]) -> None:
+        self.asked += 1
+        kubeconfig(self.stage.aws(), self.stage.file.name, ["bireme"])
         raise NetworkError("the API server does not answer")
 
 
@@ -52,7 +59,7 @@ class Stage:
     dies_at: int | None = None
     """The call, counted over all runs, at which the tool dies: before it is sent if odd, after it is done if even."""
     calls: int = 0
-    workloads: Any = field(default_factory=Gone)
+    workloads: Any = None
 
     @classmethod
     def make(cls, seed: int = 0, **more: Any) -> Stage:
@@ -90,7 +97,7 @@ class Stage:
         aws = self.aws()
         try:
             identity = identify(aws)
-            layout = Layout(self.file, choose_zones(self.file, offered_zones(aws, self.file)))
+            layout = choose_layout(aws, self.file)
             stacks = Stacks(aws, role=execution_role(aws))
         except AwsError as e:
             raise to_error(e, "ask AWS") from e
@@ -100,7 +107,7 @@ class Stage:
         layout = Layout(file, choose_zones(file))
         stacks = self.stacks()
         try:
-            scale(stacks, Wanted(layout, ""), self.notes.append)
+            scale(stacks, Wanted(layout, ""))
         except AwsError as e:
             raise to_error(e, "scale") from e
 
@@ -110,7 +117,8 @@ class Stage:
             stacks = self.stacks()
         except AwsError as e:
             raise to_error(e, "look") from e
-        return take_down(stacks, self.file.name, self.workloads, self.notes.append, deletes_data=deletes_data)
+        workloads = self.workloads or Unreachable(self)
+        return take_down(stacks, self.file.name, workloads, self.notes.append, deletes_data=deletes_data)
 
     def ours(self) -> list[str]:
         """What exists and was not there before the test: nothing planted counts."""

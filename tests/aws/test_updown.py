@@ -15,7 +15,7 @@ from bireme.aws.templates import template_of
 from bireme.core.errors import BiremeError, CloudError
 from bireme.spec.cluster import NetworkFile, TrainerGroupFile, WorkersFile
 from tests.aws.double import World
-from tests.aws.stage import NAME, CrashError, Stage, cluster_file
+from tests.aws.stage import NAME, CrashError, Stage, Unreachable, cluster_file
 
 LAYOUT = Layout(cluster_file(), choose_zones(cluster_file()))
 RESOURCES = [(kind, name) for kind in STACKS for name in template_of(LAYOUT, kind)["Resources"]]
@@ -135,8 +135,54 @@ def test_a_foreign_cluster_of_our_name_keeps_its_volumes(stage: Stage) -> None:
     world.plant("AWS::EC2::Volume", tags={f"kubernetes.io/cluster/{NAME}": "owned"}, Size=8, State="available")
     with pytest.raises(CloudError, match="exists already"):
         stage.up()
+    stage.workloads = Unreachable(stage)
     assert stage.down() == []
+    assert stage.workloads.asked == 0, "its jobs are not ours"
     assert world.foreign_deleted == []
+
+
+def test_down_works_while_the_control_plane_is_being_made(stage: Stage) -> None:
+    stage.dies_at = 95
+    with pytest.raises(CrashError):
+        stage.up()
+    assert statuses(stage)["platform"] == "CREATE_IN_PROGRESS"
+    assert stage.down() == []
+    assert stage.ours() == []
+
+
+def test_data_without_its_stack_is_never_put_aside_for_an_empty_file_system(stage: Stage) -> None:
+    stage.up()
+    stage.down(deletes_data=False)
+    storage = standing(stage.aws(), NAME).stacks["storage"]
+    stage.stacks().delete(storage)
+    with pytest.raises(CloudError, match="is there without its stack") as caught:
+        stage.up()
+    assert "storage: {file_system: fs-" in caught.value.fix
+    assert [thing.type for thing in stage.world.inventory()].count("AWS::EFS::FileSystem") == 1
+
+
+def test_a_change_that_would_replace_the_network_is_refused(stage: Stage) -> None:
+    stage.up()
+    stage.file = msgspec.structs.replace(stage.file, network=NetworkFile(cidr="10.50.0.0/16"))
+    with pytest.raises(CloudError, match=r"would replace .*Vpc"):
+        stage.up()
+    assert statuses(stage)["platform"] == "CREATE_COMPLETE"
+
+
+def test_a_later_version_of_kubernetes_reaches_control_plane_and_machines(stage: Stage) -> None:
+    stage.up()
+    stage.file = msgspec.structs.replace(stage.file, kubernetes="1.35")
+    stage.up()
+    there = {thing.type: thing.props.get("Version") for thing in stage.world.inventory() if "EKS" in thing.type}
+    assert (there["AWS::EKS::Cluster"], there["AWS::EKS::Nodegroup"]) == ("1.35", "1.35")
+
+
+def test_scale_changes_nothing_but_the_numbers(stage: Stage) -> None:
+    stage.up()
+    groups = {thing.id for thing in stage.world.inventory() if thing.type == "AWS::EKS::Nodegroup"}
+    other = TrainerGroupFile(count=4, types=("c7i.large",))
+    stage.scale(msgspec.structs.replace(stage.file, workers=WorkersFile(trainers=other)))
+    assert groups == {thing.id for thing in stage.world.inventory() if thing.type == "AWS::EKS::Nodegroup"}
 
 
 def test_the_wrong_region_is_told(stage: Stage) -> None:
@@ -211,6 +257,14 @@ NEEDED = [
     "logs:CreateLogGroup", "ecr:CreateRepository", "ec2:CreateLaunchTemplate", "ec2:CreateSecurityGroup",
     "eks:CreateAccessEntry", "eks:CreatePodIdentityAssociation", "ec2:CreateSubnet", "ec2:AllocateAddress",
 ]  # fmt: skip
+
+
+def test_the_policy_of_one_cluster_is_enough_for_it(stage: Stage) -> None:
+    as_operator(stage)
+    stage.world.policies[OPERATOR] = [operator_policy(NAME)]
+    stage.world.faults.stray_enis = 1
+    whole_life(stage)
+    assert stage.ours() == []
 
 
 @pytest.mark.parametrize("action", NEEDED)

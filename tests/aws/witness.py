@@ -24,6 +24,7 @@ from typing import Any
 
 import boto3
 import botocore.session
+from botocore.config import Config
 
 from bireme.aws.client import Aws
 from bireme.aws.stacks import events_of
@@ -161,7 +162,7 @@ class _At:
     url: str
 
     def client(self, service: str, **more: Any) -> Any:
-        more["config"] = more["config"].merge(botocore.config.Config(proxies={}))
+        more["config"] = more["config"].merge(Config(proxies={}))
         return self.session.client(service, endpoint_url=self.url, **more)
 
 
@@ -177,10 +178,10 @@ def _installed() -> Path:
     It is no part of the `dev` extra: it demands one exact botocore, and the product is to be tested with the newest.
     """
     folder = Path(sys.prefix) / f"witness-{VERSION}"
-    with folder.with_suffix(".lock").open("w") as lock:
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers of pytest-xdist come here at the same time
         if not folder.exists():
-            half = folder.with_suffix(".half")
+            half = folder.with_name(f"{folder.name}.half")
             shutil.rmtree(half, ignore_errors=True)
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]
             done = subprocess.run([*pip, half, f"ministack=={VERSION}"], capture_output=True, text=True)

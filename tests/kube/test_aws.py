@@ -8,13 +8,15 @@ has the rights of the printed policy and no others.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from tests.aws.endpoint import LASTS, EfsStandIn, Endpoint
 from tests.e2e.conftest import Cli, Done, lay_out
 from tests.kube.test_images import need
 
+ROOT = Path(__file__).parents[2]
 NAME, REGION = "paddle", "us-west-2"
 CONTEXT = f"bireme-{NAME}.{REGION}"
 KEY, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
@@ -100,6 +103,8 @@ class User(Cli):
     """`bireme` as an operator runs it who has AWS credentials and nothing else."""
 
     url: str
+    session: list[str] = field(default_factory=list)
+    """What a reader of docs/aws.md sees: commands, and what they print on standard output."""
 
     def environment(self, **extra: str) -> dict[str, str]:
         inherited = super().environment()
@@ -120,6 +125,16 @@ class User(Cli):
     def do(self, *args: object, code: int = 0, timeout_s: float = JOB_S, **env: str) -> Done:
         done = self.run(*args, timeout_s=timeout_s, **env)
         assert done.code == code, f"{args} ended with {done.code}\n{done.out}\n{done.err}"
+        return done
+
+    def show(self, *args: object, hidden: tuple[object, ...] = ()) -> Done:
+        """As `do`, and keep it for the docs; `hidden` are arguments that only a test needs."""
+        done = self.do(*args, *hidden)
+        typed = " ".join(str(arg) for arg in args).replace(f"{self.home}/", "")
+        out = done.out.replace(str(self.kubeconfig), "~/.kube/config").replace(f"{self.home}/", "")
+        # The resources of each stack are many rows, and the same every time.
+        rows = [line for line in out.splitlines() if not re.match(r" +\d+ [A-Z]\w+::", line)]
+        self.session.append("\n".join([f"$ bireme {typed}", *rows]))
         return done
 
     def ask(self, *args: object) -> Any:
@@ -226,6 +241,7 @@ def pods_of(cluster: Cluster, role: str) -> set[tuple[str, str]]:
     return {(pod["spec"]["nodeName"], pod["spec"]["containers"][0]["image"]) for pod in pods}
 
 
+@pytest.mark.alone
 def test_from_nothing_to_a_trained_model_and_back_to_nothing(
     cluster: Cluster, world: World, endpoint: Endpoint, user: User, machines: Machines, archive: Path, job: Path
 ) -> None:
@@ -240,15 +256,35 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(
     take_down(world, user)
     assert world.contract_violations == []
     assert world.foreign_deleted == []
+    check_docs("\n".join(user.session))
+
+
+def check_docs(session: str) -> None:
+    """The session in docs/aws.md is this one, but for numbers; BIREME_WRITE_DOCS=1 writes it there."""
+    page = ROOT / "docs" / "aws.md"
+    text = page.read_text(encoding="utf-8")
+    begin, end = "<!-- session -->\n```console\n", "```\n<!-- /session -->"
+    before, _, rest = text.partition(begin)
+    written, _, after = rest.partition(end)
+    if os.environ.get("BIREME_WRITE_DOCS"):
+        page.write_text(f"{before}{begin}{session}\n{end}{after}", encoding="utf-8")
+        return
+    assert without_numbers(written) == without_numbers(session), "write it anew with BIREME_WRITE_DOCS=1"
+
+
+def without_numbers(text: str) -> list[str]:
+    """What stays the same from run to run: ids, ports, times and prices do not."""
+    plain = (re.sub(r"\b[0-9a-f]{8,}\b|\d+", "#", line).rstrip() for line in text.splitlines())
+    return [line for line in plain if line]
 
 
 def make_cluster(user: User) -> None:
     counts = ("--workers", 2, "--servers", 1)
-    user.do("cluster", "init", NAME, "--region", REGION, "--api-cidr", "203.0.113.7/32", *counts)
-    plan = user.do("cluster", "plan")
+    user.show("cluster", "init", NAME, "--region", REGION, "--api-cidr", "203.0.113.7/32", *counts)
+    plan = user.show("cluster", "plan")
     assert "✗" not in plan.out and "an hour" in plan.out
     assert f"{ACCOUNT}:user/operator" in plan.err
-    up = user.do("cluster", "up", "--yes", "--max-hourly", 5)
+    up = user.show("cluster", "up", "--yes", "--max-hourly", 5)
     assert f"{NAME} is up: 3 machines are Ready" in up.out
     assert read_kubeconfig(user.kubeconfig)["current-context"] == CONTEXT
 
@@ -256,6 +292,7 @@ def make_cluster(user: User) -> None:
 def train(cluster: Cluster, endpoint: Endpoint, user: User, job: Path) -> None:
     """The model is the one that the same file gives on this machine, and each role ran on its group's nodes."""
     endpoint.lasts = timedelta(seconds=6)
+    user.show("submit", job)
     ended = user.ask("submit", job, "--wait")
     assert endpoint.refused and all("signed at" in why for why in endpoint.refused), "its token was renewed"
     endpoint.lasts = LASTS
@@ -271,7 +308,7 @@ def train(cluster: Cluster, endpoint: Endpoint, user: User, job: Path) -> None:
 
 
 def look(cluster: Cluster, endpoint: Endpoint, user: User) -> None:
-    status = user.do("cluster", "status").out
+    status = user.show("cluster", "status").out
     assert f"{NAME} in {REGION}: up" in status
     assert "3 of 3 machines Ready" in status
     assert "bireme/small-trainer" in status
@@ -300,7 +337,7 @@ def node(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 def take_down(world: World, user: User) -> None:
-    down = user.do("cluster", "down", "--delete-data", NAME, "--yes")
+    down = user.show("cluster", "down", "--delete-data", NAME, "--yes")
     assert down.out.splitlines()[-1] == f"{NAME} is gone: nothing left, nothing billed"
     assert "deleting Job bireme/small" in down.err
     assert [thing for thing in world.inventory() if thing.made_by != "planted"] == []

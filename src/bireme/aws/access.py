@@ -8,8 +8,6 @@ needs no call, so neither the aws command nor kubectl is needed here; kubectl as
 from __future__ import annotations
 
 import base64
-import os
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from io import StringIO
@@ -19,7 +17,7 @@ from typing import Any
 from bireme.aws.audit import describe_cluster
 from bireme.aws.causes import AwsError, to_error
 from bireme.aws.client import Aws
-from bireme.aws.layout import NAMESPACE
+from bireme.aws.layout import CLUSTER_TAG, NAMESPACE
 from bireme.core.errors import CloudError, ImageError
 from bireme.core.files import write_atomic
 
@@ -53,7 +51,18 @@ def context_name(cluster: str, region: str) -> str:
 
 def kubeconfig(aws: Aws, cluster: str, command: Sequence[str]) -> Config:
     """A kubeconfig with this cluster alone; `command` is how bireme is run here."""
-    found = describe_cluster(aws, cluster)
+    try:
+        found = describe_cluster(aws, cluster)
+    except AwsError as e:
+        raise to_error(e, f"ask for the address of {cluster}") from e
+    if found is not None and (found.get("tags") or {}).get(CLUSTER_TAG) != cluster:
+        raise CloudError(
+            f"the EKS cluster {cluster} in {aws.region} is not one that bireme made", fix="use its own tools"
+        )
+    if found is not None and "certificateAuthority" not in found:
+        raise CloudError(
+            f"{cluster} is {found.get('status')}: its API server does not answer yet", fix="try again later"
+        )
     if found is None:
         fix = "make it with `bireme cluster up`, or name its region"
         raise CloudError(f"there is no EKS cluster {cluster} in {aws.region}", fix=fix)
@@ -123,9 +132,12 @@ def write_kubeconfig(path: Path, config: Config) -> None:
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.dump(config, text)
+    path = path.resolve()  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.touch(mode=0o600)
     write_atomic(path, text.getvalue().encode())
-    os.chmod(path, 0o600)  # noqa: PTH101 - the file may be a link
+    path.chmod(0o600)
 
 
 def registry_login(region: str, host: str, aws: Aws | None = None) -> tuple[str, str]:
@@ -139,9 +151,3 @@ def registry_login(region: str, host: str, aws: Aws | None = None) -> tuple[str,
     if not password:
         raise ImageError(f"{host} gave no password", why="ECR's answer is not what it should be")
     return user, password
-
-
-def region_of(host: str) -> str | None:
-    """The region of an ECR registry; None for other registries."""
-    found = re.fullmatch(r"\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?", host)
-    return found[1] if found else None

@@ -78,7 +78,7 @@ class Aws:
     @property
     def has_credentials(self) -> bool:
         """Whether boto3 finds credentials here; asks nobody."""
-        with _needs_boto3():
+        with _needs_boto3(), _told("credentials"):
             if self._session is None:
                 self._session = self._make_session()
             return self._session.get_credentials() is not None
@@ -91,7 +91,7 @@ class Aws:
             try:
                 return self._call_once(service, operation, parameters)
             except AwsError as e:
-                if e.code in EXPIRED and not is_renewed:
+                if e.code in EXPIRED and not is_renewed and attempt < ATTEMPTS:
                     # Another program (`aws sso login`) may have renewed the files that they came from.
                     is_renewed, self._session = True, None
                     self._clients.clear()
@@ -121,27 +121,11 @@ class Aws:
 
     def _call_once(self, service: str, operation: str, parameters: Answer) -> Answer:
         with _needs_boto3():
-            from botocore import exceptions, xform_name
+            from botocore import xform_name
 
-        call = f"{service}.{operation}"
-        try:
+        with _told(f"{service}.{operation}"):
             answer: Answer = getattr(self._client(service), xform_name(operation))(**parameters)
             return answer
-        except exceptions.ClientError as e:
-            told, status = e.response.get("Error", {}), e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            code = str(told.get("Code", ""))
-            is_passing = code in PASSING or status >= 500
-            raise AwsError(call, code, str(told.get("Message", "")), is_passing=is_passing) from e
-        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as e:
-            raise AwsError(call, "NoCredentials", str(e)) from e
-        except (exceptions.TokenRetrievalError, exceptions.UnauthorizedSSOTokenError, exceptions.SSOError) as e:
-            raise AwsError(call, "ExpiredToken", str(e)) from e
-        except exceptions.ProfileNotFound as e:
-            raise AwsError(call, "ProfileNotFound", str(e)) from e
-        except exceptions.HTTPClientError as e:
-            raise AwsError(call, "Connection", str(e), is_passing=True) from e
-        except exceptions.BotoCoreError as e:
-            raise AwsError(call, type(e).__name__, str(e)) from e
 
     def _client(self, service: str) -> Any:
         from botocore.config import Config
@@ -155,27 +139,21 @@ class Aws:
 
     def presign_identity(self, cluster: str, seconds: int) -> str:
         """A signed URL that proves to an EKS cluster who we are, as its token wants it."""
-        from botocore.signers import RequestSigner
+        with _needs_boto3(), _told("sts.GetCallerIdentity"):
+            from botocore.signers import RequestSigner
 
-        client = self._client("sts")
-        signer = RequestSigner(
-            client.meta.service_model.service_id,
-            self.region,
-            "sts",
-            "v4",
-            self._session.get_credentials(),
-            self._session.events,
-        )
-        request = {
-            "method": "GET",
-            "url": f"https://sts.{self.region}.amazonaws.com/?Action=GetCallerIdentity&Version=2011-06-15",
-            "body": {},
-            "headers": {"x-k8s-aws-id": cluster},
-            "context": {},
-        }
-        return str(
-            signer.generate_presigned_url(request, region_name=self.region, expires_in=seconds, operation_name="")
-        )
+            service = self._client("sts").meta.service_model.service_id
+            credentials = self._session.get_credentials()
+            signer = RequestSigner(service, self.region, "sts", "v4", credentials, self._session.events)
+            request = {
+                "method": "GET",
+                "url": f"https://sts.{self.region}.amazonaws.com/?Action=GetCallerIdentity&Version=2011-06-15",
+                "body": {},
+                "headers": {"x-k8s-aws-id": cluster},
+                "context": {},
+            }
+            signed = {"region_name": self.region, "expires_in": seconds, "operation_name": ""}
+            return str(signer.generate_presigned_url(request, **signed))
 
 
 _TOKENS = {
@@ -189,6 +167,28 @@ _TOKENS = {
     "resourcegroupstaggingapi": ("PaginationToken", "PaginationToken"),
 }
 """How a service calls the mark of the next page, in the question and in the answer."""
+
+
+@contextmanager
+def _told(call: str) -> Iterator[None]:
+    """Whatever botocore raises, as an AwsError."""
+    from botocore import exceptions
+
+    try:
+        yield
+    except exceptions.ClientError as e:
+        told, status = e.response.get("Error", {}), e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = str(told.get("Code", ""))
+        is_passing = code in PASSING or status >= 500
+        raise AwsError(call, code, str(told.get("Message", "")), is_passing=is_passing) from e
+    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as e:
+        raise AwsError(call, "NoCredentials", str(e)) from e
+    except (exceptions.TokenRetrievalError, exceptions.UnauthorizedSSOTokenError, exceptions.SSOError) as e:
+        raise AwsError(call, "ExpiredToken", str(e)) from e
+    except exceptions.HTTPClientError as e:
+        raise AwsError(call, "Connection", str(e), is_passing=True) from e
+    except exceptions.BotoCoreError as e:
+        raise AwsError(call, type(e).__name__, str(e)) from e
 
 
 def _default_session() -> Any:

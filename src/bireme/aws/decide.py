@@ -14,6 +14,7 @@ failed is taken up by running the same command again. The two tables below are t
       ROLLBACK_FAILED                        delete, then create         delete
     UPDATE_ROLLBACK_FAILED                   continue the roll-back      delete
     DELETE_FAILED                            delete                      sweep strays, delete
+    others (UPDATE_FAILED, …)                stop, say so                delete
     foreign (without our tag)                refuse                      refuse
 """
 
@@ -56,7 +57,9 @@ class Stack:
         return self.status in COMPLETE
 
 
-COMPLETE = frozenset({"CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "IMPORT_COMPLETE"})
+COMPLETE = frozenset(
+    {"CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "IMPORT_COMPLETE", "IMPORT_ROLLBACK_COMPLETE"}
+)
 FAILED = frozenset({"ROLLBACK_COMPLETE", "CREATE_FAILED", "ROLLBACK_FAILED"})
 
 
@@ -70,6 +73,7 @@ class Step(Enum):
     SWEEP = "sweep"
     CONTINUE_ROLLBACK = "continue the roll-back"
     REFUSE = "refuse"
+    STUCK = "stuck"
     DONE = "done"
 
 
@@ -85,8 +89,11 @@ def next_up(stack: Stack | None, cluster: str) -> Step:
         return Step.CHANGE
     if stack.status == "UPDATE_ROLLBACK_FAILED":
         return Step.CONTINUE_ROLLBACK
-    # ROLLBACK_COMPLETE and its kin can only be deleted; so can DELETE_FAILED and an empty change set's shell.
-    return Step.DELETE
+    # These can only be deleted: a failed creation or deletion, and the shell of a change set that was never made.
+    if stack.status in FAILED or stack.status in ("DELETE_FAILED", "REVIEW_IN_PROGRESS"):
+        return Step.DELETE
+    # UPDATE_FAILED, IMPORT_ROLLBACK_FAILED, and what CloudFormation may learn: live stacks, not to be touched.
+    return Step.STUCK
 
 
 def next_down(stack: Stack | None, cluster: str) -> Step:

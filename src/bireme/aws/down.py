@@ -113,13 +113,14 @@ def _look_for_leftovers(aws: Aws, cluster: str, *, deletes_data: bool) -> list[T
 
 
 def _clear_workloads(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note) -> None:
-    if workloads is not None:
+    aws, platform = stacks.aws, stacks.find(stack_name(cluster, "platform"))
+    ground = find_ground(aws, cluster, platform)
+    # A platform that failed because the name was taken has no cluster: the one of that name is somebody else's.
+    if workloads is not None and ground.owns_cluster:
         try:
             workloads.clear(note)
         except BiremeError as e:
             note(f"the API server cannot be asked ({e.what}); what its jobs have made is cleared at AWS instead")
-    aws, platform = stacks.aws, stacks.find(stack_name(cluster, "platform"))
-    ground = find_ground(aws, cluster, platform)
     if not ground.vpc:
         return
     until = aws.clock.now() + BALANCERS_S

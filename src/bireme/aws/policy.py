@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE
+from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE, STACKS, stack_name
 
 Policy = dict[str, Any]
 Statement = dict[str, Any]
@@ -34,7 +34,7 @@ _CALLED = {
     "DescribeKeyPairs DescribeInstances DescribeVolumes DescribeAddresses DescribeNatGateways "
     "DescribeNetworkInterfaces DescribeSecurityGroups DeleteNetworkInterface DeleteSecurityGroup DeleteVolume",
     "eks": "DescribeCluster DescribeClusterVersions ListNodegroups DescribeNodegroup ListAddons DescribeAddon",
-    "efs": "DescribeFileSystems DescribeMountTargets DeleteFileSystem",
+    "efs": "DescribeFileSystems DeleteFileSystem",
     "elbv2": "DescribeLoadBalancers DescribeTags DeleteLoadBalancer",
     "elb": "DescribeLoadBalancers DescribeTags DeleteLoadBalancer",
     "ecr": "GetAuthorizationToken DescribeRepositories",
@@ -101,6 +101,8 @@ TYPE_ACTIONS = {
 """By type of resource, the actions with which CloudFormation makes, changes and deletes it as our templates use it."""
 PUSH = "ecr: BatchCheckLayerAvailability InitiateLayerUpload UploadLayerPart CompleteLayerUpload PutImage BatchGetImage"
 """What `bireme image push` does in the registry itself."""
+TAGGING = ("cloudformation:TagResource", "cloudformation:UntagResource")
+"""Asked for when a stack is made with tags."""
 _ROLES = "arn:aws:iam::*:role/bireme/*"
 
 
@@ -148,7 +150,8 @@ _LOG_LISTS = {"logs:DescribeLogGroups", "logs:DescribeResourcePolicies", "logs:D
 
 def operator_policy(cluster: str | None = None) -> Policy:
     """What the person who runs `bireme cluster` needs; with a name, for that cluster only."""
-    stacks = f"arn:aws:cloudformation:*:*:stack/bireme-{cluster or '*'}{'-*' if cluster else ''}/*"
+    names = [stack_name(cluster, kind) for kind in STACKS] if cluster else ["bireme-*"]
+    stacks = [f"arn:aws:cloudformation:*:*:{what}/{name}/*" for name in names for what in ("stack", "changeSet")]
     repositories = f"arn:aws:ecr:*:*:repository/bireme-{cluster or '*'}"
     role = f"arn:aws:iam::*:role/{EXECUTION_ROLE}"
     actions = {action_of(call) for call in CALLS} - {"sts:GetCallerIdentity"}
@@ -164,7 +167,7 @@ def operator_policy(cluster: str | None = None) -> Policy:
     to_cloudformation = {"StringEquals": {"iam:PassedToService": "cloudformation.amazonaws.com"}}
     looked = {"eks", "elasticfilesystem", "kms"}
     statements = [
-        _allow("Stacks", _of(actions, "cloudformation") - listed, stacks),
+        _allow("Stacks", {*_of(actions, "cloudformation"), *TAGGING} - listed, stacks),
         _allow("HandRole", {"iam:PassRole"}, role, to_cloudformation),
         _allow("Images", {*_actions(PUSH), "ecr:DescribeRepositories"}, repositories),
         _allow("Data", {"elasticfilesystem:DeleteFileSystem"}, _FILE_SYSTEMS, ours),

@@ -48,6 +48,14 @@ class Identity:
     """The user or role behind it, as access entries want it."""
 
 
+def can_administer(identity: Identity) -> Finding:
+    """Whether the caller can be a cluster's administrator: EKS takes users and roles only."""
+    if re.fullmatch(r"arn:[^:]+:iam::\d+:(user|role)/.+", identity.principal):
+        return Finding("you", "ok", identity.principal)
+    fix = "log in as a user or role, or name administrators with `access.admins`"
+    return Finding("you", "wrong", f"{identity.principal} cannot administer an EKS cluster", fix)
+
+
 def identify(aws: Aws) -> Identity:
     """Who we are to AWS; the role behind a session, with its path, where we may ask for it."""
     told = aws.call("sts", "GetCallerIdentity")
@@ -81,7 +89,7 @@ def offered_zones(aws: Aws, file: ClusterFile) -> list[str]:
     return sorted((zone for zone in zones if counted[zone]), key=lambda zone: (-counted[zone], zone))
 
 
-def settle(aws: Aws, file: ClusterFile) -> Layout:
+def choose_layout(aws: Aws, file: ClusterFile) -> Layout:
     """The layout with zones that AWS offers; those of a platform that is there stay."""
     stack = find_stack(aws, Layout(file, ()).stack("platform"))
     there = [stack.parameters[k] for k in ("ZoneA", "ZoneB") if k in stack.parameters] if stack is not None else []
@@ -95,6 +103,7 @@ def examine(aws: Aws, layout: Layout) -> list[Finding]:
         ("Kubernetes", lambda: _version(aws, layout)),
         ("name", lambda: _name(aws, layout)),
         ("quotas", lambda: _quotas(aws, layout)),
+        ("machines", lambda: _machines(aws, layout)),
         ("your own", lambda: _own(aws, layout)),
     ]
     found: list[Finding] = []
@@ -104,7 +113,10 @@ def examine(aws: Aws, layout: Layout) -> list[Finding]:
         except AwsError as e:
             known = explain(f"{e.code}: {e.message}")
             text = f"not checked: {known.what if known else e.message}"
-            found.append(Finding(name, "warning", text, known.fix if known else ""))
+            if e.is_absent:
+                found.append(Finding(name, "wrong", known.what if known else e.message, known.fix if known else ""))
+            else:
+                found.append(Finding(name, "warning", text, known.fix if known else ""))
     return found
 
 
@@ -132,8 +144,8 @@ def _version(aws: Aws, layout: Layout) -> Iterator[Finding]:
     if "STANDARD" in status:
         yield Finding("Kubernetes", "ok", f"{wanted} is in standard support")
     elif wanted in told:
-        text = f"{wanted} is in extended support, which costs six times as much"
-        yield Finding("Kubernetes", "warning", text, f"one of: {', '.join(standard)}")
+        text = f"{wanted} is past standard support: EKS would upgrade it by itself"
+        yield Finding("Kubernetes", "wrong", text, f"one of: {', '.join(standard)}")
     else:
         yield Finding("Kubernetes", "wrong", f"EKS does not offer {wanted}", f"one of: {', '.join(standard)}")
 
@@ -178,6 +190,13 @@ def _quotas(aws: Aws, layout: Layout) -> Iterator[Finding]:
         yield Finding("quotas", "ok", ", ".join(f"{need} {QUOTAS[key][2]}" for key, need in needs.items()))
 
 
+def _machines(aws: Aws, layout: Layout) -> Iterator[Finding]:
+    workers = layout.file.workers
+    if not (workers.servers.count or workers.trainers.count) and find_stack(aws, layout.stack("workers")) is None:
+        text = "no machine is asked for, and the cluster's add-ons need one to start on"
+        yield Finding("machines", "wrong", text, "set `workers.servers.count: 1`; `scale 0` works afterwards")
+
+
 def _used(aws: Aws, key: str) -> int:
     """How much of a quota is in use, where a list tells it cheaply; clusters and machines are left to AWS."""
     if key == "address":
@@ -213,11 +232,13 @@ def _own(aws: Aws, layout: Layout) -> Iterator[Finding]:
 def _subnets(aws: Aws, layout: Layout) -> Finding:
     subnets = aws.call("ec2", "DescribeSubnets", SubnetIds=list(layout.file.network.subnets))["Subnets"]
     vpcs = {each["VpcId"] for each in subnets}
-    zones = [each["AvailabilityZone"] for each in subnets]
+    at = {each["SubnetId"]: each["AvailabilityZone"] for each in subnets}
+    zones = [at.get(subnet, "?") for subnet in layout.file.network.subnets]
     if vpcs != {layout.file.network.vpc}:
         return Finding("subnets", "wrong", f"the subnets are in {', '.join(sorted(vpcs))}", "name subnets of that VPC")
-    if len(set(zones)) < 2:
-        return Finding("subnets", "wrong", f"all subnets are in {zones[0]}", "name subnets in two zones")
+    if len(set(zones[:2])) < 2:
+        text = f"the first two subnets are both in {zones[0]}"
+        return Finding("subnets", "wrong", text, "the first two must be in two zones")
     return Finding("subnets", "ok", ", ".join(zones))
 
 

@@ -29,9 +29,9 @@ REGION_FACTOR = {
     "eu-west-1": 1.12, "eu-west-2": 1.16, "eu-west-3": 1.17, "eu-central-1": 1.2, "eu-north-1": 1.06,
     "ap-northeast-1": 1.29, "ap-northeast-2": 1.23, "ap-southeast-1": 1.25, "ap-southeast-2": 1.25, "ap-south-1": 1.05,
 }  # fmt: skip
-CONTROL_PLANE_USD_H, EXTENDED_USD_H = 0.10, 0.60
+CONTROL_PLANE_USD_H = 0.10
 NAT_USD_H, NAT_USD_GB, ADDRESS_USD_H = 0.045, 0.045, 0.005
-DISK_USD_GB_MONTH, FILE_USD_GB_MONTH, IMAGE_USD_GB_MONTH, KMS_USD_MONTH = 0.08, 0.30, 0.10, 1.0
+DISK_USD_GB_MONTH, FILE_USD_GB_MONTH, IMAGE_USD_GB_MONTH = 0.08, 0.30, 0.10
 BALANCER_USD_H, ZONE_USD_MONTH = 0.0225, 0.50
 _SIZES = {"large": 1.0, "xlarge": 2.0, "medium": 0.5, "small": 0.25}
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from bireme.aws.causes import AwsError, Event, failure, root_cause, to_error
 from bireme.aws.client import Aws
-from bireme.aws.decide import COMPLETE, Stack
+from bireme.aws.decide import Stack
 from bireme.core.errors import BiremeError, CloudError
 
-POLL_S = (2.0, 3.0, 5.0, 8.0, 10.0, 15.0)
+POLL_S = (3.0, 5.0, 8.0, 12.0, 15.0)
 """Pauses between two looks at a stack; the last one is kept. Two calls a look: at most about 30 a minute."""
 UNSEEN_S = 120.0
 """How long a stack that we have just made may be unknown to CloudFormation's own answers."""
@@ -56,20 +56,27 @@ def find_stack(aws: Aws, name: str) -> Stack | None:
 def events_of(aws: Aws, name: str, after: str = "") -> list[Event]:
     """What has happened to a stack since an event, oldest first; since its beginning if none is named."""
     found: list[Event] = []
-    for told in aws.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=name):
-        if told["EventId"] == after:
-            break
-        found.append(
-            Event(
-                id=told["EventId"],
-                resource=told.get("LogicalResourceId", ""),
-                kind=told.get("ResourceType", ""),
-                status=told.get("ResourceStatus", ""),
-                reason=told.get("ResourceStatusReason", ""),
-                time=told["Timestamp"].timestamp(),
-            )
-        )
+    try:
+        for told in aws.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=name):
+            if told["EventId"] == after:
+                break
+            found.append(_to_event(told))
+    except AwsError as e:
+        # A stack that was made a moment ago may not be known everywhere yet.
+        if not e.is_absent:
+            raise
     return found[::-1]
+
+
+def _to_event(told: Mapping[str, Any]) -> Event:
+    return Event(
+        id=told["EventId"],
+        resource=told.get("LogicalResourceId", ""),
+        kind=told.get("ResourceType", ""),
+        status=told.get("ResourceStatus", ""),
+        reason=told.get("ResourceStatusReason", ""),
+        time=told["Timestamp"].timestamp(),
+    )
 
 
 def last_operation(events: list[Event], stack: str) -> list[Event]:
@@ -116,10 +123,13 @@ class Stacks:
                 **self._role(),
             )
         except AwsError as e:
-            if e.code != "AlreadyExistsException":
+            if e.code not in ("AlreadyExistsException", "TokenAlreadyExistsException"):
                 raise
             # Made by this very command, whose first answer was lost, or by another run: either way it is there now.
-            return self.follow(name)
+            made = self.follow(name)
+            if dict(tags).items() <= dict(made.tags).items():
+                return made
+            raise
         return self.follow(answer["StackId"], name)
 
     def delete(self, stack: Stack) -> Stack:
@@ -181,9 +191,12 @@ class Stacks:
         return failure(stack.name, root_cause(events), stack.reason or stack.status)
 
     def propose(
-        self, stack: Stack, body: str, parameters: Mapping[str, str], tags: Mapping[str, str]
+        self, stack: Stack, body: str | None, parameters: Mapping[str, str], tags: Mapping[str, str]
     ) -> ChangeSet | None:
-        """Ask CloudFormation what a change would do; None if nothing. It is made, or forgotten with `forget`."""
+        """Ask CloudFormation what a change would do; None if nothing. Without a body the template stays as it is.
+
+        It is made with `execute`, or dropped with `forget`.
+        """
         name = f"bireme-{uuid.uuid4()}"
         answer = self.aws.call(
             "cloudformation",
@@ -191,7 +204,7 @@ class Stacks:
             StackName=stack.name,
             ChangeSetName=name,
             ChangeSetType="UPDATE",
-            TemplateBody=body,
+            **({"UsePreviousTemplate": True} if body is None else {"TemplateBody": body}),
             Parameters=_parameters(parameters),
             Tags=_tags(tags),
             Capabilities=CAPABILITIES,
@@ -276,8 +289,3 @@ def _parameters(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
-def is_complete(stack: Stack | None) -> bool:
-    """Whether all of a stack is there."""
-    return stack is not None and stack.status in COMPLETE

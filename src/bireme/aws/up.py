@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from bireme.aws.audit import file_systems
 from bireme.aws.causes import AwsError, to_error
 from bireme.aws.client import Aws
 from bireme.aws.decide import Stack, Step, next_up
@@ -95,12 +96,17 @@ def settle(stacks: Stacks, wanted: Wanted, kind: StackKind, outputs: Mapping[str
         stack = stacks.find(name)
         step = next_up(stack, layout.name)
         if step is Step.CREATE:
+            if kind == "storage":
+                _refuse_second_file_system(stacks, layout.name)
             note(f"creating {name}")
             parameters = parameters_of(wanted, kind, outputs)
             return _checked(stacks, stacks.create(name, body, parameters, wanted.tags, protects=kind == "storage"))
         assert stack is not None, "only an absent stack is created; this is a bug"
         if step is Step.REFUSE:
             raise foreign(name, layout.name)
+        if step is Step.STUCK:
+            fix = "end or roll back that change in CloudFormation's console, then run the same command again"
+            raise CloudError(f"{name} is {stack.status}: it was changed by other means", fix=fix)
         if step is Step.CHANGE:
             return _change(stacks, wanted, kind, stack, outputs, note)
         if step is Step.FOLLOW:
@@ -112,6 +118,18 @@ def settle(stacks: Stacks, wanted: Wanted, kind: StackKind, outputs: Mapping[str
         else:
             _clear(stacks, layout.name, stack, note)
     raise CloudError(f"{name} cannot be brought into a state to go on from", fix="look at `bireme cluster status`")
+
+
+def _refuse_second_file_system(stacks: Stacks, cluster: str) -> None:
+    """Data that was kept without its stack is not silently put aside for an empty file system."""
+    kept = [thing.id for thing in file_systems(stacks.aws, cluster)]
+    if kept:
+        raise CloudError(
+            f"the file system {kept[0]} of {cluster} is there without its stack",
+            why="a new one would be empty, and both would be billed",
+            fix=f"use it with `storage: {{file_system: {kept[0]}}}`, or delete it with "
+            f"`bireme cluster down --delete-data {cluster}`",
+        )
 
 
 def foreign(name: str, cluster: str) -> CloudError:
@@ -168,8 +186,19 @@ def propose(
     return stacks.propose(stack, body, parameters_of(wanted, kind, outputs, stack), wanted.tags_for(stack))
 
 
+LASTING = ("AWS::EKS::Cluster", "AWS::EC2::VPC", "AWS::EC2::Subnet", "AWS::EFS::MountTarget")
+"""What cannot be replaced while it is in use: by its name, its addresses, or because one zone takes one."""
+
+
 def refuse_loss(stacks: Stacks, changes: ChangeSet) -> None:
-    """A change that would put an empty file system in the place of one with data is never made."""
+    """A change that would replace data by an empty file system, or a cluster under its jobs, is never made."""
+    moved = [change.resource for change in changes.changes if change.kind in LASTING and change.replaces]
+    if moved:
+        stacks.forget(changes)
+        raise CloudError(
+            f"this change would replace {', '.join(moved)}, which cannot be done while the cluster is up",
+            fix="undo it in cluster.yaml, or `bireme cluster down` and `up`: the data stays",
+        )
     lost = [change for change in changes.changes if change.kind == "AWS::EFS::FileSystem" and change.replaces]
     if lost:
         stacks.forget(changes)
@@ -180,7 +209,7 @@ def refuse_loss(stacks: Stacks, changes: ChangeSet) -> None:
         )
 
 
-def scale(stacks: Stacks, wanted: Wanted, note: Note) -> Stack:
+def scale(stacks: Stacks, wanted: Wanted) -> Stack:
     """Change the number of workers only."""
     name = wanted.layout.stack("workers")
     stack = stacks.find(name)
@@ -190,4 +219,8 @@ def scale(stacks: Stacks, wanted: Wanted, note: Note) -> Stack:
         stack = stacks.follow(stack.id, name)
     if not stack.is_up:
         raise CloudError(f"{name} is {stack.status}", fix="bring it up first: `bireme cluster up`")
-    return _change(stacks, wanted, "workers", stack, stack.parameters, note)
+    workers = wanted.layout.file.workers
+    counts = {"ServersCount": str(workers.servers.count), "TrainersCount": str(workers.trainers.count)}
+    # The template stays as it is: other edits of the file wait for `up`, which shows what they replace.
+    changes = stacks.propose(stack, None, {**stack.parameters, **counts}, stack.tags)
+    return stack if changes is None else stacks.execute(changes)

@@ -53,7 +53,7 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
     from bireme.aws import plan as planning
     from bireme.aws.client import Aws
     from bireme.aws.layout import Layout, choose_zones
-    from bireme.core.errors import MissingError
+    from bireme.core.errors import CloudError, MissingError
     from bireme.spec.cluster_load import load_cluster
 
     file = load_cluster(path)
@@ -79,7 +79,7 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
             click.echo(f"\nAWS was not asked ({why}): quotas, zones and free names are not checked")
         click.echo(f"next: `{command_name()} cluster up{'' if path.name == str(path) else f' -f {path}'}`")
     if found.wrong:
-        raise SystemExit(19)
+        raise SystemExit(CloudError.exit_code)
 
 
 def _render(found: Plan, folder: Path) -> None:

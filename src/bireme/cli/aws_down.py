@@ -161,7 +161,7 @@ def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) 
     try:
         there = standing(aws, target.name)
         if there.is_empty:
-            _nothing_here(aws, target, deletes_data=delete_data is not None, as_json=as_json)
+            _nothing_here(aws, target, deletes_data=delete_data is not None, is_sure=is_sure, as_json=as_json)
             return
         role = execution_role(aws)
     except AwsError as e:
@@ -169,7 +169,8 @@ def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) 
     _announce(there, deletes_data=delete_data is not None)
     confirm(f"take {target.name} down?", is_sure=is_sure)
     watcher = Watcher(aws.clock.now)
-    with interruptible(f"down {target.words}"), watcher.shown():
+    data = "" if delete_data is None else f" --delete-data {delete_data}"
+    with interruptible(f"down {target.words}{data}"), watcher.shown():
         stacks = Stacks(aws, watcher, role)
         left = take_down(
             stacks, target.name, _Jobs(aws, target.name), watcher.note, deletes_data=delete_data is not None
@@ -178,14 +179,20 @@ def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) 
     _report(target, left, as_json=as_json)
 
 
-def _nothing_here(aws: Aws, target: Target, *, deletes_data: bool, as_json: bool) -> None:
+def _nothing_here(aws: Aws, target: Target, *, deletes_data: bool, is_sure: bool, as_json: bool) -> None:
     """No stack is here: in another region perhaps, or only strays and kept data are left."""
+    from bireme.aws.audit import file_systems
     from bireme.aws.down import other_regions, take_down
     from bireme.aws.stacks import Stacks
 
     if others := other_regions(aws, target.name):
         fix = f"name it: `--region {others[0]}`"
         raise CloudError(f"{target.name} is not in {target.region}, but in {', '.join(others)}", fix=fix)
+    kept = list(file_systems(aws, target.name)) if deletes_data else []
+    for thing in kept:
+        say(f"the file system {thing.id} ({thing.note}) goes, WITH ALL DATA")
+    if kept:
+        confirm(f"delete the data of {target.name}?", is_sure=is_sure)
     left = take_down(Stacks(aws), target.name, None, say, deletes_data=deletes_data)
     _forget_access(target)
     _report(target, left, as_json=as_json)
@@ -196,6 +203,7 @@ def _announce(there: Standing, *, deletes_data: bool) -> None:
         stays = kind == "storage" and not deletes_data
         what = "stays, with all data" if stays else "goes, WITH ALL DATA" if kind == "storage" else "goes"
         say(f"{stack.name} ({stack.status}) {what}")
+    say("jobs, load balancers and volumes that were made on the cluster go with it")
 
 
 def _forget_access(target: Target) -> None:

@@ -21,7 +21,7 @@ from bireme.cli.aws_common import (
     own_command,
     say,
 )
-from bireme.core.errors import CloudError, SpecError, UsageError
+from bireme.core.errors import CloudError, ClusterError, SpecError, UsageError
 from bireme.core.files import write_atomic
 from bireme.spec.load import command_name, kubeconfig_files
 
@@ -81,14 +81,16 @@ def ask_aws(aws: Aws, file: ClusterFile) -> tuple[Plan, Identity, Layout]:
 
     from bireme.aws.causes import AwsError, to_error
     from bireme.aws.plan import offline, proposed
-    from bireme.aws.preflight import examine, identify, settle
+    from bireme.aws.preflight import can_administer, choose_layout, examine, identify
     from bireme.aws.stacks import Stacks
     from bireme.aws.up import Wanted, execution_role
 
     try:
         identity = identify(aws)
-        layout = settle(aws, file)
+        layout = choose_layout(aws, file)
         findings = tuple(examine(aws, layout))
+        if not file.access.admins:
+            findings = (can_administer(identity), *findings)
         stacks = Stacks(aws, role=execution_role(aws))
     except AwsError as e:
         raise to_error(e, "ask AWS about this cluster") from e
@@ -135,7 +137,6 @@ def write_access(aws: Aws, cluster: str, out: Path | None) -> tuple[Path, str]:
 def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watcher) -> int:
     """Give a cluster what jobs need, and wait for its machines; how many are Ready."""
     from bireme.aws.objects import facts, objects
-    from bireme.core.errors import NetworkError
     from bireme.kube.facts import read_facts
     from bireme.kube.platform import apply_all, wait_for_nodes
 
@@ -145,8 +146,8 @@ def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watch
         apply_all(cluster, made[:-1], watcher.note)
         try:
             before = read_facts(cluster)
-        except NetworkError:
-            before = None
+        except ClusterError:
+            before = None  # it is not what it should be, and is written anew
         # An image that was pushed earlier stays the one that jobs run.
         apply_all(cluster, [facts(layout, outputs, before.image if before else "")], watcher.note)
         count = workers.servers.count + workers.trainers.count
@@ -197,9 +198,10 @@ def scale(count: int, servers: int | None, path: Path, is_sure: bool, as_json: b
     say(f"about ${estimate(layout).usd_h:.2f} an hour instead of ${estimate(Layout(file, layout.zones)).usd_h:.2f}")
     confirm(f"scale {file.name} to {count} machines for trainers?", is_sure=is_sure)
     watcher = Watcher(aws.clock.now)
-    with interruptible(f"scale {count}"), watcher.shown():
+    again = f"scale {count}{'' if servers is None else f' --servers {servers}'} -f {path}"
+    with interruptible(again), watcher.shown():
         try:
-            change(Stacks(aws, watcher, execution_role(aws)), Wanted(layout, ""), watcher.note)
+            change(Stacks(aws, watcher, execution_role(aws)), Wanted(layout, ""))
         except AwsError as e:
             raise to_error(e, f"scale {file.name}") from e
         write_atomic(path, text.encode())

@@ -29,9 +29,13 @@ REACH_S = 300.0
 """How long a new API server may be out of reach: its name must spread first."""
 
 
+NODES_S = 900.0
+"""How long machines may take until they are ready: one that was taken back may have no successor for hours."""
+
+
 def apply_all(cluster: Cluster, objects: list[Object], note: Note, pause: Callable[[float], None] = time.sleep) -> None:
     """Bring objects to the cluster, in their order; those of a namespace that was just made too."""
-    waited = 0.0
+    until, is_told = time.monotonic() + REACH_S, False
     for made in objects:
         while True:
             try:
@@ -39,12 +43,13 @@ def apply_all(cluster: Cluster, objects: list[Object], note: Note, pause: Callab
                 break
             except NetworkError as e:
                 # A new endpoint's name needs a while until every resolver knows it.
-                if waited >= REACH_S:
-                    raise
-                if not waited:
+                if time.monotonic() >= until:
+                    fix = "may your address reach it? `access.api` in cluster.yaml says who may"
+                    raise NetworkError(e.what, why=e.why, fix=fix) from e
+                if not is_told:
                     note(f"waiting for the API server: {e.what}")
+                    is_told = True
                 pause(POLL_S)
-                waited += POLL_S
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:
@@ -59,12 +64,14 @@ def is_cordoned(node: Mapping[str, Any]) -> bool:
 
 
 def wait_for_nodes(cluster: Cluster, count: int, note: Note, pause: Callable[[float], None] = time.sleep) -> Object:
-    """Wait until so many machines are ready; no end of its own, because the machines were started already."""
-    told = -1
+    """Wait until so many machines are ready; after NODES_S what is ready will do, as everything else is done."""
+    told, until = -1, time.monotonic() + NODES_S
     while True:
         nodes = cluster.nodes()
         ready = [node["metadata"]["name"] for node in nodes if is_ready(node)]
-        if len(ready) >= count:
+        if len(ready) < count and time.monotonic() >= until:
+            note(f"{len(ready)} of {count} machines are Ready; `bireme cluster status` may say why")
+        if len(ready) >= count or time.monotonic() >= until:
             return {"ready": len(ready), "nodes": ready}
         if len(ready) != told:
             cordoned = sum(map(is_cordoned, nodes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 from bireme.aws.layout import JOB_ACCOUNT, NAMESPACE, Layout, repository_name, role_path
@@ -114,9 +115,11 @@ def _access(layout: Layout) -> Iterator[tuple[str, Resource]]:
         "PolicyArn": sub("arn:${AWS::Partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"),
         "AccessScope": {"Type": "cluster"},
     }
-    for number, admin in enumerate(admins):
+    for admin in admins:
+        # Named by whom it is for: by position, a name taken from the middle of the list would clash with the next.
+        name = f"Admin{hashlib.sha256(admin.encode()).hexdigest()[:8]}" if isinstance(admin, str) else "Admin"
         entry = {"ClusterName": ref("Cluster"), "PrincipalArn": admin, "AccessPolicies": [policy]}
-        yield f"Admin{number}", resource("EKS::AccessEntry", {**entry, "Tags": tag_list(layout.tags)})
+        yield name, resource("EKS::AccessEntry", {**entry, "Tags": tag_list(layout.tags)})
     policies = (
         "AmazonEKSWorkerNodePolicy",
         "AmazonEKS_CNI_Policy",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bireme.aws.layout import GROUP_LABEL, Layout
+from bireme.aws.layout import CLUSTER_TAG, GROUP_LABEL, Layout
 from bireme.aws.templates.parts import Resource, Template, att, parameter, ref, resource, tag_list, template
 from bireme.spec.cluster import GroupFile
 
@@ -39,7 +39,8 @@ def workers(layout: Layout) -> Template:
 
 def _launch_template(layout: Layout, name: str, group: GroupFile) -> Resource:
     # CloudFormation's own tags do not reach what an instance makes for itself.
-    tags = tag_list(layout.tags, Name=f"bireme-{layout.name}-{name.lower()}")
+    # Only tags that never change: EKS refuses a new version of this together with other changes of the group.
+    tags = tag_list({CLUSTER_TAG: layout.name, "Name": f"bireme-{layout.name}-{name.lower()}"})
     data = {
         "BlockDeviceMappings": [
             {
@@ -65,6 +66,7 @@ def _group(layout: Layout, name: str, group: GroupFile) -> Resource:
     properties = {
         "ClusterName": ref("ClusterName"),
         "NodeRole": ref("NodeRoleArn"),
+        "Version": layout.file.kubernetes,
         "Subnets": [ref("WorkerSubnet")],
         "ScalingConfig": size,
         "UpdateConfig": {"MaxUnavailable": 1},
