@@ -28,6 +28,7 @@ LISTEN = """
 import base64, socket, struct, sys
 host, port = socket.inet_aton(sys.argv[1]), int(sys.argv[2])
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+print("ready", flush=True)
 while True:
     packet = wire.recv(65535)
     if packet[12:14] != b"\\x08\\x00" or packet[23] != 6 or packet[30:34] != host:
@@ -91,9 +92,11 @@ def refusals(victim: Victim, address: str) -> Counter[tuple[int, str]]:
 
 
 def record(machine: Machine, address: str) -> subprocess.Popen[str]:
-    """Begin to listen on a machine's wires to what goes to a pserver."""
+    """Begin to listen on a machine's wires to what goes to a pserver; returns when it does."""
     command = machine.inside(sys.executable, "-I", "-c", LISTEN, address, str(PORT), only_net=True)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    recorder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert recorder.stdout is not None and recorder.stdout.readline() == "ready\n"
+    return recorder
 
 
 def longest_stream(lines: list[str]) -> bytes:
