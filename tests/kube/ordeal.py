@@ -62,10 +62,10 @@ def victim(there: There, reviews: Path, whole: Cluster, passes: int) -> Victim:
     return at_work(there, path)
 
 
-def at_work(there: There, path: Path) -> Victim:
+def at_work(there: There, path: Path, pace: str = PACE) -> Victim:
     """Send a job that is paced, and wait until it trains."""
     there.do("data", "push", path)
-    there.do("submit", path, BIREME_FAULTS=PACE)
+    there.do("submit", path, BIREME_FAULTS=pace)
     victim = Victim(there.cluster, there.namespace, "small")
     victim.await_rounds(after=0.0)
     return victim

@@ -26,6 +26,10 @@ pytestmark = pytest.mark.kube
 FEW: Json = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "700m", "memory": "1Gi"}}
 
 
+ENDLESS = 99_999
+"""Passes of a job that is to run until it is ended."""
+
+
 class Jobs(Stage):
     """Jobs of bireme that share one volume with the shards of a small demo."""
 
@@ -61,7 +65,7 @@ class Jobs(Stage):
             "volume": {"claim": "shards", "data": "demo"}, **changes.pop("kubernetes", {}),
         }  # fmt: skip
         file = {
-            "name": name, "program": {"config": "quick_start/trainer_config.lr.py"}, "nodes": 2, "passes": 4000,
+            "name": name, "program": {"config": "quick_start/trainer_config.lr.py"}, "nodes": 2, "passes": ENDLESS,
             "data": {"shards": 2}, "output": "output", "connect_timeout_s": 60.0, "kubernetes": cluster, **changes,
         }  # fmt: skip
         with (place / "job.yaml").open("w") as f:
@@ -221,7 +225,7 @@ def expired(data: dict[str, str], state: Path) -> str:
 
 
 def test_pods_without_rights_run_and_the_missing_right_is_told(jobs: Jobs) -> None:
-    jobs.submit("forbidden-to-pods", passes=4000, kubernetes={"service_account": "default"})
+    jobs.submit("forbidden-to-pods", kubernetes={"service_account": "default"})
     cause = jobs.until("forbidden", "forbidden-to-pods")
     assert "may not patch jobs" in cause.cause
     jobs.bireme("delete", "forbidden-to-pods")
