@@ -84,6 +84,7 @@ def test_a_job_whose_pod_never_comes_ends_and_gives_back_what_the_others_held(
     there.wait(lambda: all(p["status"]["phase"] not in ("Running", "Pending") for p in victim.pods()), "no pod is left")
 
 
+@pytest.mark.slow  # the test before shows how a job ends that waits in vain
 def test_a_job_that_loses_a_pod_for_good_ends_too_and_says_whom_it_has_waited_for(
     there: There, reviews: Path, two_seats: Cluster
 ) -> None:

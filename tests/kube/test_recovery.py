@@ -37,6 +37,7 @@ def test_killed_processes_containers_and_pods_change_no_bit(victim: Victim, ends
     ends_well()
 
 
+@pytest.mark.slow  # a drain evicts, too, and test_why tells of memory
 def test_evicted_pods_and_pods_out_of_memory_change_no_bit(victim: Victim, ends_well: Callable[[], None]) -> None:
     wait_for("leave to evict a pod", lambda: may_evict(victim), seconds=60, every=0.5)
     tell("pod evicted", victim.survive(lambda: victim.evict(0)))
