@@ -57,6 +57,7 @@ def may_evict(victim: Victim) -> bool:
 # What happens to machines
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("passes", [4])
 def test_a_container_beside_its_replacement_and_a_lost_machine_change_no_bit(
     victim: Victim, whole: Cluster, ends_well: Callable[[], None]
@@ -78,6 +79,7 @@ def await_ready(whole: Cluster, machine: str) -> None:
     wait_for(f"{machine} to be ready", lambda: whole.readiness()[machine], seconds=120)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_machine_that_only_the_control_plane_cannot_reach_changes_no_bit(
     victim: Victim, whole: Cluster, ends_well: Callable[[], None]
@@ -116,6 +118,7 @@ def uncordoned(whole: Cluster) -> Iterator[None]:
         whole.kubectl("uncordon", machine.name)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("uncordoned")
 @pytest.mark.parametrize("passes", [6])
 def test_a_drain_a_restarted_api_server_a_cut_wire_and_a_stop_change_no_bit(

@@ -197,6 +197,7 @@ WORKLOADS = {
 """What Kueue's objects look like from outside; Kueue itself is not there."""
 
 
+@pytest.mark.alone  # it makes a kind of objects for the whole cluster
 def test_a_job_in_a_queue_is_stopped_and_resumed_through_the_queue(there: There, reviews: Path) -> None:
     there.do("submit", small_job(there, reviews, "night", more="  queue: evening\n"))
     there.cluster.apply(WORKLOADS)

@@ -22,7 +22,6 @@ from bireme.kube.causes import explain
 from bireme.local.demo import prepare
 from tests.kube.why_stage import Json, Stage, record
 
-pytestmark = pytest.mark.kube
 FEW: Json = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "700m", "memory": "1Gi"}}
 
 
@@ -186,15 +185,6 @@ def test_names_that_do_not_resolve_are_told(jobs: Jobs) -> None:
     )
     cause = jobs.until("name-not-found")
     assert "does not resolve" in cause.cause and "kube-dns" in cause.advice
-
-
-def test_a_cut_between_nodes_is_told(jobs: Jobs, whole: RunningCluster) -> None:
-    for one, other in (("n1", "n2"), ("n1", "n3"), ("n2", "n3")):
-        whole.cut(one, other)
-    jobs.submit("port-blocked", connect_timeout_s=20.0)
-    cause = jobs.until("port-blocked")
-    whole.heal()
-    assert "do not reach each other" in cause.cause
 
 
 def test_a_certificate_that_has_expired_is_told(jobs: Jobs) -> None:
