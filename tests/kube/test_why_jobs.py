@@ -99,7 +99,19 @@ class Jobs(Stage):
 @pytest.fixture(scope="module")
 def jobs(cluster: RunningCluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     with Jobs(cluster, tmp_path_factory.mktemp("why"), image) as made:
+        submit_nameless(made)
         yield made
+
+
+def submit_nameless(jobs: Jobs) -> None:
+    """A job whose pods have no server of names; begun first, as it waits for more than a minute."""
+    pod = {
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["10.96.0.99"], "options": [{"name": "timeout", "value": "1"}]},
+    }
+    jobs.submit(
+        "name-not-found", connect_timeout_s=15.0, kubernetes={"patch": {"Job": {"spec": {"template": {"spec": pod}}}}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -176,13 +188,6 @@ def test_a_volume_that_cannot_be_written_to_is_told_with_the_user(jobs: Jobs) ->
 
 
 def test_names_that_do_not_resolve_are_told(jobs: Jobs) -> None:
-    pod = {
-        "dnsPolicy": "None",
-        "dnsConfig": {"nameservers": ["10.96.0.99"], "options": [{"name": "timeout", "value": "1"}]},
-    }
-    jobs.submit(
-        "name-not-found", connect_timeout_s=15.0, kubernetes={"patch": {"Job": {"spec": {"template": {"spec": pod}}}}}
-    )
     cause = jobs.until("name-not-found")
     assert "does not resolve" in cause.cause and "kube-dns" in cause.advice
 
