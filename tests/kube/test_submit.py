@@ -119,6 +119,7 @@ def test_pods_take_a_renewed_certificate_without_a_restart(
     ends_well()
 
 
+@pytest.mark.slow  # test_leaving stops and resumes one within a pass
 def test_a_job_that_is_stopped_and_resumed_ends_with_the_same_bits(there: There, reviews: Path) -> None:
     job = save_often(small_job(there, reviews), passes=5)
     there.do("data", "push", job)
@@ -235,6 +236,7 @@ def test_leaving_does_not_end_a_job(there: There, reviews: Path) -> None:
     there.wait_for_end("small")
 
 
+@pytest.mark.slow  # test_recovery drains a node
 def test_one_pod_at_a_time_may_be_drained_away(there: There, reviews: Path) -> None:
     job = save_often(small_job(there, reviews), passes=4)
     edit(job, ("passes: 4", "passes: 200"))
