@@ -27,6 +27,8 @@ FEW: Json = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "7
 
 ENDLESS = 99_999
 """Passes of a job that is to run until it is ended."""
+PACE = "delay:seed=7,max_ms=40"
+"""For such a job, which would take the machine from all other tests."""
 
 
 class Jobs(Stage):
@@ -52,8 +54,8 @@ class Jobs(Stage):
         path = Path(self.running.get("pv", volume())["spec"]["hostPath"]["path"])
         return self.running.volume / path.name
 
-    def submit(self, name: str, *, config: str = "", **changes: Any) -> None:
-        """Submit a job of two nodes, of which the demo's file is changed in places."""
+    def submit(self, name: str, *, config: str = "", pace: str = "", **changes: Any) -> None:
+        """Submit a job of two nodes, of which the demo's file is changed in places, with delays or without."""
         place = self.directory / name
         shutil.copytree(self.directory / "demo" / "quick_start", place / "quick_start")
         if config:
@@ -69,13 +71,15 @@ class Jobs(Stage):
         }  # fmt: skip
         with (place / "job.yaml").open("w") as f:
             YAML().dump(file, f)
-        self.bireme("submit", str(place / "job.yaml"))
+        self.bireme("submit", str(place / "job.yaml"), **({"BIREME_FAULTS": pace} if pace else {}))
 
-    def bireme(self, *arguments: str) -> str:
+    def bireme(self, *arguments: str, **environment: str) -> str:
         """Run a command of the product in this namespace."""
         state = {"KUBECONFIG": str(self.running.kubeconfig), "XDG_STATE_HOME": str(self.directory / "state")}
         command = [sys.executable, "-m", "bireme", *arguments, "--namespace", self.namespace]
-        done = subprocess.run(command, env={**os.environ, **state}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, **state, **environment}, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -117,7 +121,7 @@ def submit_nameless(jobs: Jobs) -> None:
 @pytest.fixture(scope="module")
 def training(jobs: Jobs) -> Jobs:
     """One job that trains for as long as the tests run."""
-    jobs.submit("running")
+    jobs.submit("running", pace=PACE)
     jobs.until("running")
     return jobs
 
@@ -220,7 +224,7 @@ def expired(data: dict[str, str], state: Path) -> str:
 
 
 def test_pods_without_rights_run_and_the_missing_right_is_told(jobs: Jobs) -> None:
-    jobs.submit("forbidden-to-pods", kubernetes={"service_account": "default"})
+    jobs.submit("forbidden-to-pods", pace=PACE, kubernetes={"service_account": "default"})
     cause = jobs.until("forbidden", "forbidden-to-pods")
     assert "may not patch jobs" in cause.cause
     jobs.bireme("delete", "forbidden-to-pods")
