@@ -14,7 +14,9 @@ from tools.kube.machine import wait_for
 from tools.kube.victim import Victim
 
 from bireme.data.split import split_lines
+from bireme.job.model import model_hash, pass_name
 from tests.e2e.conftest import Cli, edit, lay_out
+from tests.kube.sharing import once
 from tests.kube.stage import There, small_job
 
 MOST_PASSES = 16
@@ -41,12 +43,17 @@ def passes() -> int:
 @pytest.fixture(scope="session")
 def expected(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The hashes of the same job after each pass, run on this machine in peace."""
-    cli = Cli(tmp_path_factory.mktemp("here"))
-    path = disturbed(lay_out(cli.home / "job", layout=""), MOST_PASSES)
-    split_lines(reviews, path.parent, 3)
-    done = cli.run("train", path, "--output", cli.home / "output")
-    assert done.code == 0, done.out + done.err
-    return [hash_of(cli, cli.home / "output", number) for number in range(MOST_PASSES)]
+
+    def train() -> list[str]:
+        cli = Cli(tmp_path_factory.mktemp("here"))
+        path = disturbed(lay_out(cli.home / "job", layout=""), MOST_PASSES)
+        split_lines(reviews, path.parent, 3)
+        done = cli.run("train", path, "--output", cli.home / "output")
+        assert done.code == 0, done.out + done.err
+        return [model_hash(cli.home / "output" / pass_name(number)) for number in range(MOST_PASSES)]
+
+    found: list[str] = once(tmp_path_factory, "expected", train)
+    return found
 
 
 def hash_of(cli: Cli, output: Path, number: int) -> str:
@@ -62,10 +69,10 @@ def victim(there: There, reviews: Path, whole: Cluster, passes: int) -> Victim:
     return at_work(there, path)
 
 
-def at_work(there: There, path: Path) -> Victim:
+def at_work(there: There, path: Path, pace: str = PACE) -> Victim:
     """Send a job that is paced, and wait until it trains."""
     there.do("data", "push", path)
-    there.do("submit", path, BIREME_FAULTS=PACE)
+    there.do("submit", path, BIREME_FAULTS=pace)
     victim = Victim(there.cluster, there.namespace, "small")
     victim.await_rounds(after=0.0)
     return victim

@@ -117,6 +117,7 @@ def test_kubeconfig_serves_a_usual_client_on_the_host_and_checks_the_server(clus
     assert names == {"n1", "n2", "n3"}
 
 
+@pytest.mark.alone  # pods of the tutorial want the same port
 def test_job_of_three_pods_that_want_one_host_port_runs_on_three_nodes(cluster: Cluster, namespace: str) -> None:
     # Each pod serves its index on the host's port, and reads all three through the nodes' addresses.
     hosts = " ".join(node.address for node in cluster.nodes)
@@ -239,6 +240,7 @@ http.server.ThreadingHTTPServer(("10.250.0.1", 5000), lambda *a: Handler(*a, dir
 """
 
 
+@pytest.mark.alone  # the registry of the tutorial has the same address
 def test_images_of_docker_io_come_from_the_registry_of_the_tests(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
@@ -280,6 +282,7 @@ def test_killed_container_is_restarted_by_its_kubelet(whole: Cluster, namespace:
     assert ended["exitCode"] == 137
 
 
+@pytest.mark.alone
 def test_cut_between_two_nodes_drops_packets_between_their_pods_until_it_heals(whole: Cluster, namespace: str) -> None:
     serve = "mkdir /tmp/w; echo here > /tmp/w/index.html; httpd -f -p 80 -h /tmp/w"
     for number in (1, 2, 3):
@@ -300,6 +303,7 @@ def test_cut_between_two_nodes_drops_packets_between_their_pods_until_it_heals(w
     assert reaches(1, 2)
 
 
+@pytest.mark.alone
 def test_containers_outlive_their_kubelet_and_the_node_becomes_unready(whole: Cluster, namespace: str) -> None:
     whole.apply(pod("left", namespace, "exec sleep 600", nodeName="n2"))
     wait_running(whole, namespace, "left")
@@ -313,6 +317,7 @@ def test_containers_outlive_their_kubelet_and_the_node_becomes_unready(whole: Cl
     assert state(whole, namespace, "left")["phase"] == "Running"
 
 
+@pytest.mark.alone
 def test_lost_node_is_missed_and_comes_back_with_its_disk(whole: Cluster, namespace: str) -> None:
     whole.apply(pod("before", namespace, "exec sleep 600", nodeName="n3"))
     wait_running(whole, namespace, "before")
@@ -326,6 +331,7 @@ def test_lost_node_is_missed_and_comes_back_with_its_disk(whole: Cluster, namesp
     wait_running(whole, namespace, "after")
 
 
+@pytest.mark.alone
 def test_api_server_comes_back_with_everything_it_knew(whole: Cluster, namespace: str) -> None:
     whole.apply(pod("kept", namespace, "exec sleep 600"))
     wait_running(whole, namespace, "kept")
@@ -363,6 +369,7 @@ def passing(places: Places) -> Cluster:
     return cluster
 
 
+@pytest.mark.alone  # what others do on the host must not be taken for its traces
 def test_cluster_that_was_taken_down_leaves_nothing_on_the_host(passing: Cluster) -> None:
     before = host()
     passing.up()
@@ -376,6 +383,7 @@ def test_cluster_that_was_taken_down_leaves_nothing_on_the_host(passing: Cluster
     assert not any(Path(f"/proc/{pid}/root").exists() for pid in [*pids, inner])
 
 
+@pytest.mark.alone  # what others do on the host must not be taken for its traces
 def test_start_that_is_interrupted_clears_up_and_keeps_the_logs(places: Places, passing: Cluster) -> None:
     before = host()
 
@@ -392,6 +400,7 @@ def test_start_that_is_interrupted_clears_up_and_keeps_the_logs(places: Places, 
     assert not passing.run.exists()
 
 
+@pytest.mark.alone
 def test_daemon_that_dies_during_the_start_is_named_with_its_last_lines(places: Places, passing: Cluster) -> None:
     class Broken(Cluster):
         def commands(self, machine: str) -> dict[str, list[str]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.kube.stage import There, hash_there, local_hash
 
 
+@pytest.mark.slow  # test_submit does the same with a smaller job
 def test_the_demo_ends_on_a_cluster_with_the_same_bits_as_here(there: There) -> None:
     folder = there.home / "first-job"
     assert there.run("demo", "--prepare", folder).code == 0

@@ -84,6 +84,7 @@ def test_a_job_whose_pod_never_comes_ends_and_gives_back_what_the_others_held(
     there.wait(lambda: all(p["status"]["phase"] not in ("Running", "Pending") for p in victim.pods()), "no pod is left")
 
 
+@pytest.mark.slow  # the test before shows how a job ends that waits in vain
 def test_a_job_that_loses_a_pod_for_good_ends_too_and_says_whom_it_has_waited_for(
     there: There, reviews: Path, two_seats: Cluster
 ) -> None:
@@ -96,6 +97,8 @@ def test_a_job_that_loses_a_pod_for_good_ends_too_and_says_whom_it_has_waited_fo
     furnish(two_seats, "n3", has_seat=False)
     victim.kill_container(rank)  # which cannot say that it leaves
     there.wait(lambda: there.state("small") == "failed", "it is given up")
+    # Kubernetes may have given up before the pods could say why.
+    there.wait(lambda: there.view("small").error, "it says why", 60)
     told = there.view("small").error
     # (Whose pods are left without a seat once all have failed is up to the cluster.)
     assert re.search(r"waited \d+ s for node \d \(its pod gives no sign of life\)", told["what"]), told

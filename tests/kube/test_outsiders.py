@@ -28,6 +28,7 @@ LISTEN = """
 import base64, socket, struct, sys
 host, port = socket.inet_aton(sys.argv[1]), int(sys.argv[2])
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+print("ready", flush=True)
 while True:
     packet = wire.recv(65535)
     if packet[12:14] != b"\\x08\\x00" or packet[23] != 6 or packet[30:34] != host:
@@ -91,9 +92,11 @@ def refusals(victim: Victim, address: str) -> Counter[tuple[int, str]]:
 
 
 def record(machine: Machine, address: str) -> subprocess.Popen[str]:
-    """Begin to listen on a machine's wires to what goes to a pserver."""
+    """Begin to listen on a machine's wires to what goes to a pserver; returns when it does."""
     command = machine.inside(sys.executable, "-I", "-c", LISTEN, address, str(PORT), only_net=True)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    recorder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert recorder.stdout is not None and recorder.stdout.readline() == "ready\n"
+    return recorder
 
 
 def longest_stream(lines: list[str]) -> bytes:
@@ -115,9 +118,9 @@ def longest_stream(lines: list[str]) -> bytes:
     return max(streams, key=len, default=b"")
 
 
-@pytest.mark.parametrize("passes", [6])
+@pytest.mark.parametrize(("times", "passes"), [(1_000, 4), pytest.param(10_000, 6, marks=pytest.mark.slow)])
 def test_outsiders_are_refused_told_of_once_and_change_no_bit(
-    victim: Victim, outsider: Outsider, cluster: Cluster, ends_well: Callable[[], None]
+    victim: Victim, outsider: Outsider, cluster: Cluster, ends_well: Callable[[], None], times: int
 ) -> None:
     stranger: Pair = make_ca("another job")
     name = f"small.{victim.namespace}.bireme"
@@ -138,14 +141,14 @@ def test_outsiders_are_refused_told_of_once_and_change_no_bit(
     assert outsider.knock("throw", times=6, data=replayed) == {"reached": 6, "let_in": 0}
 
     began = time.time()
-    told = outsider.knock("throw", times=10_000)
+    told = outsider.knock("throw", times=times)
     took_s = time.time() - began
-    assert told["let_in"] == 0 and told["reached"] > 9_000, told
+    assert told["let_in"] == 0 and told["reached"] > 0.9 * times, told
     meanwhile = len({row["round"] for row in victim.lines() if row["unix"] > began})
     assert meanwhile > 0, "the job was to go on"
 
     logged = refusals(victim, outsider.address)
-    print(f"\n{told['reached']} of 10,000 in {took_s:.1f} s, {meanwhile} rounds meanwhile; logged: {dict(logged)}")
+    print(f"\n{told['reached']} of {times} in {took_s:.1f} s, {meanwhile} rounds meanwhile; logged: {dict(logged)}")
     assert {rank for rank, _ in logged} == {0, 1, 2}
     assert max(logged.values()) == 1 and sum(logged.values()) < 40
     ends_well()

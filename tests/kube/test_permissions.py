@@ -73,7 +73,7 @@ def test_every_command_works_with_these_permissions(there: There, user: Path, re
         ("why", "small"),
         ("logs", "small"),
         ("logs", "small", "--from-volume"),
-        ("resume", "small", "--passes", "200"),
+        ("resume", "small", "--passes", "20000"),
         ("cancel", "small"),
         ("resume", "small"),
         ("cancel", "small", "--now"),

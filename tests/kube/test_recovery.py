@@ -17,6 +17,8 @@ from tools.kube.victim import Victim
 
 from tests.kube.stage import There
 
+OWNER = "batch.kubernetes.io/controller-uid"
+
 
 def tell(what: str, seconds: float) -> None:
     """Print what a fault cost, for whoever runs these with -s."""
@@ -35,6 +37,7 @@ def test_killed_processes_containers_and_pods_change_no_bit(victim: Victim, ends
     ends_well()
 
 
+@pytest.mark.slow  # a drain evicts, too, and test_why tells of memory
 def test_evicted_pods_and_pods_out_of_memory_change_no_bit(victim: Victim, ends_well: Callable[[], None]) -> None:
     wait_for("leave to evict a pod", lambda: may_evict(victim), seconds=60, every=0.5)
     tell("pod evicted", victim.survive(lambda: victim.evict(0)))
@@ -54,6 +57,7 @@ def may_evict(victim: Victim) -> bool:
 # What happens to machines
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("passes", [4])
 def test_a_container_beside_its_replacement_and_a_lost_machine_change_no_bit(
     victim: Victim, whole: Cluster, ends_well: Callable[[], None]
@@ -75,6 +79,7 @@ def await_ready(whole: Cluster, machine: str) -> None:
     wait_for(f"{machine} to be ready", lambda: whole.readiness()[machine], seconds=120)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_machine_that_only_the_control_plane_cannot_reach_changes_no_bit(
     victim: Victim, whole: Cluster, ends_well: Callable[[], None]
@@ -113,13 +118,16 @@ def uncordoned(whole: Cluster) -> Iterator[None]:
         whole.kubectl("uncordon", machine.name)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("uncordoned")
 @pytest.mark.parametrize("passes", [6])
 def test_a_drain_a_restarted_api_server_a_cut_wire_and_a_stop_change_no_bit(
     victim: Victim, whole: Cluster, there: There, ends_well: Callable[[], None]
 ) -> None:
     machine = victim.machine_of(2)
-    drain = ("drain", machine, "--delete-emptydir-data", "--force", "--ignore-daemonsets", "--timeout=120s")
+    # Pods of tests before this one may still be on their way out: only those of this job are drained.
+    own = f"--pod-selector={OWNER}={victim.pod(2)['metadata']['labels'][OWNER]}"
+    drain = ("drain", machine, own, "--delete-emptydir-data", "--force", "--ignore-daemonsets", "--timeout=120s")
     tell("node drained", victim.survive(lambda: whole.kubectl(*drain, seconds=150)))
     whole.kubectl("uncordon", machine)
     whole.restart_apiserver()

@@ -154,6 +154,7 @@ def test_the_files_as_they_stand_train_the_model_of_a_local_run(tutorial: Tutori
     assert "trainer 0 | " in said or "trainer 1 | " in said
 
 
+@pytest.mark.slow  # tests/e2e/test_pods.py does the same without a cluster
 def test_a_pod_that_is_deleted_is_replaced_and_its_rank_taken_over(
     tutorial: Tutorial, cluster: Cluster, trained_here: str
 ) -> None:

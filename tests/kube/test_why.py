@@ -14,7 +14,6 @@ from tools.kube.running import RunningCluster
 
 from tests.kube.why_stage import Json, Stage, asks, job
 
-pytestmark = pytest.mark.kube
 NODE = "bireme.dev/node"
 ARM = b"\x7fELF\x02\x01\x01" + bytes(9) + (2).to_bytes(2, "little") + (183).to_bytes(2, "little") + bytes(44)
 """The head of a program for another processor."""

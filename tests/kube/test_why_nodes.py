@@ -12,9 +12,10 @@ import pytest
 from tools.kube.machine import wait_for
 from tools.kube.running import RunningCluster
 
+from tests.kube.test_why_jobs import Jobs
 from tests.kube.why_stage import Json, Stage, asks, job
 
-pytestmark = pytest.mark.kube
+pytestmark = pytest.mark.alone
 NODE = "n3"
 THERE: Json = {"nodeSelector": {"kubernetes.io/hostname": NODE}}
 
@@ -148,6 +149,18 @@ def test_an_image_that_is_not_there_and_one_that_is_not_given_are_told_apart(sta
     denied = stage.until("pull-denied")
     assert f"refuses to give the image {registry}/private/bireme:1" in denied.cause
     assert "without a pull secret" in denied.cause and "kubernetes.image_pull_secrets" in denied.advice
+
+
+def test_a_cut_between_nodes_is_told(
+    cluster: RunningCluster, whole: RunningCluster, image: str, tmp_path: Path
+) -> None:
+    with Jobs(cluster, tmp_path, image) as jobs:
+        for one, other in (("n1", "n2"), ("n1", "n3"), ("n2", "n3")):
+            whole.cut(one, other)
+        jobs.submit("port-blocked", connect_timeout_s=20.0)
+        cause = jobs.until("port-blocked")
+        whole.heal()
+    assert "do not reach each other" in cause.cause
 
 
 def test_a_node_that_is_lost_is_named_and_so_is_one_that_nobody_can_go_to(stage: Stage) -> None:

@@ -17,7 +17,6 @@ from bireme.kube.client import Cluster, Target
 from bireme.kube.why import gather, notes
 from tests.kube.why_stage import Json, Stage, asks, job, record
 
-pytestmark = pytest.mark.kube
 ADMISSION = "admissionregistration.k8s.io"
 
 
