@@ -11,6 +11,7 @@ import pytest
 from bireme.aws.down import other_regions, standing
 from bireme.aws.layout import CLUSTER_TAG, STACKS, Layout, choose_zones, stack_name
 from bireme.aws.policy import CALLS, action_of, execution_policy, operator_policy
+from bireme.aws.preflight import Finding, choose_layout, examine, identify
 from bireme.aws.templates import template_of
 from bireme.core.errors import BiremeError, CloudError
 from bireme.spec.cluster import NetworkFile, TrainerGroupFile, WorkersFile
@@ -185,6 +186,13 @@ def test_scale_changes_nothing_but_the_numbers(stage: Stage) -> None:
     assert groups == {thing.id for thing in stage.world.inventory() if thing.type == "AWS::EKS::Nodegroup"}
 
 
+def test_a_log_group_that_eks_made_again_is_listed(stage: Stage) -> None:
+    stage.up()
+    stage.down()
+    stage.world.plant("AWS::Logs::LogGroup", LogGroupName=f"/aws/eks/{NAME}/cluster")
+    assert [(thing.kind, thing.usd_month) for thing in stage.down()] == [("log group", None)]
+
+
 def test_the_wrong_region_is_told(stage: Stage) -> None:
     stage.up()
     assert other_regions(stage.aws("eu-central-1"), NAME) == ["us-west-2"]
@@ -273,6 +281,49 @@ def test_a_missing_permission_is_named(stage: Stage, action: str) -> None:
     with pytest.raises(BiremeError) as caught:
         whole_life(stage)
     assert action in f"{caught.value}"
+
+
+OPTIONAL = {"iam:GetRole", "eks:DeleteAccessEntry", "eks:DeletePodIdentityAssociation"}
+"""Without the first the tool works with the caller's own permissions; the others go with their cluster."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_permission_that_a_life_uses_is_needed_and_named() -> None:
+    whole = Stage.make()
+    as_operator(whole)
+    whole_life(whole)
+    unneeded = []
+    for action in sorted(whole.world.authorized - OPTIONAL):
+        stage = Stage.make()
+        as_operator(stage, without=action)
+        try:
+            whole_life(stage)
+            unneeded.append(action)
+        except BiremeError as e:
+            assert action in str(e), f"{action} is not named: {e}"
+    assert unneeded == []
+
+
+def preflight(stage: Stage) -> dict[str, Finding]:
+    aws = stage.aws()
+    return {each.name: each for each in examine(aws, choose_layout(aws, stage.file), identify(aws))}
+
+
+def test_preflight_finds_nothing_wrong_in_a_good_account(stage: Stage) -> None:
+    as_operator(stage)
+    assert {each.state for each in preflight(stage).values()} == {"ok"}
+
+
+def test_preflight_names_missing_permissions_quotas_and_versions(stage: Stage) -> None:
+    as_operator(stage, without="cloudformation:CreateStack")
+    stage.world.faults.quotas["L-34B43A08"] = 4
+    stage.file = msgspec.structs.replace(stage.file, kubernetes="1.99")
+    found = preflight(stage)
+    assert found["permissions"].text == "missing: cloudformation:CreateStack"
+    assert found["quotas"].text == "vCPUs of spot machines: 6 needed, 4 of 4 free"
+    assert found["Kubernetes"].text == "EKS does not offer 1.99"
+    assert {found[name].state for name in ("permissions", "quotas", "Kubernetes")} == {"wrong"}
 
 
 def draw_faults(world: World, draw: random.Random) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from bireme.aws import prices
 from bireme.aws.causes import AwsError
 from bireme.aws.client import Aws
-from bireme.aws.layout import CLUSTER_TAG, STACKS, repository_name, role_path, stack_name
+from bireme.aws.layout import CLUSTER_TAG, STACKS, log_group, repository_name, role_path, stack_name
 from bireme.aws.stacks import find_stack
 from bireme.aws.sweep import Ground, balancers, tags_of
 
@@ -37,16 +37,19 @@ class Thing:
 
 def audit(aws: Aws, cluster: str) -> list[Thing]:
     """Everything that is there of a cluster now."""
-    found = [*_stacks(aws, cluster), *_control_plane(aws, cluster)]
-    has_cluster = any(thing.kind == "EKS cluster" for thing in found)
-    # Tags with only the cluster's name on them count while that name is ours, or nobody's.
-    is_ours = has_cluster or not _exists(aws, cluster)
+    there = describe_cluster(aws, cluster)
+    is_ours = there is None or (there.get("tags") or {}).get(CLUSTER_TAG) == cluster
+    found = list(_stacks(aws, cluster))
+    if there is not None and is_ours:
+        usd = prices.CONTROL_PLANE_USD_H * prices.MONTH_H
+        found.append(Thing("EKS cluster", cluster, usd, there.get("status", "")))
+    # Tags and names that only hold the cluster's name count while that name is ours, or nobody's.
     ground = Ground(cluster, owns_cluster=is_ours)
     found += _machines(aws, ground)
     found += _network(aws, ground)
     found += _balancers(aws, ground)
     found += file_systems(aws, cluster)
-    found += _named(aws, cluster)
+    found += _named(aws, ground)
     return [*found, *_others(aws, cluster)]
 
 
@@ -67,31 +70,25 @@ def describe_cluster(aws: Aws, cluster: str) -> dict[str, Any] | None:
         raise
 
 
-def _exists(aws: Aws, cluster: str) -> bool:
-    return describe_cluster(aws, cluster) is not None
-
-
-def _control_plane(aws: Aws, cluster: str) -> Iterator[Thing]:
-    found = describe_cluster(aws, cluster)
-    if found is not None and (found.get("tags") or {}).get(CLUSTER_TAG) == cluster:
-        yield Thing("EKS cluster", cluster, prices.CONTROL_PLANE_USD_H * prices.MONTH_H, found.get("status", ""))
-
-
 def _tagged(ground: Ground) -> list[dict[str, Any]]:
     return [{"Name": f"tag:{CLUSTER_TAG}", "Values": [ground.cluster]}]
 
 
 def _each(aws: Aws, operation: str, key: str, ground: Ground) -> Iterator[dict[str, Any]]:
     """Things of EC2 with our tag, and those with Kubernetes' tag for our cluster."""
-    seen = set()
+    seen: set[str] = set()
     queries = [_tagged(ground)]
     if ground.owns_cluster:
         queries.append([{"Name": f"tag:kubernetes.io/cluster/{ground.cluster}", "Values": ["owned"]}])
     for filters in queries:
         for each in aws.pages("ec2", operation, key, Filters=filters):
-            if (id_ := repr(sorted(each.items(), key=lambda item: item[0]))) not in seen:
+            id_ = next(str(each[name]) for name in _IDS if name in each)
+            if id_ not in seen:
                 seen.add(id_)
                 yield each
+
+
+_IDS = ("ReservationId", "VolumeId", "NetworkInterfaceId", "GroupId")
 
 
 def _machines(aws: Aws, ground: Ground) -> Iterator[Thing]:
@@ -135,7 +132,8 @@ def file_systems(aws: Aws, cluster: str) -> Iterator[Thing]:
             yield Thing("file system", each["FileSystemId"], usd, f"{size / GB:.1f} GiB of data", is_data=True)
 
 
-def _named(aws: Aws, cluster: str) -> Iterator[Thing]:
+def _named(aws: Aws, ground: Ground) -> Iterator[Thing]:
+    cluster = ground.cluster
     for each in aws.pages("iam", "ListRoles", "Roles", PathPrefix=role_path(cluster)):
         yield Thing("role", each["RoleName"])
     try:
@@ -145,12 +143,49 @@ def _named(aws: Aws, cluster: str) -> Iterator[Thing]:
     except AwsError as e:
         if not e.is_absent:
             raise
-    # A log group of this name may be of a cluster that was never ours: our tag decides.
-    name = f"/aws/eks/{cluster}/cluster"
-    tagged = {arn.removesuffix(":*").rpartition(":log-group:")[2] for arn in _arns(aws, cluster) if ":logs:" in arn}
+    # EKS may write its last lines after the cluster is gone, and makes the group again for them, without our tag.
+    if ground.owns_cluster and has_log_group(aws, cluster):
+        yield Thing("log group", log_group(cluster), None, "billed by the bytes that it holds")
+
+
+def has_log_group(aws: Aws, cluster: str) -> bool:
+    """Whether there is a log group of the control plane's name."""
+    return _log_group_arn(aws, cluster) is not None
+
+
+def _log_group_arn(aws: Aws, cluster: str) -> str | None:
+    name = log_group(cluster)
     for each in aws.pages("logs", "DescribeLogGroups", "logGroups", logGroupNamePrefix=name):
-        if each["logGroupName"] == name and name in tagged:
-            yield Thing("log group", name, None, "billed by the bytes that it holds")
+        if each["logGroupName"] == name:
+            return str(each["arn"]).removesuffix(":*")
+    return None
+
+
+def _log_tags(aws: Aws, arn: str) -> dict[str, str]:
+    return dict(aws.call("logs", "ListTagsForResource", resourceArn=arn).get("tags") or {})
+
+
+def has_foreign_log_group(aws: Aws, cluster: str) -> bool:
+    """Whether a log group of that name is there that our stack could not make anew, as it is not ours to delete."""
+    arn = _log_group_arn(aws, cluster)
+    if arn is None:
+        return False
+    return bool(_log_tags(aws, arn).get(CLUSTER_TAG) != cluster)
+
+
+def delete_log_group(aws: Aws, cluster: str) -> bool:
+    """Delete the log group that our platform stack made and left, once its cluster is gone; by its tag."""
+    arn = _log_group_arn(aws, cluster)
+    if arn is None or describe_cluster(aws, cluster) is not None:
+        return False
+    try:
+        if _log_tags(aws, arn).get(CLUSTER_TAG) != cluster:
+            return False
+        aws.call("logs", "DeleteLogGroup", logGroupName=log_group(cluster))
+    except AwsError as e:
+        if not e.is_absent:
+            raise
+    return True
 
 
 def _arns(aws: Aws, cluster: str) -> list[str]:

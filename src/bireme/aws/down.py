@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from bireme.aws.audit import Thing, audit, file_systems
+from bireme.aws.audit import Thing, audit, delete_log_group, file_systems
 from bireme.aws.causes import AwsError, to_error
 from bireme.aws.client import Aws
 from bireme.aws.decide import FAILED, Stack, Step, next_down
@@ -99,6 +99,8 @@ def _remove_all(stacks: Stacks, cluster: str, note: Note, *, deletes_data: bool)
     # Volumes are free once the machines are gone, and nobody's once the cluster is.
     sweep(stacks, cluster, note)
     remove(stacks, cluster, "platform", note)
+    if delete_log_group(stacks.aws, cluster):
+        note("deleted the control plane's log group")
     _storage(stacks, cluster, note, deletes_data=deletes_data)
 
 

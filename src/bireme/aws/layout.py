@@ -40,6 +40,11 @@ def repository_name(cluster: str) -> str:
     return f"bireme-{cluster}"
 
 
+def log_group(cluster: str) -> str:
+    """The log group of a cluster's control plane, whose name EKS decides."""
+    return f"/aws/eks/{cluster}/cluster"
+
+
 def role_path(cluster: str) -> str:
     """The IAM path of a cluster's roles, by which they can be listed."""
     return f"/bireme/{cluster}/"

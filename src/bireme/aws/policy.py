@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE, STACKS, stack_name
+from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE, STACKS, log_group, stack_name
 
 Policy = dict[str, Any]
 Statement = dict[str, Any]
@@ -29,7 +29,7 @@ _CALLED = {
     "cloudformation": "CreateStack DescribeStacks DescribeStackEvents DescribeStackResources CreateChangeSet "
     "DescribeChangeSet ExecuteChangeSet DeleteChangeSet DeleteStack ContinueUpdateRollback "
     "UpdateTerminationProtection DetectStackDrift DescribeStackDriftDetectionStatus",
-    "iam": "GetRole ListRoles",
+    "iam": "GetRole ListRoles SimulatePrincipalPolicy",
     "ec2": "DescribeAvailabilityZones DescribeInstanceTypeOfferings DescribeRegions DescribeVpcs DescribeSubnets "
     "DescribeKeyPairs DescribeInstances DescribeVolumes DescribeAddresses DescribeNatGateways "
     "DescribeNetworkInterfaces DescribeSecurityGroups DeleteNetworkInterface DeleteSecurityGroup DeleteVolume",
@@ -38,7 +38,7 @@ _CALLED = {
     "elbv2": "DescribeLoadBalancers DescribeTags DeleteLoadBalancer",
     "elb": "DescribeLoadBalancers DescribeTags DeleteLoadBalancer",
     "ecr": "GetAuthorizationToken DescribeRepositories",
-    "logs": "DescribeLogGroups",
+    "logs": "DescribeLogGroups ListTagsForResource DeleteLogGroup",
     "kms": "DescribeKey",
     "service-quotas": "GetServiceQuota",
     "resourcegroupstaggingapi": "GetResources",
@@ -154,6 +154,7 @@ def operator_policy(cluster: str | None = None) -> Policy:
     stacks = [f"arn:aws:cloudformation:*:*:{what}/{name}/*" for name in names for what in ("stack", "changeSet")]
     repositories = f"arn:aws:ecr:*:*:repository/bireme-{cluster or '*'}"
     role = f"arn:aws:iam::*:role/{EXECUTION_ROLE}"
+    logs = f"arn:aws:logs:*:*:log-group:{log_group(cluster or '*')}*"
     actions = {action_of(call) for call in CALLS} - {"sts:GetCallerIdentity"}
     ours = {"Null": {f"aws:ResourceTag/{CLUSTER_TAG}": "false"}}
     if cluster:
@@ -173,7 +174,9 @@ def operator_policy(cluster: str | None = None) -> Policy:
         _allow("Data", {"elasticfilesystem:DeleteFileSystem"}, _FILE_SYSTEMS, ours),
         _allow("Strays", strays - interfaces, _STRAYS, _kubernetes_tags(cluster)),
         _allow("StrayInterfaces", interfaces, _STRAYS[:1], _interface_tags(cluster)),
+        _allow("LogGroup", {"logs:ListTagsForResource", "logs:DeleteLogGroup"}, logs),
         _allow("KnowRole", {"iam:GetRole"}, "arn:aws:iam::*:role/*"),
+        _allow("KnowYourself", {"iam:SimulatePrincipalPolicy"}, ["arn:aws:iam::*:role/*", "arn:aws:iam::*:user/*"]),
     ]
     granted = {action for statement in statements for action in statement["Action"]}
     at = {action for action in actions - granted - _LISTED if action.partition(":")[0] in looked}
@@ -188,6 +191,14 @@ _STRAYS = [
 ]
 _LISTED = {"eks:DescribeClusterVersions", "elasticfilesystem:DescribeFileSystems"}
 """Actions that list, which IAM lets nobody narrow."""
+
+
+def checkable(cluster: str, region: str, account: str) -> dict[str, list[str]]:
+    """By resource, the operator's actions that IAM can be asked about before anything is there."""
+    stack = f"arn:aws:cloudformation:{region}:{account}:stack/{stack_name(cluster, 'platform')}/new"
+    places = {"Stacks": stack, "Look": "*"}
+    found = {each["Sid"]: each["Action"] for each in operator_policy()["Statement"]}
+    return {place: found[sid] for sid, place in places.items()}
 
 
 def _kubernetes_tags(cluster: str | None) -> Policy | None:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from bireme.aws.audit import describe_cluster
+from bireme.aws.audit import describe_cluster, has_foreign_log_group
 from bireme.aws.causes import AwsError, explain
 from bireme.aws.client import Aws
-from bireme.aws.layout import CLUSTER_TAG, Layout, choose_zones
+from bireme.aws.layout import CLUSTER_TAG, Layout, choose_zones, log_group
+from bireme.aws.policy import checkable
 from bireme.aws.stacks import find_stack
 from bireme.spec.cluster import ClusterFile, GroupFile
 
@@ -96,9 +97,10 @@ def choose_layout(aws: Aws, file: ClusterFile) -> Layout:
     return Layout(file, choose_zones(file, there if len(there) == 2 else offered_zones(aws, file)))
 
 
-def examine(aws: Aws, layout: Layout) -> list[Finding]:
+def examine(aws: Aws, layout: Layout, identity: Identity) -> list[Finding]:
     """Every check, in the order in which people read them."""
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("permissions", lambda: _permissions(aws, layout, identity)),
         ("zones", lambda: _zones(aws, layout)),
         ("Kubernetes", lambda: _version(aws, layout)),
         ("name", lambda: _name(aws, layout)),
@@ -118,6 +120,20 @@ def examine(aws: Aws, layout: Layout) -> list[Finding]:
             else:
                 found.append(Finding(name, "warning", text, known.fix if known else ""))
     return found
+
+
+def _permissions(aws: Aws, layout: Layout, identity: Identity) -> Iterator[Finding]:
+    denied: list[str] = []
+    for place, actions in checkable(layout.name, aws.region, identity.account).items():
+        asked = {"PolicySourceArn": identity.principal, "ActionNames": actions, "ResourceArns": [place]}
+        for each in aws.pages("iam", "SimulatePrincipalPolicy", "EvaluationResults", **asked):
+            if each["EvalDecision"] != "allowed":
+                denied.append(each["EvalActionName"])
+    if denied:
+        text = f"missing: {', '.join(sorted(denied)[:6])}{f' and {len(denied) - 6} more' if len(denied) > 6 else ''}"
+        yield Finding("permissions", "wrong", text, "attach the policy that `bireme cluster policy` prints")
+    else:
+        yield Finding("permissions", "ok", "yours are enough to start stacks and to look at them")
 
 
 def _zones(aws: Aws, layout: Layout) -> Iterator[Finding]:
@@ -161,8 +177,16 @@ def _name(aws: Aws, layout: Layout) -> Iterator[Finding]:
     if taken or not is_ours:
         text = f"{taken[0] if taken else f'an EKS cluster {layout.name}'} exists, and bireme did not make it"
         yield Finding("name", "wrong", text, "choose another `name`")
+    elif cluster is None and not _has_platform(aws, layout) and has_foreign_log_group(aws, layout.name):
+        name = log_group(layout.name)
+        fix = f"`aws logs delete-log-group --log-group-name {name}` if you need its lines no more"
+        yield Finding("name", "wrong", f"an earlier cluster of that name left its log group {name}", fix)
     else:
         yield Finding("name", "ok", f"{layout.name} is {'free' if cluster is None else 'yours'}")
+
+
+def _has_platform(aws: Aws, layout: Layout) -> bool:
+    return find_stack(aws, layout.stack("platform")) is not None
 
 
 def _quotas(aws: Aws, layout: Layout) -> Iterator[Finding]:

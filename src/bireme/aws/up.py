@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bireme.aws.audit import file_systems
+from bireme.aws.audit import delete_log_group, file_systems
 from bireme.aws.causes import AwsError, to_error
 from bireme.aws.client import Aws
 from bireme.aws.decide import Stack, Step, next_up
@@ -98,6 +98,8 @@ def settle(stacks: Stacks, wanted: Wanted, kind: StackKind, outputs: Mapping[str
         if step is Step.CREATE:
             if kind == "storage":
                 _refuse_second_file_system(stacks, layout.name)
+            if kind == "platform":
+                delete_log_group(stacks.aws, layout.name)
             note(f"creating {name}")
             parameters = parameters_of(wanted, kind, outputs)
             return _checked(stacks, stacks.create(name, body, parameters, wanted.tags, protects=kind == "storage"))

@@ -88,7 +88,7 @@ def ask_aws(aws: Aws, file: ClusterFile) -> tuple[Plan, Identity, Layout]:
     try:
         identity = identify(aws)
         layout = choose_layout(aws, file)
-        findings = tuple(examine(aws, layout))
+        findings = tuple(examine(aws, layout, identity))
         if not file.access.admins:
             findings = (can_administer(identity), *findings)
         stacks = Stacks(aws, role=execution_role(aws))

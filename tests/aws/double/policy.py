@@ -133,6 +133,7 @@ def authorize(world: World, principal: str, action: str, context: Context) -> No
     """Raise the error that AWS answers when the principal may not perform the action."""
     if action in _ALWAYS_ALLOWED:
         return
+    world.authorized.add(action)
     context.keys.setdefault("aws:RequestedRegion", world.home)
     documents = documents_of(world, principal)
     verdict = "allowed" if documents is None else decide(documents, action, context)

@@ -360,6 +360,23 @@ def _is_of_type(arn: str, wanted: str) -> bool:
     return parts[2] == service and (not kind or parts[5].split("/")[0].split(":")[0] == kind)
 
 
+def _log_group(call: Call, name: str) -> Thing:
+    found = call.region.get("AWS::Logs::LogGroup", name)
+    if found is None:
+        raise ApiError("ResourceNotFoundException", "The specified log group does not exist.")
+    return found
+
+
+@operation("logs", "ListTagsForResource")
+def list_log_tags(call: Call) -> dict[str, Any]:
+    return {"tags": dict(_log_group(call, call.params["resourceArn"].rpartition(":log-group:")[2]).tags)}
+
+
+@operation("logs", "DeleteLogGroup")
+def delete_log_group(call: Call) -> None:
+    call.region.remove(_log_group(call, call.params["logGroupName"]))
+
+
 @operation("logs", "DescribeLogGroups")
 def describe_log_groups(call: Call) -> dict[str, Any]:
     prefix = call.params.get("logGroupNamePrefix", "")

@@ -136,6 +136,8 @@ class World:
         self.policies: dict[str, list[dict[str, Any]]] = {}
         self.principals: dict[str, str] = {}  # access key -> ARN
         self.kubernetes: tuple[str, str] | None = None
+        self.authorized: set[str] = set()
+        """Every IAM action that was asked for."""
         self.event_page = 100
         """Events in one answer; tests that poll much have fewer, as parsing them is most of their time."""
         self.registry = f"{account}.dkr.ecr.{region}.amazonaws.com"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from bireme.aws.layout import JOB_ACCOUNT, NAMESPACE, Layout, repository_name, role_path
+from bireme.aws.layout import JOB_ACCOUNT, NAMESPACE, Layout, log_group, repository_name, role_path
 from bireme.aws.templates.network import LETTERS, network, vpc_id, worker_subnets
 from bireme.aws.templates.parts import (
     Resource,
@@ -25,6 +25,7 @@ from bireme.aws.templates.parts import (
 USER = 1000
 """Who pods are; the access point makes every file theirs."""
 LOG_DAYS = 14
+KEPT = {"DeletionPolicy": "RetainExceptOnCreate", "UpdateReplacePolicy": "Retain"}
 ADDONS = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent")
 """Add-ons that become active without a machine; those that need one are in the workers' stack."""
 EFS_ACCOUNTS = {"Controller": "efs-csi-controller-sa", "Node": "efs-csi-node-sa"}
@@ -68,9 +69,10 @@ def platform(layout: Layout) -> Template:
 
 def _control_plane(layout: Layout) -> Iterator[tuple[str, Resource]]:
     file, path = layout.file, role_path(layout.name)
-    # EKS would make the log group itself, without an end to its retention, and leave it behind.
-    group = {"LogGroupName": f"/aws/eks/{layout.name}/cluster", "RetentionInDays": LOG_DAYS}
-    yield "ControlPlaneLogs", resource("Logs::LogGroup", group, DeletionPolicy="Delete", UpdateReplacePolicy="Delete")
+    # EKS would make the log group itself, without an end to its retention. Were it deleted before the cluster, EKS
+    # would make it again; so CloudFormation keeps it, and `down` deletes it once the cluster is gone.
+    group = {"LogGroupName": log_group(layout.name), "RetentionInDays": LOG_DAYS}
+    yield "ControlPlaneLogs", resource("Logs::LogGroup", group, **KEPT)
     role = {"Path": path, "AssumeRolePolicyDocument": trust("eks.amazonaws.com", *POD_ACTIONS)}
     yield "ClusterRole", resource("IAM::Role", {**role, "ManagedPolicyArns": managed("AmazonEKSClusterPolicy")})
     properties = {
