@@ -106,7 +106,7 @@ def _machines(aws: Aws, ground: Ground) -> Iterator[Thing]:
 def _network(aws: Aws, ground: Ground) -> Iterator[Thing]:
     tagged = _tagged(ground)
     for each in aws.pages("ec2", "DescribeNatGateways", "NatGateways", Filter=tagged):
-        if each["State"] not in ("deleted", "failed"):
+        if each["State"] not in ("deleted", "failed") and ground.is_ours(tags_of(each)):
             yield Thing("NAT gateway", each["NatGatewayId"], prices.NAT_USD_H * prices.MONTH_H, each["State"])
     for each in aws.call("ec2", "DescribeAddresses", Filters=tagged).get("Addresses", ()):
         yield Thing("address", each["AllocationId"], prices.ADDRESS_USD_H * prices.MONTH_H)

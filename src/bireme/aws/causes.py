@@ -25,6 +25,8 @@ class AwsError(Exception):
     @property
     def is_absent(self) -> bool:
         """Whether AWS says that the thing asked for does not exist."""
+        if self.code in ("ProfileNotFound", "ConfigNotFound"):
+            return False  # boto3's own words about this machine: AWS was not asked
         return bool(_ABSENT.search(self.code)) or "does not exist" in self.message
 
 

@@ -139,7 +139,10 @@ def _permissions(aws: Aws, layout: Layout, identity: Identity) -> Iterator[Findi
 def _zones(aws: Aws, layout: Layout) -> Iterator[Finding]:
     offered = offered_zones(aws, layout.file)
     missing = [zone for zone in layout.zones if zone not in offered]
-    if len(layout.zones) < 2:
+    if not offered:
+        types = ", ".join(sorted({*layout.file.workers.servers.types, *layout.file.workers.trainers.types}))
+        yield Finding("zones", "wrong", f"no zone of {aws.region} offers {types}", "choose other `types`")
+    elif len(layout.zones) < 2:
         text = f"{layout.file.region} offers these types in one zone only"
         yield Finding("zones", "wrong", text, "choose other `types`: a control plane needs two zones")
     elif missing:

@@ -46,7 +46,7 @@ class Open:
 
     def told(self, now: float) -> str:
         """Its name, for how long, and how long that usually takes."""
-        return f"{self.resource} ({span(now - self.since)} of about {span(usual_s(self.kind))})"
+        return f"{self.resource} ({span(max(0.0, now - self.since))} of about {span(usual_s(self.kind))})"
 
 
 @dataclass(slots=True)

@@ -192,9 +192,14 @@ LASTING = ("AWS::EKS::Cluster", "AWS::EC2::VPC", "AWS::EC2::Subnet", "AWS::EFS::
 """What cannot be replaced while it is in use: by its name, its addresses, or because one zone takes one."""
 
 
+def replaced(changes: ChangeSet) -> list[str]:
+    """What a change would replace that cannot be replaced while the cluster is up."""
+    return [change.resource for change in changes.changes if change.kind in LASTING and change.replaces]
+
+
 def refuse_loss(stacks: Stacks, changes: ChangeSet) -> None:
     """A change that would replace data by an empty file system, or a cluster under its jobs, is never made."""
-    moved = [change.resource for change in changes.changes if change.kind in LASTING and change.replaces]
+    moved = replaced(changes)
     if moved:
         stacks.forget(changes)
         raise CloudError(

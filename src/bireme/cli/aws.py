@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.cli.aws_common import Target, file_option, json_option, say, target_options
+from bireme.cli.aws_common import DEFAULT_FILE, Target, file_option, json_option, say, target_options
 from bireme.cli.aws_down import down, status
 from bireme.cli.aws_init import init
 from bireme.cli.aws_up import scale, up
@@ -51,6 +51,7 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
     AWS is asked too: who you are, zones, versions, quotas, free names, and what a change would replace.
     """
     from bireme.aws import plan as planning
+    from bireme.aws.causes import AwsError, to_error
     from bireme.aws.client import Aws
     from bireme.aws.layout import Layout, choose_zones
     from bireme.core.errors import CloudError, MissingError
@@ -65,6 +66,8 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
         has_credentials = aws is not None and aws.has_credentials
     except MissingError:
         aws, has_credentials = None, False
+    except AwsError as e:
+        raise to_error(e, "use your AWS credentials") from e
     if aws is not None and has_credentials:
         from bireme.cli.aws_up import ask_aws
 
@@ -77,7 +80,8 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
         if not has_credentials:
             why = "as asked" if offline else "there are no AWS credentials here"
             click.echo(f"\nAWS was not asked ({why}): quotas, zones and free names are not checked")
-        click.echo(f"next: `{command_name()} cluster up{'' if path.name == str(path) else f' -f {path}'}`")
+        if not found.wrong:
+            click.echo(f"next: `{command_name()} cluster up{'' if path == DEFAULT_FILE else f' -f {path}'}`")
     if found.wrong:
         raise SystemExit(CloudError.exit_code)
 
@@ -142,7 +146,10 @@ def print_price(estimate: Estimate) -> None:
         price = "unknown" if item.usd_h is None else f"${item.usd_h:.4f}/h"
         click.echo(f"  {price:>12}  {item.name}{f' ({item.note})' if item.note else ''}")
     total, month = estimate.usd_h, estimate.usd_h * prices.MONTH_H
-    click.echo(f"about ${total:.2f} an hour, ${month:,.0f} a month (list prices of {prices.DATE}, an estimate)")
+    about = (
+        f"at least ${total:.2f} an hour, and what has no price" if estimate.unknown else f"about ${total:.2f} an hour"
+    )
+    click.echo(f"{about}, ${month:,.0f} a month (list prices of {prices.DATE}, an estimate)")
     for note in prices.usage_notes():
         click.echo(f"  and by use: {note}")
 

@@ -69,7 +69,10 @@ def find_target(name: str | None, region: str | None, path: Path) -> Target:
     """The cluster that the command line means: by name, or by its file."""
     from bireme.spec.cluster_load import load_cluster
 
-    file = load_cluster(path) if path.exists() or name is None else None
+    if name is None and not path.exists():
+        fix = "name the cluster, `NAME --region REGION`, or its file with -f"
+        raise UsageError(f"which cluster? there is no file {path}", fix=fix)
+    file = load_cluster(path) if path.exists() else None
     if file is not None and name in (None, file.name):
         return Target(file.name, region or file.region, file)
     where = region or aws_region()

@@ -152,6 +152,7 @@ def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) 
     """
     from bireme.aws.causes import AwsError, to_error
     from bireme.aws.down import standing, take_down
+    from bireme.aws.preflight import identify
     from bireme.aws.stacks import Stacks
     from bireme.aws.up import execution_role
 
@@ -164,6 +165,7 @@ def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) 
             _nothing_here(aws, target, deletes_data=delete_data is not None, is_sure=is_sure, as_json=as_json)
             return
         role = execution_role(aws)
+        say(f"{target.name} in {target.region}, account {identify(aws).account}:")
     except AwsError as e:
         raise to_error(e, f"look for {target.name}") from e
     _announce(there, deletes_data=delete_data is not None)
@@ -193,9 +195,10 @@ def _nothing_here(aws: Aws, target: Target, *, deletes_data: bool, is_sure: bool
         say(f"the file system {thing.id} ({thing.note}) goes, WITH ALL DATA")
     if kept:
         confirm(f"delete the data of {target.name}?", is_sure=is_sure)
+    say(f"there is no stack of a cluster {target.name} in {target.region}; looking for what it may have left")
     left = take_down(Stacks(aws), target.name, None, say, deletes_data=deletes_data)
     _forget_access(target)
-    _report(target, left, as_json=as_json)
+    _report(target, left, as_json=as_json, was_there=bool(kept))
 
 
 def _announce(there: Standing, *, deletes_data: bool) -> None:
@@ -219,7 +222,7 @@ def _forget_access(target: Target) -> None:
         write_kubeconfig(Path(path), after)
 
 
-def _report(target: Target, left: list[Thing], *, as_json: bool) -> None:
+def _report(target: Target, left: list[Thing], *, as_json: bool, was_there: bool = True) -> None:
     import msgspec
 
     kept = [thing for thing in left if thing.is_data]
@@ -244,6 +247,9 @@ def _report(target: Target, left: list[Thing], *, as_json: bool) -> None:
             f"{target.name} is down, but this is left:\n{lines}",
             fix="run the same command again; what is not ours must be deleted by whoever made it",
         )
+    if not (was_there or kept):
+        click.echo(f"there is no cluster {target.name} in {target.region}, and nothing of one; nothing was changed")
+        return
     click.echo(f"{target.name} is gone: nothing left" + (" but the data" if kept else ", nothing billed"))
 
 

@@ -59,12 +59,13 @@ def up(
 
     file = load_cluster(path)
     aws = Aws(file.region)
+    expires = expires_at(ttl, aws.clock.now()) if ttl else ""
     found, identity, layout = ask_aws(aws, file)
     if not as_json:
         print_plan(found)
     _refuse(found, max_hourly, accepts_unknown=accept_unknown_cost)
     confirm(f"make this in account {identity.account}?", is_sure=is_sure)
-    wanted = Wanted(layout, identity.principal, expires_at(ttl, aws.clock.now()) if ttl else "")
+    wanted = Wanted(layout, identity.principal, expires)
     watcher = Watcher(aws.clock.now)
     with interruptible(f"up{'' if path == Path('cluster.yaml') else f' -f {path}'}"), watcher.shown():
         stacks = Stacks(aws, watcher, execution_role(aws))
@@ -81,9 +82,9 @@ def ask_aws(aws: Aws, file: ClusterFile) -> tuple[Plan, Identity, Layout]:
 
     from bireme.aws.causes import AwsError, to_error
     from bireme.aws.plan import offline, proposed
-    from bireme.aws.preflight import can_administer, choose_layout, examine, identify
+    from bireme.aws.preflight import Finding, can_administer, choose_layout, examine, identify
     from bireme.aws.stacks import Stacks
-    from bireme.aws.up import Wanted, execution_role
+    from bireme.aws.up import Wanted, execution_role, replaced
 
     try:
         identity = identify(aws)
@@ -96,7 +97,12 @@ def ask_aws(aws: Aws, file: ClusterFile) -> tuple[Plan, Identity, Layout]:
         raise to_error(e, "ask AWS about this cluster") from e
     found = dataclasses.replace(offline(layout), findings=findings)
     changes = proposed(stacks, Wanted(layout, identity.principal))
-    return dataclasses.replace(found, changes=changes), identity, layout
+    moved = [name for each in changes.values() if each is not None for name in replaced(each)]
+    if moved:
+        text = f"{', '.join(moved)} would be replaced, which cannot be done while the cluster is up"
+        fix = "undo the change in cluster.yaml, or `bireme cluster down` and `up`: the data stays"
+        findings = (*findings, Finding("changes", "wrong", text, fix))
+    return dataclasses.replace(found, changes=changes, findings=findings), identity, layout
 
 
 def _refuse(found: Plan, max_hourly: float | None, *, accepts_unknown: bool) -> None:
@@ -107,6 +113,9 @@ def _refuse(found: Plan, max_hourly: float | None, *, accepts_unknown: bool) -> 
     if found.estimate.unknown and not accepts_unknown:
         what = ", ".join(found.estimate.unknown)
         raise SpecError(f"our table has no price for {what}", fix="look it up, then add --accept-unknown-cost")
+    if max_hourly is not None and found.estimate.unknown:
+        what = ", ".join(found.estimate.unknown)
+        raise SpecError(f"--max-hourly cannot be kept: our table has no price for {what}", fix="leave it out")
     if max_hourly is not None and found.estimate.usd_h > max_hourly:
         raise SpecError(
             f"this would cost about ${found.estimate.usd_h:.2f} an hour, more than --max-hourly {max_hourly:.2f}",
@@ -116,7 +125,7 @@ def _refuse(found: Plan, max_hourly: float | None, *, accepts_unknown: bool) -> 
 
 def expires_at(ttl: str, now: float) -> str:
     """The moment that a duration such as `8h` or `2d` comes to."""
-    found = re.fullmatch(r"(\d+)\s*([mhd])", ttl)
+    found = re.fullmatch(r"([1-9]\d*)\s*([mhd])", ttl)
     if found is None:
         raise UsageError(f"--ttl {ttl}: expected a number with m, h or d, such as `8h`")
     unit = {"m": "minutes", "h": "hours", "d": "days"}[found[2]]

@@ -69,7 +69,9 @@ def _describe(name: str, key: str, type_: str, ids: str, not_found: str, view: V
             raise ApiError(not_found, f"The ID '{missing[0]}' does not exist")
         views = [view(call.region, t) for t in sorted(things, key=lambda t: t.id)]
         views = [v for v in views if not wanted or v[ids.rstrip("s")] in wanted]
-        views = [v for v in views if all(_passes(v, f) for f in call.params.get("Filters", []))]
+        # DescribeNatGateways calls them Filter.
+        wanted = [*call.params.get("Filters", []), *call.params.get("Filter", [])]
+        views = [v for v in views if all(_passes(v, f) for f in wanted)]
         found, token = page(views, call.params.get("NextToken"), call.params.get("MaxResults", 1000))
         if key == "Reservations":
             found = [{"ReservationId": "r-0", "Instances": [v]} for v in found]

@@ -77,6 +77,11 @@ def test_every_cause_has_a_text_that_shows_it() -> None:
     assert len(TEXTS) >= 30
 
 
+def test_a_profile_that_is_not_there_is_not_a_cluster_that_is_not_there() -> None:
+    assert not AwsError("credentials", "ProfileNotFound", "The config profile (x) could not be found").is_absent
+    assert AwsError("eks.DescribeCluster", "ResourceNotFoundException", "No cluster found").is_absent
+
+
 def test_the_missing_permission_is_named() -> None:
     found = explain(TEXTS["denied"])
     assert found is not None and "eks:CreateCluster" in found.what

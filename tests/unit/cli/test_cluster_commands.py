@@ -1,0 +1,109 @@
+"""What the commands of `bireme cluster` say without an account: mistakes, plans and prices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bireme.cli.aws import cluster
+from bireme.cli.aws_up import expires_at
+from bireme.core.errors import BiremeError, CloudError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cluster, list(words))
+
+
+def error_of(*words: str) -> BiremeError:
+    found = run(*words).exception
+    assert isinstance(found, BiremeError), found
+    return found
+
+
+def init(region: str = "us-west-2", *more: str) -> None:
+    assert run("init", "paddle", "--region", region, "--api-cidr", "203.0.113.7", *more).exit_code == 0
+
+
+def test_a_plan_without_credentials_shows_stacks_ranges_and_the_price() -> None:
+    init()
+    told = run("plan").output
+    assert "bireme-paddle-platform: 34 resources" in told
+    assert "private 10.0.128.0/18 10.0.192.0/18" in told
+    assert "about $0.39 an hour" in told
+    assert "AWS was not asked (there are no AWS credentials here)" in told
+    assert told.splitlines()[-1] == "next: `bireme cluster up`"
+
+
+def test_a_plan_is_rendered_as_templates() -> None:
+    init()
+    assert run("plan", "--render", "out").exit_code == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "bireme-paddle-platform.json", "bireme-paddle-storage.json", "bireme-paddle-workers.json",
+    ]  # fmt: skip
+
+
+def test_what_has_no_price_is_never_counted_as_nothing() -> None:
+    init("us-west-2", "--types", "m99.large")
+    assert "at least $0.17 an hour, and what has no price" in run("plan").output
+    assert json.loads(run("cost", "--json").output)["unknown"] == ["servers: 1 x m99.large", "trainers: 3 x m99.large"]
+
+
+def test_a_profile_that_is_not_there_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    init()
+    monkeypatch.setenv("AWS_PROFILE", "nosuch")
+    for words in (("plan",), ("status",), ("kubeconfig",), ("down", "--yes"), ("up", "--yes")):
+        found = error_of(*words)
+        assert isinstance(found, CloudError)
+        assert "AWS_PROFILE names a profile that ~/.aws/config does not have" in found.what
+
+
+def test_credentials_that_are_missing_are_told_as_such() -> None:
+    init()
+    assert "there are no AWS credentials here" in error_of("up", "--yes").what
+
+
+@pytest.mark.parametrize("command", ["status", "down", "kubeconfig"])
+def test_a_command_without_a_file_asks_for_the_cluster(command: str) -> None:
+    found = error_of(command)
+    assert isinstance(found, UsageError)
+    assert "NAME --region REGION" in found.fix
+
+
+def test_data_goes_only_with_the_clusters_own_name() -> None:
+    init()
+    assert "the cluster is called paddle" in error_of("down", "--delete-data", "padle").what
+
+
+@pytest.mark.parametrize("ttl", ["banana", "0h", "-1h", "8"])
+def test_a_ttl_that_is_none_is_refused(ttl: str) -> None:
+    with pytest.raises(UsageError, match="such as `8h`"):
+        expires_at(ttl, 0)
+    assert expires_at("8h", 0) == "1970-01-01T08:00:00+00:00"
+
+
+def test_scale_keeps_the_comments_of_the_file() -> None:
+    from bireme.spec.cluster_load import load_cluster, set_counts
+
+    init()
+    text, file = set_counts(Path("cluster.yaml"), trainers=7, servers=2)
+    assert (file.workers.trainers.count, file.workers.servers.count) == (7, 2)
+    before = [line for line in Path("cluster.yaml").read_text().splitlines() if line.strip().startswith("#")]
+    assert all(line in text for line in before)
+    assert load_cluster(Path("cluster.yaml")).workers.trainers.count == 3
+
+
+def test_the_policies_are_printed_as_json() -> None:
+    assert json.loads(run("policy").output)["Version"] == "2012-10-17"
+    assert json.loads(run("policy", "--template").output)["Resources"]["ExecutionRole"]["Type"] == "AWS::IAM::Role"
