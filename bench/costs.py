@@ -25,10 +25,10 @@ from machine import machine_facts, report, summarise
 from numpy.typing import NDArray
 
 from bireme.core.errors import BiremeError, UsageError
-from bireme.ps import codec, wire
-from bireme.ps.frames import RECORD_NBYTES, Head, Kind, Record, pack_records, unpack_records
-from bireme.ps.optimizers import Segment, SliceOptimizer
+from bireme.ps.optim.optimizers import Segment, SliceOptimizer
 from bireme.ps.tree import Span, reduction
+from bireme.ps.wire import codec, frame_io
+from bireme.ps.wire.frames import RECORD_NBYTES, Head, Kind, Record, pack_records, unpack_records
 from bireme.spec.model import Coding, Method, Optimizer, Parameter
 
 FLOATS = 1_000_000
@@ -130,28 +130,28 @@ def decode_ns(coding: Coding) -> float:
 
 def payload_ns() -> tuple[float, float]:
     """One byte of a payload through TCP: what the sending and the receiving thread work for it."""
-    ours, theirs = map(wire.tune, _pair(socket.AF_INET))
+    ours, theirs = map(frame_io.tune, _pair(socket.AF_INET))
     given, taken = np.ones(PAYLOAD // 4, np.float32), np.zeros(PAYLOAD // 4, np.float32)
     sent: list[float] = []
     with ours, theirs:
-        sender = threading.Thread(target=lambda: sent.append(_seconds(lambda: wire.send_all(theirs, [given]))))
+        sender = threading.Thread(target=lambda: sent.append(_seconds(lambda: frame_io.send_all(theirs, [given]))))
         sender.start()
-        received = _seconds(lambda: wire.receive_into(ours, taken))
+        received = _seconds(lambda: frame_io.receive_into(ours, taken))
         sender.join()
     return sent[0] / PAYLOAD * 1e9, received / PAYLOAD * 1e9
 
 
 def frame_us() -> float:
     """One frame without a payload, made, sent, received and read; half of it is one end's."""
-    ours, theirs = map(wire.tune, _pair(socket.AF_INET))
+    ours, theirs = map(frame_io.tune, _pair(socket.AF_INET))
 
     def both_ends() -> None:
         for _ in range(FRAMES):
             packed = pack_records([Record(shard=0, is_last=False, samples=128)])
-            wire.send(theirs, Head(Kind.PUSH, records=1), packed)
-            head = wire.receive_head(ours)
+            frame_io.send(theirs, Head(Kind.PUSH, records=1), packed)
+            head = frame_io.receive_head(ours)
             assert head is not None
-            unpack_records(wire.receive_bytes(ours, RECORD_NBYTES), head.records)
+            unpack_records(frame_io.receive_bytes(ours, RECORD_NBYTES), head.records)
 
     with ours, theirs:
         return _seconds(both_ends) / FRAMES / 2 * 1e6

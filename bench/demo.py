@@ -20,7 +20,7 @@ from typing import Any
 
 from machine import machine_facts, report, summarise
 
-from bireme.local.demo import prepare
+from bireme.demo.prepare import prepare
 
 
 def train(job: Path, output: Path, flags: list[str], environment: dict[str, str]) -> dict[str, Any]:

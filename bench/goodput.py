@@ -26,7 +26,7 @@ from typing import Any
 from demo import train
 from machine import RESULTS, machine_facts
 
-from bireme.local.demo import prepare
+from bireme.demo.prepare import prepare
 from bireme.local.drilling import at_random
 from bireme.spec.load import load_job
 

@@ -36,7 +36,7 @@ from tools.kube.machine import wait_for
 from tools.kube.running import Places
 from tools.kube.victim import RANK, Pod, Victim
 
-from bireme.local.demo import prepare
+from bireme.demo.prepare import prepare
 
 NAMESPACE = f"bench-{os.getpid()}"
 TARGETS_S = {

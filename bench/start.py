@@ -23,11 +23,11 @@ from typing import Any
 from machine import machine_facts, report, summarise
 
 from bireme.core.errors import BiremeError
-from bireme.job.asking import ask
-from bireme.job.messages import Address, GetStatus
-from bireme.local.demo import prepare
+from bireme.demo.prepare import prepare
+from bireme.job.coordination.messages import Address, GetStatus
+from bireme.job.coordination.query import ask
 
-BIREME = [sys.executable, "-m", "bireme"]
+bireme = [sys.executable, "-m", "bireme"]
 PATIENCE_S = 60.0
 POLL_S = 0.002
 
@@ -86,7 +86,7 @@ def time_pserver(cwd: Path, environment: dict[str, str]) -> tuple[float, float]:
     """Seconds until a pserver's port opens, and until it has answered a question."""
     port = free_port()
     begun = time.perf_counter()
-    with running([*BIREME, "pserver", f"--port={port}"], cwd, environment):
+    with running([*bireme, "pserver", f"--port={port}"], cwd, environment):
         wait_for(lambda: is_listening(port), "a pserver's first accept")
         opened = time.perf_counter() - begun
         wait_for(lambda: bool(status_of(port)), "a pserver's first answer")
@@ -96,11 +96,11 @@ def time_pserver(cwd: Path, environment: dict[str, str]) -> tuple[float, float]:
 def time_trainer(cwd: Path, environment: dict[str, str]) -> float:
     """Seconds until a trainer has read its config and data and joined; a second one is never started."""
     port = free_port()
-    with running([*BIREME, "pserver", f"--port={port}", "--num_gradient_servers=2"], cwd, environment):
+    with running([*bireme, "pserver", f"--port={port}", "--num_gradient_servers=2"], cwd, environment):
         wait_for(lambda: bool(status_of(port)), "a pserver's first answer")
         begun = time.perf_counter()
         flags = [f"--port={port}", "--config=trainer_config.lr.py", "--save_dir=models"]
-        with running([*BIREME, "trainer", *flags], cwd, environment):
+        with running([*bireme, "trainer", *flags], cwd, environment):
             wait_for(lambda: bool(status_of(port).get("trainers")), "a trainer's joining")
             return time.perf_counter() - begun
 
@@ -121,7 +121,7 @@ def measure(reps: int, folder: Path) -> dict[str, dict[str, Any]]:
 
     for rep in range(reps + 1):
         note("python -c pass, s", time_command([sys.executable, "-c", "pass"]), rep)
-        note("bireme --help, s", time_command([*BIREME, "--help"]), rep)
+        note("bireme --help, s", time_command([*bireme, "--help"]), rep)
         opened, answered = time_pserver(folder, environment)
         note("pserver: start to first accept, s", opened, rep)
         note("pserver: start to first answer, s", answered, rep)

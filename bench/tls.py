@@ -30,7 +30,7 @@ from machine import RESULTS, machine_facts, summarise
 
 from bireme.core.certificates import files_of, make_ca
 from bireme.core.errors import BiremeError, UsageError
-from bireme.ps import security
+from bireme.ps.wire import security
 
 FLOATS = (1_000_000, 10_000_000)
 WAYS = ("plain", "tls")

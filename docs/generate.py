@@ -25,9 +25,10 @@ import why_page
 
 from bireme.cli.main import COMMANDS, bireme
 from bireme.core.faults import POINTS
-from bireme.job import coordinator, phases, status, supervise
-from bireme.kube.permissions import NEEDED
-from bireme.ps import wire
+from bireme.job.coordination import coordinator, phases, status
+from bireme.job.node import supervisor
+from bireme.kube.api.permissions import NEEDED
+from bireme.ps.wire import frame_io
 from bireme.spec.job import JobFile, RestartsFile, SnapshotsFile
 
 DOCS = Path(__file__).resolve().parent
@@ -109,14 +110,14 @@ def times_block() -> str:
     rows = {
         "a snapshot is taken every (`snapshots.every_s`; `every_rounds` for rounds)": f"{cuts.every_s:g} s",
         "a process that says nothing is named in `bireme status` after": f"{status.SILENT_S:g} s",
-        "a connection to a machine that does not answer is given up after": f"{wire.SILENCE_S} s",
-        "whoever stops in the middle of a frame is hung up on after": f"{wire.STALL_S:g} s",
+        "a connection to a machine that does not answer is given up after": f"{frame_io.SILENCE_S} s",
+        "whoever stops in the middle of a frame is hung up on after": f"{frame_io.STALL_S:g} s",
         "whoever is missing is waited for (`connect_timeout_s`)": f"{patience_s:g} s",
         "pservers, who may have kernels to compile and a snapshot to load, get more": (
             f"{coordinator.SET_UP_PATIENCE_S:g} s"
         ),
-        "a process that lived so long is started again at once": f"{supervise.SHORT_S:g} s",
-        "one that did not waits, twice as long each time, up to": f"{supervise.MAX_DELAY_S:g} s",
+        "a process that lived so long is started again at once": f"{supervisor.SHORT_S:g} s",
+        "one that did not waits, twice as long each time, up to": f"{supervisor.MAX_DELAY_S:g} s",
         "the job is given up if one process dies more often than (`restarts`)": (
             f"{restarts.limit} times in {restarts.within_s:g} s, or while the job gets no further"
         ),

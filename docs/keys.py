@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from bireme.aws.init import render
-from bireme.local.demo import JOB_YAML
+from bireme.demo.prepare import JOB_YAML
 from bireme.spec import cluster
 from bireme.spec.cluster_load import find_cluster_mistakes
 from bireme.spec.job import (

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bireme.job import messages as m
-from bireme.job.books import Past
-from bireme.job.coordinator import Coordinator
-from bireme.job.cuts import inputs_of
-from bireme.job.effects import Base, Effect, Load, Reach, Send, Write
-from bireme.job.manifest import Manifest
-from bireme.job.status import SILENT_S, waits_for
-from bireme.ps.frames import Flag, Head, Kind, Record
-from bireme.ps.rounds import Counts, LaneRounds, Late, Take, Totals
+from bireme.job.coordination import messages as m
+from bireme.job.coordination.coordinator import Coordinator
+from bireme.job.coordination.cuts import inputs_of
+from bireme.job.coordination.effects import Base, Effect, Load, Reach, Send, Write
+from bireme.job.coordination.status import SILENT_S, waits_for
+from bireme.job.output.journal import Past
+from bireme.job.output.manifest import Manifest
+from bireme.ps.lanes.rounds import Counts, LaneRounds, Late, Take, Totals
+from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.setup import Setup
-from bireme.ps.stream import LaneStream
 from bireme.ps.tree import spans_of
+from bireme.ps.wire.frames import Flag, Head, Kind, Record
 from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates, Wire
 
 NODES = 2
@@ -179,7 +179,7 @@ class World:
 
 
 def _lane(setup: Setup) -> LaneRounds | LaneStream:
-    """A pserver's bookkeeping as `bireme.ps.lane` makes it."""
+    """A pserver's bookkeeping as `bireme.ps.lanes.lane` makes it."""
     ids = {"job": setup.job, "view": setup.view}
     if setup.updates.is_streamed:
         bound = setup.updates.staleness if setup.updates.mode == "bounded" else None

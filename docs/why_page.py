@@ -9,21 +9,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bireme.kube.causes import TABLE, explain
-from bireme.kube.causes_facts import Cause, Situation, facts_from
+from bireme.diagnose.explain import TABLE, explain
+from bireme.diagnose.facts import Cause, Situation, facts_from
 
-RECORDED = Path(__file__).resolve().parents[1] / "tests/unit/kube/recorded"
+RECORDED = Path(__file__).resolve().parents[1] / "tests/unit/diagnose/recorded"
 CHAPTERS = {
-    "causes_creating": "Pods are refused",
-    "causes_scheduling": "No machine takes a pod",
-    "causes_volumes": "The volume is not there",
-    "causes_images": "The image cannot be had, or does not run",
-    "causes_starting": "A container does not start",
-    "causes_nodes": "A machine or the cluster ended a pod",
-    "causes_dying": "Pods end",
-    "causes_training": "The job says itself what is wrong",
-    "causes_peers": "Processes do not find, or wait for, each other",
-    "causes_resting": "The job waits, or nothing is wrong",
+    "creating": "Pods are refused",
+    "scheduling": "No machine takes a pod",
+    "volumes": "The volume is not there",
+    "images": "The image cannot be had, or does not run",
+    "starting": "A container does not start",
+    "nodes": "A machine or the cluster ended a pod",
+    "dying": "Pods end",
+    "training": "The job says itself what is wrong",
+    "peers": "Processes do not find, or wait for, each other",
+    "resting": "The job waits, or nothing is wrong",
 }
 HEAD = """\
 # Why is my job not running

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bireme.ps.cutting import PartDone
-from bireme.ps.server import PServer
+from bireme.ps.lanes.server import PServer
+from bireme.ps.snapshot.writer import PartDone
 
 PART_S = 60.0
 """How long a part may take until it is on disk."""

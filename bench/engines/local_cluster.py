@@ -30,22 +30,22 @@ from numpy.typing import NDArray
 
 import bireme
 from bireme.core.processes import die_with
-from bireme.ps import security
-from bireme.ps.client import Exchange, Identity, Link, connect, connect_near
-from bireme.ps.frames import Record
-from bireme.ps.memory import TrainerMemory
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Identity, Link, connect, connect_near
+from bireme.ps.lanes.server import PServer, listen
 from bireme.ps.plan import Layout
-from bireme.ps.rowframes import Block
-from bireme.ps.server import PServer, listen
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
+from bireme.ps.wire import security
+from bireme.ps.wire.frames import Record
+from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Coding, Method, Optimizer, Parameter, Rows, Wire
 from engines.cut_parts import PartsOf
 from engines.process import call_me
 from engines.running import BENCH, RunFailedError
 
 if TYPE_CHECKING:
-    from bireme.ps.coder import Coder
+    from bireme.ps.client.coder import Coder
 
 Floats = NDArray[np.float32]
 RATE = 2.0**-10
@@ -342,8 +342,8 @@ def _open_exchange(member: Member, addresses: Sequence[tuple[str, Sequence[int]]
     memory = TrainerMemory(layout, [Span(member.rank, member.rank + 1)], is_shared=is_near and setup.wire.is_exact)
     if setup.tables or not setup.wire.is_exact:
         # Only here: they bring Numba, which takes half a second to import.
-        from bireme.ps.coder import Coder
-        from bireme.ps.rowclient import RowLinks
+        from bireme.ps.client.coder import Coder
+        from bireme.ps.client.push_pull_rows import RowLinks
 
         coder = None if setup.wire.is_exact else Coder(setup.wire, layout)
         rows = RowLinks(reach(1), setup.tables) if setup.tables else None

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from bireme.programs.bow import BagOfWords
 from bireme.programs.columns import Batch, Column, InputType
-from bireme.ps.client import Exchange, Identity, Link, connect, connect_near
-from bireme.ps.frames import HEAD_NBYTES, RECORD_NBYTES, Record
-from bireme.ps.memory import TrainerMemory
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Identity, Link, connect, connect_near
+from bireme.ps.client.push_pull_rows import RowLinks
+from bireme.ps.lanes.server import PServer, listen
 from bireme.ps.plan import Layout
-from bireme.ps.rowclient import RowLinks
-from bireme.ps.rowframes import Block
-from bireme.ps.rowsums import unique
-from bireme.ps.server import PServer, listen
 from bireme.ps.setup import Setup
+from bireme.ps.sparse.row_sums import unique
 from bireme.ps.tree import Span, share_out
+from bireme.ps.wire.frames import HEAD_NBYTES, RECORD_NBYTES, Record
+from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Optimizer, Parameter, Rows
 from engines import workloads as w
 from engines.process import Task, answer, begin, time_steps

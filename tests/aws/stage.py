@@ -11,12 +11,12 @@ import botocore.loaders
 import botocore.session
 
 from bireme.aws.access import kubeconfig
-from bireme.aws.causes import AwsError, to_error
 from bireme.aws.client import Aws
-from bireme.aws.down import take_down
+from bireme.aws.cloudformation.causes import AwsError, to_error
+from bireme.aws.cloudformation.stacks import Stacks
 from bireme.aws.layout import Layout, choose_zones
 from bireme.aws.preflight import choose_layout, identify
-from bireme.aws.stacks import Stacks
+from bireme.aws.teardown.down import take_down
 from bireme.aws.up import Wanted, bring_up, execution_role, scale
 from bireme.core.errors import NetworkError
 from bireme.spec.cluster import AccessFile, ClusterFile, NetworkFile

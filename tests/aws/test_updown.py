@@ -8,10 +8,10 @@ from collections import Counter
 import msgspec
 import pytest
 
-from bireme.aws.down import other_regions, standing
 from bireme.aws.layout import CLUSTER_TAG, STACKS, Layout, choose_zones, stack_name
 from bireme.aws.policy import CALLS, action_of, execution_policy, operator_policy
 from bireme.aws.preflight import Finding, choose_layout, examine, identify
+from bireme.aws.teardown.down import other_regions, standing
 from bireme.aws.templates import template_of
 from bireme.core.errors import BiremeError, CloudError
 from bireme.spec.cluster import NetworkFile, TrainerGroupFile, WorkersFile

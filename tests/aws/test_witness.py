@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import pytest
 
-from bireme.aws.causes import AwsError, root_cause
 from bireme.aws.client import Aws
+from bireme.aws.cloudformation.causes import AwsError, root_cause
+from bireme.aws.cloudformation.stacks import Stacks, events_of, find_stack
 from bireme.aws.layout import Layout, choose_zones
-from bireme.aws.stacks import Stacks, events_of, find_stack
 from bireme.aws.templates import body_of, template_of
 from bireme.aws.up import Wanted, parameters_of
 from bireme.core.errors import BiremeError

@@ -27,7 +27,7 @@ import botocore.session
 from botocore.config import Config
 
 from bireme.aws.client import Aws
-from bireme.aws.stacks import events_of
+from bireme.aws.cloudformation.stacks import events_of
 from tests.aws.double import VirtualClock, World, attach
 from tests.aws.double.model import KINDS
 from tests.aws.stage import LOADER

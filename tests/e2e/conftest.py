@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from bireme.data.reviews import write_reviews
 from bireme.data.split import split_lines
-from bireme.job.model import model_hash, pass_name
-from bireme.local import demo
+from bireme.demo import prepare
+from bireme.demo.reviews import write_reviews
+from bireme.job.output.model import model_hash, pass_name
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # These tests were started in the background of a script; what they start must hear Ctrl-C all the same.
@@ -99,8 +99,8 @@ def lay_out(directory: Path, config: str = "trainer_config.lr.py", layout: str =
     """A job like the demo's, a fortieth of its size; returns its job.yaml. Without a layout it has a node a shard."""
     program = directory / "quick_start"
     program.mkdir(parents=True)
-    for name in demo.program_files():
-        shutil.copy(Path(demo.__file__).parent / "quick_start" / name, program / name)
+    for name in prepare.program_files():
+        shutil.copy(Path(prepare.__file__).parent / "quick_start" / name, program / name)
     (directory / "job.yaml").write_text(JOB.format(config=config) + layout)
     return directory / "job.yaml"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.job.model import model_hash
+from bireme.job.output.model import model_hash
 from tests.cable import Cable, cable
 from tests.e2e.conftest import Cli, save_often, wait_until
 

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bireme.job.model import model_hash
-from bireme.job.snapshots import candidates
-from bireme.job.verifying import verify
+from bireme.job.output.model import model_hash
+from bireme.job.output.snapshots import candidates
+from bireme.job.output.verify import verify
 from bireme.spec.job import Job
 from bireme.spec.load import load_job
 from tests.e2e.conftest import PAIR, Cli, Undisturbed, assert_ledger_is_exact, edit, lines_of, save_often, wait_until

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bireme.job.verifying import verify
+from bireme.job.output.verify import verify
 from tests.e2e.conftest import Cli, Undisturbed, assert_ledger_is_exact, lines_of, pids_of, save_often, wait_until
 
 PASSES = 10

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.job.snapshots import candidates
+from bireme.job.output.snapshots import candidates
 from tests.e2e.conftest import MOST, Cli, Undisturbed, assert_ledger_is_exact, edit, pids_of, wait_until
 from tests.e2e.power import Machine, cut_power
 

@@ -12,13 +12,13 @@ import pytest
 from bireme.core.certificates import make_ca
 from bireme.core.errors import BiremeError
 from bireme.core.faults import Rule
-from bireme.job.model import model_hash
+from bireme.job.output.model import model_hash
 from bireme.local.runner import LocalRun
-from bireme.ps import security
+from bireme.ps.wire import security
 from bireme.spec.job import Job
 from bireme.spec.load import load_job
 from tests.e2e.conftest import Cli, Undisturbed, save_often
-from tests.unit.ps.test_security import NAME, give
+from tests.unit.ps.wire.test_security import NAME, give
 
 PASSES = 2
 LAST = f"pass-{PASSES - 1:05d}"

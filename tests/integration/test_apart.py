@@ -15,12 +15,12 @@ from tests.unit.train.stage import Notes, SumProgram, readers_of
 
 from bireme.core import faults
 from bireme.core.errors import RefusedError
-from bireme.ps import wire
-from bireme.ps.client import Exchange, Link, Position
-from bireme.ps.frames import Head, Kind, Record, pack_records
-from bireme.ps.memory import TrainerMemory
-from bireme.ps.stream import LaneStream
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Link, Position
+from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.tree import Span, rows_of, share_out
+from bireme.ps.wire import frame_io
+from bireme.ps.wire.frames import Head, Kind, Record, pack_records
 from bireme.spec.model import UpdateMode, Updates
 from bireme.train.loop import ApartLoop
 from bireme.train.worker import Running, Worker
@@ -224,7 +224,7 @@ def test_a_push_that_was_cut_off_is_taken_when_it_comes_again(cluster: Cluster) 
     cluster.set_up(shards=2, updates=ASYNC)
     dying, row = cluster.connect(), gradient(cluster, 0, 0)
     head = Head(Kind.PUSH, job=7, view=3, hi=1, nbytes=row.nbytes, records=1)
-    wire.send(dying, head, pack_records([Record(0, False, 10)]), row[:50])
+    frame_io.send(dying, head, pack_records([Record(0, False, 10)]), row[:50])
     dying.close()
     cluster.closed.get(timeout=WAIT_S)
     exchange = open_exchange(cluster, Span(0, 2))

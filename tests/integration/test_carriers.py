@@ -21,13 +21,13 @@ from tests.integration.test_server_and_client import ME, WAIT_S, Cluster, gradie
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 
 from bireme.core.errors import BiremeError, NetworkError, RefusedError
-from bireme.ps import wire
-from bireme.ps.client import Carrier, Exchange, Link, Position, connect, connect_near
-from bireme.ps.frames import Head, Kind, Record
-from bireme.ps.memory import TrainerMemory
-from bireme.ps.segments import make_segment
-from bireme.ps.server import listen
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Carrier, Exchange, Link, Position, connect, connect_near
+from bireme.ps.lanes.server import listen
 from bireme.ps.tree import Span, cover, fold
+from bireme.ps.wire import frame_io
+from bireme.ps.wire.frames import Head, Kind, Record
+from bireme.ps.wire.shared_memory import make_segment
 
 SHARDS, ROUNDS = 4, 3
 SHARES = {
@@ -152,9 +152,9 @@ def test_more_lanes_than_pages_give_the_same_bits_in_shared_memory(cluster: Clus
 def test_only_heads_and_records_travel_where_memory_is_shared(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, carrier: Carrier, payloads: int
 ) -> None:
-    sent, send_all = [0], wire.send_all
+    sent, send_all = [0], frame_io.send_all
 
-    def count(sock: socket.socket, parts: Sequence[wire.Buffer]) -> None:
+    def count(sock: socket.socket, parts: Sequence[frame_io.Buffer]) -> None:
         sent[0] += sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)
         send_all(sock, parts)
 
@@ -163,7 +163,7 @@ def test_only_heads_and_records_travel_where_memory_is_shared(
     exchange = open_exchange(cluster, Span(0, 1), [carrier])
     assert exchange.carriers == [carrier] * 2
     exchange.pull_now()
-    monkeypatch.setattr(wire, "send_all", count)
+    monkeypatch.setattr(frame_io, "send_all", count)
     push(exchange, cluster, 0)
     exchange.pull_round(1)
     small = 2 * (64 + 48 + 64 + 64)  # on each of two lanes a push with one record, a pull, and the head of a slice
@@ -195,12 +195,12 @@ def test_without_shared_memory_the_unix_socket_carries_the_same_bits(
 def test_another_users_process_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.start(lanes=1)
     cluster.set_up()
-    real = wire.peer_user
+    real = frame_io.peer_user
 
     def as_seen(sock: socket.socket) -> int:
         return real(sock) if threading.current_thread() is threading.main_thread() else os.geteuid() + 1
 
-    monkeypatch.setattr(wire, "peer_user", as_seen)
+    monkeypatch.setattr(frame_io, "peer_user", as_seen)
     with pytest.raises(RefusedError, match="another user's process"):
         open_exchange(cluster, Span(0, 1), ["unix"])
     assert cluster.exchange().pull_now() == Position(0, 0, 0)
@@ -220,7 +220,7 @@ def test_a_near_connection_begins_with_an_attach_once_the_lane_has_a_job(cluster
     with open("/dev/null", "rb") as file, near(cluster) as sock:  # noqa: PTH123 - a descriptor, no path
         socket.send_fds(sock, [junk], [file.fileno()] * 3)
         with pytest.raises(RefusedError):
-            wire.expect(sock, Kind.ATTACH)
+            frame_io.expect(sock, Kind.ATTACH)
     join_lanes()
     assert open_files() == files
     assert open_exchange(cluster, Span(0, 1), ["unix"]).pull_now() == Position(0, 0, 0)
@@ -261,13 +261,13 @@ def test_a_pserver_that_stops_lets_go_of_a_connection_that_has_not_attached(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.start(lanes=1)
-    ports, is_waiting, receive_with = cluster.servers[0].ports, threading.Event(), wire.receive_with
+    ports, is_waiting, receive_with = cluster.servers[0].ports, threading.Event(), frame_io.receive_with
 
     def tell_and_wait(sock: socket.socket) -> tuple[Head, list[int]]:
         is_waiting.set()
         return receive_with(sock)
 
-    monkeypatch.setattr(wire, "receive_with", tell_and_wait)
+    monkeypatch.setattr(frame_io, "receive_with", tell_and_wait)
     silent = near(cluster)
     assert is_waiting.wait(WAIT_S)
     cluster.servers[0].stop()
@@ -280,7 +280,7 @@ def test_a_pserver_that_stops_lets_go_of_a_connection_that_has_not_attached(
 def test_a_lane_whose_name_is_taken_is_reached_by_tcp_and_its_neighbours_are_themselves(cluster: Cluster) -> None:
     sockets = [listen("127.0.0.1", 0) for _ in range(2)]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as squatter:
-        squatter.bind(wire.near_name(*sockets[0].getsockname()))
+        squatter.bind(frame_io.near_name(*sockets[0].getsockname()))
         cluster.serve(sockets, 2)
         cluster.set_up(is_set_by_trainer=True)
         assert connect_near("127.0.0.1", cluster.servers[0].ports[0]) is None

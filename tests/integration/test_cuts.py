@@ -18,13 +18,13 @@ from tests.integration.test_server_and_client import cluster as cluster  # a fix
 
 from bireme.core import faults
 from bireme.core.errors import SnapshotError
-from bireme.ps.client import Exchange
-from bireme.ps.cutting import Capture, Cutter, PartDone
-from bireme.ps.parts import read_part
+from bireme.ps.client.push_pull import Exchange
 from bireme.ps.plan import Layout
-from bireme.ps.rowframes import Block
 from bireme.ps.setup import Setup
+from bireme.ps.snapshot.snapshot_files import read_part
+from bireme.ps.snapshot.writer import Capture, Cutter, PartDone
 from bireme.ps.tree import share_out
+from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Optimizer, Parameter, UpdateMode, Updates
 
 WIDE = Parameter(name="a", shape=(3000,))

@@ -11,8 +11,8 @@ import pytest
 from tests.cable import Cable, cable
 
 from bireme.core.errors import NetworkError
-from bireme.ps import wire
-from bireme.ps.frames import Head, Kind
+from bireme.ps.wire import frame_io
+from bireme.ps.wire.frames import Head, Kind
 
 FAST = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 1, socket.TCP_USER_TIMEOUT: 1000}
 """What `tune` sets, but for a second: a test need not wait for a quarter of a minute to see that it works."""
@@ -25,7 +25,7 @@ def between() -> Iterator[Cable]:
 
 
 def hurry(sock: socket.socket) -> socket.socket:
-    wire.tune(sock)
+    frame_io.tune(sock)
     for option, value in FAST.items():
         assert sock.getsockopt(socket.IPPROTO_TCP, option) > value, "it is set, and to more than a second"
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -35,7 +35,7 @@ def hurry(sock: socket.socket) -> socket.socket:
 def send_until_it_breaks(sock: socket.socket) -> None:
     payload = np.zeros(1 << 18, np.float32)
     while True:
-        wire.send(sock, Head(Kind.SLICE, nbytes=payload.nbytes), payload)
+        frame_io.send(sock, Head(Kind.SLICE, nbytes=payload.nbytes), payload)
 
 
 def test_who_waits_and_who_sends_on_a_half_open_connection_are_told_in_time(between: Cable) -> None:
@@ -48,7 +48,7 @@ def test_who_waits_and_who_sends_on_a_half_open_connection_are_told_in_time(betw
 
     def expect_an_error(name: str, sock: socket.socket) -> None:
         try:
-            wire.receive_head(sock) if name == "waits" else send_until_it_breaks(sock)
+            frame_io.receive_head(sock) if name == "waits" else send_until_it_breaks(sock)
         except NetworkError as e:
             told[name] = e
 
@@ -59,7 +59,7 @@ def test_who_waits_and_who_sends_on_a_half_open_connection_are_told_in_time(betw
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(wire.SILENCE_S)
+        thread.join(frame_io.SILENCE_S)
     assert sorted(told) == ["sends", "waits"], "somebody still believes in a machine that is gone"
     assert str(told["waits"]).endswith("broke: Connection timed out")
     assert "broke while sending: Connection timed out" in str(told["sends"])
@@ -69,13 +69,13 @@ def test_who_waits_and_who_sends_on_a_half_open_connection_are_told_in_time(betw
 
 def test_a_cable_that_is_soon_back_breaks_nothing(between: Cable) -> None:
     here, there = between.connect()
-    with wire.tune(here), wire.tune(there):
+    with frame_io.tune(here), frame_io.tune(there):
         between.pull()
         payload = np.arange(1000, dtype=np.float32)
-        wire.send(here, Head(Kind.SLICE, round=3, nbytes=payload.nbytes), payload)
-        assert not wire.is_gone(here) and not wire.is_gone(there)
+        frame_io.send(here, Head(Kind.SLICE, round=3, nbytes=payload.nbytes), payload)
+        assert not frame_io.is_gone(here) and not frame_io.is_gone(there)
         between.plug_in()
-        assert wire.receive_head(there) == Head(Kind.SLICE, round=3, nbytes=payload.nbytes)
+        assert frame_io.receive_head(there) == Head(Kind.SLICE, round=3, nbytes=payload.nbytes)
         received = np.empty_like(payload)
-        wire.receive_into(there, received)
+        frame_io.receive_into(there, received)
         np.testing.assert_array_equal(received, payload)

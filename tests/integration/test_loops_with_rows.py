@@ -17,10 +17,10 @@ from tests.integration.test_server_and_client import cluster as cluster  # a fix
 from bireme.programs.columns import Batch, InputType
 from bireme.programs.lookups import Lookup
 from bireme.programs.program import Arrays, Computation, Role, Source, SourceFacts, Sums
-from bireme.ps.client import Exchange, Link, Position
-from bireme.ps.coder import Coder
-from bireme.ps.memory import TrainerMemory
-from bireme.ps.rowclient import RowLinks
+from bireme.ps.client.coder import Coder
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Link, Position
+from bireme.ps.client.push_pull_rows import RowLinks
 from bireme.ps.setup import is_apart
 from bireme.ps.tree import Span, rows_of, share_out
 from bireme.spec.model import Coding, Optimizer, Parameter, Rows, Updates, Wire

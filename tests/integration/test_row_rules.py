@@ -11,14 +11,14 @@ from tests.integration.test_rows import DENSE, Floats, add, bits, sparse_ports
 from tests.integration.test_server_and_client import ME, Cluster, run_all
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 
-from bireme.ps.client import Exchange, Link, Position
-from bireme.ps.frames import Record
-from bireme.ps.memory import TrainerMemory
-from bireme.ps.rowclient import RowLinks
-from bireme.ps.rowframes import Block, Ids
-from bireme.ps.rowsums import combine
-from bireme.ps.table import Table
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Link, Position
+from bireme.ps.client.push_pull_rows import RowLinks
+from bireme.ps.sparse.row_sums import combine
+from bireme.ps.sparse.table import Table
 from bireme.ps.tree import Span, cover, fold, reduction, share_out
+from bireme.ps.wire.frames import Record
+from bireme.ps.wire.row_frames import Block, Ids
 from bireme.spec.model import Init, Method, Optimizer, Parameter, Rows
 
 Bits = list[tuple[list[int], bytes]]

@@ -15,15 +15,15 @@ from tests.integration.test_server_and_client import ME, WAIT_S, Cluster, run_al
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 
 from bireme.core.errors import RefusedError
-from bireme.ps import wire
-from bireme.ps.client import Exchange, Identity, Link, Position
-from bireme.ps.frames import Flag, Head, Kind, Record, pack_records
-from bireme.ps.memory import TrainerMemory
-from bireme.ps.rowclient import RowLinks
-from bireme.ps.rowframes import Block, Ids, no_rows, pack_blocks, pack_ids
-from bireme.ps.rowsums import combine, lane_of
-from bireme.ps.table import Table
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Identity, Link, Position
+from bireme.ps.client.push_pull_rows import RowLinks
+from bireme.ps.sparse.row_sums import combine, lane_of
+from bireme.ps.sparse.table import Table
 from bireme.ps.tree import Span, cover, fold, reduction, share_out
+from bireme.ps.wire import frame_io
+from bireme.ps.wire.frames import Flag, Head, Kind, Record, pack_records
+from bireme.ps.wire.row_frames import Block, Ids, no_rows, pack_blocks, pack_ids
 from bireme.spec.model import Init, Optimizer, Parameter, Rows
 
 Floats = NDArray[np.float32]
@@ -214,7 +214,7 @@ def test_a_trainer_that_dies_in_mid_rows_is_replaced_by_one_that_repeats(cluster
     payload = b"".join(p.tobytes() for p in pack_blocks(gradient(0, 0, pull(open_exchange(cluster), 0, ids_of(0, 0)))))
     dying = cluster.connect(sparse_ports(cluster)[0])
     head = Head(Kind.PUSH, job=7, view=3, hi=1, nbytes=len(payload), records=1)
-    wire.send(dying, head, pack_records(records(Span(0, 1))), payload[:-4])
+    frame_io.send(dying, head, pack_records(records(Span(0, 1))), payload[:-4])
     dying.close()
     cluster.closed.get(timeout=WAIT_S)
     for shard in range(SHARDS):
@@ -253,9 +253,9 @@ def test_rows_that_are_wrong_are_refused_and_change_nothing(
     head = Head(kind, job=7, view=3, nbytes=sum(part.nbytes for part in parts))
     if kind is Kind.PUSH:
         head = head._replace(hi=SHARDS, records=SHARDS)
-    wire.send(sock, head, pack_records(records(ALL)) if kind is Kind.PUSH else b"", *parts)
+    frame_io.send(sock, head, pack_records(records(ALL)) if kind is Kind.PUSH else b"", *parts)
     with pytest.raises(RefusedError, match=told):
-        wire.expect(sock, Kind.SLICE)
+        frame_io.expect(sock, Kind.SLICE)
     friend = open_exchange(cluster)
     if kind is Kind.SET:
         friend.set(cluster.zeros(), [no_rows(5), no_rows(3)])
@@ -267,9 +267,9 @@ def test_rows_that_are_wrong_are_refused_and_change_nothing(
 def test_a_set_with_one_wrong_table_sets_none_of_them(cluster: Cluster) -> None:
     start(cluster, is_set_by_trainer=True)
     sock, parts = cluster.connect(sparse_ports(cluster)[0]), pack_blocks([block([1, 2], 5), block([2**40], 3)])
-    wire.send(sock, Head(Kind.SET, job=7, view=3, nbytes=sum(part.nbytes for part in parts)), *parts)
+    frame_io.send(sock, Head(Kind.SET, job=7, view=3, nbytes=sum(part.nbytes for part in parts)), *parts)
     with pytest.raises(RefusedError, match=f"row {2**40} of wide"):
-        wire.expect(sock, Kind.SLICE)
+        frame_io.expect(sock, Kind.SLICE)
     friend, saved = open_exchange(cluster), [block([7], 5), no_rows(3)]
     friend.set(cluster.zeros(), saved)
     assert bits(friend.pull_tables(0)) == bits(saved)
@@ -288,18 +288,18 @@ REQUESTS = {
 def test_a_request_that_is_wrong_is_refused(cluster: Cluster, parts: list[NDArray[np.uint64]], told: str) -> None:
     start(cluster, 1, 2)
     sock = cluster.connect(sparse_ports(cluster)[0])
-    wire.send(sock, Head(Kind.PULL, job=7, view=3, nbytes=sum(part.nbytes for part in parts)), *parts)
+    frame_io.send(sock, Head(Kind.PULL, job=7, view=3, nbytes=sum(part.nbytes for part in parts)), *parts)
     with pytest.raises(RefusedError, match=told):
-        wire.expect(sock, Kind.SLICE)
+        frame_io.expect(sock, Kind.SLICE)
     assert open_exchange(cluster).pull_now() == Position(0, 0, 0)
 
 
 def test_a_dense_lane_takes_no_list_of_rows(cluster: Cluster) -> None:
     start(cluster)
     sock = cluster.connect()
-    wire.send(sock, Head(Kind.PULL, job=7, view=3, nbytes=16), np.zeros(2, np.uint64))
+    frame_io.send(sock, Head(Kind.PULL, job=7, view=3, nbytes=16), np.zeros(2, np.uint64))
     with pytest.raises(RefusedError, match="a PULL from a dense lane has no payload, this one has 16 bytes"):
-        wire.expect(sock, Kind.SLICE)
+        frame_io.expect(sock, Kind.SLICE)
 
 
 HEADS = {
@@ -321,9 +321,9 @@ def test_a_head_that_is_wrong_is_refused_before_anything_after_it_is_read(
 ) -> None:
     start(cluster)
     sock = cluster.connect(sparse_ports(cluster)[0])
-    wire.send(sock, head)
+    frame_io.send(sock, head)
     with pytest.raises(RefusedError, match=told):
-        wire.expect(sock, Kind.SLICE)
+        frame_io.expect(sock, Kind.SLICE)
 
 
 def test_a_refused_push_of_many_rows_brings_its_reason_back(cluster: Cluster) -> None:
@@ -333,7 +333,7 @@ def test_a_refused_push_of_many_rows_brings_its_reason_back(cluster: Cluster) ->
     many = [no_rows(5), Block(ids, np.zeros((len(ids), 3), np.float32))]  # 20 MiB: more than the kernel keeps
     with pytest.raises(RefusedError, match="view 2 is not the current view 3"):
         stale._rows.push(stale._head(Kind.PUSH, hi=SHARDS), b"", many)  # type: ignore[union-attr]
-        wire.expect(stale._rows.sockets[0], Kind.SLICE)  # type: ignore[union-attr]
+        frame_io.expect(stale._rows.sockets[0], Kind.SLICE)  # type: ignore[union-attr]
 
 
 def test_rows_set_by_one_trainer_reach_all_who_wait_for_them(cluster: Cluster) -> None:

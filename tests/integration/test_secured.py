@@ -43,15 +43,15 @@ from tests.integration.test_views import (
     test_a_mend_keeps_the_parameters_and_the_round,
     test_connections_of_the_view_before_are_closed_also_while_they_wait,
 )
-from tests.unit.ps.test_security import NAME, give
+from tests.unit.ps.wire.test_security import NAME, give
 
 from bireme.core.certificates import Pair, make_ca
 from bireme.core.errors import CertificateError, NetworkError
-from bireme.ps import security, wire
-from bireme.ps.client import Exchange, Position, connect
-from bireme.ps.door import AT_ONCE, Door
-from bireme.ps.frames import Flag, Head, Kind
-from bireme.ps.secured import Secured
+from bireme.ps.client.push_pull import Exchange, Position, connect
+from bireme.ps.wire import frame_io, security
+from bireme.ps.wire.frames import Flag, Head, Kind
+from bireme.ps.wire.gate import AT_ONCE, Door
+from bireme.ps.wire.secured import Secured
 
 BORROWED = (
     test_attaching_and_closing_leaves_no_descriptor_on_either_side,
@@ -250,8 +250,8 @@ def test_what_was_recorded_of_a_round_is_refused_when_it_is_replayed(
 
     def train() -> None:
         with connect("127.0.0.1", tap.getsockname()[1], timeout_s=WAIT_S, what="the tap") as sock:
-            wire.send(sock, Head(Kind.PULL, Flag.NOW, job=7, view=3))
-            wire.discard(sock, wire.expect(sock, Kind.SLICE).nbytes)
+            frame_io.send(sock, Head(Kind.PULL, Flag.NOW, job=7, view=3))
+            frame_io.discard(sock, frame_io.expect(sock, Kind.SLICE).nbytes)
 
     with tap:
         run_all(listen_in, train)
@@ -396,7 +396,7 @@ def test_a_door_that_was_full_is_tried_again(cluster: Cluster, monkeypatch: pyte
     cluster.set_up()
     real, turned_away = Door.knock, []
 
-    def busy_once(self: Door, sock: socket.socket) -> wire.Buffered | None:
+    def busy_once(self: Door, sock: socket.socket) -> frame_io.Buffered | None:
         if sock.family == socket.AF_INET and not turned_away:
             turned_away.append(1)
             sock.close()

@@ -16,15 +16,15 @@ import pytest
 from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError, NetworkError, PortInUseError, RefusedError
-from bireme.ps import wire
-from bireme.ps.client import Exchange, Identity, Link, Position, connect
-from bireme.ps.frames import Head, Kind, Record, pack_records
-from bireme.ps.memory import TrainerMemory
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Identity, Link, Position, connect
+from bireme.ps.lanes.rounds import PassTotals, Totals
+from bireme.ps.lanes.server import PServer, listen
 from bireme.ps.plan import Layout
-from bireme.ps.rounds import PassTotals, Totals
-from bireme.ps.server import PServer, listen
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
+from bireme.ps.wire import frame_io
+from bireme.ps.wire.frames import Head, Kind, Record, pack_records
 from bireme.spec.model import Optimizer, Parameter
 
 Floats = NDArray[np.float32]
@@ -233,7 +233,7 @@ def test_junk_is_refused_and_everybody_else_served(cluster: Cluster, junk: bytes
     sock = cluster.connect()
     sock.sendall(junk)
     with pytest.raises(RefusedError):
-        wire.expect(sock, Kind.SLICE)
+        frame_io.expect(sock, Kind.SLICE)
     assert is_hung_up(sock)
     for shard in range(3):
         push(friend, cluster, shard)
@@ -257,7 +257,7 @@ def test_a_trainer_that_dies_in_mid_payload_is_replaced_by_one_that_repeats(clus
     dying, others = cluster.connect(), cluster.exchange()
     values = gradient(cluster, 0, 0)
     head = Head(Kind.PUSH, job=7, view=3, hi=1, nbytes=values.nbytes, records=1)
-    wire.send(dying, head, pack_records(records(0)), values[:50])
+    frame_io.send(dying, head, pack_records(records(0)), values[:50])
     push(others, cluster, 1)
     push(others, cluster, 2)
     dying.close()
@@ -348,9 +348,9 @@ def test_a_pserver_without_a_job_says_so_on_every_lane(cluster: Cluster) -> None
     cluster.start(lanes=1, sparse_lanes=1)
     for port in cluster.servers[0].ports:
         sock = cluster.connect(port)
-        wire.send(sock, Head(Kind.PULL, job=7, view=3))
+        frame_io.send(sock, Head(Kind.PULL, job=7, view=3))
         with pytest.raises(RefusedError, match="this pserver has no job yet"):
-            wire.expect(sock, Kind.SLICE)
+            frame_io.expect(sock, Kind.SLICE)
 
 
 def test_a_pserver_serves_one_job_with_the_lanes_it_opened(cluster: Cluster) -> None:
@@ -394,5 +394,5 @@ def test_a_moment_without_file_descriptors_does_not_end_a_lane(cluster: Cluster)
     cluster.set_up()
     sock = cluster.connect()
     sock.settimeout(1.0)
-    wire.send(sock, Head(Kind.PULL, job=7, view=3))
-    assert wire.expect(sock, Kind.SLICE).round == 0
+    frame_io.send(sock, Head(Kind.PULL, job=7, view=3))
+    assert frame_io.expect(sock, Kind.SLICE).round == 0

@@ -27,13 +27,13 @@ from tests.integration.test_server_and_client import (
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 
 from bireme.core.errors import BiremeError, NetworkError, StaleError
-from bireme.ps import wire
-from bireme.ps.client import Carrier, Exchange, Link, Position, connect_near
-from bireme.ps.cutting import PartDone
-from bireme.ps.frames import Flag, Head, Kind, pack_records
-from bireme.ps.memory import TrainerMemory
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Carrier, Exchange, Link, Position, connect_near
 from bireme.ps.setup import Setup
+from bireme.ps.snapshot.writer import PartDone
 from bireme.ps.tree import Span, share_out
+from bireme.ps.wire import frame_io
+from bireme.ps.wire.frames import Flag, Head, Kind, pack_records
 from bireme.spec.model import Optimizer
 
 HISTORY = ME.view
@@ -106,8 +106,8 @@ def test_a_connection_that_nothing_was_said_on_may_be_used_in_the_next_view(clus
     cluster.set_up()
     sock = cluster.connect()
     cluster.servers[0].enter(4, HISTORY)
-    wire.send(sock, Head(Kind.PULL, Flag.NOW, job=7, view=4))
-    assert wire.expect(sock, Kind.SLICE).round == 0
+    frame_io.send(sock, Head(Kind.PULL, Flag.NOW, job=7, view=4))
+    assert frame_io.expect(sock, Kind.SLICE).round == 0
 
 
 def test_a_mend_in_the_middle_of_a_payload_forgets_what_came_of_it(
@@ -251,9 +251,9 @@ def test_lanes_that_are_one_round_apart_go_on_from_the_older_one(cluster: Cluste
     for shard in range(3):  # to the first lane only, as if its sender died before it came to the second
         row = gradient(cluster, shard, 0)[ahead.part.begin : ahead.part.end]
         head = Head(Kind.PUSH, job=7, view=3, lo=shard, hi=shard + 1, nbytes=row.nbytes, records=1)
-        wire.send(ahead.sock, head, pack_records(records(shard)), row)
-    wire.send(ahead.sock, Head(Kind.PULL, Flag.NOW, job=7, view=3))
-    assert wire.expect(ahead.sock, Kind.SLICE).round == 1
+        frame_io.send(ahead.sock, head, pack_records(records(shard)), row)
+    frame_io.send(ahead.sock, Head(Kind.PULL, Flag.NOW, job=7, view=3))
+    assert frame_io.expect(ahead.sock, Kind.SLICE).round == 1
     for server in cluster.servers:
         server.enter(4, HISTORY)
     new = trainer(cluster, 4)

@@ -14,7 +14,7 @@ from tools.kube.machine import wait_for
 from tools.kube.victim import Victim
 
 from bireme.data.split import split_lines
-from bireme.job.model import model_hash, pass_name
+from bireme.job.output.model import model_hash, pass_name
 from tests.e2e.conftest import Cli, edit, lay_out
 from tests.kube.sharing import once
 from tests.kube.stage import There, small_job

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from tools.kube.running import RunningCluster
 
-from bireme.data.reviews import write_reviews
 from bireme.data.split import split_lines
-from bireme.kube.client import Cluster, Target
-from bireme.kube.listing import JobView, is_ended
-from bireme.kube.stopping import view_of
+from bireme.demo.reviews import write_reviews
+from bireme.kube.api.client import Cluster, Target
+from bireme.kube.jobs.lifecycle import view_of
+from bireme.kube.jobs.listing import JobView, is_ended
 from tests.e2e.conftest import Cli, Done, edit, lay_out
 
 TAG = "localhost/bireme:test"

@@ -16,7 +16,7 @@ import pytest
 from tools.kube.api import ApiError
 from tools.kube.cluster import Cluster
 
-from bireme.kube.client import KINDS
+from bireme.kube.api.client import KINDS
 from bireme.spec import kubernetes as spec
 from tests.kube.stage import There, restrict, small_job
 from tests.unit.kube.making import ALL, write_job

@@ -11,7 +11,7 @@ import pytest
 from tools.kube.cluster import Cluster
 from tools.kube.victim import Victim
 
-from bireme.job.snapshots import candidates
+from bireme.job.output.snapshots import candidates
 from tests.e2e.conftest import edit
 from tests.kube.ordeal import at_work, disturbed
 from tests.kube.stage import There, small_job

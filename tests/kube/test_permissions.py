@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.kube.permissions import NEEDED, role
+from bireme.kube.api.permissions import NEEDED, role
 from tests.kube.stage import There, small_job
 
 KUBECONFIG = """\

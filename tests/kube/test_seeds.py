@@ -20,8 +20,8 @@ import pytest
 from tools.kube.cluster import Cluster
 from tools.kube.machine import wait_for
 
-from bireme.job.model import model_hash
-from bireme.job.verifying import verify
+from bireme.job.output.model import model_hash
+from bireme.job.output.verify import verify
 from tests.kube.test_images import bireme, need
 
 TUTORIAL = Path(__file__).parent / "tutorial"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tools.kube.crowd import dismiss_crowd, gather_crowd
 
-from bireme.kube.listing import pod_views
+from bireme.kube.jobs.listing import pod_views
 from tests.e2e.conftest import edit, save_often
 from tests.kube.ordeal import MOST_PASSES, PACE, at_work, disturbed
 from tests.kube.stage import There, hash_there, local_hash, small_job

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from bireme.kube.volume_end import prefix_digest
+from bireme.kube.volume.pod_end import prefix_digest
 from tests.e2e.conftest import wait_until
 from tests.kube.stage import There, small_job
 

@@ -18,8 +18,8 @@ from ruamel.yaml import YAML
 from tools.kube.machine import wait_for
 from tools.kube.running import RunningCluster
 
-from bireme.kube.causes import explain
-from bireme.local.demo import prepare
+from bireme.demo.prepare import prepare
+from bireme.diagnose.explain import explain
 from tests.kube.why_stage import Json, Stage, record
 
 FEW: Json = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "700m", "memory": "1Gi"}}

@@ -12,9 +12,9 @@ from tools.kube.machine import wait_for
 from tools.kube.running import RunningCluster
 
 from bireme.core.errors import ProcessError
-from bireme.kube.causes import explain
-from bireme.kube.client import Cluster, Target
-from bireme.kube.why import gather, notes
+from bireme.diagnose.explain import explain
+from bireme.diagnose.gather import gather, notes
+from bireme.kube.api.client import Cluster, Target
 from tests.kube.why_stage import Json, Stage, asks, job, record
 
 ADMISSION = "admissionregistration.k8s.io"

@@ -1,7 +1,7 @@
 """Small Jobs that are in trouble on purpose, on the real cluster, and what `why` says about them.
 
-With BIREME_RECORD=1 the facts of each are also written to tests/unit/kube/recorded/, without what nobody reads, so that
-the same situations are looked at again where there is no cluster.
+With BIREME_RECORD=1 the facts of each are also written to tests/unit/diagnose/recorded/, without unused fields, so
+that the same situations are looked at again where there is no cluster.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 from tools.kube.machine import wait_for
 from tools.kube.running import RunningCluster
 
-from bireme.kube.causes import explain
-from bireme.kube.causes_facts import Cause, Facts, name_of
-from bireme.kube.client import Cluster, Target
-from bireme.kube.why import gather
+from bireme.diagnose.explain import explain
+from bireme.diagnose.facts import Cause, Facts, name_of
+from bireme.diagnose.gather import gather
+from bireme.kube.api.client import Cluster, Target
 
 Json = dict[str, Any]
 IMAGE = "localhost/busybox:1"
-RECORDED = Path(__file__).parents[1] / "unit/kube/recorded"
+RECORDED = Path(__file__).parents[1] / "unit/diagnose/recorded"
 PATIENCE_S = 240.0
 NOISE = re.compile(
     r"managedFields|resourceVersion|generation|ownerReferences|generateName|hostIPs?|podIPs?|qosClass|containerID|imageID|"

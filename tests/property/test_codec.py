@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bireme.core.errors import FrameError
-from bireme.ps import codec
-from bireme.ps.codec import Floats, Half, Picks, Residual
+from bireme.ps.wire import codec
+from bireme.ps.wire.codec import Floats, Half, Picks, Residual
 
 _BITS = hnp.arrays(np.uint32, st.integers(0, 300), elements=st.integers(0, 2**32 - 1))
 _FEW_VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1.0000001, 1e-40, -3.0, 1e30])

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bireme.core.errors import FrameError
-from bireme.ps import frames
-from bireme.ps.frames import HEAD_NBYTES, Head, Kind, Record, pack_records, unpack_head, unpack_records
+from bireme.ps.wire import frames
+from bireme.ps.wire.frames import HEAD_NBYTES, Head, Kind, Record, pack_records, unpack_head, unpack_records
 
 _U32, _U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 _FLOATS = st.floats(allow_nan=False)

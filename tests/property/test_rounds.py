@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bireme.core.draws import draw_normal, stream_key
-from bireme.ps.frames import Flag, Head, Kind, Record
-from bireme.ps.rounds import Closing, LaneRounds, Late, Ready, Refuse, Repeat, Take, Totals, Wait
+from bireme.ps.lanes.rounds import Closing, LaneRounds, Late, Ready, Refuse, Repeat, Take, Totals, Wait
 from bireme.ps.tree import Span, children, share_out, spans_of
+from bireme.ps.wire.frames import Flag, Head, Kind, Record
 
 JOB, NBYTES, WIDTH = 7, 64, 3
 Gradient = NDArray[np.float32]

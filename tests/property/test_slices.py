@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bireme.core.errors import SnapshotError
-from bireme.ps.counts import COUNTS, Counts, agreed_counts, pack_counts, unpack_counts
-from bireme.ps.optimizers import Segment, SliceOptimizer
-from bireme.ps.parts import Part, read_part, write_part
+from bireme.ps.lanes.progress import COUNTS, Counts, agreed_counts, pack_counts, unpack_counts
+from bireme.ps.lanes.rounds import Closing, Totals
+from bireme.ps.optim.optimizers import Segment, SliceOptimizer
 from bireme.ps.plan import Layout, Slice
-from bireme.ps.rounds import Closing, Totals
-from bireme.ps.rowframes import Block
-from bireme.ps.rowsums import lane_of
 from bireme.ps.setup import Setup
-from bireme.ps.slices import (
+from bireme.ps.snapshot.reassembly import (
     apply_delta,
     chained_rows,
     dense_slice,
     pack_dense,
     pack_table,
 )
-from bireme.ps.sparse import SparseStore
-from bireme.ps.table import IDS, ROUNDS, join_states, part_of
+from bireme.ps.snapshot.snapshot_files import Part, read_part, write_part
+from bireme.ps.sparse.lane import SparseStore
+from bireme.ps.sparse.row_sums import lane_of
+from bireme.ps.sparse.table import IDS, ROUNDS, join_states, part_of
 from bireme.ps.tree import share_out
+from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Init, Method, Optimizer, Parameter, Rows
 
 State = Mapping[str, NDArray[Any]]
@@ -373,7 +373,7 @@ def test_rows_that_change_without_a_push_are_all_written(method: Method, l2: flo
 
 
 def test_more_forgotten_rows_than_are_remembered_make_a_whole_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bireme.ps.table.MOST_EVICTED", 0)
+    monkeypatch.setattr("bireme.ps.sparse.table.MOST_EVICTED", 0)
     job = made(lives=Rows(evict_after=4))
     for round_ in range(8):
         job.step({200 + round_ % 2})

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bireme.ps.frames import Flag, Head, Kind, Record
-from bireme.ps.rounds import Late, Ready, Refuse, Take, Totals, Wait
-from bireme.ps.stream import LaneStream
+from bireme.ps.lanes.rounds import Late, Ready, Refuse, Take, Totals, Wait
+from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.tree import Span
+from bireme.ps.wire.frames import Flag, Head, Kind, Record
 
 JOB, NBYTES = 7, 64
 Name = tuple[int, int, int]

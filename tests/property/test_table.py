@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.unit.ps.table_model import TableModel
+from tests.unit.ps.sparse.table_model import TableModel
 
-from bireme.ps.rowsums import lane_of, mix64
-from bireme.ps.table import METHODS, Table, join_states, part_of
+from bireme.ps.sparse.row_sums import lane_of, mix64
+from bireme.ps.sparse.table import METHODS, Table, join_states, part_of
 from bireme.spec.model import Init, Optimizer, Parameter, Rows
 
 WIDTH, SEED = 3, 11

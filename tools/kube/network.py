@@ -22,7 +22,7 @@ SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 PODS = "10.244.0.0/16"
-CUT_CHAIN = "BIREME-CUT"
+CUT_CHAIN = "bireme-CUT"
 
 
 def node_address(number: int) -> str:

@@ -14,10 +14,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from bireme.aws.audit import describe_cluster
-from bireme.aws.causes import AwsError, to_error
 from bireme.aws.client import Aws
+from bireme.aws.cloudformation.causes import AwsError, to_error
 from bireme.aws.layout import CLUSTER_TAG, NAMESPACE
+from bireme.aws.teardown.audit import describe_cluster
 from bireme.core.errors import CloudError, ImageError
 from bireme.core.files import write_atomic
 

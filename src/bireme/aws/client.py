@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from bireme.aws.causes import AwsError
+from bireme.aws.cloudformation.causes import AwsError
 from bireme.aws.policy import CALLS
 from bireme.core.errors import MissingError
 

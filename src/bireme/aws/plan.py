@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from bireme.aws import prices
-from bireme.aws.causes import AwsError, to_error
+from bireme.aws.cloudformation.causes import AwsError, to_error
+from bireme.aws.cloudformation.stacks import ChangeSet, Stacks
 from bireme.aws.layout import CLUSTER_TAG, Layout, StackKind
 from bireme.aws.preflight import Finding
-from bireme.aws.stacks import ChangeSet, Stacks
 from bireme.aws.templates import Template, body_of, template_of
 from bireme.aws.up import Wanted, propose
 from bireme.core.errors import SpecError

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from bireme.aws.audit import describe_cluster, has_foreign_log_group
-from bireme.aws.causes import AwsError, explain
 from bireme.aws.client import Aws
+from bireme.aws.cloudformation.causes import AwsError, explain
+from bireme.aws.cloudformation.stacks import find_stack
 from bireme.aws.layout import CLUSTER_TAG, Layout, choose_zones, log_group
 from bireme.aws.policy import checkable
-from bireme.aws.stacks import find_stack
+from bireme.aws.teardown.audit import describe_cluster, has_foreign_log_group
 from bireme.spec.cluster import ClusterFile, GroupFile
 
 QUOTAS = {

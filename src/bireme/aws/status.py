@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from bireme.aws import prices
-from bireme.aws.audit import describe_cluster
-from bireme.aws.causes import AwsError
 from bireme.aws.client import Aws
-from bireme.aws.decide import Stack
-from bireme.aws.down import standing
+from bireme.aws.cloudformation.causes import AwsError
+from bireme.aws.cloudformation.decide import Stack
+from bireme.aws.cloudformation.stacks import POLL_S
 from bireme.aws.layout import EXPIRY_TAG, StackKind
-from bireme.aws.stacks import POLL_S
+from bireme.aws.teardown.audit import describe_cluster
+from bireme.aws.teardown.down import standing
 
 
 @dataclass(frozen=True, slots=True)

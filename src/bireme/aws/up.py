@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bireme.aws.audit import delete_log_group, file_systems
-from bireme.aws.causes import AwsError, to_error
 from bireme.aws.client import Aws
-from bireme.aws.decide import Stack, Step, next_up
+from bireme.aws.cloudformation.causes import AwsError, to_error
+from bireme.aws.cloudformation.decide import Stack, Step, next_up
+from bireme.aws.cloudformation.stacks import ChangeSet, Stacks
 from bireme.aws.layout import EXECUTION_ROLE, EXPIRY_TAG, Layout, StackKind
-from bireme.aws.stacks import ChangeSet, Stacks
-from bireme.aws.sweep import sweep
+from bireme.aws.teardown.audit import delete_log_group, file_systems
+from bireme.aws.teardown.sweep import sweep
 from bireme.aws.templates import body_of, template_of
 from bireme.core.errors import CloudError
 

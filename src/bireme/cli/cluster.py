@@ -13,7 +13,7 @@ from bireme.core.errors import UsageError
 from bireme.spec.load import kubeconfig_files
 
 if TYPE_CHECKING:
-    from bireme.kube.client import Cluster
+    from bireme.kube.api.client import Cluster
     from bireme.local.registry import Record
 
 
@@ -28,7 +28,7 @@ class Where:
 
     def connect(self, namespace: str | None = None, **more: Any) -> Cluster:
         """Log in; `namespace` is for where the command line names none."""
-        from bireme.kube.client import connect
+        from bireme.kube.api.client import connect
 
         return connect(self.context, self.namespace or namespace, **more)
 
@@ -63,7 +63,7 @@ def was_submitted(job: str) -> bool:
     """Whether a job of this name was submitted to some cluster from here, and not deleted there since."""
     from bireme.spec.load import places
 
-    # Each has an authority of its own (kube/certifying.py), by which it is known without asking a cluster.
+    # Each has an authority of its own (kube/submit/certificates.py), by which it is known without asking a cluster.
     return any(path.name == job for path in (places().state / "ca").glob("*/*/*"))
 
 

@@ -17,17 +17,17 @@ from bireme.core.errors import BiremeError, UsageError
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
-    from bireme.kube.client import Cluster
-    from bireme.kube.listing import JobView, PodView
+    from bireme.kube.api.client import Cluster
+    from bireme.kube.jobs.listing import JobView, PodView
 
 LIST_PATIENCE_S = 2.0
 
 
 def views_in(cluster: Cluster) -> list[JobView]:
     """All jobs of a namespace, newest first."""
-    from bireme.kube import naming
-    from bireme.kube.client import JOB
-    from bireme.kube.listing import by_name, job_view
+    from bireme.kube.api import naming
+    from bireme.kube.api.client import JOB
+    from bireme.kube.jobs.listing import by_name, job_view
 
     found = by_name(cluster.list(JOB, {naming.NAME: "bireme", naming.MANAGED_BY: "bireme"}))
     return sorted((job_view(jobs) for jobs in found.values()), key=lambda view: view.started, reverse=True)
@@ -69,10 +69,10 @@ def as_row(view: JobView) -> dict[str, Any]:
 
 def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) -> None:
     """Print how a job and each of its pods are doing."""
-    from bireme.kube import naming
-    from bireme.kube.client import POD
-    from bireme.kube.listing import gathering, is_ended, pod_views
-    from bireme.kube.stopping import view_of
+    from bireme.kube.api import naming
+    from bireme.kube.api.client import POD
+    from bireme.kube.jobs.lifecycle import view_of
+    from bireme.kube.jobs.listing import gathering, is_ended, pod_views
     from bireme.view.plain import pass_lines
 
     view = view_of(cluster, name)
@@ -106,7 +106,7 @@ def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) 
 
 def certificate_lines(status: Mapping[str, Any], now: float) -> Iterator[str]:
     """A word of warning while there is time: nothing renews a job's certificate by itself."""
-    from bireme.kube.certifying import RENEW_BELOW_DAYS
+    from bireme.kube.submit.certificates import RENEW_BELOW_DAYS
 
     left_days = (status.get("certificate_until", math.inf) - now) / 86400
     if left_days < RENEW_BELOW_DAYS:
@@ -135,8 +135,8 @@ def pod_lines(pods: list[PodView]) -> Iterator[str]:
 
 def cancel_there(cluster: Cluster, name: str, *, now: bool, as_json: bool) -> None:
     """Stop a job and wait until its pods have gone."""
-    from bireme.kube.listing import is_ended
-    from bireme.kube.stopping import suspend, view_of
+    from bireme.kube.jobs.lifecycle import suspend, view_of
+    from bireme.kube.jobs.listing import is_ended
 
     view = view_of(cluster, name)
     if is_ended(view.state) or view.state == "suspended":
@@ -151,7 +151,7 @@ def cancel_there(cluster: Cluster, name: str, *, now: bool, as_json: bool) -> No
 
 def resume_there(cluster: Cluster, name: str, changes: dict[str, Any], *, as_json: bool) -> None:
     """Let a job go on that was stopped, has failed, or is to have more passes."""
-    from bireme.kube.stopping import has_left_its_plan, jobs_of, start_again, unsuspend, view_of
+    from bireme.kube.jobs.lifecycle import has_left_its_plan, jobs_of, start_again, unsuspend, view_of
     from bireme.view.plain import passes_of
 
     named = f"{name} --namespace {cluster.namespace}"

@@ -18,7 +18,7 @@ from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageErr
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
-    from bireme.kube.client import Cluster
+    from bireme.kube.api.client import Cluster
 
 PODS_EVERY_S = 2.0
 TAIL_LINES, SHARED = 200, 10
@@ -61,8 +61,8 @@ def print_logs(cluster: Cluster, name: str, wanted: Wanted, image: str | None, *
 
 def lines_of(cluster: Cluster, name: str, wanted: Wanted, image: str | None) -> Iterator[tuple[str, str]]:
     """Log and line, from the pods if there are any."""
-    from bireme.kube.listing import is_ended
-    from bireme.kube.stopping import view_of
+    from bireme.kube.jobs.lifecycle import view_of
+    from bireme.kube.jobs.listing import is_ended
 
     if wanted.is_following and wanted.from_volume:
         raise UsageError("what is on the volume cannot be followed", fix="leave --from-volume or -f out")
@@ -81,9 +81,9 @@ def lines_of(cluster: Cluster, name: str, wanted: Wanted, image: str | None) -> 
 
 def pods_with_logs(cluster: Cluster, name: str, wanted: Wanted) -> list[dict[str, Any]]:
     """The pods whose logs can be asked for: those that have begun."""
-    from bireme.kube import naming
-    from bireme.kube.client import POD
-    from bireme.kube.listing import rank_of
+    from bireme.kube.api import naming
+    from bireme.kube.api.client import POD
+    from bireme.kube.jobs.listing import rank_of
 
     pods = cluster.list(POD, naming.selector_of(name))
     begun = [p for p in pods if any(not _waits(c) for c in (p.get("status") or {}).get("containerStatuses") or ())]
@@ -92,9 +92,9 @@ def pods_with_logs(cluster: Cluster, name: str, wanted: Wanted) -> list[dict[str
 
 def pods_gone(cluster: Cluster, name: str) -> int:
     """How many pods of a job have failed, were deleted or lost, and have taken their logs with them."""
-    from bireme.kube import naming
-    from bireme.kube.client import POD
-    from bireme.kube.stopping import jobs_of
+    from bireme.kube.api import naming
+    from bireme.kube.api.client import POD
+    from bireme.kube.jobs.lifecycle import jobs_of
 
     counted: int = sum((job.get("status") or {}).get("failed") or 0 for job in jobs_of(cluster, name))
     pods = cluster.list(POD, naming.selector_of(name)) if counted else []
@@ -122,7 +122,7 @@ def last_of(cluster: Cluster, pod: dict[str, Any], wanted: Wanted) -> list[Said]
 
 def _lines(cluster: Cluster, pod: dict[str, Any], wanted: Wanted, tail: int | None = None) -> Iterator[str]:
     """The lines of a pod's log; none where its machine cannot be asked, or has thrown them away."""
-    from bireme.kube import naming
+    from bireme.kube.api import naming
 
     since = None if wanted.since_s is None else max(1, round(wanted.since_s))
     with _unless_gone():
@@ -131,7 +131,7 @@ def _lines(cluster: Cluster, pod: dict[str, Any], wanted: Wanted, tail: int | No
 
 def _logs_of(pod: dict[str, Any], wanted: Wanted) -> Iterator[str]:
     """The logs that share a pod's stream, as far as they are wanted."""
-    from bireme.kube.listing import rank_of, role_of
+    from bireme.kube.jobs.listing import rank_of, role_of
 
     roles = {"node": ("trainer", "pserver", "node")}.get(role_of(pod), (role_of(pod), "node"))
     for role in roles:
@@ -147,8 +147,8 @@ def said_by(lines: Iterable[str], pod: dict[str, Any], wanted: Wanted) -> Iterat
 
 def _read(lines: Iterable[str], pod: dict[str, Any], wanted: Wanted) -> Iterator[tuple[float, Said]]:
     """A pod's lines as said by its processes, each with the moment when the container wrote it."""
-    from bireme.kube.listing import moment, rank_of
-    from bireme.kube.merging import moment_of
+    from bireme.kube.jobs.listing import moment, rank_of
+    from bireme.kube.jobs.log_merge import moment_of
 
     for text in lines:
         stamp, _, rest = text.partition(" ")
@@ -166,7 +166,7 @@ def _read(lines: Iterable[str], pod: dict[str, Any], wanted: Wanted) -> Iterator
 @contextmanager
 def _unless_gone() -> Iterator[None]:
     """Let a log be as short as it is, where its container is gone or has not begun; any other refusal is told."""
-    from bireme.kube.client import AbsentError
+    from bireme.kube.api.client import AbsentError
 
     try:
         yield
@@ -178,7 +178,7 @@ def _unless_gone() -> Iterator[None]:
 
 
 def _file_of(role: str) -> str:
-    from bireme.kube.merging import FILES
+    from bireme.kube.jobs.log_merge import FILES
 
     return FILES[role]
 
@@ -234,8 +234,8 @@ def _followed(cluster: Cluster, name: str, wanted: Wanted) -> Iterator[Said]:
 
 def _listen(cluster: Cluster, name: str, wanted: Wanted, listeners: dict[str, _Listener], lines: _Lines) -> bool:
     """Have a listener at every pod that has something to say; whether the job has ended."""
-    from bireme.kube.listing import is_ended
-    from bireme.kube.stopping import is_live, view_of
+    from bireme.kube.jobs.lifecycle import is_live, view_of
+    from bireme.kube.jobs.listing import is_ended
 
     has_ended = is_ended(view_of(cluster, name).state)
     for pod in pods_with_logs(cluster, name, wanted):
@@ -272,7 +272,7 @@ class _Listener:
         self._thread.start()
 
     def _pass_on(self) -> None:
-        from bireme.kube import naming
+        from bireme.kube.api import naming
 
         wanted, heard = self._wanted, self._heard
         since_s = wanted.since_s if not heard else time.time() - heard + 1.0
@@ -295,8 +295,8 @@ class _Listener:
 
 def _from_volume(cluster: Cluster, name: str, wanted: Wanted, image: str | None) -> Iterator[tuple[str, str]]:
     from bireme.cli.fetch import left_by
-    from bireme.kube.transfer import as_input
-    from bireme.kube.volume import VolumePod
+    from bireme.kube.volume.helper_pod import VolumePod
+    from bireme.kube.volume.transfer import as_input
 
     since = time.time() - wanted.since_s if wanted.since_s is not None else None
     asked = {"node": wanted.node, "role": wanted.role, "last": wanted.last, "since": since}

@@ -51,7 +51,7 @@ def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) 
             f"training: {job.pservers} pservers and {job.trainers} trainers, {passes} passes, output in {output}"
         )
     status = run_to_end(job, str(target / "job.yaml"), is_silent=as_json)
-    from bireme.job.model import model_hash, pass_name
+    from bireme.job.output.model import model_hash, pass_name
 
     model = output / pass_name(passes - 1)
     told = _summary(status, model, model_hash(model), time.monotonic() - begun)
@@ -59,7 +59,7 @@ def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) 
 
 
 def _prepare(target: Path, *, as_json: bool) -> None:
-    from bireme.local.demo import prepare
+    from bireme.demo.prepare import prepare
 
     if as_json:
         prepare(target)

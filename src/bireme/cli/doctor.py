@@ -133,7 +133,7 @@ def findings() -> list[Finding]:
 
 def on_volume(directory: Path) -> Finding:
     """Whether a directory of this machine can hold a job."""
-    from bireme.job.volume_probe import probe
+    from bireme.job.output.volume_probe import probe
 
     if not directory.is_dir():
         raise UsageError(f"there is no directory {directory}")
@@ -147,8 +147,8 @@ def on_volume(directory: Path) -> Finding:
 def of_job(job_file: Path, image: str | None, where: Where) -> Finding:
     """Whether the volume of a job on a cluster can hold it: tried out by a pod there."""
     from bireme.cli.fetch import left_by_file
-    from bireme.kube.naming import VOLUME_ROOT
-    from bireme.kube.volume import VolumePod
+    from bireme.kube.api.naming import VOLUME_ROOT
+    from bireme.kube.volume.helper_pod import VolumePod
     from bireme.spec.load import load_cluster_job
 
     told = load_cluster_job(job_file, {})
@@ -160,7 +160,7 @@ def of_job(job_file: Path, image: str | None, where: Where) -> Finding:
 
 
 def _volume(words: str, *, is_fit: bool) -> Finding:
-    from bireme.job.volume_probe import FIX
+    from bireme.job.output.volume_probe import FIX
 
     return Finding("volume", "ok" if is_fit else "missing", words, "" if is_fit else FIX)
 

@@ -17,10 +17,10 @@ from bireme.core.files import storage_errors, write_atomic
 from bireme.spec.load import ClusterJob, command_name, load_cluster_job
 
 if TYPE_CHECKING:
-    from bireme.kube.client import Cluster
-    from bireme.kube.submission import Submission
-    from bireme.kube.transfer import Agree
-    from bireme.kube.volume import Place
+    from bireme.kube.api.client import Cluster
+    from bireme.kube.submit.submission import Submission
+    from bireme.kube.volume.helper_pod import Place
+    from bireme.kube.volume.transfer import Agree
 
 STAYS = ("snapshots/", "run/")
 """What is only of use where the job runs."""
@@ -76,8 +76,8 @@ def fetch(
     its volume and its output are (`bireme fetch first-job/job.yaml results --image registry.local/bireme:1`).
     """
     from bireme.cli.data import progress
-    from bireme.kube import transfer
-    from bireme.kube.volume import VolumePod
+    from bireme.kube.volume import transfer
+    from bireme.kube.volume.helper_pod import VolumePod
 
     told = load_cluster_job(Path(job), {}) if is_file_name(job) else None
     transfer.refuse_obstacles(directory)
@@ -105,7 +105,7 @@ def fetch(
 
 def _hash_of(model: Path) -> str | None:
     """The hash of a model that was brought; where it has none, a note says why."""
-    from bireme.job.model import model_hash
+    from bireme.job.output.model import model_hash
 
     try:
         return model_hash(model)
@@ -115,7 +115,7 @@ def _hash_of(model: Path) -> str | None:
 
 
 def _origin(cluster: Cluster, left: Left) -> Fetched:
-    from bireme.kube.client import CLAIM
+    from bireme.kube.api.client import CLAIM
 
     claim = cluster.get(CLAIM, left.place.claim)
     return Fetched(cluster.server, cluster.namespace, left.name, claim["metadata"].get("uid", ""), left.output)
@@ -194,10 +194,10 @@ def chosen(files: dict[str, int], *, wants_all: bool, only_model: bool) -> dict[
 
 def left_by(cluster: Cluster, job: str, image: str | None) -> Left:
     """What a job has left, by its name; of one that was deleted, the volume and the output are where most have them."""
-    from bireme.kube.client import CLAIM
-    from bireme.kube.placing import directory_of
-    from bireme.kube.stopping import find_job
-    from bireme.kube.volume import Place
+    from bireme.kube.api.client import CLAIM
+    from bireme.kube.jobs.lifecycle import find_job
+    from bireme.kube.submit.placement import directory_of
+    from bireme.kube.volume.helper_pod import Place
     from bireme.spec.kubernetes import KubernetesFile
 
     told = _submitted(cluster, job)
@@ -215,9 +215,9 @@ def left_by(cluster: Cluster, job: str, image: str | None) -> Left:
 
 def left_by_file(cluster: Cluster, told: ClusterJob, image: str | None) -> Left:
     """What the job of a file has left; the file and the cluster's facts say where its volume and its output are."""
-    from bireme.kube.facts import read_facts, with_facts
-    from bireme.kube.placing import place
-    from bireme.kube.volume import Place
+    from bireme.kube.api.cluster_facts import read_facts, with_facts
+    from bireme.kube.submit.placement import place
+    from bireme.kube.volume.helper_pod import Place
 
     told = with_facts(told, read_facts(cluster))
     name, settings = told.job.name, told.settings
@@ -231,9 +231,9 @@ def left_by_file(cluster: Cluster, told: ClusterJob, image: str | None) -> Left:
 
 def _submitted(cluster: Cluster, job: str) -> Submission | None:
     """What a job was submitted with; None where it is not on the cluster any more."""
-    from bireme.kube import naming
-    from bireme.kube.client import CONFIG_MAP
-    from bireme.kube.submit import read_back
+    from bireme.kube.api import naming
+    from bireme.kube.api.client import CONFIG_MAP
+    from bireme.kube.submit.submit import read_back
 
     there = cluster.find(CONFIG_MAP, job)
     return read_back(cluster, job) if there is not None and naming.is_ours(there) else None

@@ -14,8 +14,8 @@ from bireme.core.errors import BiremeError, Cancelled, ClusterError, NetworkErro
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
-    from bireme.kube.client import Cluster
-    from bireme.kube.listing import JobView
+    from bireme.kube.api.client import Cluster
+    from bireme.kube.jobs.listing import JobView
 
 POLL_S = 0.5
 PODS_EVERY_S = 2.0
@@ -30,7 +30,7 @@ def follow_to_end(cluster: Cluster, name: str, *, is_silent: bool, as_json: bool
 
     Whoever leaves with Ctrl-C gets the exit code of that, though the job goes on.
     """
-    from bireme.kube.listing import is_ended
+    from bireme.kube.jobs.listing import is_ended
 
     seen = follow(cluster, name, choose_view(is_silent=is_silent))
     if seen is None or not is_ended(seen.state):
@@ -53,7 +53,7 @@ def _option(cluster: Cluster) -> str:
 
 def follow(cluster: Cluster, name: str, view: View) -> JobView | None:
     """Show a job until it ends or the user leaves; how it was seen last, None if the cluster never answered."""
-    from bireme.kube.listing import is_ended
+    from bireme.kube.jobs.listing import is_ended
 
     watched, last = _Watched(cluster, name), None
     with Interrupts() as interrupts, view:
@@ -106,7 +106,7 @@ class _Watched:
 
     def look(self) -> JobView | None:
         """How the job is doing; None while the API server does not answer."""
-        from bireme.kube.stopping import view_of
+        from bireme.kube.jobs.lifecycle import view_of
 
         try:
             seen = view_of(self._cluster, self._name)
@@ -133,15 +133,15 @@ class _Watched:
         return time.monotonic() - self._failed_at >= LAST_WORD_S
 
     def _look_at_pods(self, seen: JobView) -> None:
-        from bireme.kube import naming
-        from bireme.kube.client import POD
-        from bireme.kube.listing import pod_views
+        from bireme.kube.api import naming
+        from bireme.kube.api.client import POD
+        from bireme.kube.jobs.listing import pod_views
 
         self._pods = pod_views(self._cluster.list(POD, naming.selector_of(self._name)), seen.status)
         self._pods_at = time.monotonic()
 
     def _gathering(self, seen: JobView) -> str:
-        from bireme.kube.listing import gathering
+        from bireme.kube.jobs.listing import gathering
 
         waits = ", ".join(seen.status.get("waits_for") or ())
         return gathering(seen, self._pods) + (f"; waiting for {waits}" if waits else "")

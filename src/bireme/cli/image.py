@@ -171,7 +171,7 @@ def _cluster_repository(where: Where) -> tuple[str, Where]:
     named = "`bireme image push IMAGE.tar REGISTRY/NAME:TAG`"
     if not (where.is_asked or has_cluster()):
         raise UsageError("which registry?", why="no cluster is configured here that has one", fix=named)
-    from bireme.kube.facts import NAME, read_facts
+    from bireme.kube.api.cluster_facts import NAME, read_facts
 
     with where.connect() as cluster:
         facts = read_facts(cluster)
@@ -186,7 +186,7 @@ def _cluster_repository(where: Where) -> tuple[str, Where]:
 
 def _record(where: Where, by_digest: str) -> str:
     """Make an image that was pushed the one of jobs on the current cluster; returns its context."""
-    from bireme.kube.facts import record_image
+    from bireme.kube.api.cluster_facts import record_image
 
     with where.connect() as cluster:  # anew: a push may outlast a connection
         record_image(cluster, by_digest)

@@ -88,8 +88,8 @@ def _short(record: registry.Record, progress: Progress) -> dict[str, Any]:
 def status_of(record: registry.Record) -> dict[str, Any]:
     """The coordinator's word while it lives, its last word afterwards; that it is silent if it does not answer."""
     from bireme.core.errors import BiremeError
-    from bireme.job import messages as m
-    from bireme.job.asking import ask
+    from bireme.job.coordination import messages as m
+    from bireme.job.coordination.query import ask
     from bireme.local.runner import coordinator_of
 
     if record.state != "running":
@@ -105,8 +105,8 @@ def status_of(record: registry.Record) -> dict[str, Any]:
 
 def _last_known(record: registry.Record) -> dict[str, Any]:
     """What there is to know of a job whose coordinator does not answer: it is stopped, or being started again."""
-    from bireme.job.phases import ENDED
-    from bireme.job.reports import last_status
+    from bireme.job.coordination.phases import ENDED
+    from bireme.job.node.failure_reports import last_status
 
     known = last_status(Path(record.output)) or record.status
     if known.get("phase") in ENDED:
@@ -117,7 +117,7 @@ def _last_known(record: registry.Record) -> dict[str, Any]:
 
 def _has_trained(record: registry.Record) -> bool:
     """Whether this run has come as far as training, by the job's books."""
-    from bireme.job.books import METRICS
+    from bireme.job.output.journal import METRICS
 
     book = Path(record.output) / METRICS
     for line in book.read_bytes().splitlines() if book.is_file() else ():
@@ -182,7 +182,7 @@ def _show_local(record: registry.Record, *, shows_all: bool, as_json: bool) -> N
 
 
 def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
-    from bireme.kube.merging import seconds_of
+    from bireme.kube.jobs.log_merge import seconds_of
 
     try:
         return None if value is None else seconds_of(value)
@@ -236,7 +236,7 @@ def _lines(
     files: list[Path], last: int | None, since_s: float | None, is_over: Callable[[], bool] | None
 ) -> Iterator[tuple[Path, str]]:
     """Lines of logs; with `is_over`, those too that come until that is so."""
-    from bireme.kube.merging import lines_of
+    from bireme.kube.jobs.log_merge import lines_of
 
     after = time.time() - since_s if since_s is not None else 0.0
     places: dict[Path, tuple[int, int]] = {}
@@ -312,8 +312,8 @@ def delete(job: str, with_volume: bool, where: Where, as_json: bool) -> None:
 
     A volume claim that bireme did not make is never deleted.
     """
-    from bireme.kube.certifying import Whose, forget
-    from bireme.kube.stopping import delete as take_away
+    from bireme.kube.jobs.lifecycle import delete as take_away
+    from bireme.kube.submit.certificates import Whose, forget
     from bireme.spec.load import places
 
     with where.connect() as cluster:

@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("bireme.cli.model", "Look into, hash, compare and export saved models."),
     "predict": ("bireme.cli.predict", "Use a model on new samples."),
     "test": ("bireme.cli.predict", "Measure a model on test data."),
-    "cluster": ("bireme.cli.aws", "Make a Kubernetes cluster on AWS, and take it down again."),
+    "cluster": ("bireme.cli.aws.commands", "Make a Kubernetes cluster on AWS, and take it down again."),
     "image": ("bireme.cli.image", "Build, push and load container images, without docker."),
     "doctor": ("bireme.cli.doctor", "What is missing on this machine, and how to get it."),
     "pserver": ("bireme.cli.processes", "Start one parameter server by hand."),

@@ -23,7 +23,7 @@ def show(directory: Path, as_json: bool) -> None:
     import msgspec
     import numpy as np
 
-    from bireme.job.model import config_name, load_values
+    from bireme.job.output.model import config_name, load_values
 
     values = load_values(directory)
     tables = _tables(values)
@@ -89,7 +89,7 @@ def _rows_of(values: int, rows: int) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def hash_(directory: Path, as_json: bool) -> None:
     """Print one sha256 over all values: equal models have equal hashes, wherever they were trained."""
-    from bireme.job.model import model_hash
+    from bireme.job.output.model import model_hash
 
     digest = model_hash(directory)
     click.echo(json.dumps({"model": str(directory), "hash": digest}) if as_json else digest)
@@ -101,7 +101,7 @@ def hash_(directory: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def diff(first: Path, second: Path, as_json: bool) -> None:
     """Compare two models value by value; exits with 1 when they differ."""
-    from bireme.job.model import load_values
+    from bireme.job.output.model import load_values
 
     a, b = load_values(first), load_values(second)
     rows = [_difference(name, a.get(name), b.get(name)) for name in sorted({*a, *b}, key=str.encode)]
@@ -137,7 +137,7 @@ def export(directory: Path, target: Path, as_json: bool) -> None:
     """Write a model as one file: .safetensors or .npz, with the shapes that the program gave them."""
     from bireme.core.errors import ModelError, OutputExistsError, UsageError
     from bireme.core.files import storage_errors
-    from bireme.job.model import load_values
+    from bireme.job.output.model import load_values
     from bireme.view.plain import count
 
     values = load_values(directory)

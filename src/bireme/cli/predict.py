@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def _job(model: Path, job_file: Path | None) -> Job:
-    from bireme.job.model import parameter_names
-    from bireme.job.using import job_of
+    from bireme.job.inference import job_of
+    from bireme.job.output.model import parameter_names
     from bireme.spec.load import load_job
 
     parameter_names(model)  # a clear word about a wrong directory, before anything else
@@ -36,7 +36,7 @@ def predict(model: Path, samples: str | None, job_file: Path | None, as_json: bo
     semicolon, and the probabilities.
     """
     from bireme.core.errors import DataError
-    from bireme.job.using import predictions
+    from bireme.job.inference import predictions
 
     job = _job(model, job_file)
     with tempfile.NamedTemporaryFile(suffix=".txt") as typed:
@@ -67,7 +67,7 @@ def _cell(value: Any) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def test(model: Path, job_file: Path | None, as_json: bool) -> None:
     """Measure the model in PASS_DIR on the job's test data."""
-    from bireme.job.using import measure
+    from bireme.job.inference import measure
 
     totals = measure(_job(model, job_file), model)
     n = max(totals.samples, 1)

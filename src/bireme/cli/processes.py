@@ -36,7 +36,7 @@ class Started:
 
     def check_seat(self) -> None:
         """Leave if this process's node was replaced; to be asked after the process has taken its number."""
-        from bireme.job.incarnations import Seat
+        from bireme.job.node.incarnations import Seat
 
         if self.seat is not None and self.life is not None and Seat(self.seat, self.life).is_lost():
             raise Cancelled("another pod has taken this node's place")
@@ -73,14 +73,14 @@ def _settle(started: Started, job: Job | None = None, role: str = "") -> None:
     if job is not None and started.run is not None:
         points.arm(job.faults, f"{role}:{started.rank}", started.run / "fired")
         if job.tls:
-            from bireme.ps import security
+            from bireme.ps.wire import security
 
             security.use(Path(job.tls))
 
 
 def _guarded(run: Path | None, process: str, work: Callable[[], object]) -> None:
     """Do the work; a failure is logged, and reported to the family where there is one."""
-    from bireme.job.entry import report_failure
+    from bireme.job.node.entry import report_failure
 
     try:
         work()
@@ -101,11 +101,11 @@ def node(started: Started) -> None:
     This is what a pod runs, told by its environment which job and which node it is: BIREME_JOB and
     JOB_COMPLETION_INDEX, or JOB_NAME, JOB_PATH and CONF_PADDLE_… as in the original's jobs.
     """
-    from bireme.job.entry import Post, run_node
+    from bireme.job.node.entry import Post, run_node
 
     _settle(started)
     if started.job is None:
-        from bireme.kube.pod import run_pod
+        from bireme.kube.pod.entry import run_pod
 
         _guarded(None, "node", lambda: run_pod(dict(os.environ)))
         return
@@ -136,9 +136,9 @@ def pserver(
     Started by hand on each machine, with the original's flags; the first host in the trainers'
     --pservers list also coordinates the job.
     """
-    from bireme.job.discover import discovery_of
-    from bireme.job.entry import read_job
-    from bireme.job.pserver import PserverOptions, PserverProcess, options_of_job
+    from bireme.job.node.discovery import discovery_of
+    from bireme.job.node.entry import read_job
+    from bireme.job.node.pserver import PserverOptions, PserverProcess, options_of_job
 
     if started.job is None:
         _settle(started)
@@ -223,10 +223,10 @@ def pserver(
 @_supervised
 def trainer(started: Started, **flags: Any) -> None:
     """Compute gradients on one shard of the data, and train with the pservers."""
-    from bireme.job.discover import HostList, discovery_of
-    from bireme.job.entry import read_job
-    from bireme.job.trainer import TrainerProcess
-    from bireme.job.trainers import options_of_flags, options_of_job
+    from bireme.job.node.discovery import HostList, discovery_of
+    from bireme.job.node.entry import read_job
+    from bireme.job.node.trainer import TrainerProcess
+    from bireme.job.node.trainer_options import options_of_flags, options_of_job
     from bireme.spec.load import child_environment, is_pinned
 
     if started.job is None:

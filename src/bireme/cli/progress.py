@@ -27,7 +27,7 @@ class Progress(NamedTuple):
 def job_in(output: Path) -> Job | None:
     """The job that an output directory is of; None where it does not say."""
     from bireme.core.errors import SpecError
-    from bireme.job.entry import read_job
+    from bireme.job.node.entry import read_job
 
     try:
         return read_job(output / "job.json")
@@ -39,16 +39,16 @@ def progress_in(output: Path, job: Job) -> Progress:
     """How far a job is: a pass counts when its model is finished and the ledger has it for every shard."""
     import msgspec
 
-    from bireme.job import books
-    from bireme.job.model import finished_passes
+    from bireme.job.output import journal
+    from bireme.job.output.model import finished_passes
 
-    rows, ledger = [], output / books.LEDGER
+    rows, ledger = [], output / journal.LEDGER
     for line in ledger.read_bytes().splitlines() if ledger.is_file() else ():
         try:
             rows.append(msgspec.json.decode(line, type=dict[str, Any]))
         except msgspec.MsgspecError:
             continue  # half a line at the end
-    last = max(books.counted(rows, job.shards) & finished_passes(output), default=-1)
+    last = max(journal.counted(rows, job.shards) & finished_passes(output), default=-1)
     return Progress(last + 1, job.passes)
 
 
@@ -68,7 +68,7 @@ def passes_in(output: Path) -> dict[int, dict[str, Any]]:
     """What each finished pass came to, by its number."""
     import msgspec
 
-    from bireme.job.model import finished_passes, pass_name
+    from bireme.job.output.model import finished_passes, pass_name
 
     found = {}
     for pass_id in sorted(finished_passes(output)):

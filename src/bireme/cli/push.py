@@ -14,8 +14,8 @@ from bireme.core.errors import ClusterError, DataError, SpecError
 from bireme.spec.load import ClusterJob, load_cluster_job
 
 if TYPE_CHECKING:
-    from bireme.kube.client import Cluster
-    from bireme.kube.volume import Place
+    from bireme.kube.api.client import Cluster
+    from bireme.kube.volume.helper_pod import Place
 
 
 @click.command(epilog="\b\nExample: bireme data push first-job/job.yaml --image registry.local/bireme:1")
@@ -34,9 +34,9 @@ def push(
     transfer that was broken off goes on.
     """
     from bireme.cli.data import progress
-    from bireme.kube import transfer
-    from bireme.kube.volume import VolumePod
-    from bireme.kube.volume_end import list_files
+    from bireme.kube.volume import transfer
+    from bireme.kube.volume.helper_pod import VolumePod
+    from bireme.kube.volume.pod_end import list_files
 
     told = load_cluster_job(job_file, {})
     root, files = _what(told, source, target, list_files)
@@ -52,8 +52,8 @@ def push(
 
 def _what(told: ClusterJob, source: Path | None, target: str | None, list_files: Any) -> tuple[str, dict[str, Path]]:
     """Where files go on the volume, and which."""
-    from bireme.kube.placing import data_on_volume, directory_of
-    from bireme.kube.transfer import shard_files
+    from bireme.kube.submit.placement import data_on_volume, directory_of
+    from bireme.kube.volume.transfer import shard_files
 
     if source is None:
         if not told.has_data:
@@ -70,12 +70,12 @@ def _what(told: ClusterJob, source: Path | None, target: str | None, list_files:
 def prepare_volume(cluster: Cluster, told: ClusterJob, image: str | None) -> Place:
     """The job's volume, claimed if it is not yet."""
     from bireme.cli.submit import PUSH_IMAGE
-    from bireme.kube import naming
-    from bireme.kube.client import CLAIM
-    from bireme.kube.facts import read_facts, with_facts
-    from bireme.kube.objects import claim
-    from bireme.kube.patching import merge
-    from bireme.kube.volume import Place
+    from bireme.kube.api import naming
+    from bireme.kube.api.client import CLAIM
+    from bireme.kube.api.cluster_facts import read_facts, with_facts
+    from bireme.kube.submit.objects import claim
+    from bireme.kube.submit.patching import merge
+    from bireme.kube.volume.helper_pod import Place
 
     facts = read_facts(cluster)
     settings, name = with_facts(told, facts).settings, told.job.name
@@ -100,8 +100,8 @@ def prepare_volume(cluster: Cluster, told: ClusterJob, image: str | None) -> Pla
 
 def split_there(where: Where, job_file: Path, source: str, shards: int, out: str, image: str | None) -> dict[str, Any]:
     """Run `bireme data split` in a Kubernetes Job on the job's volume; what it reported."""
-    from bireme.kube.placing import directory_of
-    from bireme.kube.splitting import split_on_volume
+    from bireme.kube.submit.placement import directory_of
+    from bireme.kube.volume.splitting import split_on_volume
 
     told = load_cluster_job(job_file, {})
     base = directory_of(told.job.name)

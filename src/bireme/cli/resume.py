@@ -17,7 +17,7 @@ from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
-    from bireme.job.manifest import Manifest
+    from bireme.job.output.manifest import Manifest
     from bireme.spec.job import Job
 
 
@@ -80,7 +80,7 @@ def _is_elsewhere(given: str | None, where: Where) -> bool:
 
 
 def _resume_here(output: str | None, given: dict[str, Any], *, accept_changes: bool, as_json: bool) -> None:
-    from bireme.job.inputs import origin_of, refuse_changes
+    from bireme.job.output.inputs import origin_of, refuse_changes
     from bireme.job.preflight import check_program
     from bireme.ps.tree import share_out
 
@@ -108,7 +108,7 @@ def _resume_here(output: str | None, given: dict[str, Any], *, accept_changes: b
 
 def copied_words(place: Path, job: Job, given: dict[str, Any]) -> list[str]:
     """Say whose program and data are used where an output was copied or moved."""
-    from bireme.job.entry import read_job
+    from bireme.job.node.entry import read_job
 
     made_in = Path(read_job(place / "job.json").output)
     if "config" in given or made_in.resolve() == place.resolve():
@@ -166,7 +166,7 @@ def _is_unfinished(record: Any) -> bool:
 
 def job_to_resume(output: Path, changes: dict[str, Any]) -> Job:
     """The job of an output directory, which may have been moved, with what the command line changes."""
-    from bireme.job.entry import read_job
+    from bireme.job.node.entry import read_job
 
     job = msgspec.structs.replace(read_job(output / "job.json"), output=str(output.absolute()), **changes)
     for what, path in (("program", job.config), ("data", job.data)):
@@ -181,7 +181,7 @@ def job_to_resume(output: Path, changes: dict[str, Any]) -> Job:
 
 def tell_finished(output: Path, job: Job, progress: Progress, *, asked: int | None, as_json: bool) -> None:
     """Say that there is nothing to do; asking for fewer passes than there are is a mistake."""
-    from bireme.job.model import model_hash, pass_name
+    from bireme.job.output.model import model_hash, pass_name
 
     done = progress.done
     if asked is not None and asked < done:
@@ -199,7 +199,7 @@ def tell_finished(output: Path, job: Job, progress: Progress, *, asked: int | No
 
 def find_base(job: Job) -> tuple[Manifest | None, list[str]]:
     """The snapshot to go on from, None where there is none yet, and remarks on newer ones that cannot be used."""
-    from bireme.job import snapshots
+    from bireme.job.output import snapshots
 
     place = Path(job.snapshots.path)
     if not any(place.glob("*/manifest.json")):

@@ -14,7 +14,7 @@ import click
 
 from bireme.cli.progress import has_snapshot, way_on
 from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
-from bireme.job.inputs import origin_of, write_origin
+from bireme.job.output.inputs import origin_of, write_origin
 from bireme.job.preflight import check_program
 from bireme.local.runner import LocalRun
 from bireme.programs.program import Program
@@ -107,10 +107,12 @@ def _say(view: View, say: Callable[..., None], *what: Any) -> View:
 
 def are_kernels_compiled() -> bool:
     """Whether this machine has run the kernels as they are now: compiling them takes longer than a small job."""
-    source = Path(__file__).parents[1] / "ps" / "kernels.py"
+    source = Path(__file__).parents[1] / "ps" / "optim" / "kernels.py"
     name = f"kernels.*.py{sys.version_info[0]}{sys.version_info[1]}.nbi"
     found = (
-        path for cache in kernel_caches(source.parent) for path in (*cache.glob(name), *cache.glob(f"ps_*/{name}"))
+        path
+        for cache in kernel_caches(source.parent)
+        for path in (*cache.glob(name), *cache.glob(f"{source.parent.name}_*/{name}"))
     )
     return any(path.stat().st_mtime >= source.stat().st_mtime for path in found)
 
@@ -168,7 +170,7 @@ def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | N
 def finish(job: Job, job_file: str, *, as_json: bool, program: Program | None = None) -> None:
     """Run a job to its end and say where its model is."""
     status = run_to_end(job, job_file, is_silent=as_json, program=program)
-    from bireme.job.model import model_hash, pass_name
+    from bireme.job.output.model import model_hash, pass_name
 
     model = Path(job.output) / pass_name(job.passes - 1)
     digest = model_hash(model)

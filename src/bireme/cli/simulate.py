@@ -13,7 +13,7 @@ import click
 from bireme.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from bireme.sim.scale import Advice, Cluster, Costs, Load, Outcome
+    from bireme.scale.model import Advice, Cluster, Costs, Load, Outcome
 
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -54,8 +54,8 @@ def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_jso
     """
     from dataclasses import replace
 
-    from bireme.sim.scale import advise, load_costs
-    from bireme.sim.scale import simulate as run
+    from bireme.scale.model import advise, load_costs
+    from bireme.scale.model import simulate as run
 
     costs = load_costs(costs_file)
     if given["spread"] is not None:
@@ -97,7 +97,7 @@ def _job_at_scale(path: Path, given: Mapping[str, Any]) -> tuple[Load, Cluster]:
     """A job's own load, on a cluster of its own size where no flag says otherwise."""
     from dataclasses import replace
 
-    from bireme.sim.scale_jobs import load_of, rate_of
+    from bireme.scale.jobs import load_of, rate_of
     from bireme.spec.load import load_job
 
     if given["parameters"] is not None:
@@ -119,7 +119,7 @@ def _job_at_scale(path: Path, given: Mapping[str, Any]) -> tuple[Load, Cluster]:
 
 def _bare_load(given: Mapping[str, Any]) -> tuple[Load, Cluster]:
     """A job that has only sizes."""
-    from bireme.sim.scale import Load
+    from bireme.scale.model import Load
 
     needed = ("parameters", "batch", "trainers", "pservers", "compute_rate")
     missing = [f"--{name.replace('_', '-')}" for name in needed if given[name] is None]
@@ -143,7 +143,7 @@ def _with_flags(load: Load, given: Mapping[str, Any]) -> Load:
 
 
 def _cluster(given: Mapping[str, Any], trainers: int, pservers: int, lanes: int, rate: float) -> Cluster:
-    from bireme.sim.scale import Cluster
+    from bireme.scale.model import Cluster
 
     return Cluster(trainers, pservers, lanes, bits_of(given["network"]), seconds_of(given["latency"]), rate)
 

@@ -13,10 +13,10 @@ from bireme.core.errors import ClusterError, SpecError, UsageError
 from bireme.spec.load import ClusterJob, command_name, load_cluster_job, places
 
 if TYPE_CHECKING:
-    from bireme.kube.client import Cluster
-    from bireme.kube.facts import ClusterFacts
-    from bireme.kube.listing import JobView
-    from bireme.kube.submission import Submission
+    from bireme.kube.api.client import Cluster
+    from bireme.kube.api.cluster_facts import ClusterFacts
+    from bireme.kube.jobs.listing import JobView
+    from bireme.kube.submit.submission import Submission
 
 PUSH_IMAGE = "`bireme image push IMAGE.tar`"
 
@@ -63,7 +63,7 @@ def submit(  # noqa: PLR0913 - its flags
     volume with `bireme data push`. Submitting the same file twice is safe.
     """
     if shows_permissions:
-        from bireme.kube.permissions import role
+        from bireme.kube.api.permissions import role
 
         _print_yaml([role(where.namespace or "default")])
         return
@@ -75,12 +75,12 @@ def submit(  # noqa: PLR0913 - its flags
         return
     check_here(told)
     with where.connect(told.settings.namespace) as cluster:
-        from bireme.kube.facts import read_facts
+        from bireme.kube.api.cluster_facts import read_facts
 
         submission = prepare(told, cluster.namespace, image, read_facts(cluster))
         if dry_run == "server":
-            from bireme.kube.objects import build
-            from bireme.kube.submit import send
+            from bireme.kube.submit.objects import build
+            from bireme.kube.submit.submit import send
 
             send(cluster, build(submission), is_trial=True)
             _print_objects(submission, as_json=as_json)
@@ -113,10 +113,10 @@ def check_here(told: ClusterJob) -> None:
 
 def prepare(told: ClusterJob, namespace: str, image: str | None, facts: ClusterFacts | None = None) -> Submission:
     """The submission that a file comes to on a cluster with these facts, still without certificates."""
-    from bireme.kube.facts import with_facts
-    from bireme.kube.placing import place
-    from bireme.kube.program import read_program
-    from bireme.kube.submission import Submission
+    from bireme.kube.api.cluster_facts import with_facts
+    from bireme.kube.submit.placement import place
+    from bireme.kube.submit.program_files import read_program
+    from bireme.kube.submit.submission import Submission
 
     told = with_facts(told, facts)
     chosen = image or told.settings.image
@@ -138,10 +138,10 @@ def take_away_old(cluster: Cluster, submission: Submission) -> bool:
 
     One that runs is not ended by the way. The volume stays, and so does what its pods have trained.
     """
-    from bireme.kube.listing import job_view
-    from bireme.kube.objects import build
-    from bireme.kube.stopping import delete, jobs_of
-    from bireme.kube.submit import is_as_told, look_up, refuse_foreign
+    from bireme.kube.jobs.lifecycle import delete, jobs_of
+    from bireme.kube.jobs.listing import job_view
+    from bireme.kube.submit.objects import build
+    from bireme.kube.submit.submit import is_as_told, look_up, refuse_foreign
 
     name = submission.job.name
     jobs = jobs_of(cluster, name)
@@ -161,9 +161,9 @@ def take_away_old(cluster: Cluster, submission: Submission) -> bool:
 
 def _send(cluster: Cluster, submission: Submission) -> str:
     """Bring a job to the cluster; if that fails, no authority is left here that nobody there knows."""
-    from bireme.kube.certifying import Whose, forgotten_unless_used, make_certificates
-    from bireme.kube.client import SECRET
-    from bireme.kube.submit import decoded, submit
+    from bireme.kube.api.client import SECRET
+    from bireme.kube.submit.certificates import Whose, forgotten_unless_used, make_certificates
+    from bireme.kube.submit.submit import decoded, submit
 
     name, settings, state = submission.job.name, submission.settings, places().state
     if not settings.tls:
@@ -179,7 +179,7 @@ def _send(cluster: Cluster, submission: Submission) -> str:
 
 def _find(cluster: Cluster, submission: Submission, outcome: str) -> JobView:
     """How the job is doing that was there already; one that has failed does not start again by itself."""
-    from bireme.kube.stopping import view_of
+    from bireme.kube.jobs.lifecycle import view_of
 
     view = view_of(cluster, submission.job.name)
     if view.state != "failed":
@@ -223,7 +223,7 @@ def _tell(cluster: Cluster, submission: Submission, outcome: str, there: JobView
 
 
 def _print_objects(submission: Submission, *, as_json: bool) -> None:
-    from bireme.kube.objects import build
+    from bireme.kube.submit.objects import build
 
     made = build(submission)
     if as_json:
@@ -233,6 +233,6 @@ def _print_objects(submission: Submission, *, as_json: bool) -> None:
 
 
 def _print_yaml(made: list[dict[str, Any]]) -> None:
-    from bireme.kube.printing import as_yaml
+    from bireme.kube.submit.printing import as_yaml
 
     click.echo(as_yaml(made), nl=False)

@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from bireme.core.errors import BiremeError
-    from bireme.job.verifying import SnapshotFound, Verdict
+    from bireme.job.output.verify import SnapshotFound, Verdict
 
 _MARKS = {"good": "✓", "note": "·", "bad": "✗"}
 
@@ -28,7 +28,7 @@ def verify(output: Path, as_json: bool) -> None:
     Exits with 6 if a model or the ledger is not sound, with 15 if only snapshots are not, with 3 if the
     job's own description is not.
     """
-    from bireme.job.verifying import verify as check
+    from bireme.job.output.verify import verify as check
 
     verdict = check(output, is_running=_runs_now(output))
     error = _error(verdict)
@@ -53,7 +53,7 @@ def _runs_now(output: Path) -> bool:
 def _error(verdict: Verdict) -> BiremeError | None:
     """What to exit with: the gravest thing that is wrong, as one of the known errors."""
     from bireme.core.errors import ModelError, SnapshotError, SpecError
-    from bireme.job.verifying import JOB, SNAPSHOTS
+    from bireme.job.output.verify import JOB, SNAPSHOTS
 
     places = [problem.where.partition("/")[0] for problem in verdict.problems]
     if not places:

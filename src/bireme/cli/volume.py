@@ -26,27 +26,27 @@ def volume(verb: str, place: str) -> None:
 
 
 def _do(verb: str, place: str) -> None:
-    from bireme.kube import volume_end
+    from bireme.kube.volume import pod_end
 
     root, source, sink = Path(place), sys.stdin.buffer, sys.stdout.buffer
     if verb == "wait":
         # The first process of a container is not ended by signals that it does not ask for.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        volume_end.stay(float(place), volume_end.has_company)
+        pod_end.stay(float(place), pod_end.has_company)
     elif verb == "have":
-        click.echo(json.dumps(volume_end.have(root, json.load(source))))
+        click.echo(json.dumps(pod_end.have(root, json.load(source))))
     elif verb == "put":
-        click.echo(json.dumps(volume_end.put(root, source)))
+        click.echo(json.dumps(pod_end.put(root, source)))
     elif verb == "get":
-        volume_end.get(root, json.load(source), sink)
+        pod_end.get(root, json.load(source), sink)
     elif verb == "list":
-        click.echo(json.dumps(volume_end.list_files(root)))
+        click.echo(json.dumps(pod_end.list_files(root)))
     elif verb == "probe":
-        from bireme.job.volume_probe import probe
+        from bireme.job.output.volume_probe import probe
 
         found = probe(root)
         click.echo(json.dumps({"words": found.words, "lacks": found.lacks}))
     else:
-        from bireme.kube.merging import write_logs
+        from bireme.kube.jobs.log_merge import write_logs
 
         write_logs(root, json.load(source), sink)

@@ -13,7 +13,7 @@ import msgspec
 from bireme.cli.cluster import Where, either_options, local_run
 
 if TYPE_CHECKING:
-    from bireme.kube.causes_facts import Cause, Facts
+    from bireme.diagnose.facts import Cause, Facts
     from bireme.local.registry import Record
 
 
@@ -27,7 +27,7 @@ def why(job: str | None, where: Where, as_json: bool) -> None:
     JOB is a job's name, on this machine or on the cluster; for a job here also a run's id or its output directory
     (the newest when left out). What should be mended first comes first. Nothing is changed.
     """
-    from bireme.kube.causes import explain
+    from bireme.diagnose.explain import explain
 
     record = local_run(job, where)
     facts, notes = (_local_facts(record), []) if record else _cluster_facts(job or "", where)
@@ -51,7 +51,7 @@ def _told(facts: Facts, causes: list[Cause], notes: list[str]) -> dict[str, Any]
 def _local_facts(record: Record) -> Facts:
     from bireme.cli.jobs import status_of
     from bireme.cli.progress import progress_of
-    from bireme.kube.causes_facts import Facts
+    from bireme.diagnose.facts import Facts
     from bireme.spec.load import command_name
 
     status = status_of(record)
@@ -71,7 +71,7 @@ def _cluster_facts(job: str, where: Where) -> tuple[Facts, list[str]]:
     from dataclasses import replace
 
     from bireme import __version__
-    from bireme.kube.why import gather, notes
+    from bireme.diagnose.gather import gather, notes
     from bireme.spec.load import command_name
 
     with where.connect() as cluster:

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 def warm_all() -> None:
     """Compile the kernels of every optimizer, dense and sparse, of every coding, and of the bag of words."""
-    from bireme.ps import codec, optimizers, rowsums, table
+    from bireme.ps.optim import optimizers
+    from bireme.ps.sparse import row_sums, table
+    from bireme.ps.wire import codec
     from bireme.spec.model import Coding, Method, Optimizer
 
-    rowsums.warm()
+    row_sums.warm()
     for coding in get_args(Coding):
         codec.warm(coding)
     for method in get_args(Method):
@@ -30,7 +32,7 @@ def warm_all() -> None:
 def _warm_table(method: Method) -> None:
     import numpy as np
 
-    from bireme.ps import table
+    from bireme.ps.sparse import table
     from bireme.spec.model import Optimizer, Parameter, Rows
 
     # So little momentum that the clock of lazy momentum starts anew at once; rows that are soon forgotten.

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from bireme.job.preflight import check_program, updates_of
-from bireme.ps.frames import HEAD_NBYTES, RECORD_NBYTES
 from bireme.ps.plan import Layout, Slice
 from bireme.ps.setup import is_apart
 from bireme.ps.tree import rows_of, share_out
+from bireme.ps.wire.frames import HEAD_NBYTES, RECORD_NBYTES
 from bireme.spec.job import Job
 from bireme.spec.model import Wire
 

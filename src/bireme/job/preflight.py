@@ -11,9 +11,9 @@ from bireme.core.errors import DataError, SpecError
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.config import load_config
 from bireme.programs.program import Program
-from bireme.ps.optimizers import check_rules
+from bireme.ps.optim.optimizers import check_rules
+from bireme.ps.optim.schedules import check_schedule
 from bireme.ps.plan import check_names
-from bireme.ps.schedules import check_schedule
 from bireme.spec.job import Job
 from bireme.spec.model import Updates, Wire
 

@@ -26,16 +26,16 @@ from bireme.core.errors import (
     RefusedError,
 )
 from bireme.core.files import make_directory, storage_errors
-from bireme.job import incarnations
-from bireme.job import messages as m
-from bireme.job.asking import ask
-from bireme.job.claims import check_output, write_job
-from bireme.job.discover import SharedDirectory
-from bireme.job.entry import too_many_deaths
-from bireme.job.headway import Headway
-from bireme.job.reports import STATUS_FILE, first_cause, has_ended, last_status, read_reports
-from bireme.job.shardprint import data_fingerprint
-from bireme.job.supervise import Child, Ended, Family, Keeper, describe_exit
+from bireme.job.coordination import messages as m
+from bireme.job.coordination.query import ask
+from bireme.job.node import incarnations
+from bireme.job.node.discovery import SharedDirectory
+from bireme.job.node.entry import too_many_deaths
+from bireme.job.node.failure_reports import STATUS_FILE, first_cause, has_ended, last_status, read_reports
+from bireme.job.node.headway import Headway
+from bireme.job.node.supervisor import Child, Ended, Family, Keeper, describe_exit
+from bireme.job.output.data_hash import data_fingerprint
+from bireme.job.output.ownership import check_output, write_job
 from bireme.local import registry
 from bireme.spec.job import Job
 

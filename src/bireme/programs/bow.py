@@ -17,7 +17,7 @@ from bireme.core.errors import DataError
 from bireme.programs.columns import Batch
 from bireme.programs.lookups import narrow_ids
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Sums
-from bireme.ps.kernels import jit
+from bireme.ps.optim.kernels import jit
 
 _Floats = NDArray[np.float32]
 _Doubles = NDArray[np.float64]

@@ -92,7 +92,7 @@ def _ids_of(column: Column) -> Ids:
 def _unique(lists: Sequence[Ids]) -> tuple[RowIds, NDArray[np.int32]]:
     """All ids once and ascending, and where in that each of the given ones stands."""
     # Brings compiled kernels with it, which programs without sparse parameters do not need.
-    from bireme.ps.rowsums import unique
+    from bireme.ps.sparse.row_sums import unique
 
     if len(lists) == 1:
         return unique(lists[0])

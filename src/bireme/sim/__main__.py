@@ -13,8 +13,8 @@ from functools import partial
 from itertools import chain
 
 from bireme.sim.case import MODES, Mode, usual_shape
+from bireme.sim.faults import PROFILES
 from bireme.sim.history import Outcome, run_history
-from bireme.sim.mischief import PROFILES
 
 CHUNK = 50
 """Histories that a process runs before it tells."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bireme.core.draws import stream_key
-from bireme.job import messages as m
-from bireme.ps.frames import Record
+from bireme.job.coordination import messages as m
+from bireme.ps.wire.frames import Record
 from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates
 
 Mode = Literal["sync", "bounded", "async", "local"]

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from bireme.core.errors import BiremeError
 from bireme.core.files import mounted
-from bireme.job import snapshots
-from bireme.job.manifest import Manifest
-from bireme.job.reports import last_status
-from bireme.job.status import SILENT_S, waits_for
-from bireme.ps.counts import agreed_counts
-from bireme.ps.frames import Head
-from bireme.ps.parts import read_part
-from bireme.ps.rounds import PassTotals
+from bireme.job.coordination.status import SILENT_S, waits_for
+from bireme.job.node.failure_reports import last_status
+from bireme.job.output import snapshots
+from bireme.job.output.manifest import Manifest
+from bireme.ps.lanes.progress import agreed_counts
+from bireme.ps.lanes.rounds import PassTotals
+from bireme.ps.snapshot.snapshot_files import read_part
+from bireme.ps.wire.frames import Head
 from bireme.sim.case import OUTPUT, SNAPSHOTS, Reference, Shape
 from bireme.sim.clocks import FASTEST
 from bireme.sim.models import saved_models
@@ -33,7 +33,7 @@ from bireme.sim.values import values_of
 from bireme.sim.world import Broken, Process, World
 
 if TYPE_CHECKING:
-    from bireme.sim.coordinating import SimCoordinating
+    from bireme.sim.coordination import SimCoordinating
     from bireme.sim.lanes import SimLane
     from bireme.sim.pserver import SimPserver
 

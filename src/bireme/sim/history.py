@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from bireme.core.files import mounted
 from bireme.sim.case import Mode, Shape, draw_shape
 from bireme.sim.clocks import Clocks
-from bireme.sim.mischief import PROFILES, Mischief
-from bireme.sim.stage import Stage
+from bireme.sim.faults import PROFILES, Mischief
+from bireme.sim.harness import Stage
 from bireme.sim.world import Broken, World
 
 BOUND_S = 120.0

@@ -1,7 +1,7 @@
 """Lanes of a simulated pserver: the product's machines for rounds and streams, over numbers instead of arrays.
 
-What ps/lane.py and ps/cutting.py do with threads is done here with events; whatever is decided, is decided by the same
-machines. After each update the lane's value is held against the reference.
+What ps/lanes/lane.py and ps/snapshot/writer.py do with threads is done here with events; the same machines decide.
+After each update the lane's value is held against the reference.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bireme.core.errors import FrameError, StaleError
-from bireme.ps.counts import agreed_counts, counts_of
-from bireme.ps.frames import Head, Record
-from bireme.ps.parts import Part
-from bireme.ps.rounds import Closing, LaneRounds, Late, PassTotals, Ready, Refuse, Repeat, Take, Totals
+from bireme.ps.lanes.progress import agreed_counts, counts_of
+from bireme.ps.lanes.rounds import Closing, LaneRounds, Late, PassTotals, Ready, Refuse, Repeat, Take, Totals
+from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.setup import Setup
-from bireme.ps.stream import LaneStream
+from bireme.ps.snapshot.snapshot_files import Part
 from bireme.ps.tree import Span, spans_of
+from bireme.ps.wire.frames import Head, Record
 from bireme.sim.case import add, first_value, updated
 from bireme.sim.values import values_of
 from bireme.sim.world import Broken, End

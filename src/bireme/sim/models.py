@@ -1,4 +1,4 @@
-"""The model of a pass on the simulated disk: the steps of job/model.py without its arrays."""
+"""The model of a pass on the simulated disk: the steps of job/output/model.py without its arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bireme.core.errors import ModelError
 from bireme.core.files import storage_errors, sync_directory, volume
-from bireme.job.model import pass_name
+from bireme.job.output.model import pass_name
 
 VALUES = "values"
 

@@ -1,7 +1,7 @@
 """A simulated pserver process: lanes, the file of each cut, the coordinator's word, and in pserver 0 the coordinator.
 
-It does what job/pserver.py, ps/server.py and ps/cutting.py do with sockets and threads. Which orders count is decided
-by the same `Standing`; parts are written by the same `write_part`.
+It does what job/node/pserver.py, ps/lanes/server.py and ps/snapshot/writer.py do with sockets and threads. The same
+`Standing` decides which orders count; the same `write_part` writes parts.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bireme.core.errors import BiremeError, FrameError, StaleError, StorageError
-from bireme.job import incarnations
-from bireme.job import messages as m
-from bireme.job.cuts import part_of
-from bireme.ps.counts import pack_counts
-from bireme.ps.cutting import PartDone
-from bireme.ps.frames import Head, Record
-from bireme.ps.parts import Written, part_path, read_part, write_part
-from bireme.ps.rounds import Counts, PassTotals
+from bireme.job.coordination import messages as m
+from bireme.job.coordination.cuts import part_of
+from bireme.job.node import incarnations
+from bireme.ps.lanes.authority import Standing
+from bireme.ps.lanes.progress import pack_counts
+from bireme.ps.lanes.rounds import Counts, PassTotals
 from bireme.ps.setup import Setup
-from bireme.ps.standing import Standing
+from bireme.ps.snapshot.snapshot_files import Written, part_path, read_part, write_part
+from bireme.ps.snapshot.writer import PartDone
+from bireme.ps.wire.frames import Head, Record
 from bireme.sim.case import OUTPUT, PATIENCE_S
-from bireme.sim.coordinating import SimCoordinating
+from bireme.sim.coordination import SimCoordinating
 from bireme.sim.lanes import SimLane
 from bireme.sim.values import meta_of
 from bireme.sim.world import End, Process
 
 if TYPE_CHECKING:
-    from bireme.sim.stage import Stage
+    from bireme.sim.harness import Stage
 
 ALIVE_EVERY_S = 1.0
 PUSH, REST, PULL = range(3)

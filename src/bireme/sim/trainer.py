@@ -1,7 +1,7 @@
 """A simulated trainer process: joins, follows the coordinator's orders, and runs the loop as a generator.
 
-It does what job/trainer.py, train/loop.py and job/telling.py do with threads and sockets. Where it begins and what it
-follows are decided by the product's own `Orders`, `oldest`, `unsaved_pass` and `first_batches`.
+It does what job/node/trainer.py, train/loop.py and job/node/pass_reporter.py do with threads and sockets. The product's
+`Orders`, `oldest`, `unsaved_pass` and `first_batches` decide where it begins and what it follows.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from bireme.core.errors import BiremeError, NetworkError, StaleError
-from bireme.job import incarnations
-from bireme.job import messages as m
-from bireme.job.orders import Orders
-from bireme.ps.client import Position, oldest
-from bireme.ps.frames import Flag, Head, Kind, Record
+from bireme.job.coordination import messages as m
+from bireme.job.node import incarnations
+from bireme.job.node.orders import Orders
+from bireme.ps.client.push_pull import Position, oldest
 from bireme.ps.tree import Span, fold, rows_of, share_out
+from bireme.ps.wire.frames import Flag, Head, Kind, Record
 from bireme.sim.case import OUTPUT, PATIENCE_S, add, gradient
 from bireme.sim.lanes import Slice
 from bireme.sim.models import save_model
@@ -25,7 +25,7 @@ from bireme.sim.world import End, Process
 from bireme.train.loop import first_batches, unsaved_pass
 
 if TYPE_CHECKING:
-    from bireme.sim.stage import Stage
+    from bireme.sim.harness import Stage
 
 REPORT_EVERY_S = 0.2
 Steps = Generator[float | None, Any, None]

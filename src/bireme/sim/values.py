@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bireme.ps.counts import COUNTS
-from bireme.ps.parts import Part
+from bireme.ps.lanes.progress import COUNTS
+from bireme.ps.snapshot.snapshot_files import Part
 
 VALUES = "values"
 """The key in a part's meta under which lanes' values are."""

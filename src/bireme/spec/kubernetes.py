@@ -7,6 +7,7 @@ volume's `source` is Kubernetes' own language and is checked by the API server.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -250,3 +251,17 @@ def _taken(section: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[Mis
         if isinstance(path, str) and (path.rstrip("/") or "/") in (*OWN_PATHS, "/"):
             text = f"`kubernetes.volumes`: {path} is used by bireme itself"
             yield Mistake(lines_of(mount, lines["volumes"])["path"], text, fix="choose another path")
+
+
+_FACTORS = {
+    "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "": 1.0,
+}  # fmt: skip
+
+
+def amount(text: object) -> float:
+    """A quantity of Kubernetes as a number: `250m` is 0.25, `2Gi` is 2147483648."""
+    written = re.fullmatch(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)", str(text or "0").strip())
+    if not written or written[2] not in _FACTORS:
+        return 0.0
+    return float(written[1]) * _FACTORS[written[2]]

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bireme.ps.client import Exchange, Position
-from bireme.ps.frames import Record
-from bireme.ps.optimizers import Segment, SliceOptimizer
+from bireme.ps.client.push_pull import Exchange, Position
+from bireme.ps.optim.optimizers import Segment, SliceOptimizer
+from bireme.ps.optim.schedules import learning_rate
 from bireme.ps.plan import aligned_zeros
-from bireme.ps.schedules import learning_rate
 from bireme.ps.tree import fold
+from bireme.ps.wire.frames import Record
 from bireme.spec.model import Optimizer, Updates
 from bireme.train.loop import Listener, Loop
 from bireme.train.worker import Floats, Part, Worker, add_parts

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from bireme.ps.client import Exchange, Position
-from bireme.ps.frames import Record
-from bireme.ps.rowframes import Block
+from bireme.ps.client.push_pull import Exchange, Position
 from bireme.ps.tree import Span, fold
+from bireme.ps.wire.frames import Record
+from bireme.ps.wire.row_frames import Block
 from bireme.train.worker import Counts, Floats, Part, Prepared, Running, Stopwatch, Worker, add_parts
 
 Tables = Callable[[], list[Block]]

@@ -20,11 +20,11 @@ from bireme.core.errors import DeterminismError, NumericError
 from bireme.programs.columns import Batch
 from bireme.programs.lookups import Compact, RowIds, compact, renumber, unite
 from bireme.programs.program import Computation, Program, Sums
-from bireme.ps.client import Position
-from bireme.ps.frames import Record
+from bireme.ps.client.push_pull import Position
 from bireme.ps.plan import Layout, aligned_zeros
-from bireme.ps.rowframes import Block
 from bireme.ps.tree import Span
+from bireme.ps.wire.frames import Record
+from bireme.ps.wire.row_frames import Block
 from bireme.train.reader import ShardReader
 
 MAX_EVALS = 3
@@ -77,7 +77,7 @@ class Part(NamedTuple):
 
 def add_parts(left: Part, right: Part) -> Part:
     """The sum, in the memory of the left one."""
-    from bireme.ps.rowsums import combine
+    from bireme.ps.sparse.row_sums import combine
 
     dense = left.dense
     dense += right.dense

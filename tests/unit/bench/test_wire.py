@@ -173,7 +173,7 @@ def test_what_is_applied_and_what_is_held_back_must_add_up() -> None:
 
 
 def test_gradients_survive_every_coding() -> None:
-    from bireme.ps import codec
+    from bireme.ps.wire import codec
 
     for rank in (0, 1):
         values = lc.pattern()[: lc.CYCLE] * np.float32(lc.factor(rank))

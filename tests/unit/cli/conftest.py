@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bireme.job.model import pass_name, save_model
+from bireme.job.output.model import pass_name, save_model
 from bireme.spec.job import Job
 from bireme.spec.model import Snapshots
 

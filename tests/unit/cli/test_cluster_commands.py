@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bireme.cli.aws import cluster
-from bireme.cli.aws_up import expires_at
+from bireme.cli.aws.commands import cluster
+from bireme.cli.aws.up import expires_at
 from bireme.core.errors import BiremeError, CloudError, UsageError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bireme.cli import aws_init
-from bireme.cli.aws_init import init
+from bireme.cli.aws import init_command
+from bireme.cli.aws.init_command import init
 from bireme.core.errors import BiremeError, OutputExistsError, SpecError, UsageError
 from bireme.spec.cluster import ClusterFile
 from bireme.spec.cluster_load import load_cluster
@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aws_init, "_is_terminal", lambda: True)
+    monkeypatch.setattr(init_command, "_is_terminal", lambda: True)
 
 
 def run(*arguments: str, answers: str | None = None) -> Any:

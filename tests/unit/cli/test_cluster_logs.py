@@ -10,8 +10,8 @@ import pytest
 from bireme.cli import cluster_logs, following
 from bireme.cli.cluster_logs import TAIL_LINES, Wanted, lines_of
 from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageError
-from bireme.kube import naming
-from bireme.kube.client import JOB, Cluster, ForbiddenError, refusal
+from bireme.kube.api import naming
+from bireme.kube.api.client import JOB, Cluster, ForbiddenError, refusal
 
 LABELS = {naming.INSTANCE: "small", naming.NAME: "bireme", naming.MANAGED_BY: "bireme"}
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests.unit.kube.making import PLAIN, write_job
-from tests.unit.kube.test_volume import Memory
+from tests.unit.kube.volume.test_helper_pod import Memory
 
 from bireme.cli.cluster import Where
 from bireme.cli.doctor import doctor, findings, on_volume
 from bireme.core.errors import UsageError
-from bireme.job import volume_probe
-from bireme.kube.client import CLAIM
+from bireme.job.output import volume_probe
+from bireme.kube.api.client import CLAIM
 
 
 def test_what_only_clusters_need_is_no_fault_where_it_is_missing(

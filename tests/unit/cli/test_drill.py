@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from bireme.cli.drill import _faults, _report, _show, drill
 from bireme.core.errors import OutputExistsError, UsageError
-from bireme.local.demo import prepare
+from bireme.demo.prepare import prepare
 from bireme.local.drilling import Drill, Fault, Struck
 
 

@@ -10,9 +10,9 @@ import pytest
 HEAVY = {"numpy", "numba", "rich", "paddle", "torch", "msgspec", "safetensors", "ruamel"}
 CASES = {
     "from bireme.cli.main import main; main(['--help'])": HEAVY,
-    "import bireme.cli.processes, bireme.job.entry": {"numpy", "numba", "rich", "paddle", "torch"},
-    "import bireme.job.pserver": {"paddle", "torch", "rich", "ruamel"},
-    "from bireme.ps.optimizers import SliceOptimizer; import numba": {"paddle", "torch"},
+    "import bireme.cli.processes, bireme.job.node.entry": {"numpy", "numba", "rich", "paddle", "torch"},
+    "import bireme.job.node.pserver": {"paddle", "torch", "rich", "ruamel"},
+    "from bireme.ps.optim.optimizers import SliceOptimizer; import numba": {"paddle", "torch"},
 }
 
 

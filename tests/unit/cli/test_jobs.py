@@ -15,10 +15,10 @@ from tests.unit.cli.conftest import Leave, closed
 
 from bireme.cli import jobs
 from bireme.cli.jobs import list_, status
-from bireme.job import asking
-from bireme.job.discover import SharedDirectory
-from bireme.job.logs import rotate
-from bireme.job.messages import Address
+from bireme.job.coordination import query
+from bireme.job.coordination.messages import Address
+from bireme.job.node.discovery import SharedDirectory
+from bireme.job.node.log_budget import rotate
 from bireme.local import registry
 from bireme.spec.model import Logs
 
@@ -96,7 +96,7 @@ def test_nothing_to_list_names_the_demo() -> None:
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     """Where a process listens that was stopped: connections are made, and nobody answers."""
-    monkeypatch.setattr(asking, "ASK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(query, "ASK_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield Address(host="127.0.0.1", ports=(server.getsockname()[1],))
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from bireme.cli.model import model
-from bireme.job.model import save_model, table_arrays
-from bireme.ps.rowframes import Block
+from bireme.job.output.model import save_model, table_arrays
+from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Parameter, Rows
 
 TABLE = Parameter(name="wide", shape=(2**63, 2), rows=Rows())

@@ -16,8 +16,8 @@ from tests.unit.cli.conftest import Leave
 from bireme.cli.progress import job_in, progress_in
 from bireme.cli.resume import copied_words, describe_start, find_output, job_to_resume, resume
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
-from bireme.job.manifest import Inputs, Manifest
-from bireme.job.model import model_hash
+from bireme.job.output.manifest import Inputs, Manifest
+from bireme.job.output.model import model_hash
 from bireme.local import registry
 
 

@@ -65,7 +65,7 @@ def test_kernels_are_compiled_once_a_file_of_theirs_is_newer_than_they(
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
     assert not are_kernels_compiled()
-    place = tmp_path / "numba" / "ps_0123"
+    place = tmp_path / "numba" / "optim_0123"
     place.mkdir(parents=True)
     tag = f"py{sys.version_info[0]}{sys.version_info[1]}"
     (place / f"others.f-1.{tag}.nbi").touch()

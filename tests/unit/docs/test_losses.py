@@ -11,10 +11,10 @@ import generate
 import losses
 import pytest
 
-from bireme.job import coordinator
+from bireme.job.coordination import coordinator
 from bireme.local.drilling import Action, parse
-from bireme.ps.rounds import LaneRounds, Take
-from bireme.ps.stream import LaneStream
+from bireme.ps.lanes.rounds import LaneRounds, Take
+from bireme.ps.lanes.stream import LaneStream
 
 PAGES = Path(__file__).resolve().parents[3]
 SYNC, APART, PRIVATE = losses.MODES.values()

@@ -17,7 +17,7 @@ from bireme.cli.main import main
 from bireme.images.archive import make_image, write_archive
 from bireme.images.credentials import Login
 from bireme.images.layers import write_layer
-from bireme.kube.client import CONFIG_MAP
+from bireme.kube.api.client import CONFIG_MAP
 
 
 @pytest.fixture

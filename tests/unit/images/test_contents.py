@@ -50,7 +50,7 @@ def test_the_package_is_found_by_its_name(tmp_path: Path) -> None:
     contents.write_package(tmp_path, package, "site", ["numpy>=1.26"])
     about = (tmp_path / f"site/bireme-{bireme.__version__}.dist-info/METADATA").read_text()
     assert f"Version: {bireme.__version__}\nRequires-Dist: numpy>=1.26\n" in about
-    assert (tmp_path / "site/bireme/local/quick_start/trainer_config.lr.py").is_file()
+    assert (tmp_path / "site/bireme/demo/quick_start/trainer_config.lr.py").is_file()
     assert not list((tmp_path / "site").rglob("__pycache__"))
 
 

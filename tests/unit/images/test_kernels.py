@@ -19,7 +19,13 @@ def test_addresses_become_zeros_of_the_same_length() -> None:
 
 def test_all_files_with_kernels_are_known() -> None:
     names = {path.relative_to(PACKAGE).as_posix() for path in kernels.kernel_sources(PACKAGE)}
-    assert {"ps/kernels.py", "ps/table_kernels.py", "ps/rowsums.py", "programs/bow.py", "images/warming.py"} <= names
+    assert {
+        "ps/optim/kernels.py",
+        "ps/sparse/table_kernels.py",
+        "ps/sparse/row_sums.py",
+        "programs/bow.py",
+        "images/warming.py",
+    } <= names
 
 
 def all_kernels() -> list[Any]:

@@ -6,12 +6,12 @@ from typing import TypeVar
 
 import msgspec
 
-from bireme.job import messages as m
-from bireme.job.coordinator import Coordinator
-from bireme.job.cuts import inputs_of
-from bireme.job.effects import Base, Effect, Leave, Send, Write
-from bireme.job.manifest import EndedPass, Manifest, PartRecord
-from bireme.ps.rounds import PassTotals, Totals
+from bireme.job.coordination import messages as m
+from bireme.job.coordination.coordinator import Coordinator
+from bireme.job.coordination.cuts import inputs_of
+from bireme.job.coordination.effects import Base, Effect, Leave, Send, Write
+from bireme.job.output.manifest import EndedPass, Manifest, PartRecord
+from bireme.ps.lanes.rounds import PassTotals, Totals
 from bireme.spec.model import Optimizer, Parameter, Snapshots
 
 ADDRESSES = (m.Address(host="a", ports=(1, 2)), m.Address(host="b", ports=(3, 4)))

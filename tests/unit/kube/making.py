@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bireme.cli.submit import prepare
-from bireme.kube.submission import Submission
+from bireme.kube.submit.submission import Submission
 from bireme.spec.load import ClusterJob, load_cluster_job
 
 PLAIN = """\

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.unit.kube.test_volume import Json, Memory
+from tests.unit.kube.volume.test_helper_pod import Json, Memory
 
 from bireme.core.errors import BiremeError
-from bireme.kube import naming
-from bireme.kube.client import ConflictError, Kind, refusal
+from bireme.kube.api import naming
+from bireme.kube.api.client import ConflictError, Kind, refusal
 
 
 class Standing(Memory):

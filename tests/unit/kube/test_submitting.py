@@ -15,9 +15,9 @@ from bireme.cli import following
 from bireme.cli.cluster import Where
 from bireme.cli.submit import submit
 from bireme.core.errors import ClusterError, NetworkError, OutputExistsError, SpecError, UsageError
-from bireme.kube import naming
-from bireme.kube.certifying import Whose
-from bireme.kube.client import POD, ConflictError
+from bireme.kube.api import naming
+from bireme.kube.api.client import POD, ConflictError
+from bireme.kube.submit.certificates import Whose
 from bireme.spec.load import places
 
 MORE = PLAIN.replace("passes: 4", "passes: 9")
@@ -181,10 +181,11 @@ def test_a_job_is_not_taken_away_where_the_new_one_would_meet_a_name_of_others(
 def test_new_pods_wait_for_the_old_ones_but_not_for_those_of_a_lost_machine(
     standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_leaving: bool
 ) -> None:
-    from bireme.kube import naming, stopping
+    from bireme.kube.api import naming
+    from bireme.kube.jobs import lifecycle
 
-    monkeypatch.setattr(stopping, "PATIENCE_S", -1.0)
-    monkeypatch.setattr(stopping, "WAIT_EVERY_S", 0.0)
+    monkeypatch.setattr(lifecycle, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(lifecycle, "WAIT_EVERY_S", 0.0)
     send(tmp_path)
     pod = standing.put(POD, "reviews-0-x", status={"phase": "Running"})
     pod["metadata"]["labels"] = naming.selector_of("reviews")

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from bireme.programs.columns import Batch, InputType
 from bireme.programs.lookups import Lookup
 from bireme.programs.program import Arrays, Computation, Role, Source, SourceFacts, Sums
-from bireme.ps.client import Exchange, Position
-from bireme.ps.frames import Flag, Head, Kind, Record
-from bireme.ps.memory import TrainerMemory
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Position
+from bireme.ps.lanes.rounds import LaneRounds, Ready, Refuse, Take, Totals
 from bireme.ps.plan import Layout
-from bireme.ps.rounds import LaneRounds, Ready, Refuse, Take, Totals
-from bireme.ps.rowframes import Block
 from bireme.ps.tree import Span, cover, share_out, spans_of
+from bireme.ps.wire.frames import Flag, Head, Kind, Record
+from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Optimizer, Parameter
 from bireme.train.loop import PassResult, Tables
 from bireme.train.reader import ShardReader

@@ -16,9 +16,9 @@ from tests.unit.train.stage import (
     worker_of,
 )
 
-from bireme.ps.client import Position
-from bireme.ps.frames import Record
+from bireme.ps.client.push_pull import Position
 from bireme.ps.tree import Span, share_out
+from bireme.ps.wire.frames import Record
 from bireme.train.loop import Loop
 from bireme.train.worker import Worker
 

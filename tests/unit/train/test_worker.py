@@ -7,10 +7,10 @@ import pytest
 from tests.unit.train.stage import MemoryExchange, Notes, SumProgram, open_exchange, readers_of, worker_of
 
 from bireme.core.errors import DeterminismError, NumericError
-from bireme.ps.client import Position
-from bireme.ps.frames import Record
+from bireme.ps.client.push_pull import Position
 from bireme.ps.plan import aligned_zeros
 from bireme.ps.tree import Span
+from bireme.ps.wire.frames import Record
 from bireme.train.loop import Loop
 from bireme.train.worker import Part, Worker, add_parts
 

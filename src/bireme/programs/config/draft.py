@@ -14,7 +14,7 @@ from typing import get_args
 
 from bireme.programs.config.graph import Graph, Layer, data_order
 from bireme.programs.config.scripts import Complaint
-from bireme.programs.config.words import ParamAttr, Regularization, Rule, refuse, whole_number
+from bireme.programs.config.values import ParamAttr, Regularization, Rule, refuse, whole_number
 from bireme.spec.model import MAX_BOUNDED_ROWS, Init, Optimizer, Parameter, Schedule
 
 _log = logging.getLogger(__name__)

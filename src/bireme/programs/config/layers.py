@@ -13,7 +13,7 @@ from bireme.programs.columns import MAX_DIM, MAX_NARROW_DIM
 from bireme.programs.config.draft import ZERO, Draft
 from bireme.programs.config.graph import Layer, LayerKind
 from bireme.programs.config.scripts import Complaint
-from bireme.programs.config.words import Activation, ParamAttr, Pooling, refuse, whole_number
+from bireme.programs.config.values import Activation, ParamAttr, Pooling, refuse, whole_number
 
 Bias = ParamAttr | bool | None
 _TANH, _LINEAR = Activation("tanh"), Activation("linear")

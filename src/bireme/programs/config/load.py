@@ -22,8 +22,8 @@ from bireme.programs.config.provider import Provider, provider_words
 from bireme.programs.config.scripts import Complaint, Scripts, stand_in
 from bireme.programs.config.source import ProviderSource, SourcePlan
 from bireme.programs.config.sparse import check_methods, find_lookups
+from bireme.programs.config.values import checked, words
 from bireme.programs.config.visit import Dice, visiting
-from bireme.programs.config.words import checked, words
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Computation, Program, Role, Sums
 
 _LAYER_WORDS = """

@@ -14,7 +14,7 @@ from typing import Any
 
 from bireme.programs.columns import MAX_DIM, InputType, Kind
 from bireme.programs.config.scripts import Complaint
-from bireme.programs.config.words import checked, refuse, whole_number
+from bireme.programs.config.values import checked, refuse, whole_number
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ def check_methods(parameters: Sequence[Parameter], optimizer: Optimizer) -> None
     """Refuse an update rule that would have to visit rows that no gradient touches."""
     if any(parameter.is_sparse for parameter in parameters):
         # Brings compiled kernels with it, which nobody else needs here.
-        from bireme.ps.table import check_sparse
+        from bireme.ps.sparse.table import check_sparse
 
         check_sparse(parameters, optimizer)
 

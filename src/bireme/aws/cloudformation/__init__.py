@@ -1,0 +1,1 @@
+"""Stacks: what to do with one, given its state; events and their causes; progress."""

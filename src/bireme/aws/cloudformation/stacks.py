@@ -1,0 +1,291 @@
+"""Doing things to stacks, and watching CloudFormation do them.
+
+A stack that was just made may not be seen yet by the next question (CloudFormation answers from several places), so
+what this run has begun is asked for by its id. Waiting has no end of its own: CloudFormation decides when it is over.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bireme.aws.client import Aws
+from bireme.aws.cloudformation.causes import AwsError, Event, failure, root_cause, to_error
+from bireme.aws.cloudformation.decide import Stack
+from bireme.core.errors import BiremeError, CloudError
+
+POLL_S = (3.0, 5.0, 8.0, 12.0, 15.0)
+"""Pauses between two looks at a stack; the last one is kept. Two calls a look: at most about 30 a minute."""
+UNSEEN_S = 120.0
+"""How long a stack that we have just made may be unknown to CloudFormation's own answers."""
+CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
+_NO_CHANGE = ("didn't contain changes", "No updates are to be performed")
+
+Tell = Callable[[str, list[Event]], None]
+"""Gets a stack's name and what has newly happened to it."""
+
+
+def to_stack(told: Mapping[str, Any]) -> Stack:
+    """What DescribeStacks says of one stack."""
+    return Stack(
+        name=told["StackName"],
+        id=told["StackId"],
+        status=told["StackStatus"],
+        reason=told.get("StackStatusReason", ""),
+        tags={tag["Key"]: tag["Value"] for tag in told.get("Tags", ())},
+        outputs={each["OutputKey"]: each["OutputValue"] for each in told.get("Outputs", ())},
+        parameters={each["ParameterKey"]: each.get("ParameterValue", "") for each in told.get("Parameters", ())},
+        created=told.get("CreationTime"),
+        is_protected=bool(told.get("EnableTerminationProtection")),
+    )
+
+
+def find_stack(aws: Aws, name: str) -> Stack | None:
+    """A stack by its name or id; None if there is none, which is a state and not an error."""
+    try:
+        answer = aws.call("cloudformation", "DescribeStacks", StackName=name)
+    except AwsError as e:
+        if e.is_absent:
+            return None
+        raise
+    return to_stack(answer["Stacks"][0])
+
+
+def events_of(aws: Aws, name: str, after: str = "") -> list[Event]:
+    """What has happened to a stack since an event, oldest first; since its beginning if none is named."""
+    found: list[Event] = []
+    try:
+        for told in aws.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=name):
+            if told["EventId"] == after:
+                break
+            found.append(_to_event(told))
+    except AwsError as e:
+        # A stack that was made a moment ago may not be known everywhere yet.
+        if not e.is_absent:
+            raise
+    return found[::-1]
+
+
+def _to_event(told: Mapping[str, Any]) -> Event:
+    return Event(
+        id=told["EventId"],
+        resource=told.get("LogicalResourceId", ""),
+        kind=told.get("ResourceType", ""),
+        status=told.get("ResourceStatus", ""),
+        reason=told.get("ResourceStatusReason", ""),
+        time=told["Timestamp"].timestamp(),
+    )
+
+
+def last_operation(events: list[Event], stack: str) -> list[Event]:
+    """The events since the stack's last creation, update or deletion began."""
+    starts = ("CREATE_IN_PROGRESS", "UPDATE_IN_PROGRESS", "DELETE_IN_PROGRESS")
+    begun = [i for i, event in enumerate(events) if event.resource == stack and event.status in starts]
+    return events[begun[-1] :] if begun else events
+
+
+@dataclass(slots=True)
+class Stacks:
+    """The stacks of one account and region, worked on by one run of the tool."""
+
+    aws: Aws
+    tell: Tell = lambda stack, events: None
+    role: str | None = None
+    """CloudFormation's own role, where an administrator has made one."""
+    _seen: dict[str, str] = field(default_factory=dict)
+    """The last event of each stack that was told."""
+
+    def find(self, name: str) -> Stack | None:
+        """A stack by its name."""
+        return find_stack(self.aws, name)
+
+    def _role(self) -> dict[str, str]:
+        return {"RoleARN": self.role} if self.role else {}
+
+    def create(
+        self, name: str, body: str, parameters: Mapping[str, str], tags: Mapping[str, str], *, protects: bool
+    ) -> Stack:
+        """Make a stack, and wait until it is up or has failed."""
+        try:
+            answer = self.aws.call(
+                "cloudformation",
+                "CreateStack",
+                StackName=name,
+                TemplateBody=body,
+                Parameters=_parameters(parameters),
+                Tags=_tags(tags),
+                Capabilities=CAPABILITIES,
+                EnableTerminationProtection=protects,
+                OnFailure="ROLLBACK",
+                ClientRequestToken=f"bireme-{uuid.uuid4()}",
+                **self._role(),
+            )
+        except AwsError as e:
+            if e.code not in ("AlreadyExistsException", "TokenAlreadyExistsException"):
+                raise
+            # Made by this very command, whose first answer was lost, or by another run: either way it is there now.
+            made = self.follow(name)
+            if dict(tags).items() <= dict(made.tags).items():
+                return made
+            raise
+        return self.follow(answer["StackId"], name)
+
+    def delete(self, stack: Stack) -> Stack:
+        """Delete a stack, and wait until it is gone or its deletion has failed; its last state."""
+        if stack.is_protected:
+            self.aws.call(
+                "cloudformation",
+                "UpdateTerminationProtection",
+                StackName=stack.name,
+                EnableTerminationProtection=False,
+            )
+        self._mark(stack.name)
+        self.aws.call("cloudformation", "DeleteStack", StackName=stack.id, **self._role())
+        return self.follow(stack.id, stack.name, leaving=stack.status)
+
+    def continue_rollback(self, stack: Stack) -> Stack:
+        """Have CloudFormation go on undoing a change."""
+        self._mark(stack.name)
+        self.aws.call("cloudformation", "ContinueUpdateRollback", StackName=stack.name, **self._role())
+        return self.follow(stack.id, stack.name, leaving=stack.status)
+
+    def _mark(self, name: str) -> None:
+        """Remember what has been before, so that only what comes now is told."""
+        past = events_of(self.aws, name)
+        if past:
+            self._seen[name] = past[-1].id
+
+    def follow(self, id_: str, name: str = "", leaving: str = "") -> Stack:
+        """Watch a stack until CloudFormation has done with it; `leaving` is the state that it is to leave first."""
+        begun, looks, is_moved = self.aws.clock.now(), 0, not leaving
+        name = name or id_
+        while True:
+            stack = find_stack(self.aws, id_)
+            waited = self.aws.clock.now() - begun
+            if stack is not None:
+                is_moved = self._tell_news(name, stack.id) or is_moved or stack.status != leaving
+                if not stack.is_moving and (is_moved or waited >= UNSEEN_S):
+                    return stack
+            elif leaving and waited >= UNSEEN_S:
+                return Stack(name, id_, "DELETE_COMPLETE")
+            elif waited >= UNSEEN_S:
+                raise CloudError(
+                    f"CloudFormation does not know the stack {name} that it was to make",
+                    fix="run the same command again",
+                )
+            self.aws.clock.sleep(POLL_S[min(looks, len(POLL_S) - 1)])
+            looks += 1
+
+    def _tell_news(self, name: str, id_: str) -> bool:
+        news = events_of(self.aws, id_, self._seen.get(name, ""))
+        if news:
+            self._seen[name] = news[-1].id
+            self.tell(name, news)
+        return bool(news)
+
+    def why_failed(self, stack: Stack) -> BiremeError:
+        """The root cause of a stack's last failure."""
+        events = last_operation(events_of(self.aws, stack.id), stack.name)
+        return failure(stack.name, root_cause(events), stack.reason or stack.status)
+
+    def propose(
+        self, stack: Stack, body: str | None, parameters: Mapping[str, str], tags: Mapping[str, str]
+    ) -> ChangeSet | None:
+        """Ask CloudFormation what a change would do; None if nothing. Without a body the template stays as it is.
+
+        It is made with `execute`, or dropped with `forget`.
+        """
+        name = f"bireme-{uuid.uuid4()}"
+        answer = self.aws.call(
+            "cloudformation",
+            "CreateChangeSet",
+            StackName=stack.name,
+            ChangeSetName=name,
+            ChangeSetType="UPDATE",
+            **({"UsePreviousTemplate": True} if body is None else {"TemplateBody": body}),
+            Parameters=_parameters(parameters),
+            Tags=_tags(tags),
+            Capabilities=CAPABILITIES,
+            ClientToken=name,
+            **self._role(),
+        )
+        return self._read_changes(stack, answer["Id"])
+
+    def _read_changes(self, stack: Stack, id_: str) -> ChangeSet | None:
+        for look in range(1000):
+            told = self.aws.call("cloudformation", "DescribeChangeSet", ChangeSetName=id_, StackName=stack.name)
+            if told["Status"] == "CREATE_COMPLETE":
+                return ChangeSet(id_, stack, tuple(self._changes(told, stack)))
+            if told["Status"] == "FAILED":
+                self.forget(ChangeSet(id_, stack, ()))
+                reason = told.get("StatusReason", "")
+                if any(text in reason for text in _NO_CHANGE):
+                    return None
+                raise to_error(AwsError("cloudformation.CreateChangeSet", "FAILED", reason), f"change {stack.name}")
+            self.aws.clock.sleep(POLL_S[min(look, len(POLL_S) - 1)])
+        raise CloudError(f"CloudFormation does not say what would change in {stack.name}", fix="try again later")
+
+    def _changes(self, told: Mapping[str, Any], stack: Stack) -> Iterable[Change]:
+        while True:
+            for each in told.get("Changes", ()):
+                change = each.get("ResourceChange", {})
+                yield Change(
+                    action=change.get("Action", ""),
+                    resource=change.get("LogicalResourceId", ""),
+                    kind=change.get("ResourceType", ""),
+                    replaces=change.get("Replacement") == "True",
+                    may_replace=change.get("Replacement") == "Conditional",
+                )
+            if not told.get("NextToken"):
+                return
+            told = self.aws.call(
+                "cloudformation",
+                "DescribeChangeSet",
+                ChangeSetName=told["ChangeSetId"],
+                StackName=stack.name,
+                NextToken=told["NextToken"],
+            )
+
+    def execute(self, changes: ChangeSet) -> Stack:
+        """Make a proposed change, and wait for its end; an error with the root cause where it was rolled back."""
+        stack = changes.stack
+        self._mark(stack.name)
+        self.aws.call("cloudformation", "ExecuteChangeSet", ChangeSetName=changes.id, StackName=stack.name)
+        done = self.follow(stack.id, stack.name, leaving=stack.status)
+        if done.status not in ("UPDATE_COMPLETE", "CREATE_COMPLETE"):
+            raise self.why_failed(done)
+        return done
+
+    def forget(self, changes: ChangeSet) -> None:
+        """Drop a proposal."""
+        self.aws.call("cloudformation", "DeleteChangeSet", ChangeSetName=changes.id, StackName=changes.stack.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a change set would do to one resource."""
+
+    action: str
+    resource: str
+    kind: str
+    replaces: bool = False
+    may_replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSet:
+    """What CloudFormation would do."""
+
+    id: str
+    stack: Stack
+    changes: tuple[Change, ...]
+
+
+def _parameters(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"ParameterKey": key, "ParameterValue": value} for key, value in values.items()]
+
+
+def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -1,0 +1,1 @@
+"""Taking a cluster down: order, strays that block it, and the audit of what is left."""

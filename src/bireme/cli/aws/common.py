@@ -1,0 +1,171 @@
+"""What the commands of `bireme cluster` share: which cluster is meant, progress, and the way to its API server."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bireme.core.errors import Cancelled, UsageError
+from bireme.spec.load import aws_region, command_name
+
+if TYPE_CHECKING:
+    from bireme.aws.client import Aws
+    from bireme.aws.cloudformation.causes import Event
+    from bireme.kube.api.client import Cluster
+    from bireme.spec.cluster import ClusterFile
+
+DEFAULT_FILE = Path("cluster.yaml")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+file_option = click.option(
+    "-f", "--file", "path", type=Path, default=DEFAULT_FILE, show_default=True, help="The cluster's file."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which cluster is meant."""
+
+    name: str
+    region: str
+    file: ClusterFile | None = None
+
+    def aws(self) -> Aws:
+        """The account, in the cluster's region."""
+        from bireme.aws.client import Aws
+
+        return Aws(self.region)
+
+    @property
+    def words(self) -> str:
+        """How a command names it."""
+        return f"{self.name} --region {self.region}"
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `[NAME] [--region R] [-f FILE]` as one value `target`."""
+
+    @functools.wraps(command)
+    def located(*args: Any, name: str | None, region: str | None, path: Path, **rest: Any) -> Any:
+        return command(*args, target=find_target(name, region, path), **rest)
+
+    for option in (
+        file_option,
+        click.option("--region", help="AWS region, where no file says it. Left out: AWS_REGION."),
+        click.argument("name", required=False),
+    ):
+        located = option(located)
+    return located
+
+
+def find_target(name: str | None, region: str | None, path: Path) -> Target:
+    """The cluster that the command line means: by name, or by its file."""
+    from bireme.spec.cluster_load import load_cluster
+
+    if name is None and not path.exists():
+        fix = "name the cluster, `NAME --region REGION`, or its file with -f"
+        raise UsageError(f"which cluster? there is no file {path}", fix=fix)
+    file = load_cluster(path) if path.exists() else None
+    if file is not None and name in (None, file.name):
+        return Target(file.name, region or file.region, file)
+    where = region or aws_region()
+    if name is None or where is None:
+        raise UsageError(f"in which region is {name}?", fix="name it with --region, or its file with -f")
+    return Target(name, where)
+
+
+def say(text: str) -> None:
+    """What is being done; results go to stdout."""
+    click.echo(text, err=True)
+
+
+class Watcher:
+    """Prints what happens to stacks; on a terminal, what is being waited for too."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        from bireme.aws.cloudformation.progress import Progress
+
+        self._progress, self._now = Progress(), now
+        self._live: Any = None
+
+    def __call__(self, stack: str, events: list[Event]) -> None:
+        """Take news of a stack."""
+        for line in self._progress.take(stack, events):
+            self.note(f"  {line}")
+
+    def note(self, text: str) -> None:
+        """Print a line above what is being waited for."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            say(text)
+
+    def __rich__(self) -> str:
+        waiting = self._progress.waiting(self._now())
+        return f"waiting for {waiting}" if waiting else "asking AWS"
+
+    @contextmanager
+    def shown(self) -> Iterator[Watcher]:
+        """Keep a last line alive on a terminal."""
+        if not sys.stderr.isatty():
+            yield self
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(self, console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
+            self._live = live
+            try:
+                yield self
+            finally:
+                self._live = None
+
+
+@contextmanager
+def interruptible(command: str) -> Iterator[None]:
+    """Ctrl-C stops the watching, not AWS."""
+    try:
+        yield
+    except KeyboardInterrupt as e:
+        raise Cancelled(
+            "stopped watching; what AWS has begun goes on there",
+            fix=f"`{command_name()} cluster {command}` takes it up again",
+        ) from e
+
+
+def confirm(question: str, *, is_sure: bool) -> None:
+    """Ask before something costs or goes."""
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("this needs a yes, and there is no terminal to ask on", fix="add --yes")
+    if not click.confirm(question, err=True):
+        raise Cancelled("nothing was changed")
+
+
+def own_command() -> list[str]:
+    """How other programs start this bireme: absolute, because kubectl runs it from anywhere."""
+    return [sys.executable, "-m", "bireme"]
+
+
+@contextmanager
+def api_server(aws: Aws, cluster: str, *, timeout_s: float = 20.0) -> Iterator[Cluster]:
+    """A connection to a cluster's API server that leaves the user's own kubeconfig alone."""
+    from bireme.aws.access import context_name, kubeconfig, write_kubeconfig
+    from bireme.aws.layout import NAMESPACE
+    from bireme.kube.api.client import Cluster
+    from bireme.kube.api.client import Target as Place
+
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "kubeconfig"
+        write_kubeconfig(path, kubeconfig(aws, cluster, own_command()))
+        to = Place([path], context_name(cluster, aws.region), NAMESPACE)
+        with Cluster(to, timeout_s=timeout_s) as connected:
+            yield connected

@@ -1,0 +1,228 @@
+"""`bireme cluster up` and `scale`: make a cluster, or bring it to what its file says now."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bireme.cli.aws.common import (
+    Target,
+    Watcher,
+    api_server,
+    confirm,
+    file_option,
+    interruptible,
+    json_option,
+    own_command,
+    say,
+)
+from bireme.core.errors import CloudError, ClusterError, SpecError, UsageError
+from bireme.core.files import write_atomic
+from bireme.spec.load import command_name, kubeconfig_files
+
+if TYPE_CHECKING:
+    from bireme.aws.client import Aws
+    from bireme.aws.layout import Layout
+    from bireme.aws.plan import Plan
+    from bireme.aws.preflight import Identity
+    from bireme.spec.cluster import ClusterFile
+
+
+@click.command(epilog="\b\nExample: bireme cluster up --yes --max-hourly 1.00 --ttl 8h")
+@file_option
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+@click.option("--max-hourly", type=float, metavar="USD", help="Refuse to make anything that costs more an hour.")
+@click.option(
+    "--ttl", metavar="8h", help="When to take it down again; `status` reminds you (it does not go by itself)."
+)
+@click.option("--accept-unknown-cost", is_flag=True, help="Go on where our table has no price.")
+@json_option
+def up(
+    path: Path, is_sure: bool, max_hourly: float | None, ttl: str | None, accept_unknown_cost: bool, as_json: bool
+) -> None:
+    """Make the cluster of cluster.yaml, or bring it to what the file says now.
+
+    Shows the plan and its price, asks, and follows CloudFormation; 12 to 20 minutes are usual for a new one. Ctrl-C
+    stops the watching, not AWS: run the same command again, also after a failure. It ends with machines that are
+    Ready, a kubeconfig, and the shared volume.
+    """
+    from bireme.aws.client import Aws
+    from bireme.aws.cloudformation.stacks import Stacks
+    from bireme.aws.up import Wanted, bring_up, execution_role
+    from bireme.cli.aws.commands import print_plan
+    from bireme.spec.cluster_load import load_cluster
+
+    file = load_cluster(path)
+    aws = Aws(file.region)
+    expires = expires_at(ttl, aws.clock.now()) if ttl else ""
+    found, identity, layout = ask_aws(aws, file)
+    if not as_json:
+        print_plan(found)
+    _refuse(found, max_hourly, accepts_unknown=accept_unknown_cost)
+    confirm(f"make this in account {identity.account}?", is_sure=is_sure)
+    wanted = Wanted(layout, identity.principal, expires)
+    watcher = Watcher(aws.clock.now)
+    with interruptible(f"up{'' if path == Path('cluster.yaml') else f' -f {path}'}"), watcher.shown():
+        stacks = Stacks(aws, watcher, execution_role(aws))
+        outputs = bring_up(stacks, wanted, watcher.note)
+        config, context = write_access(aws, layout.name, None)
+        nodes = make_ready(aws, layout, outputs, watcher)
+    told = {"cluster": layout.name, "region": file.region, "context": context, "nodes": nodes, **outputs}
+    click.echo(json.dumps(told) if as_json else _next(layout, str(config), context, nodes))
+
+
+def ask_aws(aws: Aws, file: ClusterFile) -> tuple[Plan, Identity, Layout]:
+    """Everything that can be known before anything is made."""
+    import dataclasses
+
+    from bireme.aws.cloudformation.causes import AwsError, to_error
+    from bireme.aws.cloudformation.stacks import Stacks
+    from bireme.aws.plan import offline, proposed
+    from bireme.aws.preflight import Finding, can_administer, choose_layout, examine, identify
+    from bireme.aws.up import Wanted, execution_role, replaced
+
+    try:
+        identity = identify(aws)
+        layout = choose_layout(aws, file)
+        findings = tuple(examine(aws, layout, identity))
+        if not file.access.admins:
+            findings = (can_administer(identity), *findings)
+        stacks = Stacks(aws, role=execution_role(aws))
+    except AwsError as e:
+        raise to_error(e, "ask AWS about this cluster") from e
+    found = dataclasses.replace(offline(layout), findings=findings)
+    changes = proposed(stacks, Wanted(layout, identity.principal))
+    moved = [name for each in changes.values() if each is not None for name in replaced(each)]
+    if moved:
+        text = f"{', '.join(moved)} would be replaced, which cannot be done while the cluster is up"
+        fix = "undo the change in cluster.yaml, or `bireme cluster down` and `up`: the data stays"
+        findings = (*findings, Finding("changes", "wrong", text, fix))
+    return dataclasses.replace(found, changes=changes, findings=findings), identity, layout
+
+
+def _refuse(found: Plan, max_hourly: float | None, *, accepts_unknown: bool) -> None:
+    if found.wrong:
+        lines = "; ".join(f"{each.name}: {each.text}" for each in found.wrong)
+        fixes = "; ".join(each.fix for each in found.wrong if each.fix)
+        raise CloudError(f"AWS would refuse this: {lines}", why="nothing was made", fix=fixes)
+    if found.estimate.unknown and not accepts_unknown:
+        what = ", ".join(found.estimate.unknown)
+        raise SpecError(f"our table has no price for {what}", fix="look it up, then add --accept-unknown-cost")
+    if max_hourly is not None and found.estimate.unknown:
+        what = ", ".join(found.estimate.unknown)
+        raise SpecError(f"--max-hourly cannot be kept: our table has no price for {what}", fix="leave it out")
+    if max_hourly is not None and found.estimate.usd_h > max_hourly:
+        raise SpecError(
+            f"this would cost about ${found.estimate.usd_h:.2f} an hour, more than --max-hourly {max_hourly:.2f}",
+            fix="choose fewer or smaller machines, or `network.egress: public`",
+        )
+
+
+def expires_at(ttl: str, now: float) -> str:
+    """The moment that a duration such as `8h` or `2d` comes to."""
+    found = re.fullmatch(r"([1-9]\d*)\s*([mhd])", ttl)
+    if found is None:
+        raise UsageError(f"--ttl {ttl}: expected a number with m, h or d, such as `8h`")
+    unit = {"m": "minutes", "h": "hours", "d": "days"}[found[2]]
+    until = datetime.fromtimestamp(now, UTC) + timedelta(**{unit: int(found[1])})
+    return until.isoformat(timespec="seconds")
+
+
+def write_access(aws: Aws, cluster: str, out: Path | None) -> tuple[Path, str]:
+    """Add a cluster to the user's kubeconfig; where, and under which context."""
+    from bireme.aws.access import context_name, kubeconfig, merge, read_kubeconfig, write_kubeconfig
+    from bireme.spec.load import kubeconfig_target
+
+    path = out or kubeconfig_target()
+    write_kubeconfig(path, merge(read_kubeconfig(path), kubeconfig(aws, cluster, own_command())))
+    return path, context_name(cluster, aws.region)
+
+
+def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watcher) -> int:
+    """Give a cluster what jobs need, and wait for its machines; how many are Ready."""
+    from bireme.aws.objects import facts, objects
+    from bireme.kube.api.cluster_facts import read_facts
+    from bireme.kube.api.platform import apply_all, wait_for_nodes
+
+    workers = layout.file.workers
+    with api_server(aws, layout.name) as cluster:
+        made = objects(layout, outputs)
+        apply_all(cluster, made[:-1], watcher.note)
+        try:
+            before = read_facts(cluster)
+        except ClusterError:
+            before = None  # it is not what it should be, and is written anew
+        # An image that was pushed earlier stays the one that jobs run.
+        apply_all(cluster, [facts(layout, outputs, before.image if before else "")], watcher.note)
+        count = workers.servers.count + workers.trainers.count
+        return len(wait_for_nodes(cluster, count, watcher.note)["nodes"]) if count else 0
+
+
+def _next(layout: Layout, config: str, context: str, nodes: int) -> str:
+    me = command_name()
+    is_default = not kubeconfig_files() or str(kubeconfig_files()[0]) == config
+    return "\n".join(
+        [
+            f"\n{layout.name} is up: {nodes} machines are Ready; the current context of {config} is {context}",
+            *([] if is_default else [f"  export KUBECONFIG={config}"]),
+            "the demo on it:",
+            f"  {me} demo --prepare first-job",
+            f"  {me} image build --cpu x86-64-v3 --output bireme.tar && {me} image push bireme.tar",
+            f"  {me} data push first-job/job.yaml",
+            f"  {me} submit first-job/job.yaml --wait",
+            "and back to nothing:",
+            f"  {me} cluster down",
+        ]
+    )
+
+
+@click.command(epilog="\b\nExample: bireme cluster scale 5")
+@click.argument("count", metavar="N", type=click.IntRange(0))
+@click.option("--servers", type=click.IntRange(0), help="Machines for pservers too.")
+@file_option
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+@json_option
+def scale(count: int, servers: int | None, path: Path, is_sure: bool, as_json: bool) -> None:
+    """Change the number of machines for trainers to N, in cluster.yaml and at AWS.
+
+    With 0 and `--servers 0` only control plane and data are left; the file system keeps everything.
+    """
+    from bireme.aws.cloudformation.causes import AwsError, to_error
+    from bireme.aws.cloudformation.stacks import Stacks
+    from bireme.aws.layout import Layout, choose_zones
+    from bireme.aws.prices import estimate
+    from bireme.aws.up import Wanted, execution_role
+    from bireme.aws.up import scale as change
+    from bireme.spec.cluster_load import load_cluster, set_counts
+
+    file = load_cluster(path)
+    text, wanted_file = set_counts(path, trainers=count, servers=servers)
+    aws = Target(file.name, file.region, file).aws()
+    layout = Layout(wanted_file, choose_zones(wanted_file))
+    say(f"about ${estimate(layout).usd_h:.2f} an hour instead of ${estimate(Layout(file, layout.zones)).usd_h:.2f}")
+    confirm(f"scale {file.name} to {count} machines for trainers?", is_sure=is_sure)
+    watcher = Watcher(aws.clock.now)
+    again = f"scale {count}{'' if servers is None else f' --servers {servers}'} -f {path}"
+    with interruptible(again), watcher.shown():
+        try:
+            change(Stacks(aws, watcher, execution_role(aws)), Wanted(layout, ""))
+        except AwsError as e:
+            raise to_error(e, f"scale {file.name}") from e
+        write_atomic(path, text.encode())
+        path.chmod(0o600)
+        nodes = _wait_for_nodes(aws, layout, watcher)
+    told = {"cluster": file.name, "trainers": count, "servers": wanted_file.workers.servers.count, "nodes": nodes}
+    click.echo(json.dumps(told) if as_json else f"{file.name}: {nodes} machines are Ready")
+
+
+def _wait_for_nodes(aws: Aws, layout: Layout, watcher: Watcher) -> int:
+    from bireme.kube.api.platform import wait_for_nodes
+
+    count = layout.file.workers.servers.count + layout.file.workers.trainers.count
+    with api_server(aws, layout.name) as cluster:
+        return len(wait_for_nodes(cluster, count, watcher.note)["nodes"])

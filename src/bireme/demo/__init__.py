@@ -1,0 +1,1 @@
+"""The demo job: made-up reviews from a seeded grammar, and the quick-start program."""

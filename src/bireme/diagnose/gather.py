@@ -1,0 +1,192 @@
+"""Gathering the facts about a job from the API server, in a few calls, for `causes.explain`.
+
+Jobs, pods and events of the namespace always; nodes, claims, the certificate's dates and the ends of logs only where
+the job's state asks for them. What we may not see is no failure: it is noted in the facts, with the permission's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from bireme.core.errors import ClusterError, NetworkError
+from bireme.diagnose.facts import (
+    Facts,
+    Json,
+    ended_states,
+    has_ended,
+    is_ready,
+    is_suspended,
+    is_true,
+    meta,
+    name_of,
+    phase_of,
+    status_of,
+    troubled,
+    wanted,
+)
+from bireme.diagnose.resting import is_finished
+from bireme.kube.api.client import CLAIM, JOB, KINDS, POD, SECRET, Cluster, ForbiddenError
+from bireme.kube.api.naming import INSTANCE
+
+Value = TypeVar("Value")
+EVENT = KINDS["Event"]
+JOB_NAME = "batch.kubernetes.io/job-name"
+LOG_LINES = 60
+LOG_PODS = 4
+"""So many pods' logs are looked at: those who fail together mostly say the same."""
+LOG_S = 4.0
+"""Longer than this no log is waited for: a machine that is gone does not answer, and the API server waits for it."""
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A cluster, and what it would not tell."""
+
+    cluster: Cluster
+    denied: list[Json] = field(default_factory=list)
+
+    def ask(self, permission: str, how: Callable[[], Value], *, is_needed: bool = False) -> Value | None:
+        """The answer, or None if we may not ask or there is none."""
+        try:
+            return how()
+        except ForbiddenError as e:
+            verb, _, resource = permission.partition(" ")
+            self.denied.append(
+                {
+                    "verb": verb,
+                    "resource": resource,
+                    "message": e.what.partition(": ")[2] or e.what,
+                    "needed": is_needed,
+                }
+            )
+        except ClusterError:
+            # It was deleted meanwhile, or (a log) does not exist yet. Who cannot be reached at all raises otherwise.
+            if is_needed:
+                raise
+        return None
+
+
+def gather(cluster: Cluster, job: str, now: float) -> Facts:
+    """All that the API server tells about a job and that `explain` may need."""
+    asking = _Asking(cluster)
+    jobs = asking.ask("list jobs", lambda: cluster.list(JOB, {}), is_needed=True) or []
+    mine = tuple(j for j in jobs if name_of(j) == job or (meta(j).get("labels") or {}).get(INSTANCE) == job)
+    others = tuple(sorted({_called(j) for j in jobs}))
+    facts = Facts(job=job, namespace=cluster.namespace, now=now, jobs=mine, others=others)
+    if mine:
+        facts = replace(facts, pods=tuple(p for j in mine for p in _pods(asking, name_of(j))))
+        if not is_finished(facts):
+            events = asking.ask("list events", lambda: cluster.list(EVENT, {})) or []
+            facts = replace(facts, events=tuple(e for e in events if _concerns(facts, e)))
+            facts = _deeper(asking, facts)
+    return replace(facts, denied=tuple(asking.denied))
+
+
+def _pods(asking: _Asking, job: str) -> list[Json]:
+    return asking.ask("list pods", lambda: asking.cluster.list(POD, {JOB_NAME: job}), is_needed=True) or []
+
+
+def _called(job: Json) -> str:
+    return str((meta(job).get("labels") or {}).get(INSTANCE) or name_of(job))
+
+
+def _concerns(facts: Facts, event: Json) -> bool:
+    about = event.get("involvedObject") or {}
+    name = str(about.get("name", ""))
+    own = {name_of(thing) for thing in (*facts.jobs, *facts.pods)} | _claim_names(facts) | {facts.job}
+    # Kueue calls the workload of a Job after it, with five letters of its own at the end.
+    return name in own or (about.get("kind") == "Workload" and name.rpartition("-")[0] in {f"job-{n}" for n in own})
+
+
+def _claim_names(facts: Facts) -> set[str]:
+    volumes = [v for p in facts.pods for v in (p.get("spec") or {}).get("volumes") or ()]
+    return {str(v["persistentVolumeClaim"]["claimName"]) for v in volumes if v.get("persistentVolumeClaim")}
+
+
+def _deeper(asking: _Asking, facts: Facts) -> Facts:
+    """What is worth a call of its own only where something is wrong."""
+    is_whole = sum(map(is_ready, facts.pods)) >= wanted(facts)
+    waits_for = status_of(facts).get("waits_for")
+    if is_suspended(facts) or (is_whole and status_of(facts).get("phase") == "training" and not waits_for):
+        return facts
+    cluster, names = asking.cluster, _claim_names(facts)
+    claims: list[Json] = []
+    if names and any(phase_of(p) == "Pending" for p in facts.pods):
+        claims = asking.ask("list persistentvolumeclaims", lambda: cluster.list(CLAIM, {})) or []
+    facts = replace(
+        facts,
+        nodes=tuple(asking.ask("list nodes", cluster.nodes) or ()),
+        claims=tuple(c for c in claims if name_of(c) in names),
+        certificate=_certificate(asking, facts),
+    )
+    return replace(facts, logs=_logs(asking, facts))
+
+
+def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
+    """The ends of logs of pods that ended, that are not ready, or that run and nobody hears of; newest pods first."""
+    is_silent = not status_of(facts)
+    lost = {name_of(node) for node in facts.nodes if not is_true(node, "Ready")}
+
+    def is_wanted(pod: Json) -> bool:
+        is_late = phase_of(pod) == "Running" and (is_silent or not is_ready(pod))
+        is_there = (pod.get("spec") or {}).get("nodeName") not in lost
+        return is_there and (is_late or any(True for _ in ended_states(pod)))
+
+    pods = [pod for pod in reversed(troubled(facts)) if is_wanted(pod)][:LOG_PODS]
+    with asking.cluster.impatient(LOG_S) as cluster:
+        return {name_of(pod): asking.ask("get pods/log", _tail(cluster, pod)) or "" for pod in pods}
+
+
+def _tail(cluster: Cluster, pod: Json) -> Callable[[], str]:
+    # The first container is the job's own; others may have been put beside it.
+    first = next((str(each["name"]) for each in (pod.get("spec") or {}).get("containers") or ()), None)
+
+    def read() -> str:
+        try:
+            found = cluster.log(name_of(pod), container=first, tail=LOG_LINES)
+            lines = [re.sub(r"^\d{4}-\S+Z ", "", line) for line in found]
+        except NetworkError:
+            return ""  # what else is known will have to do
+        return "\n".join(line for line in lines if not line.startswith("unable to retrieve container logs"))
+
+    return read
+
+
+def _certificate(asking: _Asking, facts: Facts) -> Json:
+    """From when until when the job's certificate is good; empty for jobs without one."""
+    volumes = [v for p in facts.pods for v in (p.get("spec") or {}).get("volumes") or ()]
+    name = f"{facts.job}-tls"
+    if has_ended(facts) or name not in {(v.get("secret") or {}).get("secretName") for v in volumes}:
+        return {}
+    found = asking.ask("get secrets", lambda: asking.cluster.get(SECRET, name))
+    text = ((found or {}).get("data") or {}).get("tls.crt")
+    return certificate_dates(text) if text else {}
+
+
+def certificate_dates(encoded: str) -> Json:
+    """The dates of a certificate as a Secret holds it; empty if it is none."""
+    import base64
+
+    try:
+        from cryptography import x509
+    except ImportError:
+        return {}  # whoever submits needs that package; whoever asks why does not
+
+    try:
+        found = x509.load_pem_x509_certificate(base64.b64decode(encoded))
+    except ValueError:
+        return {}
+    return {"not_before": found.not_valid_before_utc.timestamp(), "not_after": found.not_valid_after_utc.timestamp()}
+
+
+def notes(facts: Facts) -> list[str]:
+    """What could not be looked at, with the permission that is missing for it, and what may mislead."""
+    missing = dict.fromkeys(f"{d['verb']} {d['resource']}" for d in facts.denied if not d["needed"])
+    found = [f"not looked at for lack of the permission to {permission}" for permission in missing]
+    there = str(status_of(facts).get("version") or "")
+    if there and facts.version and there != facts.version:
+        found.append(f"the job's image has bireme {there}, and this command is bireme {facts.version}")
+    return found

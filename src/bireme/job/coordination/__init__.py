@@ -1,0 +1,1 @@
+"""The coordinator: who is in the job, in which view, when snapshots are committed and passes end."""

@@ -1,0 +1,116 @@
+"""Whether a trainer that says hello belongs to this job, and what everybody is told when it begins. No I/O."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bireme.job.coordination import messages as m
+from bireme.job.coordination.effects import Base
+from bireme.ps.setup import Setup
+from bireme.ps.tree import share_out
+
+_TRAINER_0_KNOWS = ("output", "start_samples")
+"""Facts that only trainer 0's word matters for: it alone reads and writes models."""
+
+
+def settle_facts(facts: m.Facts, trainers: int) -> m.Facts:
+    """Facts with the counts filled in: as in the original, only pservers know how many were started by hand."""
+    return msgspec.structs.replace(facts, trainers=trainers, shards=trainers) if facts.trainers == 0 else facts
+
+
+def wrong_rank(rank: int, trainers: int) -> tuple[str, str] | None:
+    """What is wrong with a rank, and how to mend it; None if nothing is."""
+    if 0 <= rank < trainers:
+        return None
+    return (
+        f"trainer_id {rank}, but this job has trainers 0 to {trainers - 1}",
+        f"start pserver 0 with --num_gradient_servers={rank + 1}, or use a smaller --trainer_id",
+    )
+
+
+def why_not(
+    join: m.Join, facts: m.Facts, present: m.Join | None, known: m.Facts | None, trainers: int
+) -> tuple[str, str] | None:
+    """Why a trainer may not join, and how to mend it; None if it may. `present` holds its rank, `known` is the job."""
+    wrong = wrong_rank(join.trainer, trainers)
+    if wrong:
+        return wrong
+    if present is not None and not _is_later(present, join):
+        return f"trainer {join.trainer} has joined already", "give each trainer its own --trainer_id"
+    if facts.shards < facts.trainers:
+        return f"{facts.trainers} trainers but only {facts.shards} data shards", ""
+    differs = difference(known, facts, trainers)
+    if differs:
+        return f"trainer {join.trainer} runs another job: {differs}", "give all trainers the same config and flags"
+    return None
+
+
+def _is_later(present: m.Join, join: m.Join) -> bool:
+    """Whether who joins is the successor of who is there, or the same one again, which has lost its connection.
+
+    Those that were started by hand have no numbers to tell by: a second one with the same id is a mistake. Where there
+    are numbers, they decide alone: in containers a successor has the name and the process id of the one before.
+    """
+    if join.incarnation or present.incarnation:
+        return join.incarnation >= present.incarnation
+    return (present.pid, present.host) == (join.pid, join.host)
+
+
+def difference(ours: m.Facts | None, theirs: m.Facts, trainers: int) -> str:
+    """In what a trainer's facts differ from those of the others; '' if they agree."""
+    if theirs.trainers != trainers:
+        return f"it counts {theirs.trainers} trainers, pserver 0 counts {trainers}"
+    if ours is None:
+        return ""
+    known, told = msgspec.to_builtins(ours), msgspec.to_builtins(theirs)
+    for name in known:
+        if known[name] != told[name] and name not in _TRAINER_0_KNOWS:
+            return f"`{name}` is {_short(told[name])} there and {_short(known[name])} with the others"
+    return ""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def setup_of(facts: m.Facts, ids: tuple[int, int], rank: int, base: Base) -> Setup:
+    """What a pserver is to keep in a view, from `base` on; `ids` are the job's and the view's."""
+    return Setup(
+        job=ids[0],
+        view=ids[1],
+        pserver=rank,
+        pservers=facts.pservers,
+        dense_lanes=facts.dense_lanes,
+        sparse_lanes=facts.sparse_lanes,
+        parameters=facts.parameters,
+        optimizer=facts.optimizer,
+        seed=facts.seed,
+        shards=facts.shards,
+        shares=share_out(facts.shards, facts.trainers),
+        updates=facts.updates,
+        wire=facts.wire,
+        snapshots=facts.snapshots.path,
+        cut_every_s=facts.snapshots.every_s,
+        cut_every_rounds=facts.snapshots.every_rounds,
+        base=base.files,
+        is_set_by_trainer=facts.is_set_by_trainer and base.manifest is None,
+        start_pass=facts.start_pass,
+        start_samples=facts.start_samples,
+        patience_s=facts.patience_s,
+    )
+
+
+def begin_of(
+    facts: m.Facts, ids: tuple[int, int], pservers: tuple[m.Address, ...], *, saved: int, has_base: bool
+) -> m.Begin:
+    """What trainers are told of a view whose pservers are ready."""
+    return m.Begin(
+        job=ids[0],
+        view=ids[1],
+        shares=share_out(facts.shards, facts.trainers),
+        pservers=pservers,
+        wants_values=facts.is_set_by_trainer and not has_base,
+        start_samples=facts.start_samples,
+        saved=saved,
+    )

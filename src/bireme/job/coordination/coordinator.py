@@ -1,0 +1,483 @@
+"""Who is in the job, in which view, and when it ends. No sockets, no files, no clock.
+
+The coordinator is not on the data path: rounds go on between trainers and lanes without it.
+Events come in with the time they happened; what is to be done comes out as effects.
+
+    gathering ──everybody is there──► setting-up ──all pservers ready──► training ──last pass saved──► finished
+        ▲                                  │                                │
+        └──────── somebody was lost ───────┴────────────────────────────────┘      anywhere: failed | cancelled
+
+Each way through setting-up makes a new view. If only trainers or connections were lost, lanes keep what they have
+(a mend); if a pserver was, all lanes load the last committed cut (a rewind, which begins a new history).
+
+The file is long because the machine is one: what follows from an event depends on the phase, the view and the cuts at
+once. What can be told apart is: members.py (who is there), passes.py, cuts.py and joining.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bireme.core.draws import stream_key
+from bireme.job.coordination import messages as m
+from bireme.job.coordination.admission import begin_of, settle_facts, setup_of, why_not
+from bireme.job.coordination.cuts import CutFailure, Cuts, inputs_of, manifest_of
+from bireme.job.coordination.effects import (
+    Base,
+    Commit,
+    Conclude,
+    Effect,
+    HangUp,
+    Leave,
+    Load,
+    OwnFault,
+    Reach,
+    RefuseJoin,
+    Send,
+    Write,
+)  # fmt: skip
+from bireme.job.coordination.members import Members, Pserver, Trainer, is_noted, progress_facts
+from bireme.job.coordination.passes import Passes
+from bireme.job.coordination.phases import ENDED, ENDINGS, TRANSITIONS, Phase, Reason
+from bireme.job.output.manifest import Manifest
+from bireme.ps.lanes.authority import view_of
+from bireme.ps.lanes.rounds import PassTotals
+from bireme.ps.setup import cuts_only_at_passes, has_private_state
+
+SET_UP_PATIENCE_S = 300.0
+"""Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
+MAX_MENDS = 20
+"""So many views in a row without one round, though everybody is there, mean that it will not get better."""
+TAKEN_OVER = "another coordinator has taken over"
+NO_END = "there is no snapshot at the end of pass"
+"""How the reason begins for which a job ends where a pass cannot be computed again to the same bits."""
+
+
+class Coordinator:
+    """The state of one job's membership and passes."""
+
+    def __init__(self, trainers: int, incarnation: int = 1) -> None:
+        self.expected = trainers
+        self.incarnation = incarnation
+        self.phase: Phase = "gathering"
+        self.reason = ""
+        self.facts: m.Facts | None = None
+        self.members = Members()
+        self.passes = Passes()
+        self.history = 0
+        """The view in which lanes last were given what they have."""
+        self.begun_s = 0.0
+        self.losses: list[str] = []
+        """What went wrong since the last round, in words."""
+        self._number = 0
+        self._must_rewind = True
+        self.cuts = Cuts()
+        self.cut_failure: CutFailure | None = None
+        """The last cut, if it came to nothing; it stays until a later one counts."""
+        self._waits_since_s = 0.0
+        self._not_before_s = 0.0
+        self._mends = 0
+        self._base_round = 0
+        self._has_base = False
+
+    @property
+    def view(self) -> int:
+        """The current view, or the one that is being made: ordered by incarnation, then number."""
+        return view_of(self.incarnation, self._number)
+
+    @property
+    def job_id(self) -> int:
+        """What frames carry so that two jobs cannot mix: differs with anything the job is made of."""
+        return stream_key(0, msgspec.json.encode(self.facts).decode())
+
+    @property
+    def snapshot_round(self) -> int | None:
+        """The round of the newest snapshot that this history has made or begun with; None: there is none."""
+        newest = self.cuts.newest_round
+        return newest if newest is not None else self._base_round if self._has_base else None
+
+    def told(self, connection: int, message: m.Message, now_s: float) -> list[Effect]:
+        """A member has something to say."""
+        match message:
+            case m.Alive():
+                return self.alive(connection, now_s)
+            case m.Progress():
+                return self.progressed(connection, message, now_s)
+            case m.PassDone():
+                return self.pass_done(connection, message, now_s)
+            case m.Saved():
+                return self.model_saved(connection, message, now_s)
+            case m.LinkLost():
+                return self.link_lost(connection, message, now_s)
+            case m.Failed():
+                return self.trainer_failed(connection, message)
+            case m.Here():
+                return self.pserver_is_here(message, now_s)
+            case m.Ready():
+                return self.ready(connection, message, now_s)
+            case m.CutPart():
+                return self.part_done(message, now_s)
+            case _:
+                return []  # nothing that a coordinator is told
+
+    def _to(self, why: Reason) -> None:
+        self.phase = TRANSITIONS[self.phase, why]
+
+    # Membership
+
+    def joined(self, connection: int, join: m.Join, now_s: float) -> list[Effect]:
+        """A trainer says hello; the first one brings the facts, the others must agree."""
+        if self.phase in ENDED:
+            return [self._turn_away(connection)]
+        facts = settle_facts(join.facts, self.expected)
+        present = self.members.trainers.get(join.trainer)
+        refusal = why_not(join, facts, present.join if present else None, self.facts, self.expected)
+        if refusal is not None:
+            return [RefuseJoin(connection, *refusal)]
+        effects: list[Effect] = []
+        before = self.members.trainers.pop(join.trainer, None)
+        if before is not None:  # its successor came before anybody noticed that it had gone
+            effects = [HangUp(before.connection), *self._disturb(f"trainer {join.trainer} was replaced", now_s)]
+        if self.facts is None or join.trainer == 0:
+            self.facts = facts
+        self.members.trainers[join.trainer] = Trainer(connection, now_s, join)
+        return [*effects, *self._advance(now_s)]
+
+    def _turn_away(self, connection: int) -> Effect:
+        """Tell who comes after the end how it ended, or if it goes on elsewhere, nothing."""
+        if self.reason == TAKEN_OVER:
+            return HangUp(connection)
+        how = next(ending for ending in ENDED if ending == self.phase)
+        return Send(connection, m.Stop(reason=self.reason, how=how))
+
+    def pserver_reached(self, rank: int, connection: int, address: m.Address, now_s: float) -> list[Effect]:
+        """A connection to a pserver is open."""
+        self.members.reaching.discard(rank)
+        self.members.trouble.pop(rank, None)
+        if self.phase in ENDED or rank in self.members.pservers:
+            return [HangUp(connection)]
+        self.members.pservers[rank] = Pserver(connection, now_s, address)
+        return self._advance(now_s)
+
+    def pserver_is_here(self, message: m.Here, now_s: float) -> list[Effect]:
+        """A pserver says where it is; if it is another one than we talk to, and younger, it has replaced that one.
+
+        The old one may be stopped or cut off: then its connection says nothing for long, or for ever.
+        """
+        rank, pservers = message.pserver, self.members.pservers
+        is_younger = self.members.pserver_lives(rank, message.incarnation)
+        present = pservers.get(rank)
+        if present is None or not is_younger or message.address == present.address or self.phase in ENDED:
+            return []
+        del pservers[rank]
+        self._must_rewind = True
+        return [HangUp(present.connection), *self._disturb(f"pserver {rank} was replaced", now_s)]
+
+    def pserver_out_of_reach(self, rank: int, why: str) -> list[Effect]:
+        """Nobody answers where a pserver should be; the next tick tries again."""
+        self.members.reaching.discard(rank)
+        self.members.trouble[rank] = why
+        return []
+
+    def alive(self, connection: int, now_s: float) -> list[Effect]:
+        """Somebody says that it is still there."""
+        self.members.heard(connection, now_s)
+        return []
+
+    def lost(self, connection: int, now_s: float) -> list[Effect]:
+        """A connection has closed; that matters if its process is needed."""
+        if (rank := self.members.trainer_gone(connection)) is not None:
+            if not self.members.trainers and not self.begun_s:
+                self.facts = None  # nobody is left whose word would count
+            return self._disturb(f"trainer {rank} was lost", now_s)
+        if (rank := self.members.pserver_gone(connection)) is not None:
+            self._must_rewind = True
+            return self._disturb(f"pserver {rank} was lost", now_s)
+        return []
+
+    def link_lost(self, connection: int, message: m.LinkLost, now_s: float) -> list[Effect]:
+        """A trainer has lost a lane, though both may be well."""
+        if (
+            self.members.trainer(connection, message.trainer) is None
+            or message.view != self.view
+            or self.phase != "training"
+        ):
+            return []
+        self._mends += 1
+        if self._mends > MAX_MENDS:
+            return self._end("failed", f"trainer {message.trainer} cannot keep its connections: {message.what}")
+        self._not_before_s = now_s + min(0.05 * 2**self._mends, 2.0)
+        return self._disturb(f"trainer {message.trainer} lost a connection: {message.what}", now_s)
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """Time has passed: give up, or try again."""
+        if self.phase in ENDED or self.facts is None:
+            return []
+        if not self._waits_since_s:
+            return self._ask_for_cut(now_s)
+        waited_s = now_s - self._waits_since_s
+        if self.phase == "gathering" and waited_s > self.facts.patience_s:
+            missing = "; ".join(self.missing())
+            return self._end("failed", f"waited {waited_s:.0f} s for {missing}", own_fault="process")
+        if self.phase == "setting-up" and waited_s > self.facts.patience_s + SET_UP_PATIENCE_S:
+            late = [f"pserver {r}" for r, p in self.members.pservers.items() if p.ready_in != self.view]
+            return self._end(
+                "failed", f"waited {waited_s:.0f} s for {', '.join(late)} to get ready", own_fault="process"
+            )
+        return self._advance(now_s)
+
+    def missing(self) -> list[str]:
+        """Who is not there, and why if that is known."""
+        return self.members.missing(self.expected, self.facts.pservers if self.facts else 0)
+
+    # Views
+
+    def _disturb(self, what: str, now_s: float) -> list[Effect]:
+        """Something was lost: gather again."""
+        if self.phase in ENDED:
+            return []
+        effects: list[Effect] = []
+        if self.begun_s:
+            self.losses.append(what)
+            effects = [self._event("lost", now_s, what=what)]
+            if self.facts is not None and has_private_state(self.facts.updates, self.facts.wire):
+                self._must_rewind = True
+        if self.phase != "gathering":
+            self._to("somebody was lost")
+            self._waits_since_s = now_s
+        if self.facts is None:
+            self._waits_since_s = 0.0  # all who waited have gone: whoever comes begins to wait anew
+        return [*effects, *self._advance(now_s)]
+
+    def _advance(self, now_s: float) -> list[Effect]:
+        """Make a new view as soon as everybody is there."""
+        facts = self.facts
+        if facts is None or self.phase != "gathering":
+            return []
+        known = next((t.join.pservers for t in self.members.trainers.values()), ())
+        wanted = [r for r in range(facts.pservers) if r not in self.members.pservers and r not in self.members.reaching]
+        self.members.reaching.update(wanted)
+        effects: list[Effect] = [Reach(r, known[r] if r < len(known) else None) for r in wanted]
+        if len(self.members.trainers) < self.expected:
+            return effects
+        self._waits_since_s = self._waits_since_s or now_s
+        if len(self.members.pservers) < facts.pservers or now_s < self._not_before_s:
+            return effects
+        self._to("everybody is there")
+        self._waits_since_s = now_s
+        self._number += 1
+        if not self._must_rewind:
+            return [*effects, *self._tell_pservers(m.ChangeView(view=self.view, history=self.history))]
+        # Parts of cuts that are still to come are of a history that ends here.
+        self.history, self.cuts = self.view, Cuts()
+        if self.cut_failure is not None:  # rounds begin again below it
+            self.cut_failure = self.cut_failure._replace(round=-1)
+        inputs = None if facts.accepts_changes else inputs_of(facts)
+        return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.since)]
+
+    def _tell_pservers(self, message: m.Message) -> list[Effect]:
+        return [Send(pserver.connection, message) for _, pserver in sorted(self.members.pservers.items())]
+
+    def loaded(self, view: int, base: Base, now_s: float) -> list[Effect]:
+        """The snapshot to go on from was found, or there is none and the job goes from the beginning."""
+        facts = self.facts
+        if view != self.view or self.phase != "setting-up" or facts is None:
+            return []
+        manifest, past = base.manifest, base.past
+        ended = manifest.ended.totals() if manifest is not None and manifest.ended is not None else None
+        is_saved = ended is not None and ended.pass_id <= past.saved
+        self.passes.rewind(max(past.saved, facts.start_pass - 1), None if is_saved else ended)
+        self._has_base = manifest is not None
+        self._base_round = manifest.round if manifest is not None else 0
+        if past.elapsed_s and not self.begun_s:
+            self.begun_s = now_s - past.elapsed_s
+            self.losses.append("the coordinator was lost")
+            self.passes.closed = list(past.closed)
+        if ending := self._end_if_done(facts):
+            return ending  # the coordinator before this one died between its last word in the ledger and its last word
+        ids = (self.job_id, self.view)
+        orders = [setup_of(facts, ids, rank, base) for rank in range(facts.pservers)]
+        return [Send(self.members.pservers[setup.pserver].connection, m.SetUp(setup=setup)) for setup in orders]
+
+    def ready(self, connection: int, message: m.Ready, now_s: float) -> list[Effect]:
+        """A pserver is in a view; when all are, training begins or goes on."""
+        pserver = self.members.pservers.get(message.pserver)
+        if pserver is None or pserver.connection != connection or self.facts is None:
+            return []
+        pserver.ready_in = message.view
+        self.members.pserver_lives(message.pserver, message.incarnation)
+        if self.phase != "setting-up" or any(p.ready_in != self.view for p in self.members.pservers.values()):
+            return []
+        return self._begin(self.facts, now_s)
+
+    def _begin(self, facts: m.Facts, now_s: float) -> list[Effect]:
+        kind = ("rewind" if self._must_rewind else "mend") if self.begun_s else "begin"
+        self._to("all pservers are ready")
+        self._must_rewind, self._waits_since_s = False, 0.0
+        self.passes.begin(now_s)
+        event = self._event("view", now_s, kind=kind, round=self._base_round, run=facts.since)
+        self.begun_s = self.begun_s or now_s
+        where = tuple(self.members.pservers[rank].address for rank in range(facts.pservers))
+        begin = begin_of(facts, (self.job_id, self.view), where, saved=self.passes.saved, has_base=self._has_base)
+        return [event, *(Send(trainer.connection, begin) for _, trainer in sorted(self.members.trainers.items()))]
+
+    def _event(self, name: str, now_s: float, **more: object) -> Write:
+        since = round(now_s - self.begun_s, 3) if self.begun_s else 0.0
+        return Write("metrics.jsonl", ({"event": name, "t": since, "view": self.view, **more},))
+
+    # Passes and cuts
+
+    def progressed(self, connection: int, message: m.Progress, now_s: float) -> list[Effect]:
+        """A trainer tells how far it is."""
+        trainer = self.members.trainer(connection, message.trainer)
+        if trainer is None:
+            return []
+        trainer.progress, trainer.heard_s = message, now_s
+        effects: list[Effect] = []
+        if self.losses and message.closed and message.view == self.view and self.phase == "training":
+            effects = [self._event("recovered", now_s, round=message.round, after=list(self.losses))]
+            self.losses, self._mends = [], 0
+        if not is_noted(trainer, message, now_s, now_s - self.begun_s):
+            return effects
+        # What was still under way when everybody was taken back is not of the history that begins there.
+        whose = {"history": self.history} if message.view == self.view else {}
+        return [*effects, self._event("progress", now_s, **progress_facts(message), **whose)]
+
+    def lane_passed(self, history: int, totals: PassTotals, now_s: float) -> list[Effect]:
+        """The first lane has closed a pass: these samples were applied."""
+        if history != self.history:
+            return []
+        self.passes.lane_passed(totals)
+        return self._close_pass(totals.pass_id, now_s)
+
+    def pass_done(self, connection: int, message: m.PassDone, now_s: float) -> list[Effect]:
+        """A trainer has ended a pass."""
+        if self.members.trainer(connection, message.trainer) is None:
+            return []
+        seen = self.passes.seen(message.pass_id)
+        if seen is not None:  # it was saved while trainer 0 was already on its way to another view
+            return [Send(connection, seen)] if message.trainer == 0 else []
+        self.passes.report(message)
+        return self._close_pass(message.pass_id, now_s)
+
+    def _close_pass(self, pass_id: int, now_s: float) -> list[Effect]:
+        closed = self.passes.close(pass_id, self.facts, now_s) if self.facts is not None else None
+        if closed is None or 0 not in self.members.trainers:
+            return []
+        if closed.samples == 0:
+            return self._end("failed", "there is not one training sample in all shards", own_fault="data")
+        return [Send(self.members.trainers[0].connection, closed)]
+
+    def part_done(self, message: m.CutPart, now_s: float) -> list[Effect]:
+        """A pserver has written its part of a cut, or could not; the last part makes the cut complete."""
+        if self.facts is None or message.history != self.history or self.phase in ENDED:
+            return []
+        parts = self.cuts.add(message, self.facts.pservers)
+        if not message.sha256:
+            failure = CutFailure(message.round, f"pserver {message.pserver}: {message.failure}")
+            return self._cut_lost(failure, message.pass_id - 1 if message.ends_pass else None, now_s)
+        if parts is None:
+            return []
+        ended = self.passes.totals(message.pass_id - 1) if message.ends_pass else None
+        # Whoever went on from a cut like that would wait for ever for the pass to close.
+        assert ended is not None or not message.ends_pass, "a pass ended whose totals nobody told; this is a bug"
+        return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self.cuts.base_of(parts)))]
+
+    def cut_settled(self, manifest: Manifest, now_s: float, *, failure: str = "") -> list[Effect]:
+        """A cut counts from now on, or is lost for a reason."""
+        if manifest.view != self.history:
+            return []
+        ended = manifest.pass_id - 1 if manifest.ended is not None else None
+        if failure:
+            return self._cut_lost(CutFailure(manifest.round, failure), ended, now_s)
+        effects: list[Effect] = []
+        self.cuts.committed(manifest)
+        if self.cut_failure is not None and self.cut_failure.round < manifest.round:
+            self.cut_failure = None
+        if self.facts is not None and any(p.is_sparse for p in self.facts.parameters):
+            committed = m.Committed(history=self.history, round=manifest.round, chain=len(manifest.base))
+            effects = self._tell_pservers(committed)
+        return effects if ended is None else [*effects, *self._settle(ended, now_s)]
+
+    def _cut_lost(self, failure: CutFailure, ended: int | None, now_s: float) -> list[Effect]:
+        """A cut comes to nothing; a pass that ended with it is closed all the same if it comes out alike once more.
+
+        Else a model that people have seen could be of another history than all that follows, so the job ends here.
+        """
+        self.cut_failure = failure
+        if ended is None:
+            return []
+        if self.facts is not None and self.facts.updates.is_streamed:
+            return self._end("failed", f"{NO_END} {ended}: {failure.what}", own_fault="storage")
+        return self._settle(ended, now_s)
+
+    def snapshot_wanted(self, now_s: float) -> list[Effect]:
+        """Somebody is about to leave and wants what was done to be saved; only where rounds go on can it be."""
+        facts = self.facts
+        if self.phase != "training" or facts is None or not facts.snapshots.path:
+            return []
+        if cuts_only_at_passes(facts.updates, facts.wire):
+            return []
+        self.cuts.want(max((t.progress.round for t in self.members.trainers.values() if t.progress), default=0))
+        return self._ask_for_cut(now_s)
+
+    def _ask_for_cut(self, now_s: float) -> list[Effect]:
+        is_time = self.phase == "training" and self.cuts.is_to_be_asked(now_s)
+        return self._tell_pservers(m.CutSoon()) if is_time else []
+
+    def _settle(self, pass_id: int, now_s: float) -> list[Effect]:
+        self.passes.settle(pass_id)
+        return self._close_pass(pass_id, now_s)
+
+    def model_saved(self, connection: int, message: m.Saved, now_s: float) -> list[Effect]:
+        """The model of a pass is on disk, so the pass counts; after the last one the job is over."""
+        if self.members.trainer(connection, 0) is None or self.facts is None:
+            return []
+        saved = self.passes.save(message.pass_id, now_s)
+        counted = Send(connection, m.Counted(pass_id=message.pass_id))
+        if saved is None:
+            return [counted] if message.pass_id <= self.passes.saved else []
+        closed, rows = saved
+        return [
+            Write("ledger.jsonl", tuple(rows)),
+            self._event("pass", now_s, **msgspec.to_builtins(closed)),
+            counted,
+            *self._end_if_done(self.facts),
+        ]
+
+    def _end_if_done(self, facts: m.Facts) -> list[Effect]:
+        is_done = self.passes.saved + 1 >= facts.start_pass + facts.passes
+        return self._end("finished", "all passes done") if is_done else []
+
+    # Endings
+
+    def trainer_failed(self, connection: int, message: m.Failed) -> list[Effect]:
+        """A trainer cannot go on and would not be better a second time, so nobody can."""
+        if self.members.trainer(connection, message.trainer) is None:
+            return []
+        return self._end("failed", f"trainer {message.trainer}: {message.what}")
+
+    def failed(self, reason: str) -> list[Effect]:
+        """The coordinator's own shell cannot go on."""
+        return self._end("failed", reason)
+
+    def superseded(self) -> list[Effect]:
+        """A pserver is in a later coordinator's view: this one was given up and has nothing to say any more."""
+        if self.phase in ENDED:
+            return []
+        self._to("it cannot go on")
+        self.reason = TAKEN_OVER
+        return [Leave(self.reason)]
+
+    def cancelled(self) -> list[Effect]:
+        """Somebody asked to stop."""
+        return self._end("cancelled", "stopped on request")
+
+    def _end(self, how: m.Ending, reason: str, *, own_fault: OwnFault | None = None) -> list[Effect]:
+        if self.phase in ENDED:
+            return []
+        self._to(ENDINGS[how])
+        self.reason = reason
+        stop = m.Stop(reason=reason, how=how)
+        sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.members.trainers.values()]
+        return [Conclude(own_fault), *sends, *self._tell_pservers(stop), Leave(reason)]

@@ -1,0 +1,140 @@
+"""A cut on its way to a snapshot: parts come in from pservers, and when all are there a manifest follows. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bireme.job.coordination import messages as m
+from bireme.job.output.manifest import EndedPass, Inputs, Manifest, PartRecord, rules_hash
+from bireme.ps.lanes.rounds import PassTotals
+from bireme.ps.setup import Setup
+from bireme.ps.snapshot.writer import PartDone
+
+ASK_AGAIN_S = 1.0
+"""After so long a cut that somebody waits for has been left out, or a part of it was lost."""
+
+
+class CutFailure(NamedTuple):
+    """A cut that came to nothing."""
+
+    round: int
+    what: str
+
+
+class Cuts:
+    """One history's cuts: parts of those that are not complete yet, by round, and the newest that counts."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, dict[int, m.CutPart]] = {}
+        self._newest: Manifest | None = None
+        self._wanted: int | None = None
+        self._asked_s = -math.inf
+
+    @property
+    def newest_round(self) -> int | None:
+        """The round of the newest cut that counts."""
+        return self._newest.round if self._newest is not None else None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for a cut."""
+        return self._wanted is not None
+
+    def want(self, round_: int) -> None:
+        """Somebody waits for a cut at this round or later."""
+        self._wanted = max(round_, self._wanted or 0)
+
+    def is_to_be_asked(self, now_s: float) -> bool:
+        """Whether it is time to ask the pservers for the cut that somebody waits for, for the first time or again."""
+        if not self.is_wanted or now_s - self._asked_s < ASK_AGAIN_S:
+            return False
+        self._asked_s = now_s
+        return True
+
+    def add(self, part: m.CutPart, pservers: int) -> list[m.CutPart] | None:
+        """Take a part; when that makes a cut complete, return all of its parts in the order of pservers."""
+        parts = self._parts.setdefault(part.round, {})
+        parts[part.pserver] = part
+        if len(parts) < pservers or not all(one.sha256 for one in parts.values()):
+            return None
+        # What is older and not complete never will be.
+        self._parts = {round_: some for round_, some in self._parts.items() if round_ > part.round}
+        return [parts[rank] for rank in sorted(parts)]
+
+    def committed(self, manifest: Manifest) -> None:
+        """A cut counts."""
+        if self._newest is None or manifest.round > self._newest.round:
+            self._newest = manifest
+        if self._wanted is not None and manifest.round >= self._wanted:
+            self._wanted = None
+
+    def base_of(self, parts: Sequence[m.CutPart]) -> tuple[str, ...]:
+        """The snapshots that a complete cut builds on: none, or the newest one and all that it builds on itself.
+
+        Some lanes may not have heard of the newest one yet and hold changes since an earlier one. That is more than
+        is needed, and right all the same.
+        """
+        if self._newest is None or not any(part.is_delta for part in parts):
+            return ()
+        return (*self._newest.base, self._newest.name)
+
+
+def part_of(setup: Setup, done: PartDone) -> m.CutPart:
+    """What the coordinator is told of a pserver's part."""
+    counts, written = done.counts, done.written
+    return m.CutPart(
+        pserver=setup.pserver,
+        history=setup.view,
+        round=counts.round,
+        pass_id=counts.pass_id,
+        batch=0 if done.ends_pass else counts.round - counts.pass_start,
+        samples=counts.samples,
+        ends_pass=done.ends_pass,
+        file=done.path.name if written else "",
+        sha256=written.sha256 if written else "",
+        nbytes=written.nbytes if written else 0,
+        is_delta=done.is_delta,
+        failure=done.failure,
+    )
+
+
+def manifest_of(
+    facts: m.Facts,
+    incarnation: int,
+    parts: Sequence[m.CutPart],
+    ended: PassTotals | None,
+    base: tuple[str, ...] = (),
+) -> Manifest:
+    """What commits a complete cut; `ended` is what the pass came to that ended with it, if one did."""
+    last = parts[-1]
+    return Manifest(
+        job=facts.name,
+        round=last.round,
+        pass_id=last.pass_id,
+        batch=last.batch,
+        samples=last.samples,
+        view=last.history,
+        incarnation=incarnation,
+        inputs=inputs_of(facts),
+        pservers=facts.pservers,
+        dense_lanes=facts.dense_lanes,
+        sparse_lanes=facts.sparse_lanes,
+        parts=tuple(
+            PartRecord(file=part.file, sha256=part.sha256, nbytes=part.nbytes, pserver=part.pserver) for part in parts
+        ),
+        base=base,
+        ended=EndedPass.of(ended) if ended else None,
+    )
+
+
+def inputs_of(facts: m.Facts) -> Inputs:
+    """What the job's result is a function of."""
+    return Inputs(
+        program=facts.fingerprint,
+        data=facts.data,
+        rules=rules_hash(facts.parameters, facts.optimizer, facts.updates, facts.wire),
+        shards=facts.shards,
+        seed=facts.seed,
+    )

@@ -1,0 +1,361 @@
+"""Control messages: what processes of a job say to each other besides gradients and parameters.
+
+They travel as JSON in CONTROL frames on the first port of a pserver. Trainers talk to pserver 0,
+where the coordinator lives; the coordinator talks to every pserver. Where several threads of a
+process have something to say on one connection they share a `Line`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import Literal
+
+import msgspec
+
+from bireme.core.errors import FrameError, NetworkError
+from bireme.ps.lanes.slow_trainers import Slowest
+from bireme.ps.setup import Setup
+from bireme.ps.tree import Span
+from bireme.ps.wire import frame_io
+from bireme.ps.wire.frames import Head, Kind
+from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates, Wire
+
+Ending = Literal["finished", "failed", "cancelled"]
+"""The ways in which a job ends."""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a pserver listens: dense lanes' ports, then sparse lanes' ports."""
+
+    host: str
+    ports: tuple[int, ...]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The checked program and everything else on which all processes of a job must agree."""
+
+    name: str
+    program: str
+    fingerprint: str
+    """Hash of what is computed and by which bireme: trainers that compute differently must not train together."""
+    parameters: tuple[Parameter, ...]
+    optimizer: Optimizer
+    batch_size: int
+    evals: tuple[str, ...]
+    shards: int
+    trainers: int
+    passes: int
+    seed: int
+    pservers: int
+    dense_lanes: int
+    sparse_lanes: int
+    output: str
+    updates: Updates = Updates()
+    wire: Wire = Wire()
+    is_set_by_trainer: bool = False
+    start_pass: int = 0
+    start_samples: int = 0
+    data: str = ""
+    """Fingerprint of the shards."""
+    snapshots: Snapshots = Snapshots()
+    is_resumed: bool = False
+    """Go on from the newest snapshot in the output directory."""
+    accepts_changes: bool = False
+    since: int = 0
+    """Incarnations up to this one are of earlier runs, as are their snapshots."""
+    patience_s: float = 60.0
+    """How long to wait for somebody who was lost."""
+
+
+class Join(_Message, frozen=True):
+    """Trainer: here I am, and this is the job as I understand it."""
+
+    trainer: int
+    pid: int
+    host: str
+    facts: Facts
+    pservers: tuple[Address, ...]
+    """Where it found the pservers, for a coordinator that cannot look by itself."""
+    incarnation: int = 0
+
+
+class Begin(_Message, frozen=True):
+    """Coordinator: everybody is here, or is here again; this is the view."""
+
+    job: int
+    view: int
+    shares: tuple[Span, ...]
+    pservers: tuple[Address, ...]
+    wants_values: bool = False
+    """Trainer 0 is to send the values that a saved model gives."""
+    start_samples: int = 0
+    """What an earlier run trained, for schedules that trainers follow by themselves."""
+    saved: int = -1
+    """The last pass whose model is on disk: one that ended after it is still to be tested and saved."""
+
+
+class Progress(_Message, frozen=True):
+    """Trainer: how far I am. Sums are over my own samples of this pass."""
+
+    trainer: int
+    pass_id: int
+    batch: int
+    batches: int
+    samples: int
+    cost: float
+    evals: tuple[float, ...]
+    rate: float
+    """Samples per second since the last report."""
+    view: int = 0
+    round: int = 0
+    closed: int = 0
+    """Rounds that were closed while this trainer was in the view."""
+    slowest_pserver: Slowest | None = None
+    """Whose answers this trainer waits for most."""
+
+
+class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Totals over a set of samples."""
+
+    samples: int
+    cost: float | None
+    """None where it is not finite: JSON has no such number."""
+    evals: dict[str, float]
+
+
+class PassDone(_Message, frozen=True):
+    """Trainer: I have the parameters that end this pass. Counts are per shard."""
+
+    trainer: int
+    pass_id: int
+    round: int
+    read: dict[int, int]
+    trained: dict[int, int]
+    test: Sum | None = None
+    wire_error: float = 0.0
+    spent: dict[str, float] = {}
+    """Seconds since the pass before, by what was done."""
+
+
+class PassClosed(_Message, frozen=True):
+    """Coordinator: everybody has ended this pass, and this is what it came to (means, not sums)."""
+
+    pass_id: int
+    round: int
+    samples: int
+    samples_so_far: int
+    seconds: float
+    cost: float
+    evals: dict[str, float]
+    test_samples: int = 0
+    test_cost: float | None = None
+    test_evals: dict[str, float] = {}
+    staleness: dict[str, int] = {}
+    """Updates by how many batches their shard was ahead of the slowest; empty in sync and local mode."""
+    wire_error: float = 0.0
+    """How much of a gradient the wire's coding changed or held back so far at most, as a share of its norm."""
+    spent: dict[str, float] = {}
+    """Where trainer 0's time went, which also tests and saves for all: seconds since the pass before."""
+
+
+class Saved(_Message, frozen=True):
+    """Trainer 0: the pass's model is on disk."""
+
+    trainer: int
+    pass_id: int
+
+
+class Counted(_Message, frozen=True):
+    """Coordinator to trainer 0: the pass is in the ledger, the next one may begin."""
+
+    pass_id: int
+
+
+class Failed(_Message, frozen=True):
+    """Trainer: I cannot go on."""
+
+    trainer: int
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+class LinkLost(_Message, frozen=True):
+    """Trainer: a connection to a lane broke in this view, and I wait for the next one."""
+
+    trainer: int
+    view: int
+    what: str
+
+
+class Alive(_Message, frozen=True):
+    """Trainer or pserver, every second: I am still here, however long my work takes."""
+
+
+class Stop(_Message, frozen=True):
+    """Coordinator: leave now; `how` says whether that is good news."""
+
+    reason: str
+    how: Ending
+
+
+class SetUp(_Message, frozen=True):
+    """Coordinator to pserver: keep this part."""
+
+    setup: Setup
+
+
+class Here(_Message, frozen=True):
+    """Pserver that nobody leads, every few seconds: this is where I listen; a later incarnation's word counts."""
+
+    pserver: int
+    address: Address
+    incarnation: int
+
+
+class ChangeView(_Message, frozen=True):
+    """Coordinator to pserver: go on in this view with what you keep, if it is of this history."""
+
+    view: int
+    history: int
+
+
+class Ready(_Message, frozen=True):
+    """Pserver: done, I am in this view."""
+
+    pserver: int
+    view: int
+    incarnation: int = 0
+
+
+class CutPart(_Message, frozen=True):
+    """Pserver: my part of a cut is on disk, or with an empty hash: it could not be written."""
+
+    pserver: int
+    history: int
+    """The view in which the pservers were last set up."""
+    round: int
+    pass_id: int
+    batch: int
+    samples: int
+    ends_pass: bool
+    file: str = ""
+    sha256: str = ""
+    nbytes: int = 0
+    is_delta: bool = False
+    """It holds of some tables only what has changed since an earlier cut that counts."""
+    failure: str = ""
+    """Why it could not be written."""
+
+
+class Committed(_Message, frozen=True):
+    """Coordinator to pserver: the cut at this round counts, so that a later one may build on it."""
+
+    history: int
+    round: int
+    chain: int = 0
+    """How many others it builds on."""
+
+
+class CutSoon(_Message, frozen=True):
+    """Coordinator to pserver: somebody waits for a snapshot, so make a cut as soon as there can be one."""
+
+
+class SaveSoon(_Message, frozen=True):
+    """Anyone: have a snapshot made as soon as there can be one, as I am about to leave; answered with the status."""
+
+
+class GetStatus(_Message, frozen=True):
+    """Anyone: how is the job?"""
+
+
+class Cancel(_Message, frozen=True):
+    """Anyone: stop the job cleanly."""
+
+
+class Status(_Message, frozen=True):
+    """Coordinator: the job right now, as a JSON object."""
+
+    status: dict[str, object]
+
+
+Message = (
+    Join
+    | Begin
+    | Progress
+    | PassDone
+    | PassClosed
+    | Saved
+    | Counted
+    | Failed
+    | LinkLost
+    | Alive
+    | Stop
+    | SetUp
+    | Here
+    | ChangeView
+    | Ready
+    | CutPart
+    | Committed
+    | CutSoon
+    | SaveSoon
+    | GetStatus
+    | Cancel
+    | Status
+)
+_decoder = msgspec.json.Decoder(Message)
+
+
+def send(sock: socket.socket, message: Message) -> None:
+    """Send a control message."""
+    body = msgspec.json.encode(message)
+    frame_io.send(sock, Head(Kind.CONTROL, nbytes=len(body)), body)
+
+
+class Line:
+    """A control connection on which several threads have something to say."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Send a control message."""
+        with self._lock:
+            send(self.sock, message)
+
+    def beat(self, every_s: float) -> None:
+        """Say every so often that we are alive, until the connection has gone."""
+        threading.Thread(target=self._beat, args=(every_s,), name="alive", daemon=True).start()
+
+    def _beat(self, every_s: float) -> None:
+        with contextlib.suppress(NetworkError):
+            while True:
+                time.sleep(every_s)
+                self.send(Alive())
+
+    def close(self) -> None:
+        """Hang up; a thread that waits for a message gets a NetworkError."""
+        with contextlib.suppress(OSError):  # it is down already
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+
+def receive(sock: socket.socket, head: Head) -> Message:
+    """Read the message that follows a CONTROL head."""
+    try:
+        message: Message = _decoder.decode(frame_io.receive_bytes(sock, head.nbytes))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise FrameError(f"a control message that makes no sense: {e}", fix="run the same bireme on every node") from e
+    return message
+
+
+def expect(sock: socket.socket) -> Message:
+    """Wait for a control message; a refusal or a closed connection becomes an error."""
+    return receive(sock, frame_io.expect(sock, Kind.CONTROL))

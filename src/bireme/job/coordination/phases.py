@@ -1,0 +1,42 @@
+"""The phases of a job and every way from one to another: a table that the coordinator follows and the docs draw."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from bireme.job.coordination.messages import Ending
+
+Phase = Literal["gathering", "setting-up", "training"] | Ending
+Reason = Literal[
+    "everybody is there",
+    "all pservers are ready",
+    "somebody was lost",
+    "the last model is saved",
+    "it cannot go on",
+    "somebody asked to stop",
+]
+ENDED: tuple[Ending, ...] = get_args(Ending)
+LIVE: tuple[Phase, ...] = ("gathering", "setting-up", "training")
+ENDINGS: dict[Ending, Reason] = {
+    "finished": "the last model is saved",
+    "failed": "it cannot go on",
+    "cancelled": "somebody asked to stop",
+}
+TRANSITIONS: dict[tuple[Phase, Reason], Phase] = {
+    ("gathering", "everybody is there"): "setting-up",
+    ("setting-up", "all pservers are ready"): "training",
+    ("setting-up", "somebody was lost"): "gathering",
+    ("training", "somebody was lost"): "gathering",
+    **{(phase, why): ending for phase in LIVE for ending, why in ENDINGS.items()},
+}
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", "    [*] --> gathering"]
+    lines += [f"    {_name(phase)} --> {_name(after)}: {why}" for (phase, why), after in TRANSITIONS.items()]
+    return "\n".join([*lines, *(f"    {ending} --> [*]" for ending in ENDED)])
+
+
+def _name(phase: Phase) -> str:
+    return phase.replace("-", "_")

@@ -1,0 +1,22 @@
+"""Asking a job's coordinator: one connection, one message, and the status that it answers with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bireme.job.coordination import messages as m
+from bireme.ps.client.push_pull import connect
+
+ASK_TIMEOUT_S = 2.0
+
+
+def ask(address: m.Address, message: m.Message) -> dict[str, Any]:
+    """Send the coordinator one message and return the status it answers with."""
+    sock = connect(address.host, address.ports[0], timeout_s=0.0, what="the coordinator")
+    with sock:
+        sock.settimeout(ASK_TIMEOUT_S)
+        m.send(sock, message)
+        reply = m.expect(sock)
+    if not isinstance(reply, m.Status):
+        raise AssertionError(f"expected Status, got {type(reply).__name__}: this is a bug")
+    return reply.status

@@ -1,0 +1,347 @@
+"""The shell around the coordinator: connections, files and threads for coordinator.py.
+
+It lives inside pserver 0 and is reached through that pserver's first port. Each call into the
+machine and the effects it returns are carried out under one lock, so what members are told has
+one order. Snapshots are committed and looked for by one thread, one after the other: when a cut is chosen to go
+on from, none is half-way to being committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bireme.core import faults
+from bireme.core.errors import (
+    BiremeError,
+    DataError,
+    NetworkError,
+    ProcessError,
+    RefusedError,
+    StaleError,
+    StorageError,
+)
+from bireme.core.files import write_atomic
+from bireme.job.coordination import messages as m
+from bireme.job.coordination.coordinator import Coordinator
+from bireme.job.coordination.effects import (
+    Base,
+    Commit,
+    Conclude,
+    Effect,
+    HangUp,
+    Leave,
+    Load,
+    Reach,
+    RefuseJoin,
+    Send,
+    Write,
+)
+from bireme.job.coordination.phases import ENDED
+from bireme.job.coordination.status import status_of
+from bireme.job.node import incarnations
+from bireme.job.node.discovery import Discovery
+from bireme.job.node.failure_reports import STATUS_FILE
+from bireme.job.output import journal, snapshots
+from bireme.ps.client.push_pull import connect
+from bireme.ps.lanes.rounds import PassTotals
+from bireme.ps.lanes.slow_trainers import Awaited
+from bireme.ps.wire import frame_io
+
+log = logging.getLogger(__name__)
+TICK_S = 0.1
+REACH_S = 1.0
+
+
+class Coordinating:
+    """One coordinator with its connections."""
+
+    def __init__(
+        self,
+        trainers: int,
+        on_leave: Callable[[str], None],
+        discovery: Discovery | None = None,
+        incarnation: int = 1,
+        awaited: Callable[[], Awaited | None] = lambda: None,
+    ) -> None:
+        """Lead a job of so many trainers; `awaited` says what the first lane waits for."""
+        self._awaited = awaited
+        self._machine = Coordinator(trainers, incarnation)
+        self._on_leave = on_leave
+        self._discovery = discovery
+        self._lock = threading.RLock()
+        self._connections: dict[int, socket.socket] = {}
+        self._pserver_links: set[socket.socket] = set()
+        self._disk_work: queue.SimpleQueue[Load | Commit | None] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._has_warned = False
+        self._is_metrics_lost = False
+        self.failure: BiremeError | None = None
+        """What went wrong here, as opposed to in a member, who tells by itself."""
+        self._start("tick", self._tick)
+        self._start("commits", self._work_on_disk)
+
+    def _start(self, name: str, work: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=self._guarded, args=(work, *args), name=name, daemon=True).start()
+
+    def _guarded(self, work: Callable[..., None], *args: object) -> None:
+        """Do a thread's work. Nobody sees a thread die, and everybody would wait for what it was to do."""
+        try:
+            work(*args)
+        except Exception as e:
+            log.exception("the coordinator cannot go on")
+            kind, why = (StorageError, "") if isinstance(e, OSError) else (ProcessError, "this is a bug")
+            self._fail(kind(f"{type(e).__name__} in the coordinator: {e}", why=why, fix="see node 0's server.log"))
+
+    def stop(self) -> None:
+        """End the threads that work here by themselves."""
+        self._over.set()
+        self._disk_work.put(None)
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK_S):
+            with self._lock:
+                self._do(self._machine.tick(time.monotonic()))
+
+    def handle(self, sock: socket.socket, message: m.Message) -> None:
+        """Act on a message from a trainer, a pserver or a visitor."""
+        now, machine = time.monotonic(), self._machine
+        # Asked before our lock is taken: lanes call us while they hold theirs.
+        late = self._awaited() if isinstance(message, m.GetStatus | m.Cancel | m.SaveSoon) else None
+        status = None
+        with self._lock:
+            match message:
+                case m.Join():
+                    self._connections[id(sock)] = sock
+                    self._do(machine.joined(id(sock), message, now))
+                case m.CutPart() if sock not in self._pserver_links:
+                    log.warning("a part of a cut from somebody who is no pserver of ours")
+                case m.Cancel() | m.GetStatus() | m.SaveSoon():
+                    if isinstance(message, m.Cancel):
+                        self._do(machine.cancelled())
+                    elif isinstance(message, m.SaveSoon):
+                        self._do(machine.snapshot_wanted(now))
+                    status = status_of(machine, now, late)
+                case _:
+                    self._do(machine.told(id(sock), message, now))
+        if status is not None:  # a visitor that does not read must not hold up the job
+            m.send(sock, m.Status(status=status))
+
+    def lost(self, sock: socket.socket) -> None:
+        """A connection has closed."""
+        with self._lock:
+            if self._connections.pop(id(sock), None) is not None:
+                self._do(self._machine.lost(id(sock), time.monotonic()))
+
+    def lane_passed(self, history: int, totals: PassTotals) -> None:
+        """The first lane has closed a pass. Called on a lane's thread: must not wait for one."""
+        with self._lock:
+            self._do(self._machine.lane_passed(history, totals, time.monotonic()))
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._send(effect)
+                case RefuseJoin():
+                    self._refuse(effect)
+                case HangUp():
+                    self._hang_up(effect.to)
+                case Reach():
+                    self._start("reach", self._reach, effect)
+                case Load() | Commit():
+                    self._disk_work.put(effect)
+                case Write():
+                    self._write(effect)
+                case Conclude():
+                    self._conclude(effect)
+                case Leave():
+                    log.info("leaving: %s", effect.reason)
+                    self._on_leave(effect.reason)
+
+    def _send(self, effect: Send) -> None:
+        sock = self._connections.get(effect.to)
+        if sock is None:
+            return
+        if isinstance(effect.message, m.Begin):
+            log.info("view %x", effect.message.view)
+        try:
+            m.send(sock, effect.message)
+        except NetworkError as e:
+            log.warning("cannot reach a member: %s", e.what)  # its connection's thread will tell us it is lost
+
+    def _refuse(self, effect: RefuseJoin) -> None:
+        log.warning("refused to let a trainer join: %s", effect.reason)
+        refused = self._connections.pop(effect.to)
+        frame_io.refuse(refused, RefusedError(effect.reason, fix=effect.fix))
+        with contextlib.suppress(OSError):
+            refused.shutdown(socket.SHUT_WR)
+
+    def _hang_up(self, connection: int) -> None:
+        sock = self._connections.pop(connection, None)
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _reach(self, effect: Reach) -> None:
+        rank, address = effect.pserver, effect.address
+        try:
+            if self._discovery is not None:
+                address = self._discovery.look_up(rank)
+            if address is None:
+                raise NetworkError(self._discovery.why_missing(rank) if self._discovery else "nobody says where it is")
+            sock = connect(address.host, address.ports[0], timeout_s=REACH_S, what=f"pserver {rank}")
+        except BiremeError as e:
+            with self._lock:
+                self._do(self._machine.pserver_out_of_reach(rank, e.what))
+            return
+        with self._lock:
+            self._connections[id(sock)] = sock
+            self._pserver_links.add(sock)
+            self._do(self._machine.pserver_reached(rank, id(sock), address, time.monotonic()))
+        self._listen(rank, sock)
+
+    def _listen(self, rank: int, sock: socket.socket) -> None:
+        """Take what a pserver tells, until it has gone."""
+        try:
+            while True:
+                self.handle(sock, m.expect(sock))
+        except StaleError as e:
+            log.warning("pserver %d: %s", rank, e.what)
+            with self._lock:
+                self._do(self._machine.superseded())
+        except RefusedError as e:
+            self._fail(e)
+        except BiremeError as e:
+            log.info("pserver %d: %s", rank, e.what)
+        with self._lock:
+            self._pserver_links.discard(sock)
+        self.lost(sock)
+        sock.close()
+
+    def _work_on_disk(self) -> None:
+        while (work := self._disk_work.get()) is not None:
+            if isinstance(work, Load):
+                self._load(work)
+            else:
+                self._commit(work)
+
+    def _load(self, effect: Load) -> None:
+        facts = self._machine.facts
+        if facts is None:
+            return  # everybody whose word counted has gone meanwhile
+        try:
+            base = self._find_base(facts, effect)
+        except BiremeError as e:
+            self._fail(e)
+            return
+        with self._lock:
+            self._do(self._machine.loaded(effect.view, base, time.monotonic()))
+
+    def _find_base(self, facts: m.Facts, effect: Load) -> Base:
+        """The newest good snapshot; none is no fault where this run has not made one yet."""
+        faults.at("snapshot.load")
+        output = Path(facts.output) if facts.output else None
+        place = Path(facts.snapshots.path) if facts.snapshots.path else None
+        with self._lock:  # whoever still tells us something must not write meanwhile
+            past = journal.mend(output, facts.shards, facts.since) if output is not None else journal.Past()
+        base, problems = snapshots.find_base(past, place, facts, effect)
+        for problem in problems:
+            log.warning("snapshot %s cannot be used: %s", problem.name, problem.what)
+        at = base.manifest
+        if at is not None:
+            log.info("going on from round %d, batch %d of pass %d", at.round, at.batch, at.pass_id)
+        return base
+
+    def _commit(self, effect: Commit) -> None:
+        facts = self._machine.facts
+        assert facts is not None
+        place = Path(facts.snapshots.path)
+        manifest = msgspec.structs.replace(effect.manifest, created=time.time())
+        failure = ""
+        try:
+            snapshots.commit(place, manifest)
+            log.info("snapshot of round %d", manifest.round)
+        except BiremeError as e:
+            log.error("the snapshot of round %d: %s", manifest.round, e)
+            failure = e.what
+        with self._lock:
+            self._do(self._machine.cut_settled(manifest, time.monotonic(), failure=failure))
+        if not failure:  # nobody waits for old ones to go
+            self._forget_old(place, facts.snapshots.keep)
+
+    def _forget_old(self, place: Path, count: int) -> None:
+        try:
+            snapshots.keep(place, count)
+        except BiremeError as e:
+            log.error("old snapshots stay: %s", e)
+
+    def _write(self, effect: Write) -> None:
+        facts = self._machine.facts
+        if facts is None or not facts.output:
+            return
+        path = Path(facts.output) / effect.file
+        if not path.parent.is_dir():
+            # Started by hand without a shared volume: the models are on trainer 0's machine, the books nowhere.
+            if not self._has_warned:
+                log.warning("%s is not on this machine: metrics and ledger are not written", path.parent)
+            self._has_warned = True
+            return
+        if effect.file == journal.LEDGER and self._is_superseded(path.parent):
+            # What was said to us before we were replaced, others have written by now.
+            self._do(self._machine.superseded())
+            return
+        faults.at(f"write.{path.stem}")
+        stamp = {"unix": round(time.time(), 3)} if effect.file == journal.METRICS else {}
+        try:
+            journal.append(path, [{**line, **stamp} for line in effect.lines])
+            self._is_metrics_lost = self._is_metrics_lost and effect.file != journal.METRICS
+        except StorageError as e:
+            if effect.file == journal.LEDGER:
+                self.failure = self.failure or e  # also when the job ends with this very line
+                self._fail(e)
+            elif not self._is_metrics_lost:
+                self._is_metrics_lost = True
+                log.error("training goes on, curves will have a gap: %s", e)
+
+    def _fail(self, error: BiremeError) -> None:
+        with self._lock:
+            if self._machine.phase not in ENDED:  # after the end, nothing that somebody says is a failure
+                self.failure = self.failure or error
+            self._do(self._machine.failed(error.what))
+
+    def _conclude(self, effect: Conclude) -> None:
+        # First of all: whoever hears of the end may have this process ended before it leaves by itself.
+        reason = self._machine.reason
+        if effect.own_fault == "data":
+            self.failure = self.failure or DataError(reason, fix="look into the shards' train.list")
+        elif effect.own_fault == "storage":
+            why = "where updates come one by one, a pass that is computed again comes out differently"
+            self.failure = self.failure or StorageError(reason, why=why, fix="free some space; all that is saved stays")
+        elif effect.own_fault == "process":
+            self.failure = self.failure or ProcessError(reason, fix="look into the logs in node_*/")
+        facts = self._machine.facts
+        if facts is None or not Path(facts.output).is_dir():
+            return
+        if self._is_superseded(Path(facts.output)):
+            return
+        status = status_of(self._machine, time.monotonic())
+        try:
+            write_atomic(Path(facts.output) / STATUS_FILE, msgspec.json.encode(status))
+        except StorageError as e:
+            log.error("the last status is lost: %s", e)
+
+    def _is_superseded(self, output: Path) -> bool:
+        """Whether pserver 0 has begun another life, in which another coordinator speaks for the job."""
+        is_so = incarnations.newest_of(output, "pserver 0") > self._machine.incarnation
+        if is_so:
+            log.warning("another coordinator speaks for the job")
+        return is_so

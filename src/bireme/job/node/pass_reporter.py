@@ -1,0 +1,192 @@
+"""What a trainer tells: lines in train.log for people's scripts, reports to the coordinator, models to the disk.
+
+The lines keep the original's shape:
+
+     Batch=50 samples=6400 AvgCost=0.61 CurrentCost=0.58 Eval: …=0.3  CurrentEval: …=0.28
+     Pass=0 Batch=63 samples=8000 AvgCost=0.55 Eval: …=0.26
+     Test samples=2400 cost=0.41 Eval: …=0.19
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core import faults
+from bireme.core.errors import NetworkError
+from bireme.core.files import storage_errors, sync_directory
+from bireme.job.coordination import messages as m
+from bireme.job.output.model import Array, pass_name, save_model, table_arrays
+from bireme.ps.client.push_pull import Position
+from bireme.ps.lanes.slow_trainers import Slowest
+from bireme.ps.plan import Layout
+from bireme.spec.model import Parameter
+from bireme.train.loop import PassResult, Tables
+from bireme.train.worker import Running
+
+log = logging.getLogger(__name__)
+REPORT_EVERY_S = 0.2
+Word = TypeVar("Word", m.PassClosed, m.Counted)
+
+
+def evals_text(totals: Running) -> str:
+    """Evaluators as `name=mean`, six significant digits as the original prints them."""
+    return "  ".join(f"{name}={value / max(totals.samples, 1):g}" for name, value in totals.evals.items())
+
+
+def difference(now: Running, before: Running) -> Running:
+    """What was added since."""
+    evals = {name: value - before.evals.get(name, 0.0) for name, value in now.evals.items()}
+    return Running(now.samples - before.samples, now.cost - before.cost, evals)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """What saving a model needs: the parameters, the output directory and the config to copy."""
+
+    layout: Layout
+    tables: tuple[Parameter, ...]
+    seed: int
+    output: Path | None
+    config: Path
+    is_exact: bool = True
+    """Whether the same pass always ends with the same values."""
+    incarnation: int = 1
+    """The trainer's: one that it was replaced by, or has replaced, may be writing the same model."""
+
+
+def _finite(totals: Running) -> m.Sum:
+    cost = totals.cost if math.isfinite(totals.cost) else None
+    return m.Sum(samples=totals.samples, cost=cost, evals=totals.evals)
+
+
+class Teller:
+    """The loop's listener in a trainer process."""
+
+    def __init__(
+        self,
+        control: m.Line,
+        me: tuple[int, int, int],
+        log_period: int,
+        place: ModelPlace,
+        slowest_pserver: Callable[[], Slowest | None] = lambda: None,
+    ) -> None:
+        """Speak for a trainer in a view, in which models are on disk up to a pass."""
+        self._control = control
+        self._trainer, self._view, self._saved = me
+        self._log_period = log_period
+        self._place = place
+        self._slowest_pserver = slowest_pserver
+        self.closed: queue.Queue[m.PassClosed | m.Counted | None] = queue.Queue()
+        """What the coordinator says about passes, put here by the thread that listens to it."""
+        self._logged = Running()
+        self._told = (time.monotonic(), 0)
+        self._pushed = 0
+        """Rounds in this view: all but the last of them are closed."""
+
+    def round_done(self, at: Position, batches: int, totals: Running) -> None:
+        """Log every log_period rounds, report a few times a second."""
+        number = at.batch + 1
+        self._pushed += 1
+        if number == 1:
+            self._logged = Running()
+            self._told = (self._told[0], 0)
+        if number % self._log_period == 0:
+            current = difference(totals, self._logged)
+            log.info(
+                " Batch=%d samples=%d AvgCost=%g CurrentCost=%g Eval: %s  CurrentEval: %s",
+                number, totals.samples, totals.cost / max(totals.samples, 1), current.cost / max(current.samples, 1),
+                evals_text(totals), evals_text(current),
+            )  # fmt: skip
+            self._logged = replace(totals, evals=dict(totals.evals))
+        is_first = self._pushed == 2
+        if number == batches or is_first or time.monotonic() - self._told[0] >= REPORT_EVERY_S:
+            self._report(at, batches, totals)
+
+    def _report(self, at: Position, batches: int, totals: Running) -> None:
+        now = time.monotonic()
+        then, samples = self._told
+        self._told = (now, totals.samples)
+        self._control.send(
+            m.Progress(
+                trainer=self._trainer, pass_id=at.pass_id, batch=at.batch + 1, batches=batches,
+                samples=totals.samples, cost=totals.cost, evals=tuple(totals.evals.values()),
+                rate=(totals.samples - samples) / max(now - then, 1e-6), view=self._view, round=at.round,
+                closed=self._pushed - 1, slowest_pserver=self._slowest_pserver(),
+            )
+        )  # fmt: skip
+
+    def pass_done(self, result: PassResult, values: NDArray[np.float32], tables: Tables) -> None:
+        """Log and report the end of a pass; trainer 0 saves the model before anybody can go on."""
+        totals = result.totals
+        log.info(
+            " Pass=%d Batch=%d samples=%d AvgCost=%g Eval: %s", result.pass_id, result.batches, totals.samples,
+            totals.cost / max(totals.samples, 1), evals_text(totals),
+        )  # fmt: skip
+        if result.test is not None:
+            n = max(result.test.samples, 1)
+            log.info(
+                " Test samples=%d cost=%g Eval: %s",
+                result.test.samples,
+                result.test.cost / n,
+                evals_text(result.test),
+            )
+        if result.pass_id <= self._saved:
+            return  # it was saved before everything was taken back to a cut within it
+        self._control.send(self._pass_message(result))
+        if self._trainer == 0:
+            self._save(result.pass_id, values, tables)
+
+    def _pass_message(self, result: PassResult) -> m.PassDone:
+        test = result.test
+        return m.PassDone(
+            trainer=self._trainer,
+            pass_id=result.pass_id,
+            round=result.round,
+            read={shard: counts.read for shard, counts in result.ledger.items()},
+            trained={shard: counts.trained for shard, counts in result.ledger.items()},
+            test=_finite(test) if test else None,
+            wire_error=result.wire_error,
+            spent=dict(result.spent),
+        )
+
+    def _save(self, pass_id: int, values: NDArray[np.float32], tables: Tables) -> None:
+        closed = self._await(m.PassClosed, pass_id)
+        output = self._place.output
+        if output is not None:
+            self._write(output / pass_name(pass_id), closed, values, tables)
+        faults.at("model.saved")
+        self._control.send(m.Saved(trainer=self._trainer, pass_id=pass_id))
+        # Were that word lost after the next pass has begun, nobody could say any more what this one ended with.
+        self._await(m.Counted, pass_id)
+
+    def _write(self, target: Path, closed: m.PassClosed, values: NDArray[np.float32], tables: Tables) -> None:
+        place = self._place
+        if not place.is_exact and (target / "done").is_file():
+            # It was saved, and everything was taken back before it counted: that one is as good as ours.
+            with storage_errors(str(target)):
+                sync_directory(target.parent)
+            return
+        log.info("Saving parameters to %s", target)
+        arrays: dict[str, Array] = dict(place.layout.views(values))
+        for parameter, block in zip(place.tables, tables(), strict=True):
+            arrays |= table_arrays(parameter, place.seed, block)
+        metrics: Mapping[str, object] = msgspec.to_builtins(closed)
+        save_model(target, arrays, place.config, metrics, incarnation=place.incarnation)
+
+    def _await(self, kind: type[Word], pass_id: int) -> Word:
+        """Wait for a word of this kind about a pass."""
+        while (word := self.closed.get()) is not None:
+            if isinstance(word, kind) and word.pass_id == pass_id:
+                return word
+        raise NetworkError("the view ended at the end of a pass")

@@ -1,0 +1,231 @@
+"""Looking after child processes: decide first, then act.
+
+`Lives` decides, from how a child ended and how often it has, whether it is started again and when; `Family` starts,
+watches and ends children for real. A child that was killed, or left though the job is not over, comes back. One
+that left with an error would do so again: its error is the job's. So would one that has died again and again without
+the job getting any further, however long each of its lives was.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bireme.core.files import storage_errors
+from bireme.job.node.headway import NOWHERE, Reached
+from bireme.job.node.log_budget import rotate
+from bireme.job.node.marks import take_mark
+from bireme.spec.load import child_environment
+from bireme.spec.model import Logs, Restarts
+
+GRACE_S = 5.0
+LINGER_S = 10.0
+"""How long whoever is still there after the end of the job may take to leave."""
+SHORT_S = 2.0
+"""Whoever lives no longer than this is given more and more time before the next life."""
+MAX_DELAY_S = 5.0
+LOGS_EVERY_S = 1.0
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def is_error(code: int) -> bool:
+    """Whether a process says by itself that it cannot go on; shells report signals as codes above 128."""
+    return 0 < code <= 128
+
+
+@dataclass(slots=True)
+class Lives:
+    """One child's lives so far. No clock, no process."""
+
+    rule: Restarts
+    born_s: float = 0.0
+    ended_s: list[float] = field(default_factory=list)
+    reached: Reached = NOWHERE
+    """Where the job was when the child last died."""
+    in_vain: int = 0
+    """Deaths since the job last got further."""
+    _short: int = 0
+
+    def again_s(self, now_s: float, reached: Reached = NOWHERE) -> float | None:
+        """The child has died when the job was so far: when to start it again; None if it has died too often."""
+        self._short = self._short + 1 if now_s - self.born_s < SHORT_S else 0
+        self.ended_s = [t for t in self.ended_s if now_s - t < self.rule.within_s] + [now_s]
+        self.in_vain = 1 if reached.is_past(self.reached) else self.in_vain + 1
+        self.reached = reached
+        if self.is_too_often or self.in_vain > self.rule.limit:
+            return None
+        return now_s + (min(0.1 * 2**self._short, MAX_DELAY_S) if self._short else 0.0)
+
+    @property
+    def is_too_often(self) -> bool:
+        """Whether the last deaths came too soon one after the other, be there headway or not."""
+        return len(self.ended_s) > self.rule.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What to start: a name for people, its command line and where its output goes."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    mark: Path | None = None
+    """What it leaves while it takes part in the job, where somebody wants to know."""
+
+
+class Family:
+    """Started children; a context manager that leaves none behind."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Family:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(GRACE_S)
+
+    def start(self, child: Child) -> int:
+        """Start a child in a session of its own, so that a terminal's Ctrl-C does not reach it; returns its pid."""
+        with storage_errors(str(child.log)):
+            child.log.parent.mkdir(parents=True, exist_ok=True)
+            out = child.log.open("ab")
+        with out:
+            process = subprocess.Popen(
+                child.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env=child_environment(),
+            )
+        self._running[child.name] = process
+        return process.pid
+
+    def codes(self) -> dict[str, int | None]:
+        """Exit codes by name; None while a child runs."""
+        return {name: process.poll() for name, process in self._running.items()}
+
+    def end(self, grace_s: float) -> None:
+        """Ask all to leave, wait a little, then make them."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        for process in self._running.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
+        self._signal(signal.SIGKILL)
+        for process in self._running.values():
+            process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._running.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A child that will not come back."""
+
+    name: str
+    code: int
+    deaths: int = 1
+    stuck_at: int | None = None
+    """The round past which the job has not got since the first of these deaths, if that is why; -1 for none yet."""
+
+
+class Keeper:
+    """Keeps children alive until their job is over."""
+
+    def __init__(
+        self,
+        family: Family,
+        children: Sequence[Child],
+        rule: Restarts,
+        logs: Logs,
+        reached: Callable[[], Reached] = lambda: NOWHERE,
+    ) -> None:
+        """Start all children; `reached` says how far their job has got."""
+        self._family = family
+        self._reached = reached
+        self._logs = logs
+        self._look_at_logs_s = 0.0
+        self._children = {child.name: child for child in children}
+        self._lives = {child.name: Lives(rule) for child in children}
+        self._due_s: dict[str, float] = {}
+        self._over_s = math.inf
+        self.started: list[tuple[str, int, str]] = []
+        """Who was started as which process and why, since somebody last looked."""
+        for child in children:
+            self._start(child.name, "")
+
+    def _start(self, name: str, why: str) -> None:
+        self._lives[name].born_s = time.monotonic()
+        take_mark(self._children[name].mark)
+        self.started.append((name, self._family.start(self._children[name]), why))
+
+    def look(self, is_over: Callable[[], bool]) -> Ended | bool:
+        """Start again whoever is due; returns who ended the job, or whether all have left."""
+        self._rotate_logs(time.monotonic())
+        codes = self._family.codes()
+        gone = {name: code for name, code in codes.items() if code is not None}
+        for name, code in gone.items():
+            take_mark(self._children[name].mark)
+            if is_error(code):
+                return Ended(name, code)
+        if is_over():
+            return len(gone) == len(codes) or self._has_lingered(time.monotonic())
+        for name, code in gone.items():
+            if not self._revive(name, code, time.monotonic()):
+                return self._last(name, code)
+        return False
+
+    def _last(self, name: str, code: int) -> Ended:
+        """Who has died too often, and in which way."""
+        lives = self._lives[name]
+        if lives.is_too_often:
+            return Ended(name, code, len(lives.ended_s))
+        return Ended(name, code, lives.in_vain, lives.reached.highest)
+
+    def _has_lingered(self, now_s: float) -> bool:
+        """End those who have not heard that the job is over, as they were being started or cut off just then."""
+        self._over_s = min(self._over_s, now_s)
+        if now_s - self._over_s < LINGER_S:
+            return False
+        self._family.end(GRACE_S)
+        return True
+
+    def _rotate_logs(self, now_s: float) -> None:
+        if now_s < self._look_at_logs_s:
+            return
+        self._look_at_logs_s = now_s + LOGS_EVERY_S
+        for child in self._children.values():
+            rotate(child.log, self._logs)
+
+    def _revive(self, name: str, code: int, now_s: float) -> bool:
+        """Start a child again once it is due; returns whether there is hope."""
+        if name not in self._due_s:
+            again = self._lives[name].again_s(now_s, self._reached())
+            if again is None:
+                return False
+            self._due_s[name] = again
+        if now_s >= self._due_s[name]:
+            del self._due_s[name]
+            self._start(name, describe_exit(code))
+        return True

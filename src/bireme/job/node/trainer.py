@@ -1,0 +1,390 @@
+"""The trainer process: loads the program, joins the job, runs the loop, and saves models if it is trainer 0.
+
+A second thread listens to the coordinator. When it announces another view or says stop, or is lost, the lanes'
+connections are closed under the loop, which ends there. What follows is in the orders: train in the new view, leave,
+or look for the coordinator's successor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from bireme.core import faults
+from bireme.core.errors import (
+    BiremeError,
+    Cancelled,
+    DataError,
+    NetworkError,
+    ProcessError,
+    RefusedError,
+    SpecError,
+    StaleError,
+)
+from bireme.job.coordination import messages as m
+from bireme.job.node.discovery import Discovery, reach_coordinator
+from bireme.job.node.failure_reports import has_ended, last_status
+from bireme.job.node.marks import put_mark, take_mark
+from bireme.job.node.orders import Orders
+from bireme.job.node.pass_reporter import ModelPlace, Teller
+from bireme.job.output.model import load_into, load_trained
+from bireme.job.preflight import check_lanes, updates_of
+from bireme.programs.config import load_config
+from bireme.programs.program import Program, Role
+from bireme.ps.client.coder import Coder
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Identity, Link, connect, connect_near
+from bireme.ps.client.push_pull_rows import RowLinks
+from bireme.ps.client.slow_pservers import Lagging
+from bireme.ps.plan import aligned_zeros, check_names
+from bireme.ps.setup import is_apart
+from bireme.ps.tree import Span, rows_of, share_out
+from bireme.spec.job import CarrierChoice
+from bireme.spec.model import Snapshots, Updates, Wire
+from bireme.train.local import LocalLoop, LocalRule
+from bireme.train.loop import ApartLoop, Loop
+from bireme.train.reader import ShardReader
+from bireme.train.worker import Worker
+
+log = logging.getLogger(__name__)
+ALIVE_EVERY_S = 1.0
+LANE_S = 5.0
+"""How long a lane may take to accept a connection: it was ready a moment ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """Everything a trainer is told when it starts."""
+
+    name: str
+    trainer: int
+    trainers: int
+    """0: as many as pserver 0 was started for (`--num_gradient_servers`)."""
+    shards: int
+    config: Path
+    config_args: Mapping[str, str]
+    workdirs: Callable[[int], Path]
+    """The working directory that holds a shard's `data/`."""
+    ports_num: int
+    ports_num_for_sparse: int
+    passes: int
+    seed: int
+    output: Path | None
+    cache: Path | None
+    log_period: int = 100
+    connect_timeout_s: float = 60.0
+    start_pass: int = 0
+    init_model: Path | None = None
+    carrier: CarrierChoice = "auto"
+    updates: Updates | None = None
+    """None leaves it to the program."""
+    wire: Wire = field(default_factory=Wire)
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    is_resumed: bool = False
+    accepts_changes: bool = False
+    data: str = ""
+    """Fingerprint of the shards."""
+    since: int = 0
+    incarnation: int = 0
+    """0: started by hand, so that a second one with the same id is a mistake and not a successor."""
+    mark: Path | None = None
+    """What to leave while this trainer has joined the job."""
+    on_program: Callable[[Program], None] | None = None
+    """Told of the program once it is loaded and found good."""
+
+
+class TrainerProcess:
+    """One trainer from start to end."""
+
+    def __init__(self, options: TrainerOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._exchange: Exchange | None = None
+        self._teller: Teller | None = None
+        self._updates = Updates()
+
+    def run(self, discovery: Discovery) -> None:
+        """Train until the coordinator says it is over; a stop on request raises Cancelled."""
+        options = self._options
+        own = self._own_shards()
+        program = load_config(options.config, options.workdirs(own.lo), options.config_args)
+        if not program.parameters:
+            raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
+        # Shard 0's owner tests for everybody: as in the original, every shard carries the same test files.
+        tester = self._open(program, "test", 0) if own.lo == 0 else None
+        self._updates = updates_of(program, options.updates, options.wire)
+        check_lanes(program, options.ports_num_for_sparse)
+        check_names(program.parameters)
+        if options.on_program is not None:
+            options.on_program(program)
+        worker = Worker(program, self._readers(program, own), tester)
+        worker.rehearse(options.start_pass)
+        while True:
+            try:
+                line, orders = self._join(program, discovery)
+            except NetworkError:
+                stop = self._last_word()
+                if stop is None:
+                    raise
+            else:
+                put_mark(options.mark)
+                try:
+                    stop = self._follow(program, worker, line, orders)
+                finally:
+                    take_mark(options.mark)
+                    line.close()
+            if stop is not None:
+                _take_leave(stop)
+                return
+            log.warning("the coordinator went away; looking for the next one")
+
+    def _follow(self, program: Program, worker: Worker, line: m.Line, orders: Orders) -> m.Stop | None:
+        """Train in view after view; returns the order to leave, or None if the coordinator is lost."""
+        view = 0
+        while isinstance(order := orders.await_news(view), m.Begin):
+            view = order.view
+            log.info("view %x", view)
+            try:
+                self._train(program, worker, line, order, orders)
+            except (NetworkError, StaleError) as e:
+                if not orders.is_news(view):
+                    log.warning("waiting for another view: %s", e.what)
+                    self._tell(line, m.LinkLost(trainer=self._options.trainer, view=view, what=e.what))
+            except BiremeError as e:
+                if not orders.is_news(view):
+                    failed = m.Failed(trainer=self._options.trainer, what=e.what, why=e.why, fix=e.fix)
+                    self._tell(line, failed)
+                    raise
+                log.warning("in a view that is over: %s", e.what)
+            finally:
+                self._close()
+        return order
+
+    def _last_word(self) -> m.Stop | None:
+        """How the job has ended without us, as far as the output directory says; by hand it may be an earlier job's."""
+        if not self._options.incarnation or self._options.output is None or not has_ended(self._options.output):
+            return None
+        status = last_status(self._options.output)
+        return m.Stop(reason=status.get("reason", ""), how=status["phase"])
+
+    def _tell(self, line: m.Line, message: m.Message) -> None:
+        try:
+            line.send(message)
+        except NetworkError as e:
+            log.warning("the coordinator is gone too: %s", e.what)
+
+    def _own_shards(self) -> Span:
+        options = self._options
+        if options.trainers == 0:
+            return Span(options.trainer, options.trainer + 1)
+        return share_out(options.shards, options.trainers)[options.trainer]
+
+    def _open(self, program: Program, role: Role, shard: int) -> ShardReader | None:
+        """A reader of one shard, or None where the program defines no such data."""
+        options = self._options
+        source = program.source(role)
+        if source is None:
+            return None
+        return ShardReader(
+            source,
+            options.workdirs(shard),
+            shard,
+            seed=options.seed,
+            batch_size=program.batch_size,
+            cache=options.cache,
+        )
+
+    def _readers(self, program: Program, own: Span) -> list[ShardReader]:
+        """Readers of the shards this trainer owns, their samples packed and ready."""
+        readers = [reader for shard in own.shards if (reader := self._open(program, "train", shard)) is not None]
+        if not readers:
+            raise DataError(f"{program.name} defines no training data", fix="give define_py_data_sources2 a train_list")
+        found = sum(reader.open(self._options.start_pass) for reader in readers)
+        log.info("shards %d to %d: %d samples", own.lo, own.hi - 1, found)
+        return readers
+
+    def _facts(self, program: Program, pservers: int) -> m.Facts:
+        options = self._options
+        return m.Facts(
+            name=options.name,
+            program=program.name,
+            fingerprint=program.fingerprint,
+            parameters=program.parameters,
+            optimizer=program.optimizer,
+            batch_size=program.batch_size,
+            evals=program.evaluators,
+            shards=options.shards,
+            trainers=options.trainers,
+            passes=options.passes,
+            seed=options.seed,
+            pservers=pservers,
+            dense_lanes=options.ports_num,
+            sparse_lanes=options.ports_num_for_sparse,
+            updates=self._updates,
+            wire=options.wire,
+            data=options.data,
+            snapshots=options.snapshots,
+            is_resumed=options.is_resumed,
+            accepts_changes=options.accepts_changes,
+            since=options.since,
+            patience_s=options.connect_timeout_s,
+            output=str(options.output or ""),
+            is_set_by_trainer=options.init_model is not None,
+            start_pass=options.start_pass,
+            start_samples=_samples_before(options.init_model) if options.init_model else 0,
+        )
+
+    def _join(self, program: Program, discovery: Discovery) -> tuple[m.Line, Orders]:
+        """Find the coordinator and say hello."""
+        options = self._options
+        found = discovery.find()
+        join = m.Join(
+            trainer=options.trainer,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            facts=self._facts(program, len(found)),
+            pservers=tuple(address for address in found if address is not None) if all(found) else (),
+            incarnation=options.incarnation,
+        )
+        while True:
+            sock = reach_coordinator(discovery, options.connect_timeout_s, lambda: self._last_word() is not None)
+            line = m.Line(sock)
+            try:
+                line.send(join)
+                break
+            except NetworkError as e:
+                log.warning("pserver 0 has just gone: %s", e.what)
+        line.beat(ALIVE_EVERY_S)
+        orders = Orders(self._close)
+        threading.Thread(target=self._listen, args=(line, orders), name="control", daemon=True).start()
+        return line, orders
+
+    def _train(self, program: Program, worker: Worker, line: m.Line, begin: m.Begin, orders: Orders) -> None:
+        options = self._options
+        if begin.shares[options.trainer] != worker.share:
+            raise AssertionError(f"told to own {begin.shares[options.trainer]}, prepared {worker.share}: this is a bug")
+        is_exact = not self._updates.is_streamed
+        model = ModelPlace(
+            worker.layout, worker.tables, options.seed, options.output, options.config, is_exact, options.incarnation
+        )
+        faults.at("view.begin")
+        exchange = self._open_exchange(worker, begin)
+        me = (options.trainer, begin.view, begin.saved)
+        teller = Teller(line, me, options.log_period, model, lambda: exchange.slowest_pserver)
+        with self._lock:
+            self._exchange, self._teller = exchange, teller
+        if orders.is_news(begin.view):  # whoever said so found nothing to close yet
+            raise NetworkError("something else is to be done by now")
+        log.info("carriers: %s", ", ".join(exchange.carriers))
+        if begin.wants_values and options.init_model is not None and options.trainer == 0:
+            values = aligned_zeros(worker.layout.size)
+            load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
+            tables = [load_trained(options.init_model, table, options.seed) for table in worker.tables]
+            exchange.set(values, tables)
+        self._loop(program, worker, exchange, teller, begin).run(options.start_pass + options.passes, begin.saved)
+
+    def _close(self) -> None:
+        """Hang up on the lanes, and wake whoever waits for the end of a pass."""
+        with self._lock:
+            exchange, teller = self._exchange, self._teller
+            self._exchange = self._teller = None
+        if exchange is not None:
+            exchange.close()
+        if teller is not None:
+            teller.closed.put(None)
+
+    def _loop(self, program: Program, worker: Worker, exchange: Exchange, teller: Teller, begin: m.Begin) -> Loop:
+        worker.forget()
+        if self._updates.mode == "local":
+            how = LocalRule(
+                self._updates,
+                program.optimizer,
+                begin.shares[-1].hi,
+                self._options.start_pass,
+                begin.start_samples,
+            )
+            return LocalLoop(worker, exchange, teller, how)
+        kind = ApartLoop if self._updates.is_streamed else Loop
+        return kind(worker, exchange, teller)
+
+    def _open_exchange(self, worker: Worker, begin: m.Begin) -> Exchange:
+        options, pservers = self._options, begin.pservers
+        dense = self._connect_all(pservers, range(options.ports_num))
+        faults.on_cut(lambda peer: _cut(dense, int(peer.partition(":")[2]), options.ports_num))
+        parts = worker.layout.slices(len(dense))
+        links = [Link(sock, parts[i], i // options.ports_num) for i, sock in enumerate(dense)]
+        is_exact = options.wire.is_exact and not self._updates.is_streamed
+        is_shared = is_exact and options.carrier == "auto" and any(link.carrier == "unix" for link in links)
+        spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, options.wire))
+        memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
+        lagging = Lagging(len(pservers), worker.share.lo)
+        rows = self._open_rows(worker, pservers, lagging) if worker.tables else None
+        coder = None if options.wire.is_exact else Coder(options.wire, worker.layout)
+        me = Identity(begin.job, begin.view, options.incarnation)
+        return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, lagging)
+
+    def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], lagging: Lagging) -> RowLinks:
+        options = self._options
+        lanes = range(options.ports_num, options.ports_num + options.ports_num_for_sparse)
+        found = self._connect_all(pservers, lanes)
+        return RowLinks(found, worker.tables, [i // len(lanes) for i in range(len(found))], lagging)
+
+    def _connect_all(self, pservers: tuple[m.Address, ...], lanes: range) -> list[socket.socket]:
+        return [self._connect(pservers, rank, lane) for rank in range(len(pservers)) for lane in lanes]
+
+    def _connect(self, pservers: tuple[m.Address, ...], rank: int, lane: int) -> socket.socket:
+        options = self._options
+        host, port = pservers[rank].host, pservers[rank].ports[lane]
+        near = connect_near(host, port) if options.carrier != "tcp" else None
+        what = f"pserver {rank}, lane {lane}"
+        return near or connect(host, port, timeout_s=LANE_S, what=what)
+
+    def _listen(self, line: m.Line, orders: Orders) -> None:
+        try:
+            while True:
+                message = m.expect(line.sock)
+                if isinstance(message, m.Begin | m.Stop):
+                    orders.say(message)
+                elif isinstance(message, m.PassClosed | m.Counted):
+                    with self._lock:
+                        teller = self._teller
+                    if teller is not None:
+                        teller.closed.put(message)
+        except RefusedError as e:
+            orders.refuse(e)
+        except BiremeError as e:
+            log.debug("control connection ended: %s", e.what)
+            orders.say(None)
+
+
+def _cut(connections: list[socket.socket], pserver: int, lanes: int) -> None:
+    """Lose the connections to a pserver's lanes, as a network would."""
+    for sock in connections[pserver * lanes : (pserver + 1) * lanes]:
+        with contextlib.suppress(OSError):  # it is down already
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def _take_leave(stop: m.Stop) -> None:
+    """Leave as the coordinator said: well, on request, or because of somebody else."""
+    if stop.how == "failed":
+        raise ProcessError(f"stopped because the job failed: {stop.reason}")
+    if stop.how == "cancelled":
+        raise Cancelled(stop.reason)
+
+
+def _samples_before(model: Path) -> int:
+    """How many samples a saved model has seen, where it says so: schedules count on from there."""
+    try:
+        told = msgspec.json.decode((model / "metrics.json").read_bytes(), type=dict[str, object])
+    except (OSError, msgspec.MsgspecError):
+        return 0
+    samples = told.get("samples_so_far", 0)
+    return samples if isinstance(samples, int) else 0

@@ -1,0 +1,115 @@
+"""A trainer's options, from a job or from the original's flags."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bireme.core.errors import ModelError, UsageError
+from bireme.job.node import incarnations
+from bireme.job.node.trainer import TrainerOptions
+from bireme.job.output.inputs import has_origin, origin_of, write_origin
+from bireme.job.output.model import pass_name
+from bireme.job.workdir import lay_workdir
+from bireme.programs.program import Program
+from bireme.spec.job import Job
+from bireme.spec.load import places
+
+
+def options_of_job(job: Job, rank: int, scratch: Path, mark: Path | None = None) -> TrainerOptions:
+    """Options of a trainer that a runner or a pod has started, which may keep files of its own in `scratch`."""
+    config = Path(job.config)
+
+    @functools.cache
+    def workdir(shard: int) -> Path:
+        root = scratch / "work" / f"trainer-{rank}" / f"shard-{shard}"
+        return lay_workdir(root, config.parent, Path(job.data) / str(shard) / "data")
+
+    return TrainerOptions(
+        name=job.name,
+        trainer=rank,
+        trainers=job.trainers,
+        shards=job.shards,
+        config=config,
+        config_args=job.config_args,
+        workdirs=workdir,
+        ports_num=job.ports_num,
+        ports_num_for_sparse=job.ports_num_for_sparse,
+        passes=job.passes - job.start_pass,
+        seed=job.seed,
+        output=Path(job.output),
+        cache=places().cache / "packed",
+        log_period=job.log_period,
+        connect_timeout_s=job.connect_timeout_s,
+        start_pass=job.start_pass,
+        init_model=Path(job.init_model) if job.init_model else None,
+        carrier=job.carrier,
+        updates=job.updates,
+        wire=job.wire,
+        snapshots=job.snapshots,
+        is_resumed=job.is_resumed,
+        accepts_changes=job.accepts_changes,
+        data=job.data_fingerprint,
+        since=job.since,
+        incarnation=incarnations.take(Path(job.output), f"trainer {rank}"),
+        mark=mark,
+        on_program=functools.partial(_leave_origin, job) if rank == 0 else None,
+    )
+
+
+def _leave_origin(job: Job, program: Program) -> None:
+    """Write down what the job is made from, where whoever started it has not."""
+    if job.snapshots.path and not has_origin(Path(job.snapshots.path), job.since):
+        write_origin(Path(job.snapshots.path), job.since, origin_of(job, program))
+
+
+def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:
+    """Options of a trainer that a person has started: its shard is `./data`, its shard number its id."""
+    if flags["config"] is None:
+        raise UsageError("--config is missing", fix="name the trainer_config file, e.g. --config=trainer_config.lr.py")
+    config = (here / flags["config"]).absolute()
+    if not config.is_file():
+        raise UsageError(f"--config: there is no file {config}")
+    for flag, meaning in (("local", "--local=1"), ("use_gpu", "--use_gpu=1")):
+        if str(flags[flag]).lower() in ("1", "true"):
+            raise UsageError(
+                f"{meaning} is not supported",
+                why="bireme trains on CPUs with pservers",
+                fix=f"leave --{flag} out",
+            )
+    save_dir = (here / flags["save_dir"]).absolute()
+    save_dir.mkdir(parents=True, exist_ok=True)
+    model = flags["init_model_path"]
+    if model is None and flags["start_pass"] > 0:
+        model = save_dir / pass_name(flags["start_pass"] - 1)
+    if model is not None and flags["trainer_id"] == 0 and not (model / "done").is_file():
+        raise ModelError(f"there is no finished model in {model}", fix="check --start_pass or --init_model_path")
+    return TrainerOptions(
+        name=config.stem.replace("_", "-").replace(".", "-").lower(),
+        trainer=flags["trainer_id"],
+        trainers=0,
+        shards=0,
+        config=config,
+        config_args=parse_args(flags["config_args"]),
+        workdirs=lambda shard: here,
+        ports_num=flags["ports_num"],
+        ports_num_for_sparse=flags["ports_num_for_sparse"],
+        passes=flags["num_passes"],
+        seed=flags["seed"],
+        output=save_dir,
+        cache=places().cache / "packed",
+        log_period=flags["log_period"],
+        connect_timeout_s=flags["connect_timeout"],
+        start_pass=flags["start_pass"],
+        init_model=model,
+    )
+
+
+def parse_args(text: str) -> dict[str, str]:
+    """`k1=v1,k2=v2` as a dictionary."""
+    parts = [part for part in text.split(",") if part.strip()]
+    if any("=" not in part for part in parts):
+        raise UsageError(f"--config_args={text!r} is not of the form k1=v1,k2=v2")
+    return {k.strip(): v.strip() for k, v in (part.split("=", 1) for part in parts)}

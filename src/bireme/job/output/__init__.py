@@ -1,0 +1,1 @@
+"""The output directory: models, snapshots, metrics and ledger, who may write there, and their check."""

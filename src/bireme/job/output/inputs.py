@@ -1,0 +1,218 @@
+"""What a job is made from: its data in one hash, and all of it in enough detail to name what has changed since.
+
+A snapshot is not resumed with other inputs; hashes in its manifest decide that. Hashes have no words, so each run also
+leaves its *origin* beside the snapshots, `inputs-<incarnation>.json`, sealed with a hash of its own, and whoever
+resumes compares origins before a process is started. Where none is to be had, the hashes are left to speak.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bireme import __version__
+from bireme.core.errors import SnapshotError
+from bireme.core.files import storage_errors, write_atomic
+from bireme.job.output.data_hash import files_of, fingerprint_of
+from bireme.job.output.manifest import Inputs, Manifest, rules_hash
+from bireme.job.preflight import updates_of
+from bireme.programs.program import Program
+from bireme.spec.job import Job
+from bireme.spec.model import Optimizer, Parameter, Updates, Wire
+
+VERSION = 2
+_NAME = re.compile(r"inputs-([0-9]{8})\.json")
+_SHOWN = 6
+"""Changes that are told one by one; more would hide the first."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run was made from, in words that can be compared."""
+
+    version: int = VERSION
+    inputs: Inputs
+    bireme: str
+    config: str
+    args: dict[str, str]
+    scripts: dict[str, str]
+    """The config and the user's scripts that it names, each with its hash."""
+    batch_size: int
+    parameters: tuple[Parameter, ...]
+    optimizer: Optimizer
+    updates: Updates
+    wire: Wire
+    shards: tuple[dict[str, tuple[int, str]], ...]
+    """Of each shard its files, their lengths and hashes; also shards that the job does not count."""
+
+
+class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sha256: str
+    origin: msgspec.Raw
+
+
+def origin_of(job: Job, program: Program) -> Origin:
+    """What a job would be made from if it were started now; looks into the shards' files."""
+    updates, data = updates_of(program, job.updates, job.wire), Path(job.data)
+    with storage_errors(str(data)):
+        shards = tuple(files_of(data / str(shard) / "data") for shard in _shards_in(data))
+    return Origin(
+        inputs=Inputs(
+            program=program.fingerprint,
+            data=fingerprint_of(data, shards[: job.shards]),
+            rules=rules_hash(program.parameters, program.optimizer, updates, job.wire),
+            shards=job.shards,
+            seed=job.seed,
+        ),
+        bireme=__version__,
+        config=Path(job.config).name,
+        args=job.config_args,
+        scripts=_scripts_of(Path(job.config)),
+        batch_size=program.batch_size,
+        parameters=program.parameters,
+        optimizer=program.optimizer,
+        updates=updates,
+        wire=job.wire,
+        shards=shards,
+    )
+
+
+def _shards_in(data: Path) -> Iterator[int]:
+    shard = 0
+    while (data / str(shard) / "data").is_dir():
+        yield shard
+        shard += 1
+
+
+def _scripts_of(config: Path) -> dict[str, str]:
+    """The config and all scripts beside it that it mentions, or that those mention, with their hashes."""
+    beside = {path.stem: path for path in config.parent.glob("*.py") if path != config}
+    waiting, found = [config], {}
+    while waiting:
+        path = waiting.pop()
+        content = path.read_bytes()
+        found[path.name] = hashlib.sha256(content).hexdigest()
+        for word in set(re.findall(r"\w+", content.decode(errors="replace"))) & set(beside):
+            waiting.append(beside.pop(word))
+    return dict(sorted(found.items()))
+
+
+def write_origin(snapshots: Path, since: int, origin: Origin) -> None:
+    """Leave the origin of the run whose runner has this incarnation."""
+    body = msgspec.json.format(msgspec.json.encode(origin), indent=2)
+    with storage_errors(str(snapshots)):
+        snapshots.mkdir(parents=True, exist_ok=True)
+    seal = hashlib.sha256(body).hexdigest().encode()
+    write_atomic(snapshots / f"inputs-{since:08d}.json", b'{"sha256": "%b", "origin": %b}\n' % (seal, body))
+
+
+def has_origin(snapshots: Path, since: int) -> bool:
+    """Whether the run whose runner has this incarnation has left its origin."""
+    return (snapshots / f"inputs-{since:08d}.json").is_file()
+
+
+def read_origin(snapshots: Path, incarnation: int) -> Origin | None:
+    """The origin of the run in which a process took this incarnation; None where none can be believed."""
+    found = {int(match[1]) for path in snapshots.glob("inputs-*.json") if (match := _NAME.fullmatch(path.name))}
+    since = max((number for number in found if number <= incarnation), default=None)
+    if since is None:
+        return None
+    try:
+        sealed = msgspec.json.decode((snapshots / f"inputs-{since:08d}.json").read_bytes(), type=_Sealed)
+        body = bytes(sealed.origin)
+        origin = msgspec.json.decode(body, type=Origin)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    is_whole = hashlib.sha256(body).hexdigest() == sealed.sha256 and origin.version == VERSION
+    return origin if is_whole else None
+
+
+def refuse_changes(job: Job, base: Manifest | None, now: Origin) -> None:
+    """Refuse to go on from `base`, or from the beginning, with other inputs than then, and say what has changed."""
+    then = read_origin(Path(job.snapshots.path), job.since if base is None else base.incarnation)
+    if then is None or (base is not None and then.inputs != base.inputs):
+        return  # nothing to compare with: the coordinator looks at the hashes
+    changes = list(changes_between(then, now))
+    if changes:
+        more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
+        raise SnapshotError(
+            f"the snapshot {base.name} was made from other inputs" if base else "the job was begun with other inputs",
+            why="; ".join([*changes[:_SHOWN], *more]),
+            fix="put back what was changed, or go on all the same with --accept-changes",
+        )
+
+
+def changes_between(then: Origin, now: Origin) -> Iterator[str]:
+    """In words, what is not as it was and matters for the result; another layout does not."""
+    was, is_ = then.inputs, now.inputs
+    if was.program != is_.program:
+        yield from _told("bireme", then.bireme, now.bireme)
+        if then.scripts.get(then.config) != now.scripts.get(now.config):
+            yield f"{now.config} has changed"
+        for name in sorted({*then.args, *now.args}):
+            yield from _told(f"argument {name}:", then.args.get(name, "none"), now.args.get(name, "none"))
+    if was.rules != is_.rules:
+        yield from _rules(then, now)
+    yield from _told("batch_size", then.batch_size, now.batch_size)
+    for name in sorted(({*then.scripts} & {*now.scripts}) - {then.config, now.config}):
+        if then.scripts[name] != now.scripts[name]:
+            yield f"{name} has changed"
+    if was.data != is_.data:
+        yield from _data(then.shards, now.shards) if then.shards != now.shards else ["shards.json has changed"]
+    yield from _told("seed", was.seed, is_.seed)
+
+
+def _told(what: str, then: object, now: object) -> Iterator[str]:
+    if then != now:
+        yield f"{what} {_plain(then)} → {_plain(now)}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, msgspec.Struct):
+        return ", ".join(f"{name} {_plain(v)}" for name, v in msgspec.structs.asdict(value).items())
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _rules(then: Origin, now: Origin) -> Iterator[str]:
+    for title, was, is_ in (
+        ("optimizer:", then.optimizer, now.optimizer),
+        ("updates:", then.updates, now.updates),
+        ("wire:", then.wire, now.wire),
+    ):
+        yield from _fields(title, was, is_)
+    before, after = ({p.name: p for p in origin.parameters} for origin in (then, now))
+    for name in [n for n in before if n not in after]:
+        yield f"parameter `{name}` is gone"
+    for name in [n for n in after if n not in before]:
+        yield f"parameter `{name}` is new"
+    # One setting of the config often changes all parameters alike.
+    alike: dict[str, list[str]] = {}
+    for name in [n for n in before if n in after]:
+        for change in _fields("", before[name], after[name]):
+            alike.setdefault(change, []).append(name)
+    for change, names in alike.items():
+        whose = f"`{names[0]}`" if len(names) == 1 else f"`{names[0]}` and {len(names) - 1} more"
+        yield f"regularization of {whose}: {change}" if change[:3] in ("l1 ", "l2 ") else f"{whose}: {change}"
+
+
+def _fields(title: str, then: msgspec.Struct, now: msgspec.Struct) -> Iterator[str]:
+    for name, value in msgspec.structs.asdict(then).items():
+        yield from _told(f"{title} {name}".lstrip(), value, getattr(now, name))
+
+
+def _data(then: Sequence[Mapping[str, tuple[int, str]]], now: Sequence[Mapping[str, tuple[int, str]]]) -> Iterator[str]:
+    for shard in range(max(len(then), len(now))):
+        if shard >= len(then) or shard >= len(now):
+            yield f"shard {shard} is {'new' if shard >= len(then) else 'gone'}"
+            continue
+        before, after = then[shard], now[shard]
+        for name in sorted({*before, *after}):
+            if name not in before or name not in after:
+                yield f"shard {shard}: {name} is {'gone' if name in before else 'new'}"
+            elif before[name] != after[name]:
+                was, is_ = before[name][0], after[name][0]
+                lengths = f"{was:,} → {is_:,} bytes" if was != is_ else "its length has not"
+                yield f"shard {shard}: {name} has changed ({lengths})"

@@ -1,0 +1,218 @@
+"""Whose an output directory is: the file `job.json` in it says which job may write there, settled for all processes.
+
+A run on this machine has a runner that settles the job and starts everybody. On a cluster nobody stands above the
+nodes: the one that runs pserver 0 settles it, the others wait until `job.json` holds the job that they were given
+too. A node that comes back finds it there and goes on. Another job is refused where it would mix two runs.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bireme.core.errors import OutputExistsError, SpecError
+from bireme.core.files import make_directory, write_atomic
+from bireme.job.node import incarnations
+from bireme.job.node.entry import read_job
+from bireme.job.node.failure_reports import STATUS_FILE, last_status
+from bireme.job.output.data_hash import check_shards, data_fingerprint
+from bireme.spec.job import Job
+from bireme.spec.load import command_name
+
+JOB_FILE = "job.json"
+RUN_DIRECTORY = "run"
+"""In the output tree of a job on a cluster: where its nodes meet, report and count their lives."""
+_FILLED_IN = ("data_fingerprint", "since", "init_model", "is_resumed", "accepts_changes")
+"""What a job is given when it is settled, and says nothing about which job it is."""
+_LAYOUT = frozenset({
+    "passes", "pservers", "trainers", "hosts", "port", "ports_num", "ports_num_for_sparse", "tls", "carrier", "faults",
+    "connect_timeout_s", "log_period", "logs", "restarts", "snapshots", "accepts_changes",
+})  # fmt: skip
+"""What may be another when a job is resumed: the result of a pass does not depend on it."""
+_SHOWN = 6
+"""Changes that are told one by one."""
+_ELSEWHERE = "set another `output` in job.yaml and submit it again with `--replace`"
+
+
+def job_file(job: Job) -> Path:
+    """Where a job's processes read it."""
+    return Path(job.output) / JOB_FILE
+
+
+def write_job(job: Job) -> Path:
+    """Leave the job where all its processes read it."""
+    path = job_file(job)
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
+    return path
+
+
+def check_output(job: Job) -> Job:
+    """Refuse to mix two runs in one directory; going on from a finished pass is the exception."""
+    output = Path(job.output)
+    if job.is_resumed:
+        return job
+    passes = sorted(p.name for p in output.iterdir() if re.fullmatch(r"pass-\d{5}", p.name))
+    if job.start_pass == 0:
+        if passes or _has_snapshot(output):
+            how_far = f"up to {passes[-1]}" if passes else "that was stopped in its first pass"
+            raise OutputExistsError(
+                f"{output} already holds a run {how_far}",
+                why="a new run would mix its logs and models with the old ones",
+                fix=_ways_out(job, output, int(passes[-1][5:10]) + 1 if passes else 0),
+            )
+        return job
+    return _go_on(job, output, passes)
+
+
+def _has_snapshot(output: Path) -> bool:
+    return any((output / "snapshots").glob("*/manifest.json"))
+
+
+def _ways_out(job: Job, output: Path, next_pass: int) -> str:
+    """What to do instead of training into a directory whose passes are done up to `next_pass`."""
+    elsewhere = "give another directory with `--output DIR`"
+    if _has_snapshot(output):
+        resume = f"{command_name()} resume {output}"
+        if next_pass >= job.passes:
+            return f"train more passes with `{resume} --passes N`, or {elsewhere}"
+        has_grown = read_job(output / JOB_FILE).passes != job.passes
+        exact = f"{resume} --passes {job.passes}" if has_grown else resume
+        return f"go on with `{exact}`, as if it had never stopped (`--passes N` for more passes), or {elsewhere}"
+    if next_pass >= job.passes:
+        return elsewhere
+    fresh = "which starts with fresh optimizer state, so that the bits differ"
+    return f"{elsewhere}, or go on with `{command_name()} train JOB.yaml --start-pass {next_pass}`, {fresh}"
+
+
+def _go_on(job: Job, output: Path, passes: list[str]) -> Job:
+    from bireme.job.output.model import pass_name
+
+    model = output / pass_name(job.start_pass - 1)
+    if not (model / "done").is_file():
+        raise SpecError(
+            f"--start-pass {job.start_pass} needs the model {model}, which is not there", fix="start from 0"
+        )
+    if job.start_pass >= job.passes:
+        raise SpecError(
+            f"--start-pass {job.start_pass}, but the job has only passes 0 to {job.passes - 1}",
+            fix="raise --passes",
+        )
+    later = [p for p in passes if p > model.name]
+    if later:
+        raise OutputExistsError(
+            f"{output / later[0]} exists already",
+            fix=f"use --start-pass {int(later[-1][5:10]) + 1}, or move it away",
+        )
+    return msgspec.structs.replace(job, init_model=str(model))
+
+
+def claim(given: Job) -> Job:
+    """Settle a job that this node was given, for all nodes; returns the job as it stands in `job.json`.
+
+    The same job again goes on with what is there: its pods were replaced, or it was taken off the cluster and put
+    back. A run that failed is begun again from its newest snapshot; one that is finished stays so.
+    """
+    output, data = Path(given.output), Path(given.data)
+    resume = f"{command_name()} resume {given.name}"
+    check_shards(data, given.shards, f"put the shards there: `{command_name()} data push` does, then `{resume}`")
+    make_directory(output)
+    fingerprint = data_fingerprint(data, given.shards)
+    settled = settled_job(given)
+    if settled is not None and settled.data_fingerprint == fingerprint:
+        if last_status(output).get("phase") in ("failed", "cancelled"):
+            (output / STATUS_FILE).unlink(missing_ok=True)
+        return settled
+    # Resumed before its first snapshot, it begins at the beginning.
+    is_resumed = given.is_resumed and (_has_snapshot(output) or any(output.glob("pass-*")))
+    try:
+        job = check_output(msgspec.structs.replace(given, is_resumed=is_resumed))
+    except OutputExistsError as e:
+        raise (_of_another_job(given, e) if settled is None else _on_other_data(given, e)) from e
+    since = incarnations.take(output, "runner")
+    job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
+    for part in ("meet", "reports", "fired"):  # of whatever ran here before
+        shutil.rmtree(output / RUN_DIRECTORY / part, ignore_errors=True)
+        (output / RUN_DIRECTORY / part).mkdir(parents=True, exist_ok=True)
+    (output / STATUS_FILE).unlink(missing_ok=True)
+    write_job(job)
+    return job
+
+
+def _on_other_data(given: Job, refusal: OutputExistsError) -> OutputExistsError:
+    """The job is the one that has run here, and its shards are not."""
+    resume = f"`{command_name()} resume {given.name}"
+    ways = [f"put the data back as they were and go on with {resume}`"]
+    if _has_snapshot(Path(given.output)):
+        ways.append(f"go on with the new ones with {resume} --accept-changes`")
+    fix = "; or ".join([*ways, _ELSEWHERE])
+    return OutputExistsError(f"{refusal.what} on other data", why=refusal.why, fix=fix)
+
+
+def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError:
+    """What has run here is another job; resuming the one that was given would only come here again."""
+    output, there = Path(given.output), _job_there(given)
+    changes = [] if there is None else list(_differences(there, given))
+    told = [*changes[:_SHOWN], *([f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else [])]
+    differs = "; ".join(told) or "it was begun by another version of bireme"
+    ways = [_ELSEWHERE]
+    if changes:
+        ways.append("submit it as it was, with `--replace` too")
+    done = max((int(p.name[5:]) + 1 for p in output.glob("pass-[0-9][0-9][0-9][0-9][0-9]")), default=0)
+    is_other_layout = bool(changes) and all(re.split(r"[. ]", each)[0] in _LAYOUT for each in changes)
+    if is_other_layout and _has_snapshot(output) and done < given.passes:
+        # (A number of passes, even the one it has, says that the run which is there is meant.)
+        ways.insert(0, f"go on from there with `{command_name()} resume {given.name} --passes {given.passes}`")
+    why = f"{differs}; {refusal.why}"
+    return OutputExistsError(f"{refusal.what} of another job", why=why, fix="; or ".join(ways))
+
+
+def _differences(then: Job, now: Job) -> Iterator[str]:
+    """In words, what makes a job another one than that which was settled."""
+    was, is_ = (msgspec.to_builtins(job) for job in (_as_given(then, now), now))
+    if (then.pservers, then.trainers) != (now.pservers, now.trainers):
+        is_["hosts"] = was["hosts"]  # which follow from these
+    yield from changed("", was, is_)
+
+
+def changed(at: str, was: Any, is_: Any) -> Iterator[str]:
+    """In words, where two plain values differ, key by key."""
+    if isinstance(was, Mapping) and isinstance(is_, Mapping):
+        for key in {**was, **is_}:
+            yield from changed(f"{at}.{key}" if at else str(key), was.get(key), is_.get(key))
+    elif was != is_:
+        yield f"{at} {was} → {is_}"
+
+
+def _as_given(job: Job, given: Job) -> Job:
+    """A settled job without what settling has filled in."""
+    return msgspec.structs.replace(job, **{name: getattr(given, name) for name in _FILLED_IN})
+
+
+def _job_there(given: Job) -> Job | None:
+    """The job that was settled in an output directory last; None where there is none that can be read."""
+    path = job_file(given)
+    try:
+        return read_job(path) if path.is_file() else None
+    except SpecError:
+        return None  # another bireme has written it
+
+
+def settled_job(given: Job) -> Job | None:
+    """The job as it was settled for all nodes, if it is the one that this node was given; None: not yet."""
+    job = _job_there(given)
+    if job is None or _as_given(job, given) != given:
+        return None
+    # Whoever has accepted changes once has for good, and who accepts them now must be heard.
+    return None if given.accepts_changes and not job.accepts_changes else job
+
+
+def ready_job(given: Job) -> list[Job]:
+    """The job that a node's processes may be started for, in a list; empty while it is not settled, or has failed."""
+    settled = settled_job(given)
+    has_failed = last_status(Path(given.output)).get("phase") in ("failed", "cancelled")
+    return [] if settled is None or has_failed else [settled]

@@ -1,0 +1,281 @@
+"""The directory `output/snapshots`: which snapshots are committed, which of them are whole, and which may go.
+
+    <round>-<view>/part-0.bin …    written by pservers, each by rename
+    <round>-<view>/manifest.json   written last: its rename alone is the commit
+
+A directory without manifest is no snapshot yet, or no longer one. Nothing that was committed is ever written
+to; it is removed manifest first, and what builds on others before them, so that a crash at any
+step leaves snapshots that are whole or none. Whoever loads believes nothing that a hash does not say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bireme.core import faults
+from bireme.core.errors import SnapshotError, StorageError
+from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
+from bireme.job.coordination.effects import Base, Load
+from bireme.job.coordination.messages import Facts
+from bireme.job.output.journal import Past
+from bireme.job.output.manifest import MANIFEST, Inputs, Manifest, PartRecord, differences, seal, unseal
+from bireme.ps.snapshot.snapshot_files import hash_of
+
+_NAME = re.compile(r"([0-9]{12})-([0-9a-f]{16})")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a snapshot cannot be used."""
+
+    name: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}"
+
+
+def commit(directory: Path, manifest: Manifest) -> Path:
+    """Make a cut a snapshot by the one rename that counts; all its parts must be there. Twice is as good as once."""
+    place = directory / manifest.name
+    data = seal(manifest)
+    for record in manifest.parts:
+        wrong = _wrong_size(place / record.file, record)
+        if wrong:
+            raise SnapshotError(f"{manifest.name} cannot be committed: {wrong}")
+    for name in manifest.base:
+        if not (directory / name / MANIFEST).is_file():
+            raise SnapshotError(f"{manifest.name} cannot be committed: it builds on {name}, which is not there")
+    with storage_errors(str(place / MANIFEST)):
+        if (place / MANIFEST).is_file() and (place / MANIFEST).read_bytes() != data:
+            raise SnapshotError(f"{place} was committed before, with another manifest")
+        # A manifest is worth nothing if a power cut takes the directory that it is in.
+        sync_directory(directory)
+        sync_directory(directory.parent)
+    faults.at("snapshot.commit")
+    write_atomic(place / MANIFEST, data)
+    return place / MANIFEST
+
+
+def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
+    """Committed snapshots, newest first, by round and then view; and those whose manifest cannot be read.
+
+    Both are empty where a job has not committed anything yet. Parts are not looked at.
+    """
+    found, problems = [], []
+    for name in _names(directory):
+        try:
+            found.append(unseal((directory / name / MANIFEST).read_bytes(), name))
+        except FileNotFoundError:
+            continue
+        except SnapshotError as e:
+            problems.append(Problem(name, e.what))
+        except OSError as e:
+            problems.append(Problem(name, f"its manifest cannot be read: {e.strerror or e}"))
+    return found, problems
+
+
+def has_any(directory: Path, since: int) -> bool:
+    """Whether a coordinator of a later incarnation than this has committed anything, readable or not."""
+    found, problems = candidates(directory)
+    return any(manifest.incarnation > since for manifest in found) or bool(_later(problems, since))
+
+
+def _later(problems: Iterable[Problem], since: int) -> list[Problem]:
+    """Problems of later incarnations: a manifest may be unreadable, but its directory's name tells whose it is."""
+    return [problem for problem in problems if not since or _age(problem.name)[0] >> 32 > since]
+
+
+def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple[Manifest, list[Problem]]:
+    """The newest snapshot all of whose files, and those of its bases, are as they were committed.
+
+    Also returns what is wrong with newer ones. Refuses a snapshot of other inputs; None accepts any. Those of
+    incarnations up to `since` are passed over: they are of an earlier run in the same directory.
+    """
+    found, problems = candidates(directory)
+    found = [manifest for manifest in found if manifest.incarnation > since]
+    problems = _later(problems, since)
+    check = _Check(directory, found)
+    for manifest in found:
+        wrong = check.snapshot(manifest)
+        if not wrong:
+            _refuse_changes(manifest, inputs)
+            return manifest, sorted((p for p in problems if p.name > manifest.name), key=_by_name, reverse=True)
+        problems.append(Problem(manifest.name, wrong))
+    if not problems:
+        raise SnapshotError(f"there is no snapshot in {directory}", fix="train from the beginning")
+    raise SnapshotError(
+        f"no snapshot in {directory} can be used",
+        why="; ".join(map(str, sorted(problems, key=_by_name, reverse=True))),
+        fix="bring the files back from a copy, or train again into another output directory",
+    )
+
+
+def find_base(past: Past, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[Problem]]:
+    """What a job with this past goes on from; also what is wrong with newer snapshots.
+
+    That there is none is no fault where this run has not made one yet. Where it has, and not one can be used, the job
+    ends: a volume that spoils them all is for people to look at before everything is computed again.
+    """
+    if directory is None or not (facts.is_resumed or has_any(directory, load.since)):
+        return Base(None, (), past), []
+    manifest, problems = load_newest(directory, load.inputs, load.since)
+    with storage_errors(str(directory / manifest.name)):
+        # Whoever committed it may have died between the rename and this, and what follows must not outlive it.
+        sync_directory(directory / manifest.name)
+    return Base(manifest, files_of(directory, manifest), past), problems
+
+
+def files_of(directory: Path, manifest: Manifest) -> tuple[tuple[str, ...], ...]:
+    """Paths of a good snapshot's parts, after those of the snapshots that it builds on."""
+    known = {found.name: found for found in candidates(directory)[0]}
+    chain = [*(known[name] for name in manifest.base), manifest]
+    return tuple(tuple(str(directory / one.name / part.file) for part in one.parts) for one in chain)
+
+
+def check_all(directory: Path) -> tuple[list[Manifest], list[Problem]]:
+    """Every committed snapshot that is whole, and every problem: for those who want to know, not to resume."""
+    found, problems = candidates(directory)
+    check = _Check(directory, found)
+    wrong = {manifest.name: check.snapshot(manifest) for manifest in found}
+    problems += [Problem(name, what) for name, what in wrong.items() if what]
+    return [m for m in found if not wrong[m.name]], sorted(problems, key=_by_name, reverse=True)
+
+
+def _by_name(problem: Problem) -> str:
+    return problem.name
+
+
+def _refuse_changes(manifest: Manifest, inputs: Inputs | None) -> None:
+    changes = differences(manifest, inputs) if inputs is not None else []
+    if changes:
+        raise SnapshotError(
+            f"the snapshot {manifest.name} was made from other inputs",
+            why="; ".join(changes),
+            fix="put back what was changed, or go on all the same with --accept-changes",
+        )
+
+
+class _Check:
+    """Holds snapshots against the disk, reading each file once."""
+
+    def __init__(self, directory: Path, manifests: Iterable[Manifest]) -> None:
+        self._directory = directory
+        self._manifests = {m.name: m for m in manifests}
+        self._known = {r.sha256: (f"{m.name}/{r.file}", r.nbytes) for m in manifests for r in m.parts}
+        self._wrong: dict[str, str] = {}
+
+    def snapshot(self, manifest: Manifest) -> str:
+        """What is wrong with a snapshot or one that it builds on; '' if nothing is."""
+        wrong = self._files(manifest)
+        if wrong:
+            return wrong
+        for name in sorted(_needed([manifest], self._manifests) - {manifest.name}):
+            base = self._manifests.get(name)
+            wrong = "it is not committed or its manifest is broken" if base is None else self._files(base)
+            if wrong:
+                return f"it builds on {name}: {wrong}"
+        return ""
+
+    def _files(self, manifest: Manifest) -> str:
+        if manifest.name not in self._wrong:
+            place = self._directory / manifest.name
+            found = (self._file(place / record.file, record) for record in manifest.parts)
+            self._wrong[manifest.name] = next((wrong for wrong in found if wrong), "")
+        return self._wrong[manifest.name]
+
+    def _file(self, path: Path, record: PartRecord) -> str:
+        wrong = _wrong_size(path, record)
+        try:
+            if wrong and path.stat().st_size not in {nbytes for _, nbytes in self._known.values()}:
+                return wrong
+            with path.open("rb") as f:
+                found = hash_of(f)
+        except OSError as e:
+            return wrong or f"{record.file} cannot be read: {e.strerror or e}"
+        if found == record.sha256:
+            return ""
+        if found in self._known:
+            return f"{record.file} is in fact {self._known[found][0]}"
+        return wrong or f"{record.file} has flipped bits: it does not have its hash"
+
+
+def _wrong_size(path: Path, record: PartRecord) -> str:
+    try:
+        nbytes = path.stat().st_size
+    except FileNotFoundError:
+        return f"{record.file} is missing"
+    except OSError as e:
+        return f"{record.file} cannot be read: {e.strerror or e}"
+    return "" if nbytes == record.nbytes else f"{record.file} is torn: {nbytes} bytes of {record.nbytes}"
+
+
+def keep(directory: Path, count: int) -> list[str]:
+    """Remove all but the newest `count` snapshots, at least one, and what they build on; returns what was removed.
+
+    What was never committed goes too, once something newer is. "Newest" is by round and also by view: after a broken
+    snapshot was passed over, rounds begin again below it, and neither it nor what follows may crowd out the other.
+    """
+    found, _ = candidates(directory)
+    if not found:
+        return []
+    count = max(count, 1)
+    later = sorted(found, key=lambda m: (m.view, m.round), reverse=True)
+    kept = _needed([*found[:count], *later[:count]], {m.name: m for m in found})
+    oldest = min(_age(name) for name in kept)
+    gone = {m.name for m in found} - kept
+    for name in set(_names(directory)) - gone - kept:
+        # An uncommitted one may be in the making unless something newer was committed; a broken manifest may be
+        # of a newer bireme, so it stays until all others of its time have gone.
+        with storage_errors(f"{directory / name} (it might have been removed)"):
+            is_committed = (directory / name / MANIFEST).exists()
+        if _age(name) < (oldest if is_committed else _age(later[0].name)):
+            gone.add(name)
+    victims = sorted(gone, key=_age, reverse=True)
+    for name in victims:
+        _remove(directory / name)
+    return victims
+
+
+def _needed(manifests: Iterable[Manifest], known: Mapping[str, Manifest]) -> set[str]:
+    """Names of these snapshots and of all that they build on."""
+    names: set[str] = set()
+    waiting = [m.name for m in manifests]
+    while waiting:
+        name = waiting.pop()
+        if name not in names:
+            names.add(name)
+            waiting += known[name].base if name in known else ()
+    return names
+
+
+def _names(directory: Path) -> list[str]:
+    """Everything here that is called as a snapshot is, newest first; names sort by round and then view."""
+    try:
+        found = [p.name for p in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:  # a volume on a network may well be away for a moment
+        raise StorageError(f"cannot look into {directory}: {e.strerror or e}") from e
+    return sorted(filter(_NAME.fullmatch, found), reverse=True)
+
+
+def _age(name: str) -> tuple[int, int]:
+    """Sorts names in the order in which they came to be: views only grow."""
+    round_, _, view = name.partition("-")
+    return int(view, 16), int(round_)
+
+
+def _remove(place: Path) -> None:
+    """Remove a snapshot so that it stops being one before anything of it is missing."""
+    with storage_errors(f"{place} (it was to be removed)"):
+        if not place.is_dir():
+            return
+        if (place / MANIFEST).exists():
+            (place / MANIFEST).unlink()
+            sync_directory(place)
+        volume().remove_tree(place)
+        sync_directory(place.parent)

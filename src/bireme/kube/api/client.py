@@ -1,0 +1,432 @@
+"""Talking to a cluster's API server in plain values: every object is a dict, every refusal a BiremeError.
+
+lightkube does the talking (credentials, TLS, watching, exec). Its own resource classes are not used: a kind here is a
+name, a version and a plural, and what comes back is what the server sent, so that the parts which decide stay free of
+any client. Imported only where a cluster is spoken to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from bireme.core.errors import BiremeError, ClusterError, MissingError, NetworkError, UsageError
+from bireme.kube.api.naming import FIELD_MANAGER
+from bireme.kube.submit.submission import Object
+from bireme.spec.load import child_environment, kubeconfig_files
+
+if TYPE_CHECKING:
+    from bireme.kube.api.pod_exec import Login
+
+Objects = list[Object]
+TIMEOUT_S = 20.0
+QUIET_S = 30.0
+VOLUME_CONTAINER = "volume"
+"""The container of a pod on a volume; somebody may have put others beside it."""
+
+
+class Kind(NamedTuple):
+    """A kind of object in a namespace."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+
+    @property
+    def api(self) -> str:
+        """Group and version as objects write them."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+JOB = Kind("batch", "v1", "Job", "jobs")
+POD = Kind("", "v1", "Pod", "pods")
+CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
+SECRET = Kind("", "v1", "Secret", "secrets")
+WORKLOAD = Kind("kueue.x-k8s.io", "v1beta1", "Workload", "workloads")
+"""A job as Kueue sees it; there are such objects only where Kueue is."""
+_RBAC = "rbac.authorization.k8s.io"
+KINDS = {
+    kind.kind: kind
+    for kind in (
+        JOB, POD, CLAIM, CONFIG_MAP, SECRET,
+        Kind("", "v1", "Service", "services"),
+        Kind("", "v1", "ServiceAccount", "serviceaccounts"),
+        Kind("", "v1", "Event", "events"),
+        Kind(_RBAC, "v1", "Role", "roles"),
+        Kind(_RBAC, "v1", "RoleBinding", "rolebindings"),
+        Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+        Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    )
+}  # fmt: skip
+
+
+class Target(NamedTuple):
+    """Which cluster is meant, as the command line says; what is left out comes from the kubeconfig."""
+
+    files: Sequence[Path] = ()
+    """Kubeconfig files, the first to say something wins; none: as a pod inside the cluster."""
+    context: str | None = None
+    namespace: str | None = None
+
+
+class AbsentError(ClusterError):
+    """What was asked for is not on the cluster."""
+
+
+class ConflictError(ClusterError):
+    """It is there already, or was changed meanwhile."""
+
+
+class ForbiddenError(ClusterError):
+    """The user may not do that."""
+
+
+class Cluster:
+    """A connection to one namespace of a cluster."""
+
+    def __init__(self, target: Target, *, timeout_s: float = TIMEOUT_S) -> None:
+        with _needs_lightkube():
+            import httpx2
+            from lightkube import Client
+            from lightkube.models.meta_v1 import Status
+
+        # msgspec learns a type when it first meets it, and two threads that do so at once crash the process.
+        Status.from_dict({})
+        self._target = target
+        self._config = config = _config(target)
+        self.context = config.context_name
+        with _told(f"the cluster of context {self.context}"):
+            self._client: Any = Client(
+                config=config,
+                namespace=target.namespace,
+                timeout=httpx2.Timeout(timeout_s),
+                field_manager=FIELD_MANAGER,
+            )
+        self.namespace: str = self._client.namespace
+        self.server: str = config.cluster.server
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def impatient(self, timeout_s: float) -> Cluster:
+        """Another connection to the same place, which waits less long for answers."""
+        return Cluster(self._target, timeout_s=timeout_s)
+
+    def get(self, kind: Kind, name: str) -> Object:
+        """One object; `AbsentError` if there is none."""
+        with _told(f"{kind.kind} {name}"):
+            return dict(self._client.get(_resource(kind), name, namespace=self.namespace))
+
+    def find(self, kind: Kind, name: str) -> Object | None:
+        """One object, or None."""
+        try:
+            return self.get(kind, name)
+        except AbsentError:
+            return None
+
+    def list(self, kind: Kind, labels: Mapping[str, str], *, chunk: int = 2000) -> Objects:
+        """All objects with these labels."""
+        with _told(f"the list of {kind.plural}"):
+            found = self._client.list(_resource(kind), namespace=self.namespace, labels=dict(labels), chunk_size=chunk)
+            return [dict(each) for each in found]
+
+    def nodes(self) -> Objects:
+        """All machines of the cluster; `ForbiddenError` for users of a namespace only."""
+        from lightkube.resources.core_v1 import Node
+
+        with _told("the list of nodes"):
+            return [node.to_dict() for node in self._client.list(Node)]
+
+    def apply(self, made: Object, *, is_trial: bool = False) -> Object:
+        """Create an object or bring it up to date by server-side apply; a trial changes nothing."""
+        kind = KINDS[made["kind"]]
+        with _told(f"{kind.kind} {made['metadata']['name']}"):
+            # A field of ours that somebody else has changed is ours again.
+            return dict(
+                self._client.apply(_resource(kind)(made), namespace=self.namespace, force=True, dry_run=is_trial)
+            )
+
+    def apply_to(self, made: Object, kind: Kind | None = None) -> Object:
+        """As `apply`, into the namespace that the object names; `kind` for one that is in none."""
+        of = _global_resource(kind) if kind else _resource(KINDS[made["kind"]])
+        where = {} if kind else {"namespace": made["metadata"]["namespace"]}
+        with _told(f"{made['kind']} {made['metadata']['name']}"):
+            return dict(self._client.apply(of(made), force=True, **where))
+
+    def everywhere(self, kind: Kind) -> Objects:
+        """All objects of a kind, of every namespace."""
+        with _told(f"the list of {kind.plural}"):
+            return [dict(each) for each in self._client.list(_resource(kind), namespace="*")]
+
+    def delete_in(self, kind: Kind, name: str, namespace: str) -> None:
+        """Delete an object of another namespace and, in the background, what it owns."""
+        from lightkube.types import CascadeType
+
+        with _told(f"{kind.kind} {name}"):
+            self._client.delete(_resource(kind), name, namespace=namespace, cascade=CascadeType.BACKGROUND)
+
+    def create(self, made: Object) -> Object:
+        """Create an object; `ConflictError` if there is one of that name."""
+        kind = KINDS[made["kind"]]
+        with _told(f"{kind.kind} {made['metadata']['name']}"):
+            return dict(self._client.create(_resource(kind)(made), namespace=self.namespace))
+
+    def patch(self, kind: Kind, name: str, change: Object) -> Object:
+        """Merge a change into an object."""
+        from lightkube.types import PatchType
+
+        with _told(f"{kind.kind} {name}"):
+            return dict(
+                self._client.patch(_resource(kind), name, change, namespace=self.namespace, patch_type=PatchType.MERGE)
+            )
+
+    def delete(self, kind: Kind, name: str, *, grace_s: int | None = None) -> bool:
+        """Delete an object and, in the background, what it owns; False if there was none."""
+        from lightkube.types import CascadeType
+
+        try:
+            with _told(f"{kind.kind} {name}"):
+                self._client.delete(
+                    _resource(kind),
+                    name,
+                    namespace=self.namespace,
+                    cascade=CascadeType.BACKGROUND,
+                    grace_period=grace_s,
+                )
+        except AbsentError:
+            return False
+        return True
+
+    def watch_all(self, kind: Kind, labels: Mapping[str, str]) -> Iterator[tuple[str, Object]]:
+        """All objects with these labels as `LISTED`, and then what happens to them, until nothing has for QUIET_S.
+
+        NetworkError then, or where the connection is lost.
+        """
+        where = {"namespace": self.namespace, "labels": dict(labels)}
+        # lightkube waits for ever for the next event, also on a connection whose other end is gone.
+        self._client._client._watch_timeout.read = QUIET_S
+        with _told(f"the list of {kind.plural}"):
+            found = self._client.list(_resource(kind), **where)
+            yield "LISTED", {"items": [dict(each) for each in found]}
+            since = found.resourceVersion
+            for what, thing in self._client.watch(_resource(kind), **where, resource_version=since):
+                yield str(what), dict(thing)
+
+    def log(
+        self, pod: str, *, container: str | None = None, is_following: bool = False, since_s: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[str]:  # fmt: skip
+        """A pod's log, line by line, each line beginning with its time; a pod of several containers needs a name."""
+        with _told(f"the log of {pod}"):
+            yield from self._client.log(
+                pod, namespace=self.namespace, container=container, follow=is_following, since=since_s,
+                tail_lines=tail, timestamps=True, newlines=False,
+            )  # fmt: skip
+
+    def run(
+        self, pod: str, command: Sequence[str], *, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None
+    ) -> tuple[int, bytes, str]:
+        """Run a command in a pod on a volume: its exit code, its output unless `stdout` takes it, its complaints."""
+        from urllib.parse import urlencode
+
+        from bireme.kube.api.pod_exec import STDOUT, execute
+
+        wanted = [("command", word) for word in command] + [(s, "true") for s in ("stdin", "stdout", "stderr")]
+        wanted.append(("container", VOLUME_CONTAINER))
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/exec?{urlencode(wanted)}"
+        output, complaints = bytearray(), bytearray()
+
+        def take(channel: int, content: bytes) -> None:
+            if channel != STDOUT:
+                complaints.extend(content)
+            elif stdout is not None:
+                stdout.write(content)
+            else:
+                output.extend(content)
+
+        code = execute(_login(self._config), path, stdin, take)
+        return code, bytes(output), complaints.decode(errors="replace")
+
+
+def connect(context: str | None, namespace: str | None, *, timeout_s: float = TIMEOUT_S) -> Cluster:
+    """The cluster that a user means, by kubeconfig, or by the service account of the pod that this runs in."""
+    return Cluster(Target(kubeconfig_files(), context, namespace), timeout_s=timeout_s)
+
+
+@contextmanager
+def _needs_lightkube() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as e:
+        raise MissingError(
+            "talking to a cluster needs the package lightkube, which is not installed here",
+            fix="pip install 'bireme[kube,tls]'",
+        ) from e
+
+
+def _config(target: Target) -> Any:
+    """The settings of one context, from all kubeconfig files together."""
+    if not target.files:
+        return _own_config()
+    found = [_read(path) for path in target.files]
+    name = target.context or next((each.current_context for each in found if each.current_context), None)
+    for each in found:
+        if name is not None and name in each.contexts:
+            return _chosen(name, each, found)
+    known = sorted(context for each in found for context in each.contexts)
+    where = ", ".join(map(str, target.files))
+    if name is None:
+        raise UsageError(f"{where} has no current context", fix=f"choose one with --context: {', '.join(known)}")
+    raise UsageError(f"there is no context {name!r} in {where}", fix=f"known contexts: {', '.join(known)}")
+
+
+def _own_config() -> Any:
+    """The settings of the pod that this runs in."""
+    from lightkube.config.kubeconfig import KubeConfig
+    from lightkube.core.exceptions import ConfigError
+
+    try:
+        return KubeConfig.from_service_account().get()
+    except ConfigError as e:
+        raise no_cluster() from e
+    except (KeyError, OSError) as e:
+        raise UsageError(f"cannot use the service account of this pod: {e}") from e
+
+
+def _read(path: Path) -> Any:
+    """What one kubeconfig file says."""
+    from lightkube.config.kubeconfig import KubeConfig
+
+    try:
+        return KubeConfig.from_file(path)
+    except Exception as e:  # lightkube reads YAML without checking it: anything may come of a wrong file
+        said = " ".join(str(e).replace('in "<unicode string>", ', "at ").split())
+        if isinstance(e, AttributeError | TypeError):
+            said = "it is something else"
+        raise UsageError(
+            f"{path} cannot be read as a kubeconfig: {f'it has no {said}' if isinstance(e, KeyError) else said}",
+            fix="mend the file (`kubectl config view` reads it too), or name another one with KUBECONFIG",
+        ) from e
+
+
+def _chosen(name: str, first: Any, found: Sequence[Any]) -> Any:
+    """A context with its cluster and user, which may be in other files than it is."""
+    from lightkube.config.kubeconfig import SingleConfig
+    from lightkube.config.models import User
+
+    context = first.contexts[name]
+    home = next((each for each in found if context.cluster in each.clusters), None)
+    users = [each.users[context.user] for each in found if context.user in each.users]
+    if home is None or (context.user and not users):
+        lacks = f"user {context.user}" if home is not None else f"cluster {context.cluster}"
+        raise UsageError(f"the context {name} names the {lacks}, which no kubeconfig has")
+    user = users[0] if users else User()
+    if user.exec is not None and user.exec.apiVersion == "client.authentication.k8s.io/v1":
+        # It differs from its beta only in what such a program may ask for.
+        user.exec.apiVersion = "client.authentication.k8s.io/v1beta1"
+    return SingleConfig(name, context, home.clusters[context.cluster], user, home.fname)
+
+
+def _login(config: Any) -> Login:
+    """How to reach the API server without lightkube, as the same user."""
+    import httpx2
+    from lightkube.config.client_adapter import user_auth, verify_cluster
+
+    from bireme.kube.api.pod_exec import Login
+
+    server, headers = config.cluster.server, {}
+    auth = user_auth(config.user)
+    if auth is not None:
+        request = httpx2.Request("GET", server)
+        with _told("a login"):  # a kubeconfig's program may fail: a cloud's credentials expire during a long transfer
+            next(auth.sync_auth_flow(request))
+        headers = {"Authorization": request.headers["Authorization"]}
+    is_plain = server.startswith("http://")
+    return Login(server, None if is_plain else verify_cluster(config.cluster, config.user, config.abs_file), headers)
+
+
+def no_cluster() -> UsageError:
+    """There is nothing to talk to."""
+    named = child_environment().get("KUBECONFIG")
+    if named:
+        fix = "set KUBECONFIG to a file that is there; without it, ~/.kube/config is read"
+        return UsageError(f"no cluster is configured: there is no kubeconfig {named}, which KUBECONFIG names", fix=fix)
+    return UsageError(
+        "no cluster is configured: there is no kubeconfig",
+        fix="set KUBECONFIG, or put the file at ~/.kube/config; `bireme train` runs a job on this machine",
+    )
+
+
+_resources: dict[Kind, Any] = {}
+
+
+def _resource(kind: Kind) -> Any:
+    """A class that lightkube knows a kind by; outside of its registry, where kinds of other users live."""
+    from lightkube.generic_resource import GenericNamespacedResource
+
+    return _made_resource(kind, GenericNamespacedResource)
+
+
+def _global_resource(kind: Kind) -> Any:
+    from lightkube.generic_resource import GenericGlobalResource
+
+    return _made_resource(kind, GenericGlobalResource)
+
+
+def _made_resource(kind: Kind, base: Any) -> Any:
+    if kind not in _resources:
+        from lightkube.generic_resource import create_api_info
+
+        info = create_api_info(kind.group, kind.version, kind.kind, kind.plural)
+        _resources[kind] = type(kind.kind, (base,), {"_api_info": info})
+    return _resources[kind]
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn the client's exceptions into words about `what` was asked for."""
+    import httpx2
+    from lightkube.core.exceptions import ApiError, ConfigError
+
+    try:
+        yield
+    except ApiError as e:
+        raise refusal(what, e.status.code or 0, e.status.reason or "", e.status.message or str(e)) from e
+    except httpx2.TimeoutException as e:
+        raise NetworkError(f"the API server did not answer in time, asked for {what}") from e
+    except httpx2.HTTPError as e:
+        fix = "is the cluster up, and is this the right context? --context chooses another one"
+        raise NetworkError(f"cannot reach the API server: {e or type(e).__name__}", fix=fix) from e
+    except (ConfigError, OSError) as e:
+        raise UsageError(f"cannot log in to the cluster: {e}") from e
+
+
+def refusal(what: str, code: int, reason: str, message: str) -> BiremeError:
+    """What the API server says no with, in our words and its own."""
+    lacks = re.match(r'namespaces "([^"]+)" not found', message)
+    if code == 404 and lacks:
+        fix = f"`kubectl create namespace {lacks[1]}`, or name another one with --namespace"
+        return ClusterError(f"there is no namespace {lacks[1]}", fix=fix)
+    if code == 404:
+        return AbsentError(f"there is no {what}: {message}")
+    if code == 409:
+        return ConflictError(f"{what}: {message}")
+    if code == 403 and "exceeded quota" in message:
+        return ClusterError(f"{what} was refused: {message}", fix="free something, or ask for less in job.yaml")
+    if code == 429 or code >= 500:
+        return NetworkError(f"the API server cannot answer now, asked for {what}: {message or reason}")
+    if code == 401:
+        fix = "log in to the cluster again, as for kubectl; `kubectl auth whoami` tells who you are there"
+        return ClusterError("the cluster does not accept your login (any more)", why=message, fix=fix)
+    if code == 403:
+        fix = "`bireme submit --permissions` prints a Role with all that is needed"
+        return ForbiddenError(f"{what}: {message}", why="the API server does not let you", fix=fix)
+    return ClusterError(f"{what} was refused ({reason or code}): {message}")

@@ -1,0 +1,1 @@
+"""Jobs that are on a cluster: list, stop, resume, delete, merge their logs."""

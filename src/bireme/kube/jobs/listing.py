@@ -1,0 +1,214 @@
+"""How a job on a cluster is doing, read off its Jobs, its pods and the coordinator's last word. No I/O.
+
+Kubernetes knows about pods, the coordinator about training; a `JobView` is both in one plain value. What Kubernetes
+says of an ended job wins, because the coordinator cannot speak after its end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from bireme.kube.api import naming
+from bireme.kube.submit.submission import Object
+
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
+MAX_WORDS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod of a job."""
+
+    name: str
+    rank: int
+    role: str
+    """`node`, `pserver` or `trainer`."""
+    machine: str
+    phase: str
+    is_ready: bool
+    restarts: int
+    trains: Mapping[str, Any] = field(default_factory=dict)
+    """What the coordinator last heard from its trainer: pass, batch, batches, rate, cost."""
+    is_straggler: bool = False
+    waits: str = ""
+    """What it waits for while it does not run yet, or what it has failed of, in Kubernetes' words."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job on a cluster."""
+
+    name: str
+    namespace: str
+    state: str
+    """queued, suspended, pending, starting, running, finished, failed or cancelled."""
+    reason: str
+    started: float
+    pods: int
+    """How many it is to have."""
+    ready: int
+    status: Mapping[str, Any]
+    """The coordinator's last word; empty before its first."""
+    error: Mapping[str, str] = field(default_factory=dict)
+    """kind, what, why and fix, where it has failed and said why."""
+
+
+def moment(text: str | None) -> float:
+    """Seconds since 1970 of a time as Kubernetes writes it; 0 for none."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+
+
+def by_name(jobs: Iterable[Object]) -> dict[str, list[Object]]:
+    """The Jobs of each job, the one with the status first; those that only split data are no part of one."""
+    found: dict[str, list[Object]] = {}
+    for each in jobs:
+        if name := each["metadata"]["labels"].get(naming.INSTANCE):
+            found.setdefault(name, []).append(each)
+    for parts in found.values():
+        parts.sort(key=lambda each: str(each["metadata"]["name"]))  # -pserver before -trainer
+    return found
+
+
+def job_view(jobs: Sequence[Object]) -> JobView:
+    """A job from its Jobs, the one with the status first."""
+    main = jobs[0]
+    status = status_in(main)
+    state, reason = _state(jobs, status)
+    error = status.get("error") or {}
+    return JobView(
+        name=main["metadata"]["labels"].get(naming.INSTANCE, main["metadata"]["name"]),
+        namespace=main["metadata"].get("namespace", ""),
+        state=state,
+        reason=error.get("what", "") or reason,
+        started=moment(main["metadata"].get("creationTimestamp")),
+        pods=sum(each["spec"].get("completions") or 0 for each in jobs),
+        ready=sum((each.get("status") or {}).get("ready") or 0 for each in jobs),
+        status=status,
+        error=error,
+    )
+
+
+def status_in(main: Object) -> dict[str, Any]:
+    """The coordinator's last word on a Job; empty where it has said nothing that can be read."""
+    try:
+        told = json.loads((main["metadata"].get("annotations") or {}).get(naming.STATUS) or "{}")
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def condition(thing: Object, kind: str) -> Mapping[str, Any] | None:
+    """A condition of an object that holds now."""
+    for each in (thing.get("status") or {}).get("conditions") or ():
+        if each.get("type") == kind and each.get("status") == "True":
+            return dict(each)
+    return None
+
+
+def _state(jobs: Sequence[Object], status: Mapping[str, Any]) -> tuple[str, str]:
+    for each in jobs:
+        if failed := condition(each, "Failed") or condition(each, "FailureTarget"):
+            return "failed", str(failed.get("message") or failed.get("reason") or "")
+    if all(condition(each, "Complete") or condition(each, "SuccessCriteriaMet") for each in jobs):
+        return "finished", ""
+    phase = status.get("phase", "")
+    if jobs[0]["spec"].get("suspend"):
+        queue = naming.queue_of(jobs[0])
+        return ("queued", f"in the queue {queue}") if queue else ("suspended", "")
+    if phase in ("finished", "cancelled"):
+        return phase, str(status.get("reason") or "")
+    if phase == "failed":  # and Kubernetes makes new pods, until it has had enough
+        return "starting", f"again, after: {status.get('reason') or 'a failure'}"
+    if phase:
+        return ("running" if phase == "training" else "starting"), ""
+    ready = sum((each.get("status") or {}).get("ready") or 0 for each in jobs)
+    return ("starting" if ready else "pending"), ""
+
+
+def is_ended(state: str) -> bool:
+    """Whether nothing more will come of a job by itself."""
+    return state in ("finished", "failed", "cancelled")
+
+
+def pod_views(pods: Iterable[Object], status: Mapping[str, Any]) -> list[PodView]:
+    """The newest pod of each rank, pservers before trainers where they are apart."""
+    newest: dict[tuple[str, int], Object] = {}
+    older: dict[tuple[str, int], int] = {}
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
+        key = role_of(pod), rank_of(pod)
+        older[key] = older.get(key, -1) + 1
+        newest[key] = pod
+    trains = {t.get("trainer"): t for t in status.get("trainers") or ()}
+    late = " ".join(status.get("waits_for") or ()).replace(",", " ") + " "
+    return [_pod(pod, older[key], trains, late) for key, pod in sorted(newest.items(), key=lambda item: item[0])]
+
+
+def role_of(pod: Object) -> str:
+    """What a pod runs."""
+    return str(pod["metadata"]["labels"].get(naming.COMPONENT, "node"))
+
+
+def rank_of(pod: Object) -> int:
+    """Which of its kind a pod is; -1 for one that belongs to no Job."""
+    return int((pod["metadata"].get("annotations") or {}).get(naming.INDEX, -1))
+
+
+def _pod(pod: Object, older: int, trains: Mapping[Any, Mapping[str, Any]], late: str) -> PodView:
+    role, rank, status = role_of(pod), rank_of(pod), pod.get("status") or {}
+    failures = int((pod["metadata"].get("annotations") or {}).get(FAILURES, 0))
+    within = sum(each.get("restartCount", 0) for each in status.get("containerStatuses") or ())
+    names = ["pserver", "trainer"] if role == "node" else [role]
+    return PodView(
+        name=pod["metadata"]["name"],
+        rank=rank,
+        role=role,
+        machine=(pod.get("spec") or {}).get("nodeName", ""),
+        phase="Terminating" if pod["metadata"].get("deletionTimestamp") else status.get("phase", ""),
+        is_ready=condition(pod, "Ready") is not None,
+        restarts=max(older, failures) + within,
+        trains=trains.get(rank, {}) if "trainer" in names else {},
+        is_straggler=any(f"{name} {rank} " in late for name in names),
+        waits=waits_for(pod),
+    )
+
+
+def waits_for(pod: Object) -> str:
+    """What a pod that does not run yet waits for, or what it has failed of, in Kubernetes' words."""
+    status = pod.get("status") or {}
+    if status.get("phase") == "Failed":
+        ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
+        return str(status.get("reason") or next((end["reason"] for end in ends if end.get("reason")), ""))
+    if status.get("phase") != "Pending":
+        return ""
+    for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (each.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return _short(f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": "))
+    for each in status.get("conditions") or ():
+        if each.get("type") == "PodScheduled" and each.get("status") == "False":
+            return _short(str(each.get("message") or each.get("reason") or "a machine"))
+    return "its container" if (pod.get("spec") or {}).get("nodeName") else "a machine"
+
+
+def _short(text: str) -> str:
+    """No more than a line or two; `bireme why` tells all."""
+    return text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"
+
+
+def gathering(view: JobView, pods: Sequence[PodView]) -> str:
+    """Where a job stands that has not begun to train, in one line."""
+    if view.state in ("suspended", "queued"):
+        return view.state + (f", {view.reason}" if view.reason else "")
+    running = sum(pod.phase == "Running" for pod in pods)
+    waiting = [pod for pod in pods if pod.waits]
+    text = f"{running} of {view.pods} pods run"
+    if waiting:
+        first = waiting[0]
+        text += (
+            f"; {first.name} waits for {first.waits}" if first.waits[0].islower() else f"; {first.name}: {first.waits}"
+        )
+    return text

@@ -1,0 +1,1 @@
+"""Plain Jobs such as those of the original tutorial: pods that find and rank each other."""

@@ -1,0 +1,258 @@
+"""How the pods of a plain Job see each other: through the API server, or where that is forbidden, on the volume.
+
+Both ways end in the same list of peers and the same record on the volume (ranks.py decides, this does). Every pod
+leaves signs of life on the volume in any case: another one may not be let through to the API server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from bireme.core.errors import BiremeError
+from bireme.core.files import half_of, storage_errors, volume
+from bireme.kube.api.client import ForbiddenError
+from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, Record, SignsOfLife, Take, Taken, Wait, decide
+
+log = logging.getLogger(__name__)
+BEAT_S = 1.0
+PATIENCE_S = 10.0
+"""After so many seconds without a sign of life a pod is taken for gone."""
+ABSENCE_S = 2.5
+"""A pod that has a rank and still is not seen after so long is gone; before, it may be newer than what was seen."""
+TRIES = 3
+"""How often the API server is asked in vain before the volume has to do."""
+REST_S = 0.5
+
+
+class Sight(NamedTuple):
+    """The pods that are known, names of those of which it is not known yet whether they live, and when that was."""
+
+    peers: list[Peer]
+    unsure: set[str]
+    at_s: float
+
+
+class Eyes(Protocol):
+    """A way to see the other pods."""
+
+    is_blind: bool
+    """Whether nothing will ever be seen this way."""
+
+    def look(self) -> Sight | None:
+        """What can be seen now; None if that is not known yet, which is not the same as nobody."""
+
+
+class ApiEyes:
+    """Pods as the API server shows them: listed, and then watched by a thread, until nobody needs to see them any more.
+
+    A watch that says nothing for a while is taken for broken, and begun anew with a list.
+    """
+
+    def __init__(self, watch: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+        """Take what yields `("LISTED", all pods)`, then `(event, pod)`, and ends after some quiet time."""
+        self._watch = watch
+        self._pods: dict[str, Peer] | None = None
+        self._is_over = threading.Event()
+        self.is_blind = False
+        self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
+        self._thread.start()
+
+    def look(self) -> Sight | None:
+        """The pods right now; of those without an address nothing is known yet."""
+        pods = self._pods
+        if pods is None:
+            return None
+        unsure = {pod.name for pod in pods.values() if pod.may_live and not pod.is_live}
+        return Sight(list(pods.values()), unsure, time.monotonic())
+
+    def close(self) -> None:
+        """Look no more: the thread ends with the next event, or with the quiet time."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        try:
+            self._keep_looking()
+        finally:
+            self.is_blind = not self._is_over.is_set()
+
+    def _keep_looking(self) -> None:
+        in_vain, rest_s = 0, 0.0
+        while in_vain < TRIES and not self._is_over.wait(rest_s):
+            in_vain += 1
+            try:
+                for event, pod in self._watch():
+                    in_vain = 0
+                    self._see(event, pod)
+                    if self._is_over.is_set():
+                        return
+            except BiremeError as e:
+                if in_vain:  # else it was only quiet for long
+                    log.info("the API server does not show the pods: %s", e.what)
+                if isinstance(e, ForbiddenError):
+                    return
+            rest_s = REST_S * max(in_vain, 1)  # also after a list: a server that refuses only the watch is spared
+
+    def _see(self, event: str, thing: Mapping[str, Any]) -> None:
+        pods = dict(self._pods or {})  # a new one, as somebody may be reading the old
+        if event == "LISTED":
+            pods = {peer.name: peer for peer in map(peer_of, thing["items"])}
+        elif event == "DELETED":
+            pods.pop(peer_of(thing).name, None)
+        else:
+            pods[peer_of(thing).name] = peer_of(thing)
+        self._pods = pods
+
+
+def peer_of(pod: Mapping[str, Any]) -> Peer:
+    """A pod in the API server's words."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    return Peer(
+        metadata["name"], status.get("podIP") or "", status.get("phase") or "", bool(metadata.get("deletionTimestamp"))
+    )
+
+
+class _Sign(msgspec.Struct):
+    ip: str
+    beat: int
+    started: float
+
+
+class Meeting:
+    """Signs of life on the volume: one small file each, changed again and again by whoever is there."""
+
+    is_blind = False
+
+    def __init__(
+        self, directory: Path, name: str, ip: str, *, every_s: float = BEAT_S, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._directory = directory
+        self._every_s = every_s
+        self._path = directory / f"{name}.json"
+        self._sign = _Sign(ip, 0, time.time())
+        self._seen = SignsOfLife(patience_s)
+        self._is_mute = False
+        self._next_s = 0.0
+        with storage_errors(str(directory)):
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def beat(self) -> None:
+        """Say that we live, if it is time to."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + self._every_s
+        self._sign.beat += 1
+        half = half_of(self._path)
+        # Not synced: what matters is that it changes, not that it stays.
+        try:
+            half.write_bytes(msgspec.json.encode(self._sign))
+            half.replace(self._path)
+            self._is_mute = False
+        except OSError as e:
+            if not self._is_mute:
+                log.warning("no sign of life on the volume: %s", e)
+            self._is_mute = True
+
+    def leave(self) -> None:
+        """Say that we are gone, so that nobody has to find out."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def look(self) -> Sight:
+        """Whoever has given a sign of life lately."""
+        signs = self._signs()
+        now_s = time.monotonic()
+        self._seen.see({name: sign.beat for name, sign in signs.items()}, now_s)
+        living = self._seen.living(now_s)
+        return Sight([Peer(name, signs[name].ip) for name in living], self._seen.unsure(now_s), now_s)
+
+    def _signs(self) -> dict[str, _Sign]:
+        found = {}
+        for path in self._directory.glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                found[path.stem] = msgspec.json.decode(path.read_bytes(), type=_Sign)
+        return found
+
+
+class RankBook:
+    """The record of ranks on the volume: files that are made once and never changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        with storage_errors(str(directory)):
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def read(self) -> Record:
+        """What is written down."""
+        first = self._directory / "first.json"
+        written = first.read_bytes() if first.is_file() else b""
+        names = msgspec.json.decode(written, type=tuple[str, ...]) if written else ()
+        taken = []
+        for path in self._directory.iterdir():
+            found = re.fullmatch(r"rank-(\d+)\.(\d+)", path.name)
+            if found:
+                taken.append(Taken(int(found[1]), int(found[2]), path.read_text()))
+        return Record(names, taken)
+
+    def write(self, order: RankAll | Take) -> bool:
+        """Write something down; False if somebody has been faster."""
+        if isinstance(order, RankAll):
+            return create_once(self._directory / "first.json", msgspec.json.encode(order.first))
+        taken = order.taken
+        return create_once(self._directory / f"rank-{taken.rank}.{taken.turn}", taken.name.encode())
+
+
+def create_once(path: Path, data: bytes) -> bool:
+    """Make a file with all its content at once, unless it is there; returns whether it was made."""
+    half = half_of(path)
+    with storage_errors(str(path)):
+        try:
+            half.write_bytes(data)
+            try:
+                os.link(half, path)
+            except FileExistsError:
+                raise
+            except OSError:  # a volume without links: whoever reads at the wrong moment sees it empty
+                volume().create(path, data)
+        except FileExistsError:
+            return False
+        finally:
+            half.unlink(missing_ok=True)
+    return True
+
+
+def take_rank(
+    name: str, nodes: int, book: RankBook, eyes: tuple[Eyes | None, Meeting], rest: Callable[[Wait], bool]
+) -> int | None:
+    """Find out which node this pod is; None if `rest`, told what is waited for, says to stop."""
+    api, meeting = eyes
+    waits_for, missing = "", SignsOfLife(ABSENCE_S)
+    while True:
+        meeting.beat()
+        seen = (meeting if api is None or api.is_blind else api).look()
+        decision: Decision = Wait("the API server has not answered yet")
+        if seen is not None:
+            record = book.read()
+            unseen = {one.name for one in record.holders().values()} - {peer.name for peer in seen.peers}
+            missing.see(dict.fromkeys(unseen, 0), time.monotonic())
+            decision = decide(name, seen.peers, record, nodes, seen.unsure | missing.unsure(seen.at_s))
+        if isinstance(decision, Hold):
+            return decision.rank
+        if isinstance(decision, Wait):
+            if decision.why != waits_for:
+                waits_for = decision.why
+                log.info("waiting for a rank: %s", waits_for)
+            if not rest(decision):
+                return None
+        elif not book.write(decision):
+            log.info("another pod was faster; looking again")

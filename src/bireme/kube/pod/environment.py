@@ -1,0 +1,215 @@
+"""Which pod of which job this is, and where: read from the environment that Kubernetes gives it.
+
+Two kinds of pods come here. Those that `bireme submit` makes are told their job by a file and their rank by an index.
+Those of a plain Job written for the original have to find out their rank (peers.py).
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from bireme.core.errors import NetworkError, UsageError
+from bireme.job.node.entry import Role, read_job
+from bireme.job.output.ownership import RUN_DIRECTORY
+from bireme.kube.api import naming
+from bireme.kube.api.client import JOB, POD, Cluster, Target
+from bireme.kube.plain import tutorial
+from bireme.kube.plain.ranks import Wait
+from bireme.kube.submit.submission import Object
+from bireme.spec.job import Job
+
+GRACE_S = 25.0
+PATIENCE = 5.0
+"""On a cluster everybody is waited for so many times longer: pods are scheduled, pulled and replaced first."""
+API_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What a pod is, whatever it runs."""
+
+    name: str
+    namespace: str
+    machine: str
+    grace_s: float
+    """How long it may take to save what was done when it is told to end."""
+    scratch: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this pod stands in its job."""
+
+    pod: Pod
+    job: Job
+    """As it was given to this pod; it is settled for all nodes later."""
+    rank: int
+    role: Role | None
+    host: str
+    kube_job: str = ""
+    """The Job that the status is written on; '' outside of a cluster."""
+    all_jobs: tuple[str, ...] = ()
+    """The Jobs that end when the job is hopeless."""
+    each_second: tuple[Callable[[], None], ...] = ()
+
+
+class OwnJobs:
+    """The Jobs of this pod's namespace, as far as its account may touch them."""
+
+    def __init__(self, namespace: str) -> None:
+        self._cluster = Cluster(Target(namespace=namespace), timeout_s=API_TIMEOUT_S)
+
+    def get(self, name: str) -> Object:
+        """One Job."""
+        return self._cluster.get(JOB, name)
+
+    def patch(self, name: str, change: Object) -> Object:
+        """Merge a change into a Job."""
+        return self._cluster.patch(JOB, name, change)
+
+
+@lru_cache
+def jobs_in(namespace: str) -> OwnJobs:
+    """The Jobs of a namespace, one connection for all who ask."""
+    return OwnJobs(namespace)
+
+
+def cluster_of(place: Place) -> OwnJobs:
+    """A connection to the API server, made when it is first needed."""
+    return jobs_in(place.pod.namespace)
+
+
+def place_of(
+    environment: Mapping[str, str], rest: Callable[[Wait], bool], check: Callable[[Path], None] = lambda output: None
+) -> Place | None:
+    """Find out where this pod stands; None if `rest`, called while there is something to wait for, says to stop.
+
+    `check` is called with the job's output directory before this pod writes anything there.
+    """
+    if environment.get("BIREME_JOB"):
+        place = _of_index(environment)
+        check(Path(place.job.output))
+        return place
+    if tutorial.is_told(environment):
+        return _of_seeds(environment, rest, check)
+    raise UsageError(
+        "`bireme node` does not know which job it belongs to: neither BIREME_JOB nor JOB_NAME and JOB_PATH are set",
+        fix="pods are started by `bireme submit JOB.yaml`; on this machine use `bireme train JOB.yaml`",
+    )
+
+
+def _of_index(environment: Mapping[str, str]) -> Place:
+    job = read_job(Path(environment["BIREME_JOB"]))
+    role = _role(environment.get("BIREME_ROLE", ""))
+    rank = _index(environment)
+    if rank is None:
+        raise UsageError("JOB_COMPLETION_INDEX is not set", fix="the Job needs `completionMode: Indexed`")
+    count = {"pserver": job.pservers, "trainer": job.trainers, None: job.nodes}[role]
+    if rank >= count:
+        raise UsageError(f"JOB_COMPLETION_INDEX is {rank}, but the job has only {count} {role or 'node'}s")
+    is_inside = bool(environment.get("KUBERNETES_SERVICE_HOST"))
+    jobs = tuple(naming.job_name(job.name, each) for each in naming.roles_of(job, is_apart=role is not None))
+    return Place(
+        pod_of(environment),
+        _patient(job),
+        rank,
+        role,
+        host=environment.get("POD_IP") or own_address(""),
+        kube_job=environment.get("BIREME_KUBE_JOB", "") if is_inside else "",
+        all_jobs=jobs,
+    )
+
+
+def _of_seeds(
+    environment: Mapping[str, str], rest: Callable[[Wait], bool], check: Callable[[Path], None]
+) -> Place | None:
+    from bireme.kube.plain.peers import ApiEyes, Meeting, RankBook, take_rank
+
+    told = tutorial.read(environment)
+    job = tutorial.job_of(told)
+    check(Path(job.output))
+    if (Path(naming.TLS_DIRECTORY) / "tls.crt").is_file():
+        job = msgspec.structs.replace(job, tls=naming.TLS_DIRECTORY)
+    pod = replace(pod_of(environment), namespace=told.namespace)
+    host, run = environment.get("POD_IP") or own_address(told.nic), Path(job.output) / RUN_DIRECTORY
+    meeting = Meeting(run / "pods", pod.name, host)
+    rank, is_inside = _index(environment), bool(environment.get("KUBERNETES_SERVICE_HOST"))
+    if rank is None:
+        eyes = ApiEyes(lambda: _watch_pods(told)) if is_inside else None
+        try:
+            found = take_rank(pod.name, told.nodes, RankBook(run / "ranks"), (eyes, meeting), rest)
+        finally:
+            if eyes is not None:
+                eyes.close()
+        if found is None:
+            return None
+        rank = found
+    kube_job = told.name if is_inside else ""
+    return Place(pod, _patient(job), rank, None, host, kube_job=kube_job, each_second=(meeting.beat,))
+
+
+def _watch_pods(told: tutorial.Told) -> Iterator[tuple[str, Object]]:
+    with Cluster(Target(namespace=told.namespace), timeout_s=API_TIMEOUT_S) as cluster:
+        yield from cluster.watch_all(POD, {"job-name": told.name})
+
+
+def pod_of(environment: Mapping[str, str]) -> Pod:
+    """What the downward API says."""
+    return Pod(
+        name=environment.get("POD_NAME") or socket.gethostname(),
+        namespace=environment.get("POD_NAMESPACE", ""),
+        machine=environment.get("NODE_NAME", ""),
+        grace_s=_seconds(environment.get("BIREME_GRACE_S", "")),
+        scratch=Path(environment.get("BIREME_SCRATCH") or "/tmp/bireme/scratch"),
+    )
+
+
+def _patient(job: Job) -> Job:
+    return msgspec.structs.replace(job, connect_timeout_s=PATIENCE * job.connect_timeout_s)
+
+
+def _role(text: str) -> Role | None:
+    for role in get_args(Role):
+        if text == role:
+            return role  # type: ignore[no-any-return]  # one of the words of the type itself
+    if text:
+        raise UsageError(f"BIREME_ROLE is {text!r}, which is neither pserver nor trainer")
+    return None
+
+
+def _index(environment: Mapping[str, str]) -> int | None:
+    text = environment.get("JOB_COMPLETION_INDEX", "")
+    if text and not text.isdecimal():
+        raise UsageError(f"JOB_COMPLETION_INDEX is {text!r}, which is not a number")
+    return int(text) if text else None
+
+
+def _seconds(text: str) -> float:
+    if text and not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise UsageError(f"BIREME_GRACE_S is {text!r}, which is not a number of seconds")
+    return float(text) if text else GRACE_S
+
+
+def own_address(nic: str) -> str:
+    """The address by which others reach this pod: of that network interface, or of the one that routes outwards."""
+    from bireme.job.node.pserver import address_of
+
+    if nic:
+        try:
+            return address_of(nic)
+        except NetworkError:
+            pass  # it is called otherwise here
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent: the kernel only chooses the way
+        except OSError as e:
+            raise NetworkError(f"this pod has no address: {e.strerror}", fix="set POD_IP in its environment") from e
+        return str(probe.getsockname()[0])

@@ -1,0 +1,137 @@
+"""What a pod asks of its node while its processes run.
+
+Probes look at files, so that they cost no process of ours and no open port: `started` and `ready` are there or not,
+`alive` is touched by the main loop. The node's seat on the volume tells it when it was replaced behind its back. Before
+it leaves it has a snapshot made, if the job is at work: whoever comes next goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bireme.job.node.incarnations import Seat
+from bireme.job.node.log_budget import Copier
+
+log = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0
+COPY_EVERY_S = 0.2
+ASK_EVERY_S = 0.2
+GONE_S = 6.0
+"""After so long without an answer the coordinator has left too, and nobody can make a snapshot."""
+
+
+class Probes:
+    """Files that tell the kubelet how the node is."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+        for name in ("started", "ready", "alive"):
+            self.set(name, is_so=False)
+
+    def set(self, name: str, *, is_so: bool) -> None:
+        """Make a claim, or take it back; a full disk is not the node's death."""
+        with contextlib.suppress(OSError):
+            path = self._directory / name
+            if is_so:
+                path.touch()
+            else:
+                path.unlink(missing_ok=True)
+
+
+class Farewell:
+    """A node's last wish: a snapshot. Asked again and again whether it is fulfilled; no clock but the one passed in."""
+
+    def __init__(self, ask: Callable[[bool], dict[str, Any] | None], grace_s: float) -> None:
+        """`ask` returns the job's status, after asking for a snapshot if told to; None if nobody answers."""
+        self._ask = ask
+        self._grace_s = grace_s
+        self._since_s = math.inf
+        self._next_s = -math.inf
+        self._heard_s = math.inf
+        self._is_wanted = False
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether the snapshot is there, or there is no point in waiting for it."""
+        if self._since_s == math.inf:
+            log.info("told to end: asking for a snapshot")
+            self._since_s = self._heard_s = now_s
+        if now_s - self._since_s >= self._grace_s:
+            log.warning("no snapshot within %.0f s", self._grace_s)
+            return True
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + ASK_EVERY_S
+        status = self._ask(not self._is_wanted)
+        if status is None:
+            return self._is_alone(now_s)
+        self._heard_s = now_s
+        return self._is_settled(status)
+
+    def _is_alone(self, now_s: float) -> bool:
+        if now_s - self._heard_s < GONE_S:
+            return False
+        log.info("the coordinator has left")
+        return True
+
+    def _is_settled(self, status: dict[str, Any]) -> bool:
+        if status.get("phase") != "training":
+            log.info("nothing to save: the job is %s", status.get("phase"))
+            return True
+        if status.get("snapshot_wanted"):
+            self._is_wanted = True
+            return False
+        if self._is_wanted:
+            log.info("the snapshot of round %s is there", status.get("snapshot"))
+        else:
+            log.info("this job makes snapshots at the end of passes only")
+        return True
+
+
+class PodWatch:
+    """Looks after one node of a pod."""
+
+    def __init__(self, seat: Seat, probes: Probes, copier: Copier, farewell: Farewell) -> None:
+        self._seat = seat
+        self._probes = probes
+        self._copier = copier
+        self._farewell = farewell
+        self._look_s = self._copy_s = -math.inf
+        self.marks: Sequence[Path] = ()
+        """What the node's processes leave while they take part."""
+        self.each_second: list[Callable[[], None]] = []
+
+    def may_go_on(self) -> bool:
+        """Copy logs, keep the probes' files, and look whether somebody else has our place."""
+        now_s = time.monotonic()
+        if now_s - self._copy_s >= COPY_EVERY_S:
+            self._copy_s = now_s
+            self._copier.copy()
+        if now_s - self._look_s < LOOK_EVERY_S:
+            return True
+        self._look_s = now_s
+        self._probes.set("started", is_so=True)
+        self._probes.set("alive", is_so=True)
+        self._probes.set("ready", is_so=bool(self.marks) and all(mark.exists() for mark in self.marks))
+        for duty in self.each_second:
+            duty()
+        if self._seat.is_lost():
+            log.warning("another pod has taken this node's place; leaving at once")
+            return False
+        return True
+
+    def may_leave(self) -> bool:
+        """Whether a snapshot was made, or cannot be."""
+        return self._farewell.is_over(time.monotonic())
+
+    def left(self) -> None:
+        """Copy the last words."""
+        self._probes.set("ready", is_so=False)
+        self._copier.finish()

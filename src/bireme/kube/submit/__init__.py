@@ -1,0 +1,1 @@
+"""From a job to Kubernetes objects, and their submission."""

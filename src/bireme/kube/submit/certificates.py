@@ -1,0 +1,78 @@
+"""A job's certificates: an authority of its own, whose key never leaves this machine, and one leaf for its pods."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from bireme.core.errors import BiremeError
+from bireme.kube.api import naming
+
+RENEW_BELOW_DAYS = 30.0
+
+
+class Whose(NamedTuple):
+    """The job that an authority is for: jobs of one name in two clusters are two jobs."""
+
+    server: str
+    """Where the cluster's API server is."""
+    namespace: str
+    name: str
+
+    def place(self, state: Path) -> Path:
+        """Where the authority is kept, below the user's state directory."""
+        return state / "ca" / hashlib.sha256(self.server.encode()).hexdigest()[:12] / self.namespace / self.name
+
+
+def make_certificates(state: Path, whose: Whose, days: int) -> dict[str, bytes]:
+    """A fresh leaf for a job's pods, signed by the job's authority, which is made where there is none yet."""
+    from bireme.core.certificates import files_of, keep_ca
+
+    ca = keep_ca(whose.place(state), whose.name)
+    return files_of(ca, naming.common_name(whose.name, whose.namespace), days)
+
+
+def needs_renewal(leaf: bytes) -> bool:
+    """Whether a certificate is soon over."""
+    from bireme.core.certificates import days_left
+
+    return days_left(leaf) < RENEW_BELOW_DAYS
+
+
+def forget(state: Path, whose: Whose) -> None:
+    """Remove a job's authority; its certificates cannot be renewed any more."""
+    shutil.rmtree(whose.place(state), ignore_errors=True)
+
+
+@contextmanager
+def forgotten_unless_used(state: Path, whose: Whose, in_use: Callable[[], bytes | None]) -> Iterator[None]:
+    """Remove an authority that was made for a submission which then failed.
+
+    It stays where it is older than the submission, and where its certificate is `in_use` on the cluster, or may be:
+    a cluster that cannot be asked any more may have got it.
+    """
+    from bireme.core.certificates import read_ca
+
+    place = whose.place(state)
+    was_there = place.exists()
+    try:
+        yield
+    except BiremeError:
+        with suppress(BiremeError):
+            made = None if was_there else read_ca(place)
+            if made is not None and in_use() != made.certificate:
+                forget(state, whose)
+                _remove_empty(place.parent, state)
+        raise
+
+
+def _remove_empty(directory: Path, end: Path) -> None:
+    """Remove directories that nothing is in any more, upwards to `end`, which stays."""
+    with suppress(OSError):  # somebody else needs it
+        while directory != end:
+            directory.rmdir()
+            directory = directory.parent

@@ -1,0 +1,304 @@
+"""A short-lived pod on a job's volume, and commands run in it through the API server.
+
+The pod runs the job's own image as the job's own user, so whoever may read the job's files can be asked, wherever the
+volume is and whether or not the job's pods still exist. It ends by itself if this process cannot end it: soon after
+its last command, or after a day. One that has ended while it was still needed is replaced at the next command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from bireme.core.errors import BiremeError, ClusterError, NetworkError, error_class
+from bireme.kube.api import naming
+from bireme.kube.api.client import CLAIM, POD, VOLUME_CONTAINER, Cluster
+from bireme.kube.jobs.listing import waits_for
+from bireme.kube.submit.indexed_jobs import container_security, scheduling, security
+from bireme.kube.submit.patching import merge
+from bireme.kube.submit.submission import Object
+from bireme.spec.kubernetes import KubernetesFile, amount
+
+LIFETIME_S = 86400
+REQUESTS = {"cpu": "50m", "memory": "128Mi"}
+LIMITED = ("cpu", "memory", "ephemeral-storage")
+"""What the job's limits say that goes for a pod on the volume too; it needs nothing special, such as a GPU."""
+START_S = 600.0
+"""How long a pod may wait for its machine and its image: some clusters have to start one."""
+PULL_S = 60.0
+"""How long a registry may refuse an image without saying that this is final."""
+SAY_AFTER_S = 3.0
+"""Whatever comes within this time was not worth a word."""
+KILLED = (137, 143)
+"""Exit codes of a command that was ended together with its container."""
+HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError")
+"""What a pod that has not begun will not get over soon."""
+PULLING = ("ErrImagePull", "ImagePullBackOff")
+FINAL = re.compile(r"not found|manifest unknown|denied|unauthorized|forbidden|authorization failed", re.IGNORECASE)
+"""How a registry says that it will not give an image the next time either."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How time passes while something is waited for."""
+
+    now: Callable[[], float] = time.monotonic
+    rest: Callable[[float], None] = time.sleep
+
+
+REAL = Pace()
+
+
+def on_stderr(line: str) -> None:
+    """Say something to whoever waits."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A volume, and what a pod on it looks like."""
+
+    name: str
+    """Of the job."""
+    image: str
+    settings: KubernetesFile
+
+    @property
+    def claim(self) -> str:
+        """The volume's claim."""
+        return naming.claim_of(self.name, self.settings.volume.claim)
+
+
+def volume_pod(place: Place, namespace: str, suffix: str, command: Sequence[str]) -> Object:
+    """A pod that only has the volume, with what the user has patched into it."""
+    settings = place.settings
+    labels = settings.labels | labels_of(place.name, suffix.partition("-")[0])
+    where = scheduling(settings, place.name)
+    where.pop("topologySpreadConstraints", None)
+    if settings.service_account is not None:
+        where["serviceAccountName"] = settings.service_account
+    made = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{place.name}-{suffix}", "namespace": namespace, "labels": labels},
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": LIFETIME_S,
+            "terminationGracePeriodSeconds": 2,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            **security(),
+            **where,
+            "containers": [_container(place, command)],
+            "volumes": [
+                {"name": "volume", "persistentVolumeClaim": {"claimName": place.claim}},
+                {"name": "tmp", "emptyDir": {}},
+            ],
+        },
+    }
+    patched: Object = merge(made, settings.patch.get("Pod", {}))
+    return patched
+
+
+def _container(place: Place, command: Sequence[str]) -> Object:
+    settings = place.settings
+    box: Object = {
+        "name": VOLUME_CONTAINER,
+        "image": place.image,
+        "command": list(command),
+        "resources": _resources(settings),
+        **container_security(),
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "volumeMounts": [
+            {"name": "volume", "mountPath": naming.VOLUME_ROOT},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    if settings.image_pull_policy is not None:
+        box["imagePullPolicy"] = settings.image_pull_policy
+    return box
+
+
+def _resources(settings: KubernetesFile) -> Object:
+    """Little, and no more than the job's pods may use: some namespaces demand a limit of every pod."""
+    limits = {k: str(v) for k, v in settings.resources.limits.items() if k in LIMITED}
+    requests = {k: min(v, limits.get(k, v), key=amount) for k, v in REQUESTS.items()}
+    return {"requests": requests} | ({"limits": limits} if limits else {})
+
+
+class Starting:
+    """Waiting for a pod to start: says what keeps it, and gives up where that will not pass, or has not for long."""
+
+    def __init__(self, tell: Tell, pace: Pace) -> None:
+        self._tell = tell
+        self._pace = pace
+        self._said = ""
+        self.begin()
+
+    def begin(self) -> None:
+        """Count the time from now."""
+        self._since = self._pace.now()
+        self._pulls_since: float | None = None
+
+    def look_at(self, who: str, pod: Object | None, why: Callable[[], str]) -> None:
+        """See a pod that has not started, None for one that is not even made; `why` tells more at the end."""
+        waits = "a pod" if pod is None else waits_for(pod) or "its container"
+        if pod is not None and self._is_hopeless(pod):
+            raise ClusterError(f"the pod {who} does not start: {waits}")
+        waited_s = self._pace.now() - self._since
+        if waited_s > START_S:
+            raise ClusterError(f"{who} has waited for {START_S:.0f} s, and does not start: {why() or waits}")
+        if waits != self._said and waited_s > SAY_AFTER_S:
+            self._said = waits
+            self._tell(f"{who} waits for {waits}" if waits[0].islower() else f"{who}: {waits}")
+
+    def _is_hopeless(self, pod: Object) -> bool:
+        status = pod.get("status") or {}
+        boxes = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+        states = [(each.get("state") or {}).get("waiting") or {} for each in boxes]
+        pulls = [state for state in states if state.get("reason") in PULLING]
+        if pulls and self._pulls_since is None:
+            self._pulls_since = self._pace.now()
+        is_late = bool(pulls) and self._pace.now() - (self._pulls_since or 0.0) > PULL_S
+        is_final = any(FINAL.search(str(state.get("message", ""))) for state in pulls)
+        return is_late or is_final or any(state.get("reason") in HOPELESS for state in states)
+
+
+class PodEndedError(NetworkError):
+    """The pod on the volume has ended under a command; the next command gets another one."""
+
+
+class VolumePod:
+    """A pod on a volume for as long as the `with` block lasts."""
+
+    def __init__(self, cluster: Cluster, place: Place, tell: Tell = on_stderr, pace: Pace = REAL) -> None:
+        self._cluster = cluster
+        self._place = place
+        self._tell = tell
+        self._pace = pace
+        self._name = ""
+
+    def __enter__(self) -> VolumePod:
+        cluster, place = self._cluster, self._place
+        if cluster.find(CLAIM, place.claim) is None:
+            raise ClusterError(
+                f"there is no volume claim {place.claim} in the namespace {cluster.namespace}",
+                fix="`bireme data push JOB.yaml` or `bireme submit JOB.yaml` makes it",
+            )
+        self._sweep()
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(NetworkError):  # it ends by itself
+            self._cluster.delete(POD, self._name, grace_s=0)
+
+    def _start(self) -> None:
+        """Make a pod and wait until it runs."""
+        suffix = f"volume-{secrets.token_hex(3)}"
+        command = ["bireme", "volume", "wait", str(LIFETIME_S)]
+        made = volume_pod(self._place, self._cluster.namespace, suffix, command)
+        self._name = self._cluster.create(made)["metadata"]["name"]
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _sweep(self) -> None:
+        """Remove what earlier calls could not."""
+        for pod in self._cluster.list(POD, labels_of(self._place.name, "volume")):
+            if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+                self._cluster.delete(POD, pod["metadata"]["name"], grace_s=0)
+
+    def _wait(self) -> None:
+        starting = Starting(self._tell, self._pace)
+        while True:
+            pod = self._cluster.get(POD, self._name)
+            phase = (pod.get("status") or {}).get("phase")
+            if phase == "Running":
+                return
+            if phase in ("Succeeded", "Failed"):
+                raise ClusterError(f"the pod {self._name} on the volume ended before it was used: {end_of(pod)}")
+            starting.look_at(self._name, pod, lambda: "")
+            self._pace.rest(0.1)
+
+    def _is_there(self) -> bool:
+        return not end_of(self._cluster.find(POD, self._name))
+
+    def run(self, command: Sequence[str], *, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None) -> bytes:
+        """Run `bireme volume …` in the pod and return its output unless `stdout` takes it; its failures are raised."""
+        if not self._is_there():
+            self.__exit__()
+            self._start()
+        words = ["bireme", "volume", *command]
+        try:
+            code, output, complaints = self._cluster.run(self._name, words, stdin=stdin, stdout=stdout)
+        except ClusterError as e:
+            if self._is_there():
+                raise
+            raise self._ended() from e
+        if code in KILLED and not complaints.strip():
+            raise self._ended()
+        if code:
+            raise told_error(complaints, code)
+        return output
+
+    def ask(self, command: Sequence[str], *, stdin: BinaryIO | None = None) -> Any:
+        """Run a command that answers in JSON."""
+        return json.loads(self.run(command, stdin=stdin))
+
+    def _ended(self) -> PodEndedError:
+        """What has become of the pod under a command; the cluster learns that a little later than we do."""
+        looks = 0
+        while not (told := end_of(self._cluster.find(POD, self._name))) and looks < 20:
+            self._pace.rest(0.2)
+            looks += 1
+        return PodEndedError(
+            f"the pod {self._name} on the volume has ended under a command: {told or 'the command was killed'}",
+            why=f"such a pod lives for {LIFETIME_S // 3600} hours at most, and no longer than its machine",
+            fix="the same command again goes on where this one was",
+        )
+
+
+def labels_of(name: str, component: str) -> dict[str, str]:
+    """The labels of what looks after a job's volume for a while; it is no part of the job."""
+    return {
+        naming.NAME: "bireme",
+        naming.MANAGED_BY: "bireme",
+        naming.COMPONENT: component,
+        naming.VOLUME_OF: name,
+    }
+
+
+def end_of(pod: Object | None) -> str:
+    """Why nothing can be run in a pod any more, in Kubernetes' words; empty where it can."""
+    if pod is None:
+        return "it is gone"
+    status = pod.get("status") or {}
+    if status.get("phase") not in ("Succeeded", "Failed"):
+        return "it is being deleted" if pod["metadata"].get("deletionTimestamp") else ""
+    ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
+    for told in (status, *ends):
+        if told.get("reason"):
+            return f"{told['reason']}: {told.get('message', '')}".rstrip(": ")
+    return str(status["phase"])
+
+
+def told_error(complaints: str, code: int) -> BiremeError:
+    """The error that a command in the pod has ended with, as the class it was."""
+    last = complaints.strip().splitlines()[-1:] or [""]
+    try:
+        told = json.loads(last[0])
+        kind = error_class(told["error"], ClusterError)
+        return kind(f"on the volume: {told['what']}", why=told["why"], fix=told["fix"])
+    except (ValueError, KeyError, TypeError):
+        return ClusterError(f"a command on the volume failed with exit code {code}: {last[0]}")

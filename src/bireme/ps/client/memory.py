@@ -1,0 +1,107 @@
+"""A trainer's own memory: gradient rows that lanes of the same machine read, parameters that they write.
+
+Gradients: one row per subtree this trainer sends, all in one segment that is handed to local
+lanes. Parameters: where lanes share memory, two sets, because a lane keeps two buffers and each
+round's parameters appear in the one that is due; slices of remote lanes are received into the
+same places. Without local lanes one set is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core.errors import StorageError
+from bireme.ps.plan import Layout, Slice
+from bireme.ps.tree import Span
+from bireme.ps.wire.shared_memory import Region, close_quietly, make_segment
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """What a trainer tells a lane about its gradient segment: which subtree each row is, and how long rows are."""
+
+    spans: tuple[Span, ...]
+    row_nbytes: int
+
+
+class TrainerMemory:
+    """Flat vectors for one trainer: `row(span)` to write gradients to, `values(round)` to compute from."""
+
+    def __init__(self, layout: Layout, spans: Sequence[Span], *, is_shared: bool) -> None:
+        self.layout = layout
+        self.spans = tuple(spans)
+        nbytes = 4 * layout.size
+        grads = Region(nbytes * len(self.spans))
+        sets = [Region(nbytes)]
+        self.fd = -1
+        if is_shared:
+            # Where there is too little shared memory, everything goes through sockets.
+            with contextlib.suppress(StorageError):
+                self.fd = make_segment("gradients", nbytes * len(self.spans))
+                grads.map(0, nbytes * len(self.spans), self.fd, 0, is_writable=True)
+                sets.append(Region(nbytes))
+        self._finish = weakref.finalize(self, close_quietly, self.fd)
+        self._sets = sets
+        self._rows = {span: grads.floats(layout.size, nbytes * i) for i, span in enumerate(self.spans)}
+        self._values = [region.floats(layout.size) for region in sets]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether local lanes can be given this memory."""
+        return self.fd >= 0
+
+    def row(self, span: Span) -> NDArray[np.float32]:
+        """Where the gradient of a subtree belongs."""
+        return self._rows[span]
+
+    def values(self, round_: int) -> NDArray[np.float32]:
+        """The parameters after this many rounds, once they are there."""
+        return self._values[self.set_of(round_)]
+
+    def set_of(self, round_: int) -> int:
+        """Which of the sets holds a round's parameters."""
+        return round_ % len(self._sets)
+
+    def adopt(self, part: Slice, fd: int) -> None:
+        """Let a lane's two buffers be this slice of the two sets; they can only be read here."""
+        for number, region in enumerate(self._sets):
+            region.map(4 * part.begin, 4 * len(part), fd, number * 4 * len(part), is_writable=False)
+
+    def close(self) -> None:
+        """Give the descriptor back; what is mapped stays until nobody uses it."""
+        self._finish.detach()
+        close_quietly(self.fd)
+        self.fd = -1
+
+
+class LaneMemory:
+    """A lane's two parameter buffers and its inbox: one row per contribution, its own or a trainer's memory."""
+
+    def __init__(self, part: Slice, rows: int) -> None:
+        self._nbytes = 4 * len(part)
+        params = Region(2 * self._nbytes)
+        try:
+            self.fd = make_segment("parameters", 2 * self._nbytes)
+            params.map(0, 2 * self._nbytes, self.fd, 0, is_writable=True)
+        except StorageError:
+            self.fd = -1  # nothing can be shared; trainers of this machine get slices through their sockets
+        weakref.finalize(self, close_quietly, self.fd)
+        # w[r] and w[r - 1]: a trainer that died between two lanes' closing is replaced by one that needs the older.
+        self.buffers = [params.floats(len(part)), params.floats(len(part), self._nbytes)]
+        self._inbox = Region(rows * self._nbytes)
+        self.inbox = self._inbox.floats(rows * len(part)).reshape(rows, len(part))
+
+    def adopt(self, row: int, fd: int, fd_offset: int) -> None:
+        """Let a row be a piece of a trainer's segment, which is only read here."""
+        self._inbox.map(row * self._nbytes, self._nbytes, fd, fd_offset, is_writable=False)
+
+    def reclaim(self, row: int) -> None:
+        """Take a row back from a trainer that has gone, with what it had written."""
+        kept = self.inbox[row].copy()
+        self._inbox.unmap(row * self._nbytes, self._nbytes)
+        self.inbox[row] = kept

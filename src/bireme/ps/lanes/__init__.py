@@ -1,0 +1,1 @@
+"""A lane at work: which pushes count, when a round closes, and the pserver that holds the lanes."""

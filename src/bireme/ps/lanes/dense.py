@@ -1,0 +1,215 @@
+"""What a dense lane keeps: its slice of all dense parameters in two buffers, and an inbox of gradient rows.
+
+Rounds are applied out of place, from the buffer of round r into that of round r + 1. A trainer of
+the same machine shares its gradient rows and reads the buffers where they are.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bireme.core import draws
+from bireme.core.errors import FrameError
+from bireme.ps.client.memory import LaneMemory, Rows
+from bireme.ps.lanes.lane import Answer, Machine
+from bireme.ps.lanes.rounds import Closing
+from bireme.ps.optim.optimizers import UPDATES, Segment, SliceOptimizer, warm
+from bireme.ps.plan import Layout, Piece, Slice
+from bireme.ps.setup import Setup, plain
+from bireme.ps.snapshot.reassembly import VALUES, dense_slice, pack_dense
+from bireme.ps.snapshot.snapshot_files import Part
+from bireme.ps.snapshot.writer import Capture, copy_pieces
+from bireme.ps.tree import spans_of
+from bireme.ps.wire import codec, frame_io
+from bireme.ps.wire.frames import Flag, Head
+from bireme.ps.wire.shared_memory import check_segment
+
+Floats = NDArray[np.float32]
+
+
+def initial_values(piece: Piece, seed: int) -> Floats:
+    """A parameter's first values, drawn from a stream of its own name: any part gives the same bits."""
+    p = piece.parameter
+    count = piece.end - piece.begin
+    if p.init.spread == 0.0:
+        return np.full(count, p.init.mean, dtype=np.float32)
+    key = draws.stream_key(seed, "init", p.name)
+    if p.init.kind == "normal":
+        drawn = draws.draw_normal(key, piece.offset, count)
+    else:
+        drawn = 2.0 * draws.draw_uniform(key, piece.offset, count) - 1.0
+    return (p.init.mean + p.init.spread * drawn).astype(np.float32)
+
+
+class DenseStore:
+    """A slice of the flat vector of all dense parameters."""
+
+    def __init__(self, setup: Setup, index: int) -> None:
+        self._index = index
+        self._layout = Layout(setup.dense)
+        lanes = setup.pservers * setup.dense_lanes
+        self.part: Slice = self._layout.slices(lanes)[setup.pserver * setup.dense_lanes + index]
+        self._coding = setup.wire.gradients
+        self.slice_nbytes = codec.payload_nbytes(self._coding, len(self.part))
+        pieces = self._layout.pieces(self.part)
+        rule = setup.dense_rule
+        segments = [Segment(p.parameter, p.begin, p.end) for p in pieces]
+        if setup.updates.mode == "local":
+            segments = [Segment(plain(s.parameter), s.begin, s.end) for s in segments]
+        self._optimizer = SliceOptimizer(rule, segments)
+        warm(rule)
+        codec.warm(self._coding)
+        rows = len(spans_of(setup.shares, setup.shards, is_apart=setup.is_apart))
+        self._memory = LaneMemory(self.part, rows)
+        self._is_streamed = setup.updates.is_streamed
+        self._attached: dict[int, list[int]] = {}
+        self._size = pieces[-1].end if pieces else 0
+        self._spare: dict[str, NDArray[Any]] = self._make_spare() if setup.snapshots else {}
+        if not setup.base:
+            for piece in pieces:
+                self._memory.buffers[0][piece.begin : piece.end] = initial_values(piece, setup.seed)
+
+    def _make_spare(self) -> dict[str, NDArray[Any]]:
+        """What cuts are copied into. Written to now: the first touch of fresh memory costs more than a copy."""
+        state = self._optimizer.state_in_place()
+        spare = {name: np.empty_like(array) for name, array in state.items() if name != UPDATES}
+        spare[VALUES] = np.empty(len(self.part), np.float32)
+        for array in spare.values():
+            array.fill(0)
+        return spare
+
+    def describe(self) -> str:
+        """What is kept here."""
+        return f"{len(self.part)} values"
+
+    def _buffer(self, round_: int) -> Floats:
+        return self._memory.buffers[round_ % 2]
+
+    def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
+        """Take a trainer's gradient rows as they lie, and give it our buffers."""
+        try:
+            offered = msgspec.json.decode(offer, type=Rows)
+        except msgspec.MsgspecError as e:
+            raise FrameError(f"an ATTACH that makes no sense: {e}") from e
+        rows = [machine.row_of(span) for span in offered.spans]
+        is_fit = offered.row_nbytes == 4 * self._layout.size and None not in rows
+        if not is_fit or self._shared_rows() & set(rows):
+            raise FrameError(f"the rows {offered.spans} are not free in this view")
+        is_in = any(machine.has_landed(span) for span in offered.spans)
+        # What is written at any moment must not be read in place, and what must be decoded cannot be.
+        can_share = not self._is_streamed and self._coding == "float32"
+        if not fds or self._memory.fd < 0 or is_in or not can_share:
+            return []
+        check_segment(fds[0], offered.row_nbytes * len(rows))
+        own = [row for row in rows if row is not None]
+        self._attached[id(sock)] = own
+        for number, row in enumerate(own):
+            self._memory.adopt(row, fds[0], number * offered.row_nbytes + 4 * self.part.begin)
+        return [self._memory.fd]
+
+    def _shared_rows(self) -> set[int | None]:
+        return {row for held in self._attached.values() for row in held}
+
+    def detach(self, sock: socket.socket) -> None:
+        """Stop reading a connection's memory, keeping what it had written."""
+        for row in self._attached.pop(id(sock), ()):
+            self._memory.reclaim(row)
+
+    def check_place(self, sock: socket.socket, row: int | None, *, in_place: bool) -> None:
+        """Refuse a push into a row that another connection shares, or that none does."""
+        holders = self._attached.get(id(sock), ()) if in_place else self._shared_rows()
+        if in_place != (row in holders):
+            raise FrameError("these shards' gradient is not shared by this connection, but by another or none")
+
+    def receive(self, sock: socket.socket, head: Head, row: int) -> None:
+        """Receive straight into the row, or aside where it must be decoded."""
+        if self._coding == "float32":
+            frame_io.receive_into(sock, self._memory.inbox[row])
+        else:
+            self._decode(self._receive_coded(sock, head), self._memory.inbox[row])
+
+    def receive_aside(self, sock: socket.socket, head: Head) -> Floats:
+        """Read a contribution without keeping it."""
+        payload = self._receive_coded(sock, head)
+        again = np.empty(len(self.part) if head.nbytes else 0, np.float32)
+        if len(again):
+            self._decode(payload, again)
+        return again
+
+    def _receive_coded(self, sock: socket.socket, head: Head) -> bytearray:
+        if head.nbytes > codec.PICK_NBYTES * len(self.part):
+            raise FrameError(f"{head.nbytes} bytes of gradient for a slice of {len(self.part)} values")
+        return frame_io.receive_bytes(sock, head.nbytes)
+
+    def _decode(self, payload: bytearray, target: Floats) -> None:
+        if self._coding == "float32":
+            target[:] = np.frombuffer(payload, np.float32)
+        elif self._coding == "top_k":
+            codec.decode_picks(np.frombuffer(payload, np.uint8), target)
+        else:
+            codec.decode(self._coding, np.frombuffer(payload, np.uint16), target)
+
+    def difference(self, row: int, again: object) -> str:
+        """Compare bit by bit."""
+        assert isinstance(again, np.ndarray)
+        kept = self._memory.inbox[row][: len(again)]
+        different = np.flatnonzero(again.view(np.uint32) != kept.view(np.uint32))
+        return self._layout.name_at(self.part.begin + int(different[0])) if len(different) else ""
+
+    def apply(self, closing: Closing, rate: float) -> None:
+        """Sum the rows and take the step, into the other buffer."""
+        before, after = self._buffer(closing.round), self._buffer(closing.round + 1)
+        if closing.root is None:
+            after[:] = before
+        else:
+            steps = np.array(closing.steps, dtype=np.int32).reshape(-1, 2)
+            self._optimizer.apply(self._memory.inbox, closing.root, steps, before, after, rate)
+
+    def capture(self, round_: int, base: int) -> Capture:
+        """The slice and the optimizer's state at the beginning of a round, always whole.
+
+        State changes with this round's update; the slice stays where it is until the update after it.
+        """
+        spare, state = self._spare, self._optimizer.state_in_place()
+        pieces = [piece for name in state if name in spare for piece in copy_pieces(round_, state[name], spare[name])]
+        pieces += copy_pieces(round_ + 1, self._buffer(round_), spare[VALUES])
+        packed = pack_dense(self._index, self.part, spare[VALUES], {n: spare.get(n, a) for n, a in state.items()})
+        return Capture(packed, pieces)
+
+    def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
+        """Go on from a snapshot of any layout."""
+        found = dense_slice(chain[-1], self.part, size=self._size)
+        self._buffer(round_)[:] = found.pop(VALUES)
+        self._optimizer.load_state(found)
+
+    def receive_request(self, sock: socket.socket, head: Head) -> None:
+        """A dense lane is always asked for its whole slice."""
+        if head.nbytes:
+            raise FrameError(f"a PULL from a dense lane has no payload, this one has {head.nbytes} bytes")
+
+    def is_shared_with(self, sock: socket.socket) -> bool:
+        """Whether this trainer reads our buffers where they are."""
+        return id(sock) in self._attached
+
+    def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
+        """Our buffer; for a trainer that shares it, just the word that it is ready."""
+        part = self._buffer(round_)
+        if id(sock) in self._attached:
+            return Flag.IN_PLACE, part.nbytes, []
+        # Where others' pushes are applied at any moment, the buffer may change while it is being sent.
+        return Flag.NONE, part.nbytes, [part.copy() if self._is_streamed else part]
+
+    def receive_values(self, sock: socket.socket, head: Head, *, is_wanted: bool) -> None:
+        """Take the slice's first values."""
+        if head.nbytes != 4 * len(self.part):
+            raise FrameError(f"{head.nbytes} bytes for a slice of {4 * len(self.part)}")
+        if is_wanted:
+            frame_io.receive_into(sock, self._buffer(0))
+        else:
+            frame_io.discard(sock, head.nbytes)

@@ -1,0 +1,336 @@
+"""One lane's bookkeeping of rounds and passes, without I/O: frames' heads in, verdicts out.
+
+The shell (lane.py) holds the arrays and sockets; this machine alone decides what may land
+where, when a round closes, in which order its rows are added, and which buffer answers a pull.
+
+    offer(head, records)  ->  Take(row) | Repeat(row) | Late | Refuse(reason)
+    landed(span)          ->  Closing | None      the payload is in; the round may be complete
+    dropped(span)                                 the connection died before the payload was in
+    close()                                       the kernel has run: round + 1, maybe pass + 1
+    look(head)            ->  Ready(round) | Wait | Refuse
+
+A contribution is named by (round, span) and its bytes are a function of that name, so applying
+it once follows: a repeat of the open round must have the same bytes, one of a closed round is
+answered and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bireme.ps.tree import Span, reduction
+from bireme.ps.wire.frames import Flag, Head, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Receive the payload into this row of the inbox."""
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """This row is in already: receive aside and compare."""
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The round has closed with this contribution in it: discard the payload, it counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Change nothing and say why."""
+
+    reason: str
+    is_stale: bool = False
+    """It was right in a view that is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Answer a pull with the parameters as they stood after this many rounds, and say where in the data that is."""
+
+    round: int
+    pass_id: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Answer later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A complete round: add `rows` by `steps`, apply row `root` (none: nobody had a sample)."""
+
+    round: int
+    pass_id: int
+    root: int | None
+    steps: tuple[tuple[int, int], ...]
+    samples: int
+    """Samples in all rounds so far, this one included: what schedules count."""
+    ends_pass: bool = False
+    """Every shard has no further batch in this pass."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the rounds of one pass for one shard."""
+
+    samples: int = 0
+    cost: float = 0.0
+    evals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+    def copy(self) -> Totals:
+        """The same sums, to count on from."""
+        return Totals(self.samples, self.cost, list(self.evals))
+
+    def add(self, record: Record) -> None:
+        """Count one round's record."""
+        self.samples += record.samples
+        self.cost += record.cost
+        for i, value in enumerate(record.evals):
+            self.evals[i] += value
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One lane's bookkeeping at a cut."""
+
+    round: int
+    pass_id: int
+    pass_start: int
+    """The round with which the open pass began; 0 where updates come one by one."""
+    samples: int
+    ended: frozenset[int]
+    totals: dict[int, Totals]
+    next_q: tuple[int, ...] = ()
+    """Where updates come one by one: the batch that each shard must push next."""
+    staleness: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PassTotals:
+    """What a lane knows when a pass is over."""
+
+    pass_id: int
+    samples: int
+    """Samples of all passes so far."""
+    shards: dict[int, Totals]
+    staleness: dict[int, int]
+    """Updates by how many batches their shard was ahead of the slowest; empty where all go together."""
+
+
+@dataclass(slots=True)
+class _Row:
+    records: list[Record]
+    is_in: bool = False
+
+    @property
+    def samples(self) -> int:
+        return sum(r.samples for r in self.records)
+
+
+class LaneRounds:
+    """The state of one lane's rounds."""
+
+    def __init__(self, shards: int, spans: Sequence[Span], slice_nbytes: int | None, *, job: int, view: int) -> None:
+        """Take `slice_nbytes` as the length of a whole payload; None where that differs from push to push."""
+        self.shards = shards
+        self.spans = list(spans)
+        self.slice_nbytes = slice_nbytes
+        self.job = job
+        self.view = view
+        self.round = 0
+        self.pass_id = 0
+        self.pass_start = 0
+        self.samples = 0
+        self._before = (0, 0)
+        self._oldest = 0
+        self.cut_at = 0
+        """The round at whose beginning the next cut is to be taken; pushes carry it on from lane 0."""
+        self.ended: set[int] = set()
+        self.totals: dict[int, Totals] = {s: Totals() for s in range(shards)}
+        self._rows: dict[Span, _Row] = {}
+        self._index = {span: i for i, span in enumerate(self.spans)}
+
+    def start_at(self, pass_id: int, samples: int) -> None:
+        """Count on from an earlier run's pass and samples, before the first round."""
+        self.pass_id, self.samples = pass_id, samples
+
+    def restore(self, counts: Counts) -> None:
+        """Go on from a cut; the round before it is not to be had."""
+        self.round = self._oldest = counts.round
+        self.pass_id, self.pass_start, self.samples = counts.pass_id, counts.pass_start, counts.samples
+        self.ended = set(counts.ended)
+        self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
+
+    def enter(self, view: int) -> None:
+        """Move to a later view: what the open round has got so far is sent again by whoever is in it."""
+        self.view = view
+        self._rows.clear()
+
+    def row_of(self, span: Span) -> int | None:
+        """The inbox row of a contribution; None for one that this view does not have."""
+        return self._index.get(span)
+
+    def has_landed(self, span: Span) -> bool:
+        """Whether the open round already has this contribution."""
+        return span in self._rows and self._rows[span].is_in
+
+    def awaited(self) -> list[Span]:
+        """Contributions that the open round still lacks."""
+        live = [span for span in self.spans if any(s not in self.ended for s in span.shards)]
+        return [span for span in live if not self.has_landed(span)]
+
+    def check(self, head: Head) -> Refuse | None:
+        """Refuse what belongs to another job or another view."""
+        return check_origin(head, self.job, self.view)
+
+    def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
+        """Decide what to do with a PUSH whose payload has not been read yet."""
+        refusal = self.check(head)
+        if refusal:
+            return refusal
+        span = Span(head.lo, head.hi)
+        if span not in self._index:
+            return Refuse(f"shards {head.lo}…{head.hi - 1} are no contribution of this view")
+        if self.slice_nbytes is not None and head.nbytes not in (0, self.slice_nbytes):
+            return Refuse(f"a payload of {head.nbytes} bytes for a slice of {self.slice_nbytes}")
+        if head.round < self.round:
+            # No round closes without its live shards, so it counted, maybe in an earlier view. Where its shards have
+            # no further batch, others may have closed any number of rounds meanwhile.
+            return Late()
+        if head.round > self.round:
+            return Refuse(f"round {head.round} is ahead of round {self.round}")
+        wrong = self._wrong_records(head, span, records)
+        if wrong:
+            return Refuse(wrong)
+        row = self._rows.get(span)
+        if row is not None and not row.is_in:
+            return Refuse(f"shards {head.lo}…{head.hi - 1} are being received on another connection")
+        if row is not None:
+            return Repeat(self._index[span]) if row.records == records else Refuse("the repeat has other records")
+        self._rows[span] = _Row(records)
+        # Every push of this round names the same cut, if any, so all lanes know of it before they come to it.
+        self.cut_at = max(self.cut_at, head.extra)
+        return Take(self._index[span])
+
+    def _wrong_records(self, head: Head, span: Span, records: list[Record]) -> str:
+        live = [s for s in span.shards if s not in self.ended]
+        if [r.shard for r in records] != live:
+            return f"records of shards {[r.shard for r in records]}, but {live} are live in this pass"
+        samples = sum(r.samples for r in records)
+        if wrong_length(samples, head.nbytes, self.slice_nbytes):
+            return f"{samples} samples with a payload of {head.nbytes} bytes"
+        if samples == 0 and not all(r.is_last for r in records):
+            return "an empty contribution that does not end its shards would never end the pass"
+        return ""
+
+    def landed(self, span: Span) -> Closing | None:
+        """The payload is in; return how to close the round once every live shard is there."""
+        self._rows[span].is_in = True
+        for other in self.spans:
+            row = self._rows.get(other)
+            if (row is None or not row.is_in) and any(s not in self.ended for s in other.shards):
+                return None
+        given = [span for span in self.spans if span in self._rows and self._rows[span].samples]
+        samples = self.samples + sum(row.samples for row in self._rows.values())
+        if not given:
+            return Closing(self.round, self.pass_id, None, (), samples, self._ends_pass())
+        root, steps = reduction(tuple(given), self.shards)
+        row_of = [self._index[span] for span in given]
+        return Closing(
+            self.round,
+            self.pass_id,
+            row_of[root],
+            tuple((row_of[a], row_of[b]) for a, b in steps),
+            samples,
+            self._ends_pass(),
+        )
+
+    def _ends_pass(self) -> bool:
+        ending = {r.shard for row in self._rows.values() for r in row.records if r.is_last}
+        return len(self.ended | ending) == self.shards
+
+    def dropped(self, span: Span) -> None:
+        """Forget a contribution whose payload never came."""
+        self._rows.pop(span, None)
+
+    def close(self) -> dict[int, Totals] | None:
+        """Step to the next round; when the pass is over, return its totals per shard."""
+        for span in self.spans:  # in the order of shards, so that the sums are the same for every layout
+            for record in self._rows[span].records if span in self._rows else ():
+                self.totals[record.shard].add(record)
+                self.samples += record.samples
+                if record.is_last:
+                    self.ended.add(record.shard)
+        self._rows.clear()
+        self._before = (self.pass_id, self.round - self.pass_start)
+        self.round += 1
+        if len(self.ended) < self.shards:
+            return None
+        done, self.totals = self.totals, {s: Totals() for s in range(self.shards)}
+        self.ended.clear()
+        self.pass_id += 1
+        self.pass_start = self.round
+        return done
+
+    def take_staleness(self) -> dict[int, int]:
+        """Nobody is ever ahead of a round."""
+        return {}
+
+    def look(self, head: Head) -> Ready | Wait | Refuse:
+        """Decide how to answer a PULL."""
+        refusal = self.check(head)
+        if refusal:
+            return refusal
+        if head.flags & Flag.NOW:
+            return self._look_round(self.round)
+        if head.flags & Flag.AT_PASS:
+            return self._look_pass(head.round)
+        return self._look_round(head.round)
+
+    def _look_pass(self, wanted: int) -> Ready | Wait | Refuse:
+        if wanted == self.pass_id + 1:
+            return Wait()
+        if wanted != self.pass_id:
+            return Refuse(f"pass {wanted} is {_away(wanted, self.pass_id)}: the lane is in pass {self.pass_id}")
+        return self._look_round(self.pass_start)
+
+    def _look_round(self, wanted: int) -> Ready | Wait | Refuse:
+        if wanted == self.round:
+            return Ready(wanted, self.pass_id, self.round - self.pass_start)
+        if wanted == self.round - 1 and wanted >= self._oldest:
+            return Ready(wanted, *self._before)
+        if wanted == self.round + 1:
+            return Wait()
+        return Refuse(
+            f"round {wanted} is {_away(wanted, self.round)}: the lane is at round {self.round} and keeps one before it"
+        )
+
+
+def check_origin(head: Head, job: int, view: int) -> Refuse | None:
+    """Refuse what belongs to another job or another view."""
+    if head.job != job:
+        return Refuse(f"this pserver serves job {job:016x}, the frame is of job {head.job:016x}")
+    if head.view != view:
+        return Refuse(f"view {head.view} is not the current view {view}", is_stale=True)
+    return None
+
+
+def wrong_length(samples: int, nbytes: int, whole: int | None) -> bool:
+    """Whether a payload is missing where there are samples, or there where there are none."""
+    if whole is None:
+        return samples == 0 and nbytes > 0
+    return whole > 0 and (samples > 0) != (nbytes > 0)
+
+
+def _away(wanted: int, now: int) -> str:
+    return "far ahead" if wanted > now else "gone"

@@ -1,0 +1,341 @@
+"""A pserver's sockets: one listening port per lane, one thread per connection.
+
+Data frames go to the lane that owns the port. Control frames are handed to whoever runs this
+server (`on_control`), together with the connection; the first port is where people and peers
+knock. A frame that is wrong is refused with its reason, and its connection closed: what
+follows it on the stream cannot be trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bireme.core import faults
+from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError, StaleError
+from bireme.ps.lanes.authority import Standing
+from bireme.ps.lanes.lane import Lane, OnPass, Store
+from bireme.ps.lanes.rounds import PassTotals
+from bireme.ps.setup import Setup
+from bireme.ps.snapshot.snapshot_files import read_part
+from bireme.ps.snapshot.writer import Cutter, PartDone
+from bireme.ps.wire import frame_io
+from bireme.ps.wire.frames import Head, Kind
+from bireme.ps.wire.gate import Door
+from bireme.ps.wire.shared_memory import close_quietly
+
+log = logging.getLogger(__name__)
+DRAIN_S = 5.0
+OnPart = Callable[[PartDone], None]
+OnControl = Callable[[socket.socket, Head], None]
+OnClosed = Callable[[socket.socket], None]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket; port 0 takes any free one."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(128)
+    except OverflowError as e:
+        sock.close()
+        raise NetworkError(f"port {port} does not exist: ports end at 65535") from e
+    except OSError as e:
+        sock.close()
+        if e.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"port {port} on {host or 'this machine'} is in use",
+                why="another pserver or another program listens there",
+                fix="stop it, or choose another `port` (without one, local runs take free ports)",
+            ) from e
+        raise NetworkError(f"cannot listen on {host or 'any address'}:{port}: {e.strerror}") from e
+    return sock
+
+
+class PServer:
+    """Lanes of one pserver process: opened at once, given parameters when a job sets them up."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        dense_lanes: int,
+        on_control: OnControl,
+        on_closed: OnClosed,
+        standing: Standing | None = None,
+    ) -> None:
+        self._sockets = list(sockets)
+        self._dense_lanes = dense_lanes
+        self._on_control = on_control
+        self._on_closed = on_closed
+        self.lanes: list[Lane] = []
+        self.standing = standing or Standing()
+        self._cutter: Cutter | None = None
+        self._names_cuts: Lane | None = None
+        self._data: dict[socket.socket, int] = {}
+        """Connections that gradients and parameters go through, and to which lane."""
+        self._is_changing = False
+        self._near: list[socket.socket] = []
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._door = Door()
+        self._is_stopping = False
+        self.failure: BiremeError | None = None
+        """A bug in a lane, after which nothing here can be trusted."""
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports that are open: dense lanes first, then sparse lanes."""
+        return [sock.getsockname()[1] for sock in self._sockets]
+
+    def start(self) -> None:
+        """Accept connections on every port from now on."""
+        near = [(i, sock) for i, sock in enumerate(map(_listen_near, self._sockets)) if sock is not None]
+        self._near = [sock for _, sock in near]
+        for index, sock in [*enumerate(self._sockets), *near]:
+            name = f"accept-{index}"
+            threading.Thread(target=self._accept, args=(sock, index), name=name, daemon=True).start()
+
+    def set_up(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None = None) -> None:
+        """Take this part of a job's parameters, in place of what was kept in an earlier view.
+
+        `on_part` is told of parts of cuts that were written; without it there are no cuts.
+        """
+        self.standing.check_set_up(setup.job, setup.view)
+        opened = (self._dense_lanes, len(self._sockets) - self._dense_lanes)
+        wanted = (setup.dense_lanes, setup.sparse_lanes)
+        if wanted != opened:
+            raise FrameError(
+                "the job wants {} dense and {} sparse lanes, this pserver opened {} and {}".format(*wanted, *opened),
+                fix="give the same --ports_num and --ports_num_for_sparse to pservers and trainers",
+            )
+        with self._changing(setup.view):
+            self._let_go()
+            faults.at("view.set-up")
+            self._make_lanes(setup, on_pass, on_part)
+
+    def enter(self, view: int, history: int) -> None:
+        """Go on in a later view with what is kept here, if it is what that view is about; its trainers connect anew."""
+        self.standing.check_enter(view, history)
+        with self._changing(view):
+            faults.at("view.enter")
+            for lane in self.lanes:
+                lane.enter(view)
+
+    def committed(self, history: int, round_: int, chain: int) -> None:
+        """A cut of what is kept here counts, which builds on so many others."""
+        if self._cutter is not None and history == self.standing.history:
+            self._cutter.committed(round_, chain)
+
+    def cut_soon(self) -> None:
+        """Somebody waits for a cut: have one made at the next moment at which there can be one."""
+        cutter, lane = self._cutter, self._names_cuts
+        if cutter is not None:
+            cutter.hurry()
+        if lane is not None:
+            lane.cut_soon()
+
+    @contextlib.contextmanager
+    def _changing(self, view: int) -> Iterator[None]:
+        """Between two views nobody is served, and whoever was connected is not any more."""
+        with self._lock:
+            self._is_changing = True
+            data, self._data = self._data, {}
+        for sock, index in data.items():
+            _hang_up(sock)
+            self.lanes[index].detach(sock)
+        try:
+            yield
+            self.standing.view = view
+        finally:
+            with self._lock:
+                self._is_changing = False
+
+    def _let_go(self) -> None:
+        """Forget what was kept before, first of all: there may not be memory for both."""
+        if self._cutter is not None:
+            self._cutter.stop()
+        for lane in self.lanes:
+            lane.stop()
+        self.lanes, self._cutter, self._names_cuts, self.standing.history = [], None, None, 0
+
+    def _make_lanes(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None) -> None:
+        # Here: they bring Numba, which takes half a second to import, and ports are open before that.
+        from bireme.ps.lanes.dense import DenseStore
+        from bireme.ps.sparse.lane import SparseStore
+
+        def ignore(totals: PassTotals) -> None:
+            """Totals are the same on every lane: the first one tells."""
+
+        stores: list[Store] = [DenseStore(setup, i) for i in range(setup.dense_lanes)]
+        stores += [SparseStore(setup, i) for i in range(setup.sparse_lanes)]
+        # Sparse lanes of a job without sparse parameters see no round.
+        active = len(stores) if setup.tables else setup.dense_lanes
+        cutter = Cutter(setup, active, on_part) if setup.snapshots and on_part else None
+        is_first = setup.pserver == 0
+        lanes = [
+            Lane(setup, store, on_pass if i == 0 and is_first else ignore, cutter if i < active else None)
+            for i, store in enumerate(stores)
+        ]
+        try:
+            _restore(lanes, setup)
+        except BaseException:
+            if cutter is not None:
+                cutter.stop()  # its threads would wait for ever for cuts of lanes that nobody has
+            raise
+        if cutter is not None and is_first and not setup.cuts_only_at_passes:
+            self._names_cuts = lanes[0]
+            if setup.cut_every_s:
+                lanes[0].cut_every(setup.cut_every_s)
+        self.lanes, self._cutter = lanes, cutter
+        self.standing.job, self.standing.history = setup.job, setup.view
+
+    @property
+    def _largest_payload(self) -> int:
+        return max((lane.largest_payload for lane in self.lanes), default=0) + (1 << 20)
+
+    def stop(self, failure: BiremeError | None = None) -> None:
+        """Close everything; threads that wait on a lane are woken and leave."""
+        with self._lock:
+            self._is_stopping = True
+            connections = list(self._connections)
+        if self._cutter is not None:
+            self._cutter.stop()
+        for lane in self.lanes:
+            lane.stop(failure)
+        for sock in [*self._sockets, *self._near, *connections]:
+            _shut(sock)
+
+    def _accept(self, listening: socket.socket, index: int) -> None:
+        while True:
+            try:
+                sock, peer = listening.accept()
+            except OSError as e:
+                if self._is_stopping or listening.fileno() < 0:
+                    return
+                log.warning("cannot accept a connection right now: %s", e.strerror)
+                time.sleep(0.1)
+                continue
+            log.debug("worker started, peer = %s", peer[0] if peer else "on this machine")
+            taken = self._door.knock(frame_io.tune(sock))
+            if taken is None:
+                continue
+            with self._lock:
+                if self._is_stopping:
+                    taken.close()
+                    return
+                self._connections.add(taken)
+            threading.Thread(target=self._receive, args=(taken, index), name=f"lane-{index}", daemon=True).start()
+
+    def _receive(self, sock: frame_io.Buffered, index: int) -> None:
+        """Serve whoever belongs to the job; nobody else gets to say anything."""
+        if self._door.admit(sock):
+            self._serve(sock, index)
+            return
+        with self._lock:
+            self._connections.discard(sock)
+        _shut(sock)
+
+    def _serve(self, sock: socket.socket, index: int) -> None:
+        try:
+            if sock.family == socket.AF_UNIX:
+                self._attach(sock, index)
+            while (head := frame_io.receive_head(sock)) is not None:
+                self._dispatch(sock, head, index)
+        except NetworkError as e:
+            log.debug("connection ended: %s", e.what)
+        except BiremeError as e:
+            log.warning("refused a frame from %s: %s", frame_io.peer_name(sock), e.what)
+            frame_io.refuse(sock, e)
+            frame_io.drain(sock, seconds=DRAIN_S, nbytes=self._largest_payload)
+        except Exception as e:
+            log.exception("a bug in the lane: the job cannot go on")
+            bug = ProcessError(f"{type(e).__name__} in the pserver: {e}", why="this is a bug", fix="see its server.log")
+            frame_io.refuse(sock, bug)
+            self.failure = bug
+            self.stop(bug)
+        finally:
+            # First of all: rows that this connection brought are free before anybody makes a view without it.
+            if index < len(self.lanes):
+                self.lanes[index].detach(sock)
+            with self._lock:
+                self._connections.discard(sock)
+                self._data.pop(sock, None)
+            try:
+                self._on_closed(sock)
+            finally:
+                _shut(sock)
+
+    def _attach(self, sock: socket.socket, index: int) -> None:
+        """A connection from this machine begins with an ATTACH, whether or not memory is shared."""
+        if frame_io.peer_user(sock) not in (os.geteuid(), 0):
+            raise FrameError("another user's process")
+        head, fds = frame_io.receive_with(sock)
+        try:
+            if head.kind is not Kind.ATTACH:
+                raise FrameError("a connection to a lane of this machine begins with ATTACH")
+            self._lane_for(sock, index).attach(sock, head, fds)
+        finally:
+            for fd in fds:
+                close_quietly(fd)
+
+    def _dispatch(self, sock: socket.socket, head: Head, index: int) -> None:
+        if head.kind is Kind.CONTROL:
+            self._on_control(sock, head)
+            return
+        lane = self._lane_for(sock, index)
+        if head.kind is Kind.PUSH:
+            lane.push(sock, head)
+        elif head.kind is Kind.PULL:
+            lane.pull(sock, head)
+        elif head.kind is Kind.SET:
+            lane.set(sock, head)
+        else:
+            raise FrameError(f"a lane takes PUSH, PULL and SET, not {head.kind.name}")
+
+    def _lane_for(self, sock: socket.socket, index: int) -> Lane:
+        """The lane that a connection is about, which from now on ends with the view."""
+        with self._lock:
+            if self._is_changing or not self.lanes:
+                raise StaleError("this pserver has no job yet, or is about to enter another view")
+            self._data[sock] = index
+            return self.lanes[index]
+
+
+def _restore(lanes: Sequence[Lane], setup: Setup) -> None:
+    """Let lanes go on from a snapshot, if there is one."""
+    if setup.base:
+        chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]
+        for lane in lanes:
+            lane.restore(chain)
+
+
+def _listen_near(tcp: socket.socket) -> socket.socket | None:
+    """Listen for this machine's own processes beside a TCP port; None where the name is taken."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(frame_io.near_name(*tcp.getsockname()))
+        sock.listen(128)
+    except OSError as e:
+        log.warning("no Unix socket beside the port, so all goes by TCP: %s", e.strerror)
+        sock.close()
+        return None
+    return sock
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """End a connection without taking its descriptor from the thread that reads it."""
+    with contextlib.suppress(OSError):  # not connected any more
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _shut(sock: socket.socket) -> None:
+    _hang_up(sock)
+    sock.close()

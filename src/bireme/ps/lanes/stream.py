@@ -1,0 +1,243 @@
+"""One lane's bookkeeping without rounds, for the modes `bounded` and `async`: every push is applied on arrival.
+
+A push is named by (pass, shard, q), q being the shard's batch number within the pass. A lane keeps
+the q that it expects next from each shard: that one is taken, lower ones counted before and are
+answered only, higher ones are refused. So each is applied exactly once, whatever is repeated or lost.
+
+Progress in mode `bounded`: a shard may compute batch q while q is at most `staleness` above the
+lowest expected q of all unfinished shards. The shard that has the lowest is 0 above it, so somebody
+may always go on. That lowest q never falls within a pass, so a push is no staler than its pull was.
+The verdicts and methods are those of rounds.py; `round` counts updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bireme.ps.lanes.rounds import (
+    Closing,
+    Counts,
+    Late,
+    Ready,
+    Refuse,
+    Repeat,
+    Take,
+    Totals,
+    Wait,
+    check_origin,
+    wrong_length,
+)
+from bireme.ps.tree import Span
+from bireme.ps.wire.frames import Flag, Head, Record
+
+FAR = 4
+"""Where nothing bounds how far shards get, whoever has fewer than half of the batches of all others, less these, is
+far behind: at the beginning of a pass halves say little."""
+
+
+class LaneStream:
+    """The state of one lane's updates; `staleness` is None where nothing bounds it."""
+
+    def __init__(self, shards: int, slice_nbytes: int | None, *, job: int, view: int, staleness: int | None) -> None:
+        self.shards = shards
+        self.spans = [Span(s, s + 1) for s in range(shards)]
+        self.slice_nbytes = slice_nbytes
+        self.job = job
+        self.view = view
+        self.staleness = staleness
+        self.round = 0
+        self.pass_id = 0
+        self.samples = 0
+        self.cut_at = 0
+        """Cuts are taken at the end of passes only, of which every lane knows by itself."""
+        self.ended: set[int] = set()
+        self.totals: dict[int, Totals] = {s: Totals() for s in range(shards)}
+        self.next_q = [0] * shards
+        """The batch of the open pass that each shard must push next."""
+        self.staleness_counts: dict[int, int] = {}
+        """How many updates came from a shard that was so many batches ahead of the slowest."""
+        self._flying: dict[int, Record] = {}
+        self._landed: int | None = None
+
+    def start_at(self, pass_id: int, samples: int) -> None:
+        """Count on from an earlier run's pass and samples, before the first update."""
+        self.pass_id, self.samples = pass_id, samples
+
+    def restore(self, counts: Counts) -> None:
+        """Go on from a cut."""
+        self.round, self.pass_id, self.samples = counts.round, counts.pass_id, counts.samples
+        self.ended, self.next_q = set(counts.ended), list(counts.next_q)
+        self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
+        self.staleness_counts = dict(counts.staleness)
+
+    def enter(self, view: int) -> None:
+        """Move to a later view: a push that was on its way is sent again."""
+        self.view = view
+        self._flying.clear()
+        self._landed = None
+
+    def row_of(self, span: Span) -> int | None:
+        """The inbox row of a shard; None for what is not one shard of this job."""
+        return span.lo if span.hi == span.lo + 1 <= self.shards else None
+
+    def has_landed(self, span: Span) -> bool:
+        """Whether this shard's push is in and about to be applied."""
+        return self._landed is not None and self._landed == self.row_of(span)
+
+    def check(self, head: Head) -> Refuse | None:
+        """Refuse what belongs to another job or another view."""
+        return check_origin(head, self.job, self.view)
+
+    def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
+        """Decide what to do with a PUSH whose payload has not been read yet."""
+        refusal = self.check(head)
+        if refusal:
+            return refusal
+        shard = self.row_of(Span(head.lo, head.hi))
+        if shard is None:
+            return Refuse(f"shards {head.lo}…{head.hi - 1} are not one shard of {self.shards}")
+        if self.slice_nbytes is not None and head.nbytes not in (0, self.slice_nbytes):
+            return Refuse(f"a payload of {head.nbytes} bytes for a slice of {self.slice_nbytes}")
+        if (head.extra, head.round) < (self.pass_id, self.next_q[shard]):
+            return Late()
+        if (head.extra, head.round) > (self.pass_id, self.next_q[shard]):
+            return Refuse(f"{_place(head)} is ahead: {self._now(shard)}")
+        wrong = self._not_its_turn(shard) or self._wrong_records(head, shard, records)
+        if wrong:
+            return Refuse(wrong)
+        self._flying[shard] = records[0]
+        return Take(shard)
+
+    def _not_its_turn(self, shard: int) -> str:
+        if shard in self.ended:
+            return f"shard {shard} has already ended pass {self.pass_id}"
+        if shard in self._flying:
+            return f"shard {shard} is being received on another connection"
+        # Whoever pulled this batch was let through, so only a push without its pull can be here.
+        if self._is_too_far(shard):
+            return f"shard {shard} is {self._ahead(shard)} batches ahead, more than {self.staleness}: pull first"
+        return ""
+
+    def _wrong_records(self, head: Head, shard: int, records: list[Record]) -> str:
+        if [r.shard for r in records] != [shard]:
+            return f"records of shards {[r.shard for r in records]} in a push of shard {shard}"
+        samples = records[0].samples
+        if wrong_length(samples, head.nbytes, self.slice_nbytes):
+            return f"{samples} samples with a payload of {head.nbytes} bytes"
+        if samples == 0 and not records[0].is_last:
+            return "an empty contribution that does not end its shard would never end the pass"
+        return ""
+
+    def landed(self, span: Span) -> Closing | None:
+        """The payload is in; return how to apply it. `close` must follow before anything else lands."""
+        if span.lo not in self._flying or self._landed is not None:
+            raise AssertionError(f"shard {span.lo} landed unasked, or before another was closed; this is a bug")
+        if self._is_too_far(span.lo):
+            raise AssertionError(f"shard {span.lo} ran past the staleness bound; this is a bug")
+        self._landed = span.lo
+        record = self._flying[span.lo]
+        root = span.lo if record.samples else None
+        ends_pass = record.is_last and len(self.ended) + 1 == self.shards
+        return Closing(self.round, self.pass_id, root, (), self.samples + record.samples, ends_pass)
+
+    def dropped(self, span: Span) -> None:
+        """Forget a push whose payload never came."""
+        self._flying.pop(span.lo, None)
+
+    def close(self) -> dict[int, Totals] | None:
+        """Count the push that landed as applied; when that ends the pass, return its totals per shard."""
+        if self._landed is None:
+            raise AssertionError("nothing has landed that could be closed; this is a bug")
+        shard, self._landed = self._landed, None
+        record = self._flying.pop(shard)
+        ahead = self._ahead(shard)
+        self.staleness_counts[ahead] = self.staleness_counts.get(ahead, 0) + 1
+        self.totals[shard].add(record)
+        self.samples += record.samples
+        self.next_q[shard] += 1
+        self.round += 1
+        if record.is_last:
+            self.ended.add(shard)
+        if len(self.ended) < self.shards:
+            return None
+        done, self.totals = self.totals, {s: Totals() for s in range(self.shards)}
+        self.ended.clear()
+        self.next_q = [0] * self.shards
+        self.pass_id += 1
+        return done
+
+    def take_staleness(self) -> dict[int, int]:
+        """How many updates were so far ahead since this was last asked."""
+        counted, self.staleness_counts = self.staleness_counts, {}
+        return counted
+
+    def look(self, head: Head) -> Ready | Wait | Refuse:
+        """Decide how to answer a PULL of shard `lo`, which is about to compute batch `round` of pass `extra`."""
+        refusal = self.check(head)
+        if refusal:
+            return refusal
+        if head.lo >= self.shards:
+            return Refuse(f"there is no shard {head.lo} among {self.shards}")
+        if head.flags & Flag.NOW:
+            return self._ready(head.lo)
+        if head.flags & Flag.AT_PASS:
+            return self._look_pass(head.round, head.lo)
+        return self._look_batch(head)
+
+    def _look_pass(self, wanted: int, shard: int) -> Ready | Wait | Refuse:
+        if wanted == self.pass_id + 1:
+            return Wait()
+        if wanted != self.pass_id:
+            away = "far ahead" if wanted > self.pass_id else "gone"
+            return Refuse(f"pass {wanted} is {away}: the lane is in pass {self.pass_id}")
+        return self._ready(shard)
+
+    def _look_batch(self, head: Head) -> Ready | Wait | Refuse:
+        shard, now = head.lo, self.next_q[head.lo]
+        if (head.extra, head.round) < (self.pass_id, now):
+            return self._ready(shard)  # its push counted here and not on every lane: it is computed once more
+        if (head.extra, head.round) in ((self.pass_id + 1, 0), (self.pass_id, now + 1)):
+            return Wait()  # for other shards to end this pass, or for its own push before this one
+        if (head.extra, head.round) != (self.pass_id, now):
+            return Refuse(f"{_place(head)} is far ahead: {self._now(shard)}")
+        if shard in self.ended:
+            return Refuse(f"shard {shard} has already ended pass {self.pass_id}")
+        return Wait() if self._is_too_far(shard) else self._ready(shard)
+
+    def _ready(self, shard: int) -> Ready:
+        return Ready(self.round, self.pass_id, self.next_q[shard])
+
+    def _ahead(self, shard: int) -> int:
+        """Batches between this unfinished shard and the slowest one."""
+        return self.next_q[shard] - min(q for s, q in enumerate(self.next_q) if s not in self.ended)
+
+    def laggard(self, trainer_of: Sequence[int]) -> tuple[int, int] | None:
+        """The trainer that all others are far ahead of, and by how many batches; None if there is no such one.
+
+        In mode `bounded` these may not go on; without a bound they have more than twice as many batches.
+        """
+        open_: dict[int, int] = {}
+        done: dict[int, int] = {}
+        for shard, q in enumerate(self.next_q):
+            places, trainer = done if shard in self.ended else open_, trainer_of[shard]
+            places[trainer] = min(q, places.get(trainer, q))
+        # Whoever has ended the pass is far ahead only of those who have done less.
+        last = min(open_, key=lambda trainer: (open_[trainer], trainer), default=-1)
+        others = [q for places in (open_, done) for trainer, q in places.items() if trainer != last]
+        if self.staleness is not None:
+            others = [q for trainer, q in open_.items() if trainer != last]
+        if not others:
+            return None
+        ahead = min(others) - open_[last]
+        far = open_[last] + FAR if self.staleness is None else self.staleness + 1
+        return (last, ahead) if ahead >= far else None
+
+    def _is_too_far(self, shard: int) -> bool:
+        return self.staleness is not None and self._ahead(shard) > self.staleness
+
+    def _now(self, shard: int) -> str:
+        return f"the lane expects batch {self.next_q[shard]} of pass {self.pass_id} from shard {shard}"
+
+
+def _place(head: Head) -> str:
+    return f"batch {head.round} of pass {head.extra}"

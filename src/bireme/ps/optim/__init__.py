@@ -1,0 +1,1 @@
+"""How values change: update kernels, optimizer state, learning-rate schedules."""

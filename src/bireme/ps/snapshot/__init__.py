@@ -1,0 +1,1 @@
+"""A pserver's part of a snapshot: copied aside at a cut, written to a file, put together again for any layout."""

@@ -1,0 +1,1 @@
+"""Sparse parameters: rows that are found by id, and the lanes that keep them."""

@@ -1,0 +1,153 @@
+"""A job at a scale, in numbers: who sends how many bytes to whom, how fast, and how long a kernel takes.
+
+The same plan as a real job's: slices are cut by `Layout`, shards are handed out and rows are
+counted by the tree. What is not the job's own (network, latency, rate of computing) is a `Cluster`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from bireme.core.errors import UsageError
+from bireme.ps.plan import Layout
+from bireme.ps.setup import is_apart
+from bireme.ps.tree import Span, rows_of, share_out
+from bireme.ps.wire.frames import HEAD_NBYTES, RECORD_NBYTES
+from bireme.scale.costs import Costs
+from bireme.scale.ports import Limit, Rate
+from bireme.spec.model import Method, Parameter, Updates, Wire
+
+GOODPUT = 1448 / 1538
+"""Of a wire's bits, the share that is payload: the rest are heads of TCP, IP and Ethernet at an MTU of 1,500."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a job asks of any cluster."""
+
+    name: str
+    values: int
+    """Floats in all dense parameters."""
+    batch: int
+    """Samples per shard and round."""
+    shards: int = 1
+    """How many there are at least; every trainer has one or more."""
+    method: Method = "momentum"
+    wire: Wire = field(default_factory=Wire)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Machines: each trainer and each pserver has one, with a network card of its own."""
+
+    trainers: int
+    pservers: int
+    lanes: int = 1
+    """Dense lanes of a pserver, with a core each."""
+    network_bit_s: float = 10e9
+    latency_s: float = 100e-6
+    samples_s: float = 1000.0
+    """What a trainer computes alone."""
+
+
+class Plan:
+    """What follows from a load, a cluster and costs."""
+
+    def __init__(self, load: Load, cluster: Cluster, costs: Costs) -> None:
+        _check(load, cluster)
+        self.load, self.cluster, self.costs = load, cluster, costs
+        self.shards = max(load.shards, cluster.trainers)
+        self.rows = _rows(self.shards, cluster.trainers, is_apart=is_apart(Updates(), load.wire))
+        """For each trainer, what it sends in a round."""
+
+    @cached_property
+    def slices(self) -> list[int]:
+        """Floats of each lane, those of one pserver beside each other."""
+        layout = Layout([Parameter(name="all", shape=(self.load.values,))])
+        return [len(part) for part in layout.slices(self.cluster.pservers * self.cluster.lanes)]
+
+    def first_lane(self, trainer: int) -> int:
+        """Where a trainer begins its walk over the lanes, so that not all begin with the same one."""
+        return self.rows[trainer][0].lo % len(self.slices)
+
+    def compute_s(self, row: Span) -> float:
+        """Seconds for the batches of a row's shards."""
+        return len(row.shards) * self.load.batch / self.cluster.samples_s
+
+    def push_nbytes(self, lane: int, row: Span) -> int:
+        """What one row is on the wire to a lane."""
+        return HEAD_NBYTES + RECORD_NBYTES * len(row.shards) + self.coded_nbytes(self.slices[lane])
+
+    def coded_nbytes(self, floats: int) -> int:
+        """What so many floats of a gradient are on the wire; for top_k, if its picks are spread evenly."""
+        match self.load.wire.gradients:
+            case "float32":
+                return 4 * floats
+            case "top_k":
+                return 8 * math.ceil(self.load.wire.top_k * floats)
+            case _:
+                return 2 * floats
+
+    def pull_nbytes(self, lane: int) -> int:
+        """What a lane answers."""
+        return HEAD_NBYTES + 4 * self.slices[lane]
+
+    def encode_s(self) -> float:
+        """What a trainer does to a row before it can be sent."""
+        return self.costs.encode.get(self.load.wire.gradients, 0.0) * sum(self.slices)
+
+    def kernel_s(self, lane: int) -> float:
+        """From the last row of a round to fresh parameters."""
+        costs, further = self.costs, max(sum(map(len, self.rows)) - 2, 0)
+        per_float = costs.kernel.get(self.load.method, 0.0) + further * costs.kernel_row
+        return costs.kernel_start + per_float * self.slices[lane]
+
+    def _card(self, limit: Limit) -> Rate:
+        return Rate(self.cluster.network_bit_s / 8 * GOODPUT, limit)
+
+    def trainer_rates(self) -> tuple[Rate, Rate]:
+        """How fast a trainer can send, and receive."""
+        card, costs = self._card(Limit.TRAINER_NIC), self.costs
+        send, receive = (_core(cost, 1, Limit.TRAINER_CPU) for cost in (costs.send, costs.receive))
+        return _slower(card, send), _slower(card, receive)
+
+    def pserver_rates(self) -> tuple[Rate, Rate]:
+        """How fast a pserver can receive, and send."""
+        costs, card, cores = self.costs, self._card(Limit.PSERVER_NIC), self.cluster.lanes
+        floats = max(self.slices)
+        decode = costs.decode.get(self.load.wire.gradients, 0.0) * floats / max(self.coded_nbytes(floats), 1)
+        receive = _core(costs.receive + decode, cores, Limit.LANE_CPU)
+        return _slower(card, receive), _slower(card, _core(costs.send, cores, Limit.LANE_CPU))
+
+
+@lru_cache(maxsize=8)
+def _rows(shards: int, trainers: int, *, is_apart: bool) -> tuple[list[Span], ...]:
+    return tuple(rows_of(share, shards, is_apart=is_apart) for share in share_out(shards, trainers))
+
+
+def _core(seconds_per_byte: float, cores: int, limit: Limit) -> Rate:
+    return Rate(cores / seconds_per_byte if seconds_per_byte else math.inf, limit)
+
+
+def _slower(a: Rate, b: Rate) -> Rate:
+    return a if a.bytes_s <= b.bytes_s else b
+
+
+def _check(load: Load, cluster: Cluster) -> None:
+    """Refuse what is no cluster and no job."""
+    positive = {
+        "trainers": cluster.trainers,
+        "pservers": cluster.pservers,
+        "lanes": cluster.lanes,
+        "network": cluster.network_bit_s,
+        "compute-rate": cluster.samples_s,
+        "parameters": load.values,
+        "batch": load.batch,
+    }
+    for name, value in positive.items():
+        if not 0 < value < math.inf:
+            raise UsageError(f"--{name} is {value:g}: it must be above 0")
+    if not 0 <= cluster.latency_s < math.inf:
+        raise UsageError(f"--latency is {cluster.latency_s:g} s: it must not be below 0")

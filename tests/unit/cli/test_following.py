@@ -1,0 +1,132 @@
+"""Following a job on a cluster: what is shown of one that rests, and what is said to whoever leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.unit.kube.making import make
+from tests.unit.kube.standing import Standing
+
+from bireme.cli import following
+from bireme.cli.following import follow_to_end, parting_words
+from bireme.core.errors import ClusterError, DataError
+from bireme.kube.submit.objects import build
+
+NAMED = "reviews --namespace ns"
+
+
+class Staying:
+    """Somebody who does not press Ctrl-C."""
+
+    count = 0
+
+    def __enter__(self) -> Staying:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+class Leaving(Staying):
+    """Somebody who has pressed it."""
+
+    count = 1
+
+
+@pytest.fixture
+def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
+    monkeypatch.delenv("BIREME_COMMAND", raising=False)
+    monkeypatch.setattr(following, "Interrupts", Leaving)
+    made = Standing()
+    for each in build(make(tmp_path)):
+        made.create(each)
+    return made
+
+
+def leave(standing: Standing, *, as_json: bool = False) -> None:
+    with pytest.raises(SystemExit) as left:
+        follow_to_end(standing.as_cluster(), "reviews", is_silent=as_json, as_json=as_json)
+    assert left.value.code == 130
+
+
+def test_whoever_leaves_gets_the_exit_code_of_a_stop_and_the_job_goes_on(
+    standing: Standing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standing.say(phase="training", trainers=[{"trainer": 0}], passes_done=[])
+    leave(standing)
+    told = capsys.readouterr()
+    assert told.out == "training\n"
+    assert told.err == (
+        f"reviews goes on without you; come back with `bireme status {NAMED}`, stop it with `… cancel {NAMED}`\n"
+    )
+    leave(standing, as_json=True)
+    assert json.loads(capsys.readouterr().out)["state"] == "running"
+
+
+def test_a_job_that_does_not_run_yet_is_not_said_to_go_on(
+    standing: Standing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(standing)
+    told = capsys.readouterr()
+    assert told.out == "0 of 3 pods run\n"
+    assert told.err == (
+        "reviews does not run yet: it is pending, and starts as soon as it can; "
+        f"`bireme why {NAMED}` tells what it waits for, `… cancel {NAMED}` stops it\n"
+    )
+
+
+def test_of_a_job_that_is_suspended_no_old_status_is_shown(
+    standing: Standing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standing.suspend()
+    leave(standing)
+    told = capsys.readouterr()
+    assert told.out == "suspended\n"
+    assert told.err == f"reviews is suspended; `bireme resume {NAMED}` goes on with it\n"
+
+
+def test_a_cluster_that_never_answered_is_told_as_such() -> None:
+    assert parting_words("reviews", "ns", "").startswith("the cluster has not said how reviews is doing; come back")
+    assert "goes on without you" not in parting_words("reviews", "ns", "queued")
+
+
+def test_a_job_that_has_ended_is_told_also_to_whoever_leaves(standing: Standing) -> None:
+    standing.fail()
+    with pytest.raises(DataError, match="shard 0 of 3 is missing"):
+        follow_to_end(standing.as_cluster(), "reviews", is_silent=False, as_json=False)
+
+
+@pytest.fixture
+def ended(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Standing:
+    """A job that Kubernetes has ended, and that has not said why."""
+    monkeypatch.setattr(following, "Interrupts", Staying)
+    monkeypatch.setattr(following, "LAST_WORD_S", 1.0)
+    message = "exit code 5 matching FailJob rule"
+    standing.job()["status"] = {"conditions": [{"type": "FailureTarget", "status": "True", "message": message}]}
+    return standing
+
+
+def test_a_job_that_kubernetes_has_ended_is_given_time_to_say_why(
+    ended: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: ended.fail())
+    with pytest.raises(DataError, match="shard 0 of 3 is missing"):
+        follow_to_end(ended.as_cluster(), "reviews", is_silent=True, as_json=False)
+
+
+def test_a_job_that_never_says_why_ends_with_kubernetes_words(ended: Standing) -> None:
+    with pytest.raises(ClusterError, match="exit code 5 matching FailJob rule") as told:
+        follow_to_end(ended.as_cluster(), "reviews", is_silent=True, as_json=False)
+    assert "`bireme why reviews" in told.value.fix
+
+
+def test_whoever_leaves_does_not_wait_for_the_reason(
+    ended: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(following, "Interrupts", Leaving)
+    monkeypatch.setattr(following, "LAST_WORD_S", 3600.0)
+    with pytest.raises(ClusterError, match="exit code 5"):
+        follow_to_end(ended.as_cluster(), "reviews", is_silent=False, as_json=False)
+    assert "goes on" not in capsys.readouterr().err

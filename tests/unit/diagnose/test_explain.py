@@ -1,0 +1,205 @@
+"""`explain`: every row of the table on facts that were recorded on a real cluster, and what the order is for.
+
+The files in recorded/ were written by tests/kube/test_why*.py on the test cluster (BIREME_RECORD=1), those of local
+runs from real runs on one machine; only fields that nobody reads were left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bireme.core.errors import ConfigScriptError
+from bireme.diagnose.explain import TABLE, explain
+from bireme.diagnose.facts import Facts, facts_from
+
+RECORDED = {path.stem: path for path in sorted((Path(__file__).parent / "recorded").glob("*.json"))}
+SITUATIONS = {
+    "cancelled": "suspended",
+    "claim-missing": "claim-unbound",
+    "claim-without-class": "claim-unbound",
+    "config-wrong": "config-error",
+    "forbidden-to-pods": "forbidden",
+    "gave-up": "crash-loop",
+    "preempted": "disrupted",
+    "quota-without-limits": "quota",
+    "secret-not-mounted": "object-missing",
+    "version-skew": "not-a-number",
+    "webhook-silent": "admission",
+}
+"""What a recording shows first, where it is not named after that."""
+
+
+def recorded(name: str) -> Facts:
+    return facts_from(json.loads(RECORDED[name].read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_situation_is_recognised(name: str) -> None:
+    assert explain(recorded(name))[0].situation == SITUATIONS.get(name, name)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_cause_and_advice_are_whole_sentences(name: str) -> None:
+    for told in explain(recorded(name)):
+        for text in (told.cause, told.advice):
+            # A sentence may begin with the name of a node or of an image.
+            assert text.endswith(".") and not text.endswith("..")
+            assert text[0].isupper() or text[0].isdigit() or text[0] in "'`" or text.split()[0] in ("n1", "n2", "n3")
+            assert "  " not in text and "None" not in text and text.count("`") % 2 == 0
+
+
+def test_a_selector_of_pods_with_a_role_may_come_from_their_group() -> None:
+    facts = recorded("node-selector")
+    assert "`kubernetes.groups`" not in explain(facts)[0].advice
+    pods = copy.deepcopy(facts.pods)
+    for pod in pods:
+        pod["metadata"].setdefault("labels", {})["app.kubernetes.io/component"] = "trainer"
+    told = explain(replace(facts, pods=pods))[0]
+    assert told.advice.startswith("Correct `kubernetes.node_selector` or `kubernetes.groups` in job.yaml and ")
+
+
+def test_every_row_was_seen_for_real() -> None:
+    seen = {told.situation for name in RECORDED for told in explain(recorded(name))}
+    assert {row.name for row in TABLE} - seen == set()
+    assert len(TABLE) >= 25 and len({row.name for row in TABLE}) == len(TABLE)
+
+
+def test_what_a_cause_explains_is_not_told_again() -> None:
+    told = explain(recorded("out-of-memory"))
+    assert [t.situation for t in told if t.about == told[0].about] == ["out-of-memory"]
+    assert "crash-loop" not in {t.situation for t in told}
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(1, False), (3, True)])
+def test_a_pod_that_is_not_restarted_in_place_and_gave_no_sign_of_life_is_told_of(count: int, is_told: bool) -> None:
+    facts = recorded("probe-failed")
+    events = []
+    for event in copy.deepcopy(facts.events):
+        if event["reason"] == "Killing":
+            event["message"] = "Stopping container node"
+        if event["reason"] == "Unhealthy":
+            event["count"] = count
+        events.append(event)
+    told = {each.situation for each in explain(replace(facts, events=tuple(events)))}
+    assert ("probe-failed" in told) is is_told
+
+
+def test_a_finished_job_has_no_causes_from_its_past() -> None:
+    facts = recorded("out-of-memory")
+    job = copy.deepcopy(facts.jobs[0])
+    job["status"]["conditions"] = [{"type": "Complete", "status": "True"}]
+    assert [t.situation for t in explain(replace(facts, jobs=(job,)))] == ["finished"]
+
+
+def test_a_failed_pod_is_history_once_its_replacement_is_ready() -> None:
+    facts = recorded("out-of-memory")
+    job = {**facts.jobs[0], "status": {"active": 1}}
+    dead = facts.pods[0]
+    alive = copy.deepcopy(dead)
+    alive["metadata"] |= {"name": "out-of-memory-0-fresh", "creationTimestamp": "2999-01-01T00:00:00Z"}
+    alive["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    assert explain(replace(facts, jobs=(job,), pods=(dead,)))[0].situation == "out-of-memory"
+    assert explain(replace(facts, jobs=(job,), pods=(dead, alive)))[0].situation == "no-word-yet"
+
+
+def test_an_event_of_the_past_is_not_told_once_the_pods_are_there() -> None:
+    facts = recorded("quota")
+    live = tuple({"metadata": {"name": f"quota-{n}"}, "status": {"phase": "Running"}} for n in range(3))
+    assert "quota" not in {t.situation for t in explain(replace(facts, pods=live))}
+
+
+def test_older_schedulers_name_the_taint_themselves() -> None:
+    facts = recorded("taint")
+    pod = copy.deepcopy(facts.pods[0])
+    for condition in pod["status"]["conditions"]:
+        if condition["type"] == "PodScheduled":
+            condition["message"] = "0/2 nodes are available: 2 node(s) had untolerated taint {team: red}. preemption: …"
+    told = explain(replace(facts, pods=(pod,), nodes=()))[0]
+    assert told.situation == "taint" and "taint team=red" in told.cause
+
+
+def test_several_reasons_are_told_each_with_its_nodes() -> None:
+    facts = recorded("too-little-cpu")
+    pod = copy.deepcopy(facts.pods[0])
+    for condition in pod["status"]["conditions"]:
+        if condition["type"] == "PodScheduled":
+            condition["message"] = "0/5 nodes are available: 2 Insufficient memory, 3 Insufficient cpu. preemption: …"
+    told = explain(replace(facts, pods=(pod,)))
+    assert [t.situation for t in told] == ["too-little-cpu", "too-little-memory"]
+    assert "3 of 5 nodes" in told[0].cause and "2 of 5 nodes" in told[1].cause
+
+
+def test_a_job_that_ended_itself_is_not_out_of_time() -> None:
+    facts = recorded("deadline")
+    job = copy.deepcopy(facts.jobs[0])
+    error = {"kind": "SpecError", "what": "no layer has a parameter", "why": "", "fix": ""}
+    status = json.dumps({"phase": "failed", "error": error})
+    job["metadata"].setdefault("annotations", {})["bireme.dev/status"] = status
+    assert [t.situation for t in explain(replace(facts, jobs=(job,)))] == ["config-error"]
+
+
+def test_a_provider_that_fails_in_the_data_is_not_told_as_a_wrong_configuration() -> None:
+    facts = recorded("config-wrong")
+    job = copy.deepcopy(facts.jobs[0])
+    why = f"{ConfigScriptError.IN_DATA} data/train/part-0, after 17 samples: one of the two does not suit the other"
+    error = {"kind": "ConfigScriptError", "what": "reviews.py:9: ValueError: 'five'", "why": why, "fix": ""}
+    status = json.dumps({"phase": "failed", "error": error})
+    job["metadata"].setdefault("annotations", {})["bireme.dev/status"] = status
+    told = explain(replace(facts, jobs=(job,)))[0]
+    assert told.cause.startswith("Provider and data do not suit each other: reviews.py:9: ValueError: 'five', and the")
+    assert told.advice == "Look at that place of the file, and mend it or the provider."
+
+
+def test_a_claim_that_we_may_not_see_is_not_said_to_be_missing() -> None:
+    facts = recorded("claim-missing")
+    assert "does not exist" in explain(facts)[0].cause
+    denied = {"verb": "list", "resource": "persistentvolumeclaims", "message": "", "needed": False}
+    told = explain(replace(facts, denied=(denied,)))
+    assert told and not any("does not exist" in t.cause for t in told)
+
+
+def test_a_number_within_a_digest_is_no_refusal() -> None:
+    text = RECORDED["image-not-found"].read_text(encoding="utf-8")
+    image = str(recorded("image-not-found").pods[0]["spec"]["containers"][0]["image"])
+    facts = facts_from(json.loads(text.replace(image, f"{image}@sha256:ab401cd403")))
+    assert explain(facts)[0].situation == "image-not-found"
+
+
+def test_a_plain_job_of_others_gets_an_answer_too() -> None:
+    plain = {"metadata": {"name": "other"}, "spec": {"parallelism": 1}, "status": {"active": 1}}
+    assert explain(Facts(job="other", namespace="x", jobs=(plain,)))[0].situation == "waiting-for-pods"
+
+
+@given(data=st.data())
+def test_no_fact_that_is_missing_or_strange_makes_it_fail(data: st.DataObject) -> None:
+    plain = json.loads(RECORDED[data.draw(st.sampled_from(sorted(RECORDED)))].read_text(encoding="utf-8"))
+    for _ in range(data.draw(st.integers(1, 4))):
+        _break(data, plain)
+    told = explain(facts_from({**plain, "job": "j"}))
+    assert told and all(t.cause and t.advice for t in told)
+
+
+def _break(data: st.DataObject, thing: Any) -> None:
+    """Take away, or empty, one thing somewhere below, as an older or younger API server might."""
+    while True:
+        keys = list(thing) if isinstance(thing, dict) else list(range(len(thing)))
+        if not keys:
+            return
+        key = data.draw(st.sampled_from(keys))
+        below = thing[key]
+        if isinstance(below, dict | list) and below and data.draw(st.booleans()):
+            thing = below
+            continue
+        if isinstance(below, dict | list):
+            thing[key] = type(below)()
+        elif isinstance(below, str) and isinstance(thing, dict):
+            thing[key] = "" if "ime" not in key else None
+        return

@@ -1,0 +1,158 @@
+"""What the cluster is told: what is new, seldom enough, small enough, and never at the job's expense."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from bireme import __version__
+from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError, ProcessError
+from bireme.kube.api.naming import STATUS
+from bireme.kube.jobs.listing import status_in
+from bireme.kube.pod import status_annotation
+from bireme.kube.pod.giving_up import ending_of, give_up
+from bireme.kube.pod.status_annotation import Publisher, Reporter, compact, waiting_status
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    return waiting_status("demo", []) | {"phase": "training", **changes}
+
+
+class Told:
+    """Whoever is told."""
+
+    def __init__(self) -> None:
+        self.all: list[dict[str, Any]] = []
+
+    def __call__(self, said: dict[str, Any]) -> None:
+        self.all.append(said)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_a_status_is_handed_on_at_most_every_two_seconds(told: Told) -> None:
+    reporter = Reporter(lambda: None, told)
+    for moment in (100.0, 100.5, 101.0, 102.5):
+        reporter.hear(status(round=int(10 * moment)), moment)
+    assert [each["round"] for each in told.all] == [1000, 1025]
+
+
+def test_a_clock_that_goes_on_is_no_news(told: Told) -> None:
+    reporter = Reporter(lambda: None, told)
+    for moment in (100.0, 103.0, 106.0):
+        members = [{"pserver": 0, "host": "a", "silent_s": moment}]
+        reporter.hear(status(seconds=moment, pservers=members), moment)
+    assert len(told.all) == 1
+
+
+def test_the_last_word_is_told_however_soon_it_comes(told: Told) -> None:
+    reporter = Reporter(lambda: None, told)
+    reporter.hear(status(), 100.0)
+    reporter.finish(status(phase="finished"))
+    assert [each["phase"] for each in told.all] == ["training", "finished"]
+    assert told.all[-1]["version"] == __version__
+
+
+def test_a_failure_is_told_with_what_why_and_fix(told: Told) -> None:
+    reporter = Reporter(lambda: None, told)
+    reporter.hear(status(round=7), 100.0)
+    reporter.finish(None, DataError("a shard is torn", why="it ends early", fix="bring it again"))
+    last = told.all[-1]
+    assert (last["phase"], last["round"], last["reason"]) == ("failed", 7, "a shard is torn")
+    assert last["error"] == {
+        "kind": "DataError", "what": "a shard is torn", "why": "it ends early", "fix": "bring it again",
+    }  # fmt: skip
+
+
+def test_a_reporter_that_runs_asks_and_tells(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_annotation, "ASK_EVERY_S", 0.0)
+    asked = iter([None, status(round=1)])
+    reporter = Reporter(lambda: next(asked, None), told)
+    reporter.start()
+    while not told.all:
+        pass
+    reporter.finish()
+    assert [each["round"] for each in told.all] == [1, 1]
+
+
+def test_a_status_of_many_members_is_made_to_fit() -> None:
+    many = [{"trainer": rank, "host": "h" * 200, "silent_s": 0.0} for rank in range(4000)]
+    passes = [{"pass_id": number} for number in range(500)]
+    small = compact(status(trainers=many, passes_done=passes))
+    assert len(json.dumps(small)) < 262_144
+    assert [each["pass_id"] for each in small["passes_done"]] == list(range(480, 500))
+    assert len(small["trainers"]) > 100
+
+
+class Cluster:
+    """Jobs of a namespace, or a refusal."""
+
+    def __init__(self, spec: dict[str, Any] | None = None, error: BiremeError | None = None) -> None:
+        self._spec = spec or {}
+        self._error = error
+        self.patches: list[tuple[str, dict[str, Any]]] = []
+
+    def get(self, name: str) -> dict[str, Any]:
+        known = {STATUS: json.dumps(status(round=5))}
+        return {"metadata": {"name": name, "annotations": known}, "spec": self._spec}
+
+    def patch(self, name: str, change: dict[str, Any]) -> dict[str, Any]:
+        if self._error is not None:
+            raise self._error
+        self.patches.append((name, change))
+        return {}
+
+
+def test_a_status_becomes_the_jobs_annotation() -> None:
+    cluster = Cluster()
+    Publisher(cluster.patch, "demo")(status(round=3))
+    ((name, change),) = cluster.patches
+    assert name == "demo"
+    assert msgspec.json.decode(change["metadata"]["annotations"][STATUS])["round"] == 3
+
+
+def test_a_cluster_that_does_not_listen_is_named_once_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    publish = Publisher(Cluster(error=ClusterError("not today")).patch, "demo")
+    with caplog.at_level(logging.WARNING):
+        publish(status())
+        publish(status())
+    assert [record.getMessage() for record in caplog.records] == [
+        "the cluster cannot be told how the job is: not today"
+    ]
+
+
+def test_a_hopeless_job_is_ended_with_its_reason_on_the_first_of_its_jobs() -> None:
+    cluster = Cluster()
+    give_up(cluster, ("demo-pserver", "demo-trainer"), DataError("a shard is torn"))
+    (first, change), (second, other) = cluster.patches
+    assert (first, second) == ("demo-pserver", "demo-trainer")
+    assert change["spec"] == other["spec"] == {"activeDeadlineSeconds": 1}
+    left = json.loads(change["metadata"]["annotations"][STATUS])
+    assert (left["phase"], left["round"], left["error"]["kind"]) == ("failed", 5, "DataError")
+    assert "metadata" not in other
+
+
+def test_a_job_with_a_policy_of_its_own_is_left_to_it_and_told_the_reason_once() -> None:
+    job = Cluster({"podFailurePolicy": {"rules": []}}).get("demo")
+    assert ending_of(job, DataError("x"), is_told=False) == {}
+    change = ending_of(job, DataError("a shard is torn"), is_told=True)
+    assert "spec" not in change
+    job["metadata"]["annotations"] = change["metadata"]["annotations"]
+    assert status_in(job)["error"]["what"] == "a shard is torn"
+    assert ending_of(job, DataError("a peer went away"), is_told=True) == {}, "which is a consequence, most likely"
+    job["metadata"]["annotations"][STATUS] = json.dumps({"error": ProcessError("trainer 0 was killed").told()})
+    assert ending_of(job, DataError("a shard is torn"), is_told=True), "that was of an earlier try"
+    assert ending_of(job, NetworkError("nobody came"), is_told=False), "which no policy has a rule for"
+
+
+def test_a_hopeless_job_that_may_not_be_ended_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        give_up(Cluster(error=ClusterError("no")), ("demo",), DataError("x"))
+    assert "the Job demo cannot be ended: no" in caplog.text

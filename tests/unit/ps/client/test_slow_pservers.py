@@ -1,0 +1,205 @@
+"""A trainer's stories of rounds with pservers that answer after so many seconds each."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from bireme.ps.client import push_pull, push_pull_rows
+from bireme.ps.client.memory import TrainerMemory
+from bireme.ps.client.push_pull import Exchange, Identity, Link
+from bireme.ps.client.push_pull_rows import RowLinks
+from bireme.ps.client.slow_pservers import TURNS, Lagging
+from bireme.ps.lanes.slow_trainers import STRAGGLES_ABOVE, WINDOW_S
+from bireme.ps.plan import Layout
+from bireme.ps.tree import Span
+from bireme.ps.wire.frames import Head, Kind
+from bireme.spec.model import Parameter, Rows
+
+
+def run_rounds(
+    lagging: Lagging, now_s: float, count: int, answers: Sequence[float], compute_s: float = 0.0, move_s: float = 0.0
+) -> float:
+    """Rounds in which each pserver's answer comes so long after the push; returns when they are over."""
+    orders = lagging.orders(range(len(answers)))
+    for _ in range(count):
+        now_s += compute_s
+        pushed_s = now_s
+        for pserver in orders[lagging.last]:
+            there_s = max(now_s, pushed_s + answers[pserver])
+            lagging.begun(pserver, there_s - now_s)
+            lagging.moved(pserver, move_s)
+            now_s = there_s + move_s
+        lagging.answered(now_s)
+    return now_s
+
+
+def share(lagging: Lagging, rank: int) -> float:
+    found = lagging.slowest
+    assert found is not None
+    return found.share if found.rank == rank else 0.0
+
+
+@pytest.mark.parametrize("pservers", [2, 3, 7])
+def test_a_pserver_that_answers_late_is_waited_for_by_as_much(pservers: int) -> None:
+    lagging = Lagging(pservers)
+    run_rounds(lagging, 100.0, 60 * pservers, [0.02] * (pservers - 1) + [0.1], compute_s=0.02)
+    assert share(lagging, pservers - 1) == pytest.approx(0.08 / 0.12, abs=0.03)
+
+
+@pytest.mark.parametrize("first", [0, 3, 15])
+def test_with_long_rounds_and_many_pservers_all_trainers_see_the_same_one(first: int) -> None:
+    lagging = Lagging(16, first)
+    now_s = run_rounds(lagging, 0.0, 16 * TURNS, [0.1] * 15 + [1.0])
+    assert lagging.slowest is None, "some have not been last often enough"
+    for _ in range(40):
+        now_s = run_rounds(lagging, now_s, 7, [0.1] * 15 + [1.0])
+        assert share(lagging, 15) == pytest.approx(0.9, abs=0.03)
+
+
+def test_pservers_that_are_all_slow_are_none_slower_than_the_others() -> None:
+    lagging = Lagging(3)
+    run_rounds(lagging, 0.0, 60, [0.5, 0.5, 0.5], move_s=0.1)
+    assert share(lagging, 0) + share(lagging, 1) + share(lagging, 2) < 0.05
+
+
+def test_a_trainer_that_is_slow_itself_waits_for_nobody() -> None:
+    lagging = Lagging(2)
+    run_rounds(lagging, 0.0, 60, [0.01, 0.1], compute_s=1.0)
+    assert share(lagging, 1) < 0.1
+
+
+def test_one_long_wait_makes_nobody_a_straggler() -> None:
+    lagging = Lagging(8)
+    now_s = run_rounds(lagging, 0.0, 52, [0.05] * 8)
+    assert lagging.last == 3 and lagging.slowest is None
+    now_s = run_rounds(lagging, now_s, 1, [0.05] * 3 + [2.0] + [0.05] * 4)
+    run_rounds(lagging, now_s, 50, [0.05] * 8)
+    assert share(lagging, 3) < 0.05
+
+
+def test_bytes_that_trickle_count_beside_late_answers() -> None:
+    lagging = Lagging(2)
+    now_s = 0.0
+    for _ in range(40):
+        lagging.moved(0, 0.05)
+        lagging.moved(1, 0.45)
+        now_s += 0.5
+        lagging.answered(now_s)
+    assert share(lagging, 1) == pytest.approx(0.8, abs=0.05)
+
+
+def test_who_was_slow_and_is_not_any_more_is_forgotten() -> None:
+    lagging = Lagging(2)
+    now_s = run_rounds(lagging, 0.0, 100, [0.01, 0.1])
+    assert share(lagging, 1) > STRAGGLES_ABOVE
+    run_rounds(lagging, now_s, int(2 * WINDOW_S / 0.01) + 4, [0.01, 0.01])
+    assert share(lagging, 1) < 0.05
+
+
+def test_what_passes_between_passes_counts_for_nobody() -> None:
+    lagging = Lagging(2)
+    lagging.begun(0, 100.0)
+    now_s = run_rounds(lagging, 0.0, 1, [9.0, 9.0])
+    for _ in range(10):
+        now_s = run_rounds(lagging, now_s, 20, [0.01, 0.1])
+        lagging.rest()
+        lagging.begun(lagging.last, 50.0)
+        lagging.answered(now_s + 50.0)
+        lagging.rest()
+        now_s += 100.0
+    found = lagging.slowest
+    assert found is not None and (found.rank, found.of_s < 3 * WINDOW_S) == (1, True)
+    assert found.share == pytest.approx(0.85, abs=0.1)
+
+
+def test_passes_of_two_rounds_have_every_pserver_last_in_a_round_that_counts() -> None:
+    lagging, now_s = Lagging(3), 0.0
+    for _ in range(40):
+        now_s = run_rounds(lagging, now_s, 2, [0.1, 0.35, 0.35], compute_s=0.1)
+        lagging.rest()
+        now_s = run_rounds(lagging, now_s, 1, [5.0, 5.0, 5.0])
+        lagging.rest()
+    found = lagging.slowest
+    assert found is not None and found.share < 0.05, "of two equally slow ones"
+
+
+def test_before_there_is_much_to_tell_nothing_is_told() -> None:
+    lagging = Lagging(2)
+    run_rounds(lagging, 0.0, 10, [0.01, 0.1])
+    assert lagging.slowest is None
+
+
+def test_a_single_pserver_is_not_slower_than_others() -> None:
+    lagging = Lagging(1)
+    run_rounds(lagging, 0.0, 100, [1.0])
+    assert lagging.slowest is None
+
+
+# How an exchange sees it
+
+
+class Clock:
+    """A clock that stands still but for what lanes let it wait."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class Lane:
+    """A connection to a lane that answers so long after it was asked."""
+
+    family = socket.AF_INET
+
+    def __init__(self, clock: Clock, answer_s: float) -> None:
+        self._clock, self._answer_s = clock, answer_s
+        self._due_s = 0.0
+
+    def ask(self) -> None:
+        self._due_s = self._clock.now_s + self._answer_s
+
+    def wait(self) -> None:
+        self._clock.now_s = max(self._clock.now_s, self._due_s)
+
+
+@pytest.mark.parametrize("slow", ["dense", "rows"])
+def test_an_exchange_names_the_pserver_whose_lanes_answer_late(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pservers, lanes = Clock(), 3, 2
+    owners = [i // lanes for i in range(pservers * lanes)]
+    late = {"dense": [0.1 if p == 1 and slow == "dense" else 0.01 for p in owners]}
+    late["rows"] = [0.1 if p == 1 and slow == "rows" else 0.01 for p in owners]
+    dense, sparse = ([cast(Any, Lane(clock, each)) for each in late[kind]] for kind in ("dense", "rows"))
+    table = Parameter(name="table", shape=(100, 4), rows=Rows())
+    layout = Layout([Parameter(name="w", shape=(12,))])
+
+    def send(sock: Lane, *_: object) -> None:
+        sock.ask()
+
+    def expect(sock: Lane, kind: Kind) -> Head:
+        sock.wait()
+        nbytes = 0 if sock in sparse else 4 * len(layout.slices(len(dense))[dense.index(sock)])
+        return Head(kind, nbytes=nbytes)
+
+    for module in (push_pull, push_pull_rows):
+        monkeypatch.setattr(module, "time", clock)
+    wire = push_pull.frame_io
+    monkeypatch.setattr(wire, "send", send)
+    monkeypatch.setattr(wire, "send_all", send)
+    monkeypatch.setattr(wire, "expect", expect)
+    monkeypatch.setattr(wire, "receive_into", lambda *_: None)
+    lagging = Lagging(pservers, last=2)
+    links = [Link(sock, part, p) for sock, part, p in zip(dense, layout.slices(len(dense)), owners, strict=True)]
+    memory = TrainerMemory(layout, [Span(0, 1)], is_shared=False)
+    rows = RowLinks(sparse, [table], owners, lagging)
+    exchange = Exchange(links, memory, Identity(1, 1, 1), rows, lagging=lagging)
+    exchange.pull_now(is_needed=lambda at: False)
+    for _ in range(150):
+        exchange.pull_round(0, [np.empty(0, np.uint64)])
+    found = exchange.slowest_pserver
+    assert found is not None and (found.rank, found.share > STRAGGLES_ABOVE) == (1, True)
