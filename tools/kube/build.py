@@ -6,6 +6,7 @@ every clone shares them and a change of version builds anew. Go fetches the sour
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -67,12 +68,24 @@ def require_ground() -> None:
 
 def require_packages(tell: Tell) -> None:
     """Install the Debian packages that are not there yet."""
-    packages = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
-    if not packages:
+    if not _missing_packages():
         return
-    listed = " ".join(packages)
     if shutil.which("apt-get") is None:
+        listed = " ".join(_missing_packages())
         raise MissingError(f"not installed here: {listed}", fix="install what holds these programs in your system")
+    # Test workers start at the same moment, and apt-get refuses to run twice at a time.
+    with (Path(tempfile.gettempdir()) / "bireme-kube-packages.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if packages := _missing_packages():
+            _install(packages, tell)
+
+
+def _missing_packages() -> list[str]:
+    return sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
+
+
+def _install(packages: list[str], tell: Tell) -> None:
+    listed = " ".join(packages)
     tell(f"installing {listed} …")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
