@@ -1,4 +1,4 @@
-"""Debian packages of the test cluster, with a stand-in for apt-get that refuses to run twice at a time, as apt-get does."""
+"""Debian packages of the test cluster. The stand-in for apt-get refuses to run twice at a time, as apt-get does."""
 
 from __future__ import annotations
 
