@@ -118,7 +118,10 @@ class Stage:
         except AwsError as e:
             raise to_error(e, "look") from e
         workloads = self.workloads or Unreachable(self)
-        return take_down(stacks, self.file.name, workloads, self.notes.append, deletes_data=deletes_data)
+        outcome = take_down(stacks, self.file.name, workloads, self.notes.append, deletes_data=deletes_data)
+        if outcome.failure:
+            raise outcome.failure
+        return outcome.left
 
     def ours(self) -> list[str]:
         """What exists and was not there before the test: nothing planted counts."""

@@ -11,7 +11,7 @@ import pytest
 from bireme.aws.layout import CLUSTER_TAG, STACKS, Layout, choose_zones, stack_name
 from bireme.aws.policy import CALLS, action_of, execution_policy, operator_policy
 from bireme.aws.preflight import Finding, choose_layout, examine, identify
-from bireme.aws.teardown.down import other_regions, standing
+from bireme.aws.teardown.down import other_regions, standing, take_down
 from bireme.aws.templates import template_of
 from bireme.core.errors import BiremeError, CloudError
 from bireme.spec.cluster import NetworkFile, TrainerGroupFile, WorkersFile
@@ -41,6 +41,14 @@ def plant_strangers(world: World) -> None:
     world.plant("AWS::Logs::LogGroup", LogGroupName=f"/aws/eks/{NAME}/other")
     world.plant("AWS::EC2::SecurityGroup", tags={f"kubernetes.io/cluster/{NAME}": "shared"}, VpcId="vpc-0000000a")
     world.plant("AWS::EC2::NetworkInterface", tags=near, VpcId="vpc-0000000a", SubnetId="subnet-0000000a")
+    world.plant("AWS::IAM::Role", tags=near, RoleName=f"bireme-{NAME}-2-node", Path=f"/bireme/{NAME}-2/")
+    world.plant("AWS::ECR::Repository", tags=near, RepositoryName=f"bireme-{NAME}-2")
+    theirs = stack_name(f"{NAME}-2", "workers")
+    world.plant("AWS::CloudFormation::Stack", tags=near, name=theirs, status="CREATE_COMPLETE")
+    world.make_load_balancer(f"{NAME}-2", "vpc-0000000a")
+    for thing in world.inventory():
+        if thing.made_by == f"kubernetes {NAME}-2":
+            thing.made_by = "planted"
 
 
 def test_up_makes_three_stacks_and_down_leaves_nothing(stage: Stage) -> None:
@@ -119,6 +127,28 @@ def test_what_kubernetes_left_behind_does_not_stop_down(stage: Stage) -> None:
     assert stage.ours() == []
     assert stage.world.foreign_deleted == []
     assert any("left behind by Kubernetes" in note for note in stage.notes)
+
+
+def test_what_others_put_into_our_network_is_listed(stage: Stage) -> None:
+    vpc = stage.up()["VpcId"]
+    subnet = next(t.id for t in stage.world.inventory() if t.type == "AWS::EC2::Subnet" and t.props["VpcId"] == vpc)
+    theirs = stage.world.plant(
+        "AWS::EC2::NetworkInterface", VpcId=vpc, SubnetId=subnet, Status="in-use", Description="a database"
+    )
+    outcome = take_down(stage.stacks(), NAME, None, stage.notes.append, deletes_data=True)
+    assert outcome.failure is not None and "bireme-paddle-platform" in outcome.failure.what
+    held = {thing.id: thing.note for thing in outcome.left}
+    assert held[theirs.id] == f"a database, not made by bireme, in {vpc}"
+    assert held["bireme-paddle-platform"] == "DELETE_FAILED" and vpc in held
+    assert stage.world.foreign_deleted == []
+
+
+def test_data_that_is_still_mounted_is_not_called_gone(stage: Stage) -> None:
+    data = stage.up()["FileSystemId"]
+    stage.world.plant("AWS::EFS::MountTarget", FileSystemId=data, SubnetId="subnet-0000000a", SecurityGroups=[])
+    left = stage.down()
+    assert [(thing.kind, thing.id) for thing in left] == [("file system", data)]
+    assert any("still mounted" in note for note in stage.notes)
 
 
 def test_a_foreign_stack_of_our_name_is_refused_and_left_alone(stage: Stage) -> None:

@@ -114,13 +114,15 @@ def read_kubeconfig(path: Path) -> Config:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
+    fix = "mend it, or have another one written: `bireme cluster kubeconfig --file-out PATH`"
     try:
         found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (YAMLError, UnicodeDecodeError) as e:
-        fix = "mend it, or have another one written: `bireme cluster kubeconfig --file-out PATH`"
         raise CloudError(f"{path} is not a kubeconfig: {e}", fix=fix) from e
+    if not isinstance(found or {}, dict):
+        raise CloudError(f"{path} is not a kubeconfig: it holds no keys", fix=fix)
     return dict(found or {})
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from bireme.aws.teardown.audit import Thing
+from bireme.aws.teardown.down import Outcome
 from bireme.cli.aws.commands import cluster
+from bireme.cli.aws.common import Target, find_target
+from bireme.cli.aws.down import _forget_access, _report
 from bireme.cli.aws.up import expires_at
-from bireme.core.errors import BiremeError, CloudError, UsageError
+from bireme.core.errors import BiremeError, CloudError, LeftoversError, SpecError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +111,38 @@ def test_scale_keeps_the_comments_of_the_file() -> None:
 def test_the_policies_are_printed_as_json() -> None:
     assert json.loads(run("policy").output)["Version"] == "2012-10-17"
     assert json.loads(run("policy", "--template").output)["Resources"]["ExecutionRole"]["Type"] == "AWS::IAM::Role"
+
+
+DATA = Thing("file system", "fs-1", 0.3, "1.0 GiB of data", is_data=True)
+TARGET = Target("paddle", "us-west-2")
+
+
+def test_data_that_could_not_be_deleted_is_an_error() -> None:
+    with pytest.raises(LeftoversError, match=r"file system fs-1 \(1.0 GiB of data, \$0.30 a month\)"):
+        _report(TARGET, Outcome([DATA]), deletes_data=True, as_json=False)
+
+
+def test_a_stack_that_cannot_go_is_reported_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    held = Outcome([Thing("network interface", "eni-1")], CloudError("paddle-platform cannot be deleted", fix="look"))
+    with pytest.raises(LeftoversError, match=r"cannot be deleted; this is left:\n  network interface eni-1") as caught:
+        _report(TARGET, held, deletes_data=False, as_json=False)
+    assert caught.value.fix == "look"
+    with pytest.raises(SystemExit):
+        _report(TARGET, held, deletes_data=False, as_json=True)
+    assert json.loads(capsys.readouterr().out)["failure"]["what"] == "paddle-platform cannot be deleted"
+
+
+def test_a_broken_file_does_not_hide_a_named_cluster() -> None:
+    Path("cluster.yaml").write_text("nonsense: [")
+    assert find_target("paddle", "us-west-2", Path("cluster.yaml")) == TARGET
+    with pytest.raises(SpecError):
+        find_target("paddle", None, Path("cluster.yaml"))
+
+
+def test_a_broken_kubeconfig_does_not_hide_the_outcome(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config").write_text("- a list\n")
+    monkeypatch.setenv("KUBECONFIG", str(Path("config").resolve()))
+    _forget_access(TARGET)
+    assert "could not be taken out of" in capsys.readouterr().err

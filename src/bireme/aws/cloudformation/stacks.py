@@ -159,14 +159,17 @@ class Stacks:
 
     def follow(self, id_: str, name: str = "", leaving: str = "") -> Stack:
         """Watch a stack until CloudFormation has done with it; `leaving` is the state that it is to leave first."""
-        begun, looks, is_moved = self.aws.clock.now(), 0, not leaving
+        begun, looks, last = self.aws.clock.now(), 0, ""
         name = name or id_
         while True:
             stack = find_stack(self.aws, id_)
             waited = self.aws.clock.now() - begun
             if stack is not None:
-                is_moved = self._tell_news(name, stack.id) or is_moved or stack.status != leaving
-                if not stack.is_moving and (is_moved or waited >= UNSEEN_S):
+                last = self._tell_news(name, stack) or last
+                # The status was read before the events, and may be older than they are. The state that is to be left
+                # is the end only if the events say so, or if nothing has begun for a long time.
+                is_settled = stack.status != leaving or last == stack.status or (not last and waited >= UNSEEN_S)
+                if not stack.is_moving and is_settled:
                     return stack
             elif leaving and waited >= UNSEEN_S:
                 return Stack(name, id_, "DELETE_COMPLETE")
@@ -178,12 +181,13 @@ class Stacks:
             self.aws.clock.sleep(POLL_S[min(looks, len(POLL_S) - 1)])
             looks += 1
 
-    def _tell_news(self, name: str, id_: str) -> bool:
-        news = events_of(self.aws, id_, self._seen.get(name, ""))
+    def _tell_news(self, name: str, stack: Stack) -> str:
+        """Report new events; the state of the stack itself that they end with, if they say one."""
+        news = events_of(self.aws, stack.id, self._seen.get(name, ""))
         if news:
             self._seen[name] = news[-1].id
             self.tell(name, news)
-        return bool(news)
+        return next((event.status for event in reversed(news) if event.resource == stack.name), "")
 
     def why_failed(self, stack: Stack) -> BiremeError:
         """The root cause of a stack's last failure."""

@@ -6,7 +6,7 @@ So each service is asked itself, and the tagging service only for kinds of thing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,10 +74,13 @@ def _tagged(ground: Ground) -> list[dict[str, Any]]:
     return [{"Name": f"tag:{CLUSTER_TAG}", "Values": [ground.cluster]}]
 
 
-def _each(aws: Aws, operation: str, key: str, ground: Ground) -> Iterator[dict[str, Any]]:
-    """Things of EC2 with our tag, and those with Kubernetes' tag for our cluster."""
+def _each(aws: Aws, operation: str, key: str, ground: Ground, vpcs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Things of EC2 with our tag, those with Kubernetes' tag for our cluster, and all others in the VPCs."""
     seen: set[str] = set()
     queries = [_tagged(ground)]
+    if vpcs:
+        # Whoever made them: they keep our VPC from going.
+        queries.append([{"Name": "vpc-id", "Values": list(vpcs)}])
     if ground.owns_cluster:
         queries.append([{"Name": f"tag:kubernetes.io/cluster/{ground.cluster}", "Values": ["owned"]}])
     for filters in queries:
@@ -110,12 +113,16 @@ def _network(aws: Aws, ground: Ground) -> Iterator[Thing]:
             yield Thing("NAT gateway", each["NatGatewayId"], prices.NAT_USD_H * prices.MONTH_H, each["State"])
     for each in aws.call("ec2", "DescribeAddresses", Filters=tagged).get("Addresses", ()):
         yield Thing("address", each["AllocationId"], prices.ADDRESS_USD_H * prices.MONTH_H)
-    for each in aws.pages("ec2", "DescribeVpcs", "Vpcs", Filters=tagged):
-        yield Thing("VPC", each["VpcId"])
-    for each in _each(aws, "DescribeNetworkInterfaces", "NetworkInterfaces", ground):
-        yield Thing("network interface", each["NetworkInterfaceId"], note=each.get("Description", ""))
-    for each in _each(aws, "DescribeSecurityGroups", "SecurityGroups", ground):
-        yield Thing("security group", each["GroupId"], note=each.get("GroupName", ""))
+    vpcs = [each["VpcId"] for each in aws.pages("ec2", "DescribeVpcs", "Vpcs", Filters=tagged)]
+    yield from (Thing("VPC", vpc) for vpc in vpcs)
+    for each in _each(aws, "DescribeNetworkInterfaces", "NetworkInterfaces", ground, vpcs):
+        note = each.get("Description", "")
+        if not ground.is_ours(tags_of(each, "TagSet")):
+            note = f"{note + ', ' if note else ''}not made by bireme, in {each.get('VpcId')}"
+        yield Thing("network interface", each["NetworkInterfaceId"], note=note)
+    for each in _each(aws, "DescribeSecurityGroups", "SecurityGroups", ground, vpcs):
+        if each.get("GroupName") != "default":  # goes with its VPC
+            yield Thing("security group", each["GroupId"], note=each.get("GroupName", ""))
 
 
 def _balancers(aws: Aws, ground: Ground) -> Iterator[Thing]:

@@ -30,6 +30,14 @@ ROUNDS = 3
 Note = Callable[[str], None]
 
 
+class StuckError(Exception):
+    """A stack that CloudFormation cannot delete, and why."""
+
+    def __init__(self, cause: BiremeError) -> None:
+        super().__init__(cause.what)
+        self.cause = cause
+
+
 class Workloads(Protocol):
     """What runs on the cluster; handed in, because this room does not know Kubernetes."""
 
@@ -72,10 +80,18 @@ def other_regions(aws: Aws, cluster: str) -> list[str]:
     return found
 
 
-def take_down(
-    stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note, *, deletes_data: bool
-) -> list[Thing]:
-    """Take a cluster down; what is left of it, kept data included."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How taking a cluster down has ended."""
+
+    left: list[Thing]
+    """What is there of it, kept data included."""
+    failure: BiremeError | None = None
+    """Why a stack could not be deleted."""
+
+
+def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note, *, deletes_data: bool) -> Outcome:
+    """Take a cluster down as far as AWS lets us, and look for what is left of it."""
     try:
         there = standing(stacks.aws, cluster)
         for stack in there.stacks.values():
@@ -84,12 +100,16 @@ def take_down(
         if "platform" in there.stacks:
             _clear_workloads(stacks, cluster, workloads, note)
         for _ in range(ROUNDS):
-            _remove_all(stacks, cluster, note, deletes_data=deletes_data)
+            try:
+                _remove_all(stacks, cluster, note, deletes_data=deletes_data)
+            except StuckError as e:
+                # What holds the stack is in the list, and so is what is billed meanwhile.
+                return Outcome(audit(stacks.aws, cluster), e.cause)
             left = _look_for_leftovers(stacks.aws, cluster, deletes_data=deletes_data)
             # A stack that another run began a moment ago may have been unseen at the first look.
             if not [thing for thing in left if thing.kind == "stack" and (deletes_data or not thing.is_data)]:
                 break
-        return left
+        return Outcome(left)
     except AwsError as e:
         raise to_error(e, f"take {cluster} down") from e
 
@@ -155,7 +175,7 @@ def remove(stacks: Stacks, cluster: str, kind: StackKind, note: Note) -> None:
         last = stacks.delete(stack)
         if last.status == "DELETE_COMPLETE":
             return
-    raise stacks.why_failed(last) if last is not None else CloudError(f"{name} cannot be deleted")
+    raise StuckError(stacks.why_failed(last) if last is not None else CloudError(f"{name} cannot be deleted"))
 
 
 def _storage(stacks: Stacks, cluster: str, note: Note, *, deletes_data: bool) -> None:
@@ -186,3 +206,5 @@ def _delete_file_systems(aws: Aws, cluster: str, note: Note) -> None:
                 # In use: its mount targets went a moment ago.
                 if not e.is_absent and e.code != "FileSystemInUse":
                     raise
+    for thing in file_systems(aws, cluster):
+        note(f"the file system {thing.id} is still mounted, by another cluster perhaps; it stays")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.core.errors import Cancelled, UsageError
+from bireme.core.errors import Cancelled, SpecError, UsageError
 from bireme.spec.load import aws_region, command_name
 
 if TYPE_CHECKING:
@@ -72,7 +72,12 @@ def find_target(name: str | None, region: str | None, path: Path) -> Target:
     if name is None and not path.exists():
         fix = "name the cluster, `NAME --region REGION`, or its file with -f"
         raise UsageError(f"which cluster? there is no file {path}", fix=fix)
-    file = load_cluster(path) if path.exists() else None
+    try:
+        file = load_cluster(path) if path.exists() else None
+    except SpecError:
+        if name is None or region is None:
+            raise
+        file = None  # name and region say enough, also to take down a cluster whose file is broken
     if file is not None and name in (None, file.name):
         return Target(file.name, region or file.region, file)
     where = region or aws_region()

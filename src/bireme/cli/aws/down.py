@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bireme.aws.client import Aws
     from bireme.aws.status import ClusterStatus
     from bireme.aws.teardown.audit import Thing
-    from bireme.aws.teardown.down import Note, Standing
+    from bireme.aws.teardown.down import Note, Outcome, Standing
 
 
 @click.command(epilog="\b\nExample: bireme cluster status --drift")
@@ -174,11 +174,10 @@ def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) 
     data = "" if delete_data is None else f" --delete-data {delete_data}"
     with interruptible(f"down {target.words}{data}"), watcher.shown():
         stacks = Stacks(aws, watcher, role)
-        left = take_down(
-            stacks, target.name, _Jobs(aws, target.name), watcher.note, deletes_data=delete_data is not None
-        )
+        jobs = _Jobs(aws, target.name)
+        outcome = take_down(stacks, target.name, jobs, watcher.note, deletes_data=delete_data is not None)
     _forget_access(target)
-    _report(target, left, as_json=as_json)
+    _report(target, outcome, deletes_data=delete_data is not None, as_json=as_json)
 
 
 def _nothing_here(aws: Aws, target: Target, *, deletes_data: bool, is_sure: bool, as_json: bool) -> None:
@@ -196,16 +195,17 @@ def _nothing_here(aws: Aws, target: Target, *, deletes_data: bool, is_sure: bool
     if kept:
         confirm(f"delete the data of {target.name}?", is_sure=is_sure)
     say(f"there is no stack of a cluster {target.name} in {target.region}; looking for what it may have left")
-    left = take_down(Stacks(aws), target.name, None, say, deletes_data=deletes_data)
+    outcome = take_down(Stacks(aws), target.name, None, say, deletes_data=deletes_data)
     _forget_access(target)
-    _report(target, left, as_json=as_json, was_there=bool(kept))
+    _report(target, outcome, deletes_data=deletes_data, as_json=as_json, was_there=bool(kept))
 
 
 def _announce(there: Standing, *, deletes_data: bool) -> None:
     for kind, stack in reversed(there.stacks.items()):
         stays = kind == "storage" and not deletes_data
         what = "stays, with all data" if stays else "goes, WITH ALL DATA" if kind == "storage" else "goes"
-        say(f"{stack.name} ({stack.status}) {what}")
+        by_hand = ", protected by hand" if stack.is_protected and kind != "storage" else ""
+        say(f"{stack.name} ({stack.status}{by_hand}) {what}")
     say("jobs, load balancers and volumes that were made on the cluster go with it")
 
 
@@ -216,24 +216,31 @@ def _forget_access(target: Target) -> None:
     path, name = kubeconfig_target(), context_name(target.name, target.region)
     if not path.exists():
         return
-    before = read_kubeconfig(path)
-    after = without(before, name)
-    if after != before:
-        write_kubeconfig(Path(path), after)
+    try:
+        before = read_kubeconfig(path)
+        after = without(before, name)
+        if after != before:
+            write_kubeconfig(Path(path), after)
+    except (BiremeError, OSError) as e:
+        # The cluster is gone all the same, and what is left of it must be said.
+        say(f"the context {name} could not be taken out of {path}: {e}")
 
 
-def _report(target: Target, left: list[Thing], *, as_json: bool, was_there: bool = True) -> None:
+def _report(target: Target, outcome: Outcome, *, deletes_data: bool, as_json: bool, was_there: bool = True) -> None:
     import msgspec
 
-    kept = [thing for thing in left if thing.is_data]
-    strays = [thing for thing in left if not thing.is_data]
+    kept = [thing for thing in outcome.left if thing.is_data and not deletes_data]
+    strays = [thing for thing in outcome.left if thing not in kept]
+    failure = outcome.failure
     if as_json:
-        told = {
+        message = {
+            "cluster": target.name,
             "kept": [msgspec.to_builtins(thing) for thing in kept],
-            "left": [msgspec.to_builtins(t) for t in strays],
+            "left": [msgspec.to_builtins(thing) for thing in strays],
+            "failure": failure.told() if failure else None,
         }
-        click.echo(json.dumps({"cluster": target.name, **told}))
-        if strays:
+        click.echo(json.dumps(message))
+        if strays or failure:
             raise SystemExit(LeftoversError.exit_code)
         return
     for thing in kept:
@@ -241,11 +248,13 @@ def _report(target: Target, left: list[Thing], *, as_json: bool, was_there: bool
             me = f"{command_name()} cluster down {target.words} --delete-data {target.name}"
             money = f"${thing.usd_month or 0:.2f} a month"
             click.echo(f"kept: {thing.kind} {thing.id} ({thing.note}, {money}); `{me}` deletes it")
+    lines = "\n".join(f"  {t.kind} {t.id} ({t.note + ', ' if t.note else ''}{_money(t)})" for t in strays)
+    if failure:
+        raise LeftoversError(f"{failure.what}; this is left:\n{lines}", why=failure.why, fix=failure.fix)
     if strays:
-        lines = "\n".join(f"  {t.kind} {t.id} ({t.note + ', ' if t.note else ''}{_money(t)})" for t in strays)
         raise LeftoversError(
             f"{target.name} is down, but this is left:\n{lines}",
-            fix="run the same command again; what is not ours must be deleted by whoever made it",
+            fix="run the same command again; what bireme did not make must be deleted by its owner",
         )
     if not (was_there or kept):
         click.echo(f"there is no cluster {target.name} in {target.region}, and nothing of one; nothing was changed")
