@@ -16,9 +16,9 @@ from bireme.job.coordination.coordinator import Coordinator
 from bireme.job.coordination.cuts import inputs_of
 from bireme.job.coordination.effects import Base, Effect, Load, Reach, Send, Write
 from bireme.job.coordination.status import SILENT_S, waits_for
-from bireme.job.output.journal import Past
+from bireme.job.output.journal import JournalSummary
 from bireme.job.output.manifest import Manifest
-from bireme.ps.lanes.rounds import Counts, LaneRounds, Late, Take, Totals
+from bireme.ps.lanes.rounds import LaneCounts, LaneRounds, Late, Take, Totals
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.setup import Setup
 from bireme.ps.tree import spans_of
@@ -59,7 +59,7 @@ class World:
         self.now_s = 100.0
         self._connections = 0
         self._incarnation = 0
-        self._base: Counts | None = None
+        self._base: LaneCounts | None = None
         self.lanes: dict[int, LaneRounds | LaneStream] = {}
         self.setup: Setup | None = None
         self.begun: set[int] = set()
@@ -120,7 +120,7 @@ class World:
                     self._deliver(to, message)
 
     def _found(self) -> Base:
-        base, past = self._base, Past(saved=0, elapsed_s=50.0)
+        base, past = self._base, JournalSummary(saved=0, elapsed_s=50.0)
         if base is None:
             return Base(None, ())
         manifest = Manifest(
@@ -187,10 +187,10 @@ def _lane(setup: Setup) -> LaneRounds | LaneStream:
     return LaneRounds(setup.shards, spans_of(setup.shares, setup.shards, is_apart=setup.is_apart), None, **ids)
 
 
-def _counts(round_: int) -> Counts:
+def _counts(round_: int) -> LaneCounts:
     """A lane in the middle of pass 1; where shards go apart, each of them at the same batch."""
     totals = {shard: Totals() for shard in range(NODES)}
-    return Counts(round_, 1, PASS_START, NODES * round_, frozenset(), totals, (round_ - PASS_START,) * NODES)
+    return LaneCounts(round_, 1, PASS_START, NODES * round_, frozenset(), totals, (round_ - PASS_START,) * NODES)
 
 
 def _position(lane: LaneRounds | LaneStream) -> int:

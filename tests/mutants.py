@@ -23,8 +23,8 @@ from bireme.job.output.manifest import MANIFEST, Manifest, seal
 from bireme.ps.client.push_pull import Position
 from bireme.ps.lanes import rounds as rounds_module
 from bireme.ps.lanes import stream as stream_module
-from bireme.ps.lanes.authority import Standing
-from bireme.ps.lanes.rounds import Counts, LaneRounds, Late, Refuse, Take
+from bireme.ps.lanes.authority import Authority
+from bireme.ps.lanes.rounds import LaneCounts, LaneRounds, Late, Refuse, Take
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Head, Record
@@ -71,7 +71,7 @@ def a_new_view_keeps_the_inbox() -> Iterator[None]:
 @mutant
 @contextmanager
 def a_pserver_obeys_an_older_coordinator() -> Iterator[None]:
-    with patch.object(Standing, "_check_newer", lambda self, view: None):
+    with patch.object(Authority, "_check_newer", lambda self, view: None):
         yield
 
 
@@ -87,7 +87,7 @@ def a_pserver_goes_on_in_another_history() -> Iterator[None]:
 
     with (
         patch.object(Coordinator, "lost", lost),
-        patch.object(Standing, "check_enter", lambda self, view, history: None),
+        patch.object(Authority, "check_enter", lambda self, view, history: None),
     ):
         yield
 
@@ -253,7 +253,7 @@ def a_round_is_answered_before_it_is_applied() -> Iterator[None]:
 def lanes_cut_at_different_rounds() -> Iterator[None]:
     real = SimPserver.cut
 
-    def cut(self: SimPserver, lane: SimLane, counts: Counts, *, ends_pass: bool) -> None:
+    def cut(self: SimPserver, lane: SimLane, counts: LaneCounts, *, ends_pass: bool) -> None:
         now = lane.value
         if lane.number % 2 and not ends_pass:
             lane.value = lane._before
@@ -269,7 +269,7 @@ def lanes_cut_at_different_rounds() -> Iterator[None]:
 def a_cut_holds_the_round_before() -> Iterator[None]:
     real = SimPserver.cut
 
-    def cut(self: SimPserver, lane: SimLane, counts: Counts, *, ends_pass: bool) -> None:
+    def cut(self: SimPserver, lane: SimLane, counts: LaneCounts, *, ends_pass: bool) -> None:
         now = lane.value
         lane.value = lane._before
         real(self, lane, counts, ends_pass=ends_pass)
@@ -386,12 +386,12 @@ def a_pass_is_closed_though_its_cut_is_lost() -> Iterator[None]:
 @mutant
 @contextmanager
 def a_pass_that_counts_is_closed_again() -> Iterator[None]:
-    real = journal.mend
+    real = journal.repair_tail
 
-    def mend(output: Path, shards: int, run: int) -> journal.Past:
+    def mend(output: Path, shards: int, run: int) -> journal.JournalSummary:
         return real(output, shards, run)._replace(saved=-1)
 
-    with patch.object(journal, "mend", mend):
+    with patch.object(journal, "repair_tail", mend):
         yield
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme.ps.lanes.server import PServer
-from bireme.ps.snapshot.writer import PartDone
+from bireme.ps.snapshot.writer import FileWritten
 
 PART_S = 60.0
 """How long a part may take until it is on disk."""
@@ -35,7 +35,7 @@ class PartsOf:
             self._server.lanes[0].cut_every(0.0)
         return {}
 
-    def done(self, part: PartDone) -> None:
+    def done(self, part: FileWritten) -> None:
         """Be the coordinator that commits what was written, as far as this pserver sees it."""
         self._chain = self._chain + 1 if part.is_delta else 0
         self._server.committed(self._history, part.counts.round, self._chain)

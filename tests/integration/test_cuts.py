@@ -22,7 +22,7 @@ from bireme.ps.client.push_pull import Exchange
 from bireme.ps.plan import Layout
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import read_part
-from bireme.ps.snapshot.writer import Capture, Cutter, PartDone
+from bireme.ps.snapshot.writer import Capture, FileWritten, SnapshotWriter
 from bireme.ps.tree import share_out
 from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Optimizer, Parameter, UpdateMode, Updates
@@ -33,7 +33,7 @@ ROWS = (50, 40)
 CUT_AFTER = 2
 """Lane 0 names the cut when it closes the round in which it is asked; it is taken when the next one closes."""
 State = tuple[bytes, list[tuple[list[int], bytes]]]
-Parts = queue.Queue[PartDone]
+Parts = queue.Queue[FileWritten]
 
 
 def start(cluster: Cluster, place: Path, *, pservers: int = 2, lanes: int = 2, **changes: object) -> Parts:
@@ -94,14 +94,14 @@ def ask(cluster: Cluster) -> None:
     cluster.servers[0].lanes[0].cut_every(0.0)
 
 
-def all_parts(parts: Parts, pservers: int = 2) -> list[PartDone]:
+def all_parts(parts: Parts, pservers: int = 2) -> list[FileWritten]:
     """One cut's parts, as soon as they are written."""
     found = [parts.get(timeout=WAIT_S) for _ in range(pservers)]
     assert len({part.counts.round for part in found}) == 1
     return found
 
 
-def base_of(chain: Sequence[Sequence[PartDone]]) -> tuple[tuple[str, ...], ...]:
+def base_of(chain: Sequence[Sequence[FileWritten]]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(str(part.path) for part in parts) for parts in chain)
 
 
@@ -122,7 +122,9 @@ def test_a_lane_saves_what_it_overwrites_when_nobody_has_copied_it_yet(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captures: list[Capture] = []
-    monkeypatch.setattr(Cutter, "give", lambda self, cut, capture: captures.append(capture))  # the copier sleeps
+    monkeypatch.setattr(
+        SnapshotWriter, "give", lambda self, cut, capture: captures.append(capture)
+    )  # the copier sleeps
     start(cluster, tmp_path, pservers=1, lanes=1)
     truth: dict[str, bytes] = {}
 
@@ -149,7 +151,7 @@ def test_lanes_go_on_from_a_chain_of_cuts_as_if_nothing_had_happened(
     cluster: Cluster, other: Cluster, tmp_path: Path
 ) -> None:
     parts = start(cluster, tmp_path)
-    chain: list[list[PartDone]] = []
+    chain: list[list[FileWritten]] = []
 
     def before(round_: int) -> None:
         if round_ in (4, 8, 12):  # what was asked for before is cut by now: take it, and let it count
@@ -190,7 +192,7 @@ def test_a_full_disk_does_not_stop_training_nor_harm_what_is_saved(
         if at == point:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    found: list[list[PartDone]] = []
+    found: list[list[FileWritten]] = []
     parts = start(cluster, tmp_path / "cut")
 
     def before(round_: int) -> None:
@@ -240,7 +242,7 @@ def test_every_lane_takes_the_cuts_at_multiples_of_a_number_by_itself(
         train(other, range(begin), lambda round_: ask(other) if round_ == begin - CUT_AFTER else None)
         base = base_of([all_parts(first)])
     parts = start(cluster, tmp_path / "cuts", cut_every_rounds=3, base=base)
-    found: list[list[PartDone]] = []
+    found: list[list[FileWritten]] = []
     train(cluster, range(begin, 13), lambda round_: found.append(all_parts(parts)) if is_due(round_, begin) else None)
     found.append(all_parts(parts))
     assert [cut[0].counts.round for cut in found] == [round_ for round_ in (3, 6, 9, 12) if round_ > begin]

@@ -50,7 +50,7 @@ from bireme.core.errors import CertificateError, NetworkError
 from bireme.ps.client.push_pull import Exchange, Position, connect
 from bireme.ps.wire import frame_io, security
 from bireme.ps.wire.frames import Flag, Head, Kind
-from bireme.ps.wire.gate import AT_ONCE, Door
+from bireme.ps.wire.gate import AT_ONCE, ConnectionGate
 from bireme.ps.wire.secured import Secured
 
 BORROWED = (
@@ -394,15 +394,15 @@ def test_who_connects_with_an_expired_certificate_of_its_own_is_told_so_at_once(
 def test_a_door_that_was_full_is_tried_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.start(lanes=1)
     cluster.set_up()
-    real, turned_away = Door.knock, []
+    real, turned_away = ConnectionGate.knock, []
 
-    def busy_once(self: Door, sock: socket.socket) -> frame_io.Buffered | None:
+    def busy_once(self: ConnectionGate, sock: socket.socket) -> frame_io.Buffered | None:
         if sock.family == socket.AF_INET and not turned_away:
             turned_away.append(1)
             sock.close()
             return None
         return real(self, sock)
 
-    monkeypatch.setattr(Door, "knock", busy_once)
+    monkeypatch.setattr(ConnectionGate, "knock", busy_once)
     assert cluster.exchange().pull_now() == Position(0, 0, 0)
     assert turned_away

@@ -30,7 +30,7 @@ from bireme.core.errors import BiremeError, NetworkError, StaleError
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Carrier, Exchange, Link, Position, connect_near
 from bireme.ps.setup import Setup
-from bireme.ps.snapshot.writer import PartDone
+from bireme.ps.snapshot.writer import FileWritten
 from bireme.ps.tree import Span, share_out
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Flag, Head, Kind, pack_records
@@ -226,7 +226,7 @@ def saving(cluster: Cluster, path: Path, **changes: object) -> Setup:
 
 def test_a_rewind_takes_all_lanes_back_to_the_cut(cluster: Cluster, tmp_path: Path) -> None:
     cluster.start()
-    server, parts = cluster.servers[0], queue.Queue[PartDone]()
+    server, parts = cluster.servers[0], queue.Queue[FileWritten]()
     server.set_up(saving(cluster, tmp_path), cluster.passes.append, parts.put)
     first = trainer(cluster, 3)
     first.pull_now()

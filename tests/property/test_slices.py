@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bireme.core.errors import SnapshotError
-from bireme.ps.lanes.progress import COUNTS, Counts, agreed_counts, pack_counts, unpack_counts
+from bireme.ps.lanes.progress import COUNTS, LaneCounts, agreed_counts, pack_counts, unpack_counts
 from bireme.ps.lanes.rounds import Closing, Totals
 from bireme.ps.optim.optimizers import Segment, SliceOptimizer
 from bireme.ps.plan import Layout, Slice
@@ -26,7 +26,7 @@ from bireme.ps.snapshot.reassembly import (
     pack_dense,
     pack_table,
 )
-from bireme.ps.snapshot.snapshot_files import Part, read_part, write_part
+from bireme.ps.snapshot.snapshot_files import SnapshotFile, read_part, write_part
 from bireme.ps.sparse.lane import SparseStore
 from bireme.ps.sparse.row_sums import lane_of
 from bireme.ps.sparse.table import IDS, ROUNDS, join_states, part_of
@@ -42,11 +42,13 @@ def same_bits(a: State, b: State) -> bool:
     return set(a) == set(b) and all((a[n].dtype, a[n].tobytes()) == (b[n].dtype, b[n].tobytes()) for n in a)
 
 
-def spread(arrays: Sequence[Mapping[str, NDArray[Any]]], pservers: int) -> list[Part]:
+def spread(arrays: Sequence[Mapping[str, NDArray[Any]]], pservers: int) -> list[SnapshotFile]:
     """Lanes' arrays, a run of lanes in each pserver's part."""
     per = -(-len(arrays) // pservers)
     groups = [arrays[i : i + per] for i in range(0, len(arrays), per)]
-    return [Part({}, {k: v for g in group for k, v in g.items()}, f"part-{i}") for i, group in enumerate(groups)]
+    return [
+        SnapshotFile({}, {k: v for g in group for k, v in g.items()}, f"part-{i}") for i, group in enumerate(groups)
+    ]
 
 
 def size_of(layout: Layout, part: Slice) -> int:
@@ -62,7 +64,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 def dense_parts(
     layout: Layout, flat: Mapping[str, NDArray[np.float32]], lanes: int, still: set[int], pservers: int = 1
-) -> list[Part]:
+) -> list[SnapshotFile]:
     """A cut of the flat arrays as so many lanes make it; lanes in `still` have no velocity."""
     found = []
     for lane, part in enumerate(layout.slices(lanes)):
@@ -185,7 +187,9 @@ def table_state(ids: Sequence[int], round_: int = 5) -> dict[str, NDArray[Any]]:
     }
 
 
-def table_parts(state: State, lanes: int, pservers: int = 1, gone: NDArray[np.uint64] | None = None) -> list[Part]:
+def table_parts(
+    state: State, lanes: int, pservers: int = 1, gone: NDArray[np.uint64] | None = None
+) -> list[SnapshotFile]:
     def gone_of(lane: int) -> NDArray[np.uint64] | None:
         return None if gone is None else part_of({IDS: gone}, lane, lanes)[IDS]
 
@@ -209,8 +213,8 @@ def test_rows_are_the_same_from_any_cutting(
 def test_tables_whose_names_begin_alike_are_told_apart() -> None:
     one, two = table_state([1, 2]), table_state([3])
     arrays = pack_table(0, "emb", one) | pack_table(0, "emb.w", two) | pack_table(1, "w", two)
-    assert same_bits(chained_rows([[Part({}, arrays)]], "emb", 0, 1), one)
-    assert same_bits(chained_rows([[Part({}, arrays)]], "emb.w", 0, 1), two)
+    assert same_bits(chained_rows([[SnapshotFile({}, arrays)]], "emb", 0, 1), one)
+    assert same_bits(chained_rows([[SnapshotFile({}, arrays)]], "emb.w", 0, 1), two)
 
 
 def test_rows_that_nobody_or_several_hold_are_told() -> None:
@@ -249,7 +253,7 @@ class Stores:
         self.stores = [SparseStore(self.setup, lane) for lane in range(lanes)]
         self.round = 0
         self.committed: list[int] = []
-        self.newest: list[list[Part]] = []
+        self.newest: list[list[SnapshotFile]] = []
         """The chain of the newest cut that counts."""
 
     def step(self, touched: set[int], *, ends_pass: bool = False) -> None:
@@ -261,7 +265,7 @@ class Stores:
             store.apply(Closing(self.round, 0, 0, (), 1, ends_pass), 0.1)
         self.round += 1
 
-    def cut(self, bases: Sequence[int], *, counts: bool) -> list[list[Part]]:
+    def cut(self, bases: Sequence[int], *, counts: bool) -> list[list[SnapshotFile]]:
         """Take a cut in which each lane knows of one that counts, maybe not the newest; returns its chain."""
         captures = [store.capture(self.round, base) for store, base in zip(self.stores, bases, strict=True)]
         for capture in captures:
@@ -337,7 +341,7 @@ def made(method: Method = "adagrad", l2: float = 0.0, lives: Rows | None = None)
     return job
 
 
-def held(chain: list[list[Part]]) -> int:
+def held(chain: list[list[SnapshotFile]]) -> int:
     """How many rows the last snapshot of a chain holds."""
     return len(chain[-1][0].arrays[f"rows0.{TABLE}.{IDS}"])
 
@@ -402,7 +406,7 @@ FLOATS = st.floats(width=64)
 @given(costs=st.lists(st.tuples(FLOATS, FLOATS), min_size=1, max_size=4), ended=st.sets(st.integers(0, 3)))
 def test_counts_survive_a_part_to_the_bit(costs: list[tuple[float, float]], ended: set[int]) -> None:
     totals = {s: Totals(s + 2**53, cost, [value, -0.0, 0.0]) for s, (cost, value) in enumerate(costs)}
-    counts = Counts(7, 1, 4, 2**40, frozenset(ended), totals, (3, 4), {0: 5, 2: 1})
+    counts = LaneCounts(7, 1, 4, 2**40, frozenset(ended), totals, (3, 4), {0: 5, 2: 1})
     with TemporaryDirectory() as place:
         path = Path(place) / "part-0.bin"
         write_part(path, {}, {COUNTS: pack_counts(counts)})
@@ -411,8 +415,8 @@ def test_counts_survive_a_part_to_the_bit(costs: list[tuple[float, float]], ende
 
 
 def test_parts_of_different_moments_do_not_agree() -> None:
-    def part(name: str, round_: int) -> Part:
-        return Part({COUNTS: pack_counts(Counts(round_, 0, 0, 10, frozenset(), {}))}, {}, name)
+    def part(name: str, round_: int) -> SnapshotFile:
+        return SnapshotFile({COUNTS: pack_counts(LaneCounts(round_, 0, 0, 10, frozenset(), {}))}, {}, name)
 
     with pytest.raises(SnapshotError, match="part-1 was cut at round 8, part-0 at round 7"):
         agreed_counts([part("part-0", 7), part("part-1", 8)])

@@ -14,7 +14,7 @@ from bireme.spec.load import kubeconfig_files
 
 if TYPE_CHECKING:
     from bireme.kube.api.client import Cluster
-    from bireme.local.registry import Record
+    from bireme.local.registry import RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def was_submitted(job: str) -> bool:
     return any(path.name == job for path in (places().state / "ca").glob("*/*/*"))
 
 
-def local_run(job: str | None, where: Where) -> Record | None:
+def local_run(job: str | None, where: Where) -> RunRecord | None:
     """The run on this machine that is meant; None if the job is on a cluster."""
     from bireme.local import registry
 

@@ -19,7 +19,7 @@ from bireme.spec.load import ClusterJob, command_name, load_cluster_job
 if TYPE_CHECKING:
     from bireme.kube.api.client import Cluster
     from bireme.kube.submit.submission import Submission
-    from bireme.kube.volume.helper_pod import Place
+    from bireme.kube.volume.helper_pod import VolumePlace
     from bireme.kube.volume.transfer import Agree
 
 STAYS = ("snapshots/", "run/")
@@ -37,7 +37,7 @@ class Left(NamedTuple):
     """What is known of a job on a cluster, there or gone: its volume, and where its output is on it."""
 
     name: str
-    place: Place
+    place: VolumePlace
     output: str
 
 
@@ -197,12 +197,12 @@ def left_by(cluster: Cluster, job: str, image: str | None) -> Left:
     from bireme.kube.api.client import CLAIM
     from bireme.kube.jobs.lifecycle import find_job
     from bireme.kube.submit.placement import directory_of
-    from bireme.kube.volume.helper_pod import Place
+    from bireme.kube.volume.helper_pod import VolumePlace
     from bireme.spec.kubernetes import KubernetesFile
 
     told = _submitted(cluster, job)
     if told is not None:
-        return Left(job, Place(job, image or told.image, told.settings), told.job.output)
+        return Left(job, VolumePlace(job, image or told.image, told.settings), told.job.output)
     if cluster.find(CLAIM, job) is None:
         try:
             find_job(cluster, job)
@@ -210,14 +210,14 @@ def left_by(cluster: Cluster, job: str, image: str | None) -> Left:
             raise UsageError(e.what, why=e.why, fix=f"{e.fix}; {BY_FILE}") from e
     if image is None:
         raise _no_image(job)
-    return Left(job, Place(job, image, KubernetesFile()), str(directory_of(job) / "output"))
+    return Left(job, VolumePlace(job, image, KubernetesFile()), str(directory_of(job) / "output"))
 
 
 def left_by_file(cluster: Cluster, told: ClusterJob, image: str | None) -> Left:
     """What the job of a file has left; the file and the cluster's facts say where its volume and its output are."""
     from bireme.kube.api.cluster_facts import read_facts, with_facts
     from bireme.kube.submit.placement import place
-    from bireme.kube.volume.helper_pod import Place
+    from bireme.kube.volume.helper_pod import VolumePlace
 
     told = with_facts(told, read_facts(cluster))
     name, settings = told.job.name, told.settings
@@ -226,7 +226,7 @@ def left_by_file(cluster: Cluster, told: ClusterJob, image: str | None) -> Left:
         found = submitted.image
     if found is None:
         raise _no_image(name)
-    return Left(name, Place(name, found, settings), place(told, cluster.namespace).output)
+    return Left(name, VolumePlace(name, found, settings), place(told, cluster.namespace).output)
 
 
 def _submitted(cluster: Cluster, job: str) -> Submission | None:

@@ -75,17 +75,17 @@ def list_(shows_all: bool, limit: int | None, where: Where, as_json: bool) -> No
         click.echo(f"note: {note}", err=True)
 
 
-def _can_go_on(record: registry.Record, progress: Progress) -> bool:
+def _can_go_on(record: registry.RunRecord, progress: Progress) -> bool:
     return record.state not in ("running", "finished") and progress.done < progress.passes
 
 
-def _short(record: registry.Record, progress: Progress) -> dict[str, Any]:
+def _short(record: registry.RunRecord, progress: Progress) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(record)
     del plain["status"]
     return {**plain, "passes_done": progress.done, "passes": progress.passes}
 
 
-def status_of(record: registry.Record) -> dict[str, Any]:
+def status_of(record: registry.RunRecord) -> dict[str, Any]:
     """The coordinator's word while it lives, its last word afterwards; that it is silent if it does not answer."""
     from bireme.core.errors import BiremeError
     from bireme.job.coordination import messages as m
@@ -103,7 +103,7 @@ def status_of(record: registry.Record) -> dict[str, Any]:
         return _last_known(record)
 
 
-def _last_known(record: registry.Record) -> dict[str, Any]:
+def _last_known(record: registry.RunRecord) -> dict[str, Any]:
     """What there is to know of a job whose coordinator does not answer: it is stopped, or being started again."""
     from bireme.job.coordination.phases import ENDED
     from bireme.job.node.failure_reports import last_status
@@ -115,7 +115,7 @@ def _last_known(record: registry.Record) -> dict[str, Any]:
     return {"phase": phase, **known, "waits_for": [SILENT]}
 
 
-def _has_trained(record: registry.Record) -> bool:
+def _has_trained(record: registry.RunRecord) -> bool:
     """Whether this run has come as far as training, by the job's books."""
     from bireme.job.output.journal import METRICS
 
@@ -148,7 +148,7 @@ def status(job: str | None, shows_all: bool, where: Where, as_json: bool) -> Non
     _show_local(record, shows_all=shows_all, as_json=as_json)
 
 
-def _show_local(record: registry.Record, *, shows_all: bool, as_json: bool) -> None:
+def _show_local(record: registry.RunRecord, *, shows_all: bool, as_json: bool) -> None:
     now = status_of(record)
     is_newest = record.id in {r.id for r in registry.newest_runs()}
     progress = progress_of(record, now, is_newest=is_newest)
@@ -294,7 +294,7 @@ def cancel(job: str | None, now: bool, where: Where, as_json: bool) -> None:
     click.echo(json.dumps({"job": record.name, "state": state}) if as_json else f"{record.name}: {state}")
 
 
-def _insist(record: registry.Record) -> None:
+def _insist(record: registry.RunRecord) -> None:
     """Ask once more, as a second Ctrl-C would; not with SIGINT, which jobs in the background of a script ignore."""
     time.sleep(AGAIN_S)
     if registry.find_run(record.id).state == "running":
@@ -313,12 +313,12 @@ def delete(job: str, with_volume: bool, where: Where, as_json: bool) -> None:
     A volume claim that bireme did not make is never deleted.
     """
     from bireme.kube.jobs.lifecycle import delete as take_away
-    from bireme.kube.submit.certificates import Whose, forget
+    from bireme.kube.submit.certificates import JobIdentity, forget
     from bireme.spec.load import places
 
     with where.connect() as cluster:
         done = take_away(cluster, job, with_volume=with_volume)
-        forget(places().state, Whose(cluster.server, cluster.namespace, job))
+        forget(places().state, JobIdentity(cluster.server, cluster.namespace, job))
     if as_json:
         told = {"job": job, "deleted": done.things, "claim": done.claim, "volume": done.volume}
         click.echo(json.dumps({**told, "note": f"--volume was ignored: {done.ignored}"} if done.ignored else told))

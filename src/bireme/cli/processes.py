@@ -36,9 +36,9 @@ class Started:
 
     def check_seat(self) -> None:
         """Leave if this process's node was replaced; to be asked after the process has taken its number."""
-        from bireme.job.node.incarnations import Seat
+        from bireme.job.node.incarnations import Lease
 
-        if self.seat is not None and self.life is not None and Seat(self.seat, self.life).is_lost():
+        if self.seat is not None and self.life is not None and Lease(self.seat, self.life).is_lost():
             raise Cancelled("another pod has taken this node's place")
 
     def place(self) -> tuple[Path, int, Path]:
@@ -101,7 +101,7 @@ def node(started: Started) -> None:
     This is what a pod runs, told by its environment which job and which node it is: BIREME_JOB and
     JOB_COMPLETION_INDEX, or JOB_NAME, JOB_PATH and CONF_PADDLE_… as in the original's jobs.
     """
-    from bireme.job.node.entry import Post, run_node
+    from bireme.job.node.entry import NodeConfig, run_node
 
     _settle(started)
     if started.job is None:
@@ -110,7 +110,7 @@ def node(started: Started) -> None:
         _guarded(None, "node", lambda: run_pod(dict(os.environ)))
         return
     job, rank, run = started.place()
-    _guarded(None, f"node {rank}", lambda: run_node(Post(job, rank, run)))
+    _guarded(None, f"node {rank}", lambda: run_node(NodeConfig(job, rank, run)))
 
 
 @click.command(epilog="\b\nExample: bireme pserver --port=7164 --ports_num=2 --num_gradient_servers=3")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from bireme.local.registry import Record
+    from bireme.local.registry import RunRecord
     from bireme.spec.job import Job
 
 
@@ -52,7 +52,7 @@ def progress_in(output: Path, job: Job) -> Progress:
     return Progress(last + 1, job.passes)
 
 
-def progress_of(record: Record, status: dict[str, Any], *, is_newest: bool = True) -> Progress:
+def progress_of(record: RunRecord, status: dict[str, Any], *, is_newest: bool = True) -> Progress:
     """How far the job of a run is; what is on disk tells only of the newest run in an output directory."""
     from bireme.view.plain import passes_of
 

@@ -15,7 +15,7 @@ from bireme.spec.load import ClusterJob, load_cluster_job
 
 if TYPE_CHECKING:
     from bireme.kube.api.client import Cluster
-    from bireme.kube.volume.helper_pod import Place
+    from bireme.kube.volume.helper_pod import VolumePlace
 
 
 @click.command(epilog="\b\nExample: bireme data push first-job/job.yaml --image registry.local/bireme:1")
@@ -67,7 +67,7 @@ def _what(told: ClusterJob, source: Path | None, target: str | None, list_files:
     return str(directory_of(told.job.name) / below), {name: source / name for name in list_files(source)}
 
 
-def prepare_volume(cluster: Cluster, told: ClusterJob, image: str | None) -> Place:
+def prepare_volume(cluster: Cluster, told: ClusterJob, image: str | None) -> VolumePlace:
     """The job's volume, claimed if it is not yet."""
     from bireme.cli.submit import PUSH_IMAGE
     from bireme.kube.api import naming
@@ -75,7 +75,7 @@ def prepare_volume(cluster: Cluster, told: ClusterJob, image: str | None) -> Pla
     from bireme.kube.api.cluster_facts import read_facts, with_facts
     from bireme.kube.submit.objects import claim
     from bireme.kube.submit.patching import merge
-    from bireme.kube.volume.helper_pod import Place
+    from bireme.kube.volume.helper_pod import VolumePlace
 
     facts = read_facts(cluster)
     settings, name = with_facts(told, facts).settings, told.job.name
@@ -95,7 +95,7 @@ def prepare_volume(cluster: Cluster, told: ClusterJob, image: str | None) -> Pla
                 f"there is a volume claim {name} that is not bireme's",
                 fix=f"to use it, say `kubernetes.volume.claim: {name}`; else choose another `name`",
             )
-    return Place(name, chosen, settings)
+    return VolumePlace(name, chosen, settings)
 
 
 def split_there(where: Where, job_file: Path, source: str, shards: int, out: str, image: str | None) -> dict[str, Any]:

@@ -162,13 +162,13 @@ def take_away_old(cluster: Cluster, submission: Submission) -> bool:
 def _send(cluster: Cluster, submission: Submission) -> str:
     """Bring a job to the cluster; if that fails, no authority is left here that nobody there knows."""
     from bireme.kube.api.client import SECRET
-    from bireme.kube.submit.certificates import Whose, forgotten_unless_used, make_certificates
+    from bireme.kube.submit.certificates import JobIdentity, forgotten_unless_used, make_certificates
     from bireme.kube.submit.submit import decoded, submit
 
     name, settings, state = submission.job.name, submission.settings, places().state
     if not settings.tls:
         return submit(cluster, submission)
-    whose = Whose(cluster.server, cluster.namespace, name)
+    whose = JobIdentity(cluster.server, cluster.namespace, name)
 
     def in_use() -> bytes | None:
         return decoded(cluster.find(SECRET, f"{name}-tls")).get("ca.crt")

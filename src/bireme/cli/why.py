@@ -14,7 +14,7 @@ from bireme.cli.cluster import Where, either_options, local_run
 
 if TYPE_CHECKING:
     from bireme.diagnose.facts import Cause, Facts
-    from bireme.local.registry import Record
+    from bireme.local.registry import RunRecord
 
 
 @click.command(epilog="\b\nExample: bireme why quick-start --namespace training")
@@ -48,7 +48,7 @@ def _told(facts: Facts, causes: list[Cause], notes: list[str]) -> dict[str, Any]
     return {"job": facts.job, "where": facts.where, "namespace": facts.namespace, "causes": told, "notes": notes}
 
 
-def _local_facts(record: Record) -> Facts:
+def _local_facts(record: RunRecord) -> Facts:
     from bireme.cli.jobs import status_of
     from bireme.cli.progress import progress_of
     from bireme.diagnose.facts import Facts

@@ -23,7 +23,7 @@ KEEP = 50
 State = Literal["running", "finished", "failed", "cancelled", "died"]
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a run without asking it."""
 
     id: str
@@ -48,7 +48,7 @@ def runs_directory() -> Path:
     return places().state / "runs"
 
 
-def new_run(name: str, job_file: str, output: str) -> tuple[Record, Path]:
+def new_run(name: str, job_file: str, output: str) -> tuple[RunRecord, Path]:
     """Make a run's directory and its record."""
     root = runs_directory()
     with storage_errors(str(root)):
@@ -63,7 +63,7 @@ def new_run(name: str, job_file: str, output: str) -> tuple[Record, Path]:
             continue
     for part in ("meet", "reports", "work", "fired"):
         (run / part).mkdir()
-    record = Record(
+    record = RunRecord(
         id=run.name,
         name=name,
         pid=os.getpid(),
@@ -77,7 +77,7 @@ def new_run(name: str, job_file: str, output: str) -> tuple[Record, Path]:
     return record, run
 
 
-def save(record: Record) -> None:
+def save(record: RunRecord) -> None:
     """Write a record."""
     write_atomic(runs_directory() / record.id / "record.json", msgspec.json.encode(record))
 
@@ -88,12 +88,12 @@ def clear(run: Path) -> None:
         shutil.rmtree(run / part, ignore_errors=True)
 
 
-def all_runs() -> list[Record]:
+def all_runs() -> list[RunRecord]:
     """Every recorded run, newest first; one whose process is gone without a word has died."""
     found = []
     for path in runs_directory().glob("*/record.json"):
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=Record)
+            record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
         except (OSError, msgspec.MsgspecError):
             continue  # being written, or from another version
         if record.state == "running" and not (is_alive(record.pid) and birth_of(record.pid) == record.birth):
@@ -102,15 +102,15 @@ def all_runs() -> list[Record]:
     return sorted(found, key=lambda r: r.started, reverse=True)
 
 
-def newest_runs() -> list[Record]:
+def newest_runs() -> list[RunRecord]:
     """The newest run of each output directory, newest first: a job that was resumed is one job."""
-    found: dict[str, Record] = {}
+    found: dict[str, RunRecord] = {}
     for record in all_runs():
         found.setdefault(record.output, record)
     return list(found.values())
 
 
-def find_run(name: str | None) -> Record:
+def find_run(name: str | None) -> RunRecord:
     """The newest run with this name, id or output directory; without a name, the newest of all."""
     runs = all_runs()
     matching = [r for r in runs if name is None or name in (r.name, r.id) or str(Path(name).absolute()) == r.output]

@@ -33,7 +33,7 @@ from bireme.job.node.discovery import SharedDirectory
 from bireme.job.node.entry import too_many_deaths
 from bireme.job.node.failure_reports import STATUS_FILE, first_cause, has_ended, last_status, read_reports
 from bireme.job.node.headway import Headway
-from bireme.job.node.supervisor import Child, Ended, Family, Keeper, describe_exit
+from bireme.job.node.supervisor import Child, Ended, ProcessGroup, Supervisor, describe_exit
 from bireme.job.output.data_hash import data_fingerprint
 from bireme.job.output.ownership import check_output, write_job
 from bireme.local import registry
@@ -94,7 +94,7 @@ class LocalRun:
     def __init__(self, job: Job, job_file: str) -> None:
         self.job = job
         self._job_file = job_file
-        self._family = Family()
+        self._family = ProcessGroup()
         self._status: dict[str, Any] = {}
         self._is_cancelled = False
         self._patience_ends = math.inf
@@ -133,7 +133,7 @@ class LocalRun:
             ]  # fmt: skip
             nodes.append(Child(f"node {rank}", command, path.parent / f"node_{rank}" / "node.log"))
         headway = Headway(Path(self.job.output))
-        self._keeper = Keeper(self._family, nodes, self.job.restarts, self.job.logs, headway.look)
+        self._keeper = Supervisor(self._family, nodes, self.job.restarts, self.job.logs, headway.look)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._family.end(5.0 if error is None else 2.0)

@@ -33,7 +33,7 @@ from bireme.sim.values import values_of
 from bireme.sim.world import Broken, Process, World
 
 if TYPE_CHECKING:
-    from bireme.sim.coordination import SimCoordinating
+    from bireme.sim.coordination import SimCoordinatorService
     from bireme.sim.lanes import SimLane
     from bireme.sim.pserver import SimPserver
 
@@ -197,7 +197,7 @@ class Checks:
 
     # 6: the status
 
-    def status(self, coordinating: SimCoordinating) -> None:
+    def status(self, coordinating: SimCoordinatorService) -> None:
         """What the coordinator would tell if it were asked now."""
         machine, here, world_s = coordinating.machine, coordinating.pserver, self._world.now
         now_s, rate, stopped = here.monotonic(), here.clock.rate, []

@@ -46,7 +46,7 @@ TICK_S = 0.1
 REACH_S = 1.0
 
 
-class SimCoordinating:
+class SimCoordinatorService:
     """One coordinator with its connections."""
 
     def __init__(self, pserver: SimPserver) -> None:
@@ -207,7 +207,7 @@ class SimCoordinating:
     def _find_base(self, facts: m.Facts, effect: Load) -> Base:
         disk = self._world.disk
         with patch.object(journal, "time", SimpleNamespace(time=self.pserver.wall)):
-            past = journal.mend(disk.at(OUTPUT), facts.shards, facts.since)
+            past = journal.repair_tail(disk.at(OUTPUT), facts.shards, facts.since)
         base, _ = snapshots.find_base(past, disk.at(SNAPSHOTS), facts, effect)
         self._checks.chosen(base.manifest)
         round_ = base.manifest.round if base.manifest is not None else 0

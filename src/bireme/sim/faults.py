@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bireme.job.output.snapshots import candidates
 from bireme.sim.case import SNAPSHOTS
-from bireme.sim.harness import Stage
+from bireme.sim.harness import Harness
 from bireme.sim.pserver import SimPserver
 from bireme.sim.world import SILENCE_S, Process
 
@@ -46,10 +46,10 @@ MOST = 14
 """Faults in one history: a trainer that loses its connections more often without a round gives up, and rightly."""
 
 
-class Mischief:
+class FaultInjector:
     """Whoever makes things fail."""
 
-    def __init__(self, stage: Stage, profile: Profile) -> None:
+    def __init__(self, stage: Harness, profile: Profile) -> None:
         self._stage = stage
         self._world = stage.world
         self._rng = stage.world.rng

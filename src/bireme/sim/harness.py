@@ -1,6 +1,6 @@
 """The stage of one history: who plays which role, where to find them, and who is called back after a death.
 
-Each role has the product's own `Lives`, which says when to start it again. A role may be given to somebody else
+Each role has the product's own `RestartPolicy`, which says when to start it again. A role may be given to somebody else
 while its old holder is only cut off: that one is then nobody's business but goes on until it is killed.
 """
 
@@ -15,7 +15,7 @@ from bireme.job.coordination.coordinator import NO_END, TAKEN_OVER
 from bireme.job.coordination.effects import Leave
 from bireme.job.node import incarnations
 from bireme.job.node.failure_reports import STATUS_FILE, has_ended, last_status
-from bireme.job.node.supervisor import LINGER_S, Lives
+from bireme.job.node.supervisor import LINGER_S, RestartPolicy
 from bireme.job.output.snapshots import candidates
 from bireme.sim.case import OUTPUT, SNAPSHOTS, Shape, facts_of
 from bireme.sim.checks import Checks
@@ -38,11 +38,11 @@ class Role:
         self.rank = rank
         self.clock = clock
         """The supervisor's."""
-        self.lives = Lives(ENDLESS)
+        self.lives = RestartPolicy(ENDLESS)
         self.holder: SimPserver | SimTrainer | None = None
 
 
-class Stage:
+class Harness:
     """Everything in one history but its faults."""
 
     def __init__(self, shape: Shape, world: World) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from bireme.core.files import mounted
 from bireme.sim.case import Mode, Shape, draw_shape
 from bireme.sim.clocks import Clocks
-from bireme.sim.faults import PROFILES, Mischief
-from bireme.sim.harness import Stage
+from bireme.sim.faults import PROFILES, FaultInjector
+from bireme.sim.harness import Harness
 from bireme.sim.world import Broken, World
 
 BOUND_S = 120.0
@@ -43,8 +43,8 @@ def run_history(seed: int, mode: Mode | None = None, profile: str = "mixed", sha
     world = World(rng, rng.choice(PROFILES[profile].slow), Clocks(seed))
     broken, is_crash = "", False
     with mounted(world.disk):
-        stage = Stage(shape, world)
-        mischief = Mischief(stage, PROFILES[profile])
+        stage = Harness(shape, world)
+        mischief = FaultInjector(stage, PROFILES[profile])
         try:
             _play(world, stage, mischief)
         except Broken as e:
@@ -58,7 +58,7 @@ def run_history(seed: int, mode: Mode | None = None, profile: str = "mixed", sha
     )  # fmt: skip
 
 
-def _play(world: World, stage: Stage, mischief: Mischief) -> None:
+def _play(world: World, stage: Harness, mischief: FaultInjector) -> None:
     stage.start_all()
     while not world.is_over:
         until_s = mischief.last_s + BOUND_S

@@ -13,7 +13,7 @@ from bireme.ps.lanes.progress import agreed_counts, counts_of
 from bireme.ps.lanes.rounds import Closing, LaneRounds, Late, PassTotals, Ready, Refuse, Repeat, Take, Totals
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.setup import Setup
-from bireme.ps.snapshot.snapshot_files import Part
+from bireme.ps.snapshot.snapshot_files import SnapshotFile
 from bireme.ps.tree import Span, spans_of
 from bireme.ps.wire.frames import Head, Record
 from bireme.sim.case import add, first_value, updated
@@ -63,7 +63,7 @@ class SimLane:
         if self.rounds.cut_at <= self.rounds.round:
             self._next_cut_s = self._pserver.monotonic()
 
-    def restore(self, parts: list[Part]) -> None:
+    def restore(self, parts: list[SnapshotFile]) -> None:
         """Go on from a snapshot."""
         self.rounds.restore(agreed_counts(parts))
         self.value = values_of(parts)[self.number]

@@ -1,7 +1,7 @@
 """A simulated pserver process: lanes, the file of each cut, the coordinator's word, and in pserver 0 the coordinator.
 
 It does what job/node/pserver.py, ps/lanes/server.py and ps/snapshot/writer.py do with sockets and threads. The same
-`Standing` decides which orders count; the same `write_part` writes parts.
+`Authority` decides which orders count; the same `write_part` writes parts.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from bireme.core.errors import BiremeError, FrameError, StaleError, StorageError
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.cuts import part_of
 from bireme.job.node import incarnations
-from bireme.ps.lanes.authority import Standing
+from bireme.ps.lanes.authority import Authority
 from bireme.ps.lanes.progress import pack_counts
-from bireme.ps.lanes.rounds import Counts, PassTotals
+from bireme.ps.lanes.rounds import LaneCounts, PassTotals
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import Written, part_path, read_part, write_part
-from bireme.ps.snapshot.writer import PartDone
+from bireme.ps.snapshot.writer import FileWritten
 from bireme.ps.wire.frames import Head, Record
 from bireme.sim.case import OUTPUT, PATIENCE_S
-from bireme.sim.coordination import SimCoordinating
+from bireme.sim.coordination import SimCoordinatorService
 from bireme.sim.lanes import SimLane
 from bireme.sim.values import meta_of
 from bireme.sim.world import End, Process
 
 if TYPE_CHECKING:
-    from bireme.sim.harness import Stage
+    from bireme.sim.harness import Harness
 
 ALIVE_EVERY_S = 1.0
 PUSH, REST, PULL = range(3)
@@ -37,7 +37,7 @@ Frame = tuple[int, Head, list[Record], int, bool] | tuple[int] | tuple[int, Head
 class _Cut:
     """Lanes' values of one moment, to be written."""
 
-    def __init__(self, setup: Setup, counts: Counts, ends_pass: bool) -> None:
+    def __init__(self, setup: Setup, counts: LaneCounts, ends_pass: bool) -> None:
         self.setup = setup
         self.counts = counts
         self.ends_pass = ends_pass
@@ -47,14 +47,14 @@ class _Cut:
 class SimPserver(Process):
     """One pserver from start to death."""
 
-    def __init__(self, stage: Stage, rank: int) -> None:
+    def __init__(self, stage: Harness, rank: int) -> None:
         super().__init__(stage.world, f"pserver {rank}")
         self.stage = stage
         self.rank = rank
         self.incarnation = 0
         self.lanes: list[SimLane] = []
-        self.standing = Standing()
-        self.coordinator: SimCoordinating | None = None
+        self.standing = Authority()
+        self.coordinator: SimCoordinatorService | None = None
         self._setup: Setup | None = None
         self._link: End | None = None
         self._alone_since_s = float("inf")
@@ -68,7 +68,7 @@ class SimPserver(Process):
     def start(self) -> None:
         """Come to life."""
         self.incarnation = incarnations.take(self.world.disk.at(OUTPUT), self.name)
-        self.standing = Standing.at_birth(self.rank, self.incarnation, self.stage.facts.since)
+        self.standing = Authority.at_birth(self.rank, self.incarnation, self.stage.facts.since)
         self.stage.checks.incarnation(self.name, self.incarnation)
         self.note(f"starts as incarnation {self.incarnation}")
         self.stage.announce(self)
@@ -165,7 +165,7 @@ class SimPserver(Process):
                 self.leave(message.reason)
             case _:
                 if self.coordinator is None:
-                    self.coordinator = SimCoordinating(self)
+                    self.coordinator = SimCoordinatorService(self)
                 self.coordinator.handle(end, message)
 
     def _set_up(self, end: End, setup: Setup) -> None:
@@ -214,10 +214,10 @@ class SimPserver(Process):
     def lane_passed(self, totals: PassTotals) -> None:
         """The first lane has closed a pass."""
         if self.coordinator is None:
-            self.coordinator = SimCoordinating(self)
+            self.coordinator = SimCoordinatorService(self)
         self.coordinator.lane_passed(self.standing.history, totals)
 
-    def cut(self, lane: SimLane, counts: Counts, *, ends_pass: bool) -> None:
+    def cut(self, lane: SimLane, counts: LaneCounts, *, ends_pass: bool) -> None:
         """A lane's value at a cut; the last lane's makes it complete."""
         assert self._setup is not None
         cut = self._cut
@@ -250,7 +250,7 @@ class SimPserver(Process):
                 self.note(f"no snapshot of round {cut.counts.round}: {e.what}")
                 failure = e.what
             if self._link is not None:
-                done = PartDone(cut.counts, cut.ends_pass, path, written, failure=failure)
+                done = FileWritten(cut.counts, cut.ends_pass, path, written, failure=failure)
                 self._link.send(part_of(cut.setup, done))
         self._write_next()
 

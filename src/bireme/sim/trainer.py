@@ -25,7 +25,7 @@ from bireme.sim.world import End, Process
 from bireme.train.loop import first_batches, unsaved_pass
 
 if TYPE_CHECKING:
-    from bireme.sim.harness import Stage
+    from bireme.sim.harness import Harness
 
 REPORT_EVERY_S = 0.2
 Steps = Generator[float | None, Any, None]
@@ -35,7 +35,7 @@ Asking = Generator[float | None, Any, Position]
 class SimTrainer(Process):
     """One trainer from start to death."""
 
-    def __init__(self, stage: Stage, rank: int) -> None:
+    def __init__(self, stage: Harness, rank: int) -> None:
         super().__init__(stage.world, f"trainer {rank}")
         self.stage = stage
         self.shape = stage.shape

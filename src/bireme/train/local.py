@@ -21,7 +21,7 @@ from bireme.ps.tree import fold
 from bireme.ps.wire.frames import Record
 from bireme.spec.model import Optimizer, Updates
 from bireme.train.loop import Listener, Loop
-from bireme.train.worker import Floats, Part, Worker, add_parts
+from bireme.train.worker import Floats, Gradient, Worker, add_parts
 
 
 class LocalRule(NamedTuple):
@@ -103,7 +103,7 @@ class LocalLoop(Loop):
                 continue
             records: list[Record] = []
 
-            def leaf(shard: int, records: list[Record] = records) -> Part | None:
+            def leaf(shard: int, records: list[Record] = records) -> Gradient | None:
                 return self._train(at, shard, records)
 
             total = fold(span, leaf, add_parts)
@@ -113,7 +113,7 @@ class LocalLoop(Loop):
             self._exchange.push(at.round, span, records, None if total is None else [])
             self._watch.lap("exchange")
 
-    def _train(self, at: Position, shard: int, records: list[Record]) -> Part | None:
+    def _train(self, at: Position, shard: int, records: list[Record]) -> Gradient | None:
         """Train a shard up to the next meeting; returns how far its copy is from the common parameters."""
         worker, copy = self._worker, self._copies[shard]
         begin = at.batch * self._updates.every
@@ -133,7 +133,7 @@ class LocalLoop(Loop):
         apart = common - copy.values
         if self._updates.is_elastic:
             copy.values += np.float32(self._updates.rate) * apart
-        return Part(apart, [])
+        return Gradient(apart, [])
 
 
 def _sum(told: list[Record]) -> Record:

@@ -18,7 +18,7 @@ from bireme.ps.client.push_pull import Exchange, Position
 from bireme.ps.tree import Span, fold
 from bireme.ps.wire.frames import Record
 from bireme.ps.wire.row_frames import Block
-from bireme.train.worker import Counts, Floats, Part, Prepared, Running, Stopwatch, Worker, add_parts
+from bireme.train.worker import Floats, Gradient, Prepared, Running, ShardCounts, Stopwatch, Worker, add_parts
 
 Tables = Callable[[], list[Block]]
 """Fetches every row of every sparse parameter."""
@@ -31,7 +31,7 @@ class PassResult:
     pass_id: int
     round: int
     batches: int
-    ledger: Mapping[int, Counts]
+    ledger: Mapping[int, ShardCounts]
     totals: Running
     test: Running | None
     wire_error: float = 0.0
@@ -150,14 +150,14 @@ class Loop:
         # With one shard to a subtree the gradient leaves from where it was computed.
         is_alone = len(span.shards) == 1
 
-        def leaf(shard: int) -> Part | None:
+        def leaf(shard: int) -> Gradient | None:
             if at.batch >= worker.rounds_of(shard):
                 return None
             part = None
             if shard in prepared.batches:
                 part = worker.gradient(at, shard, prepared, (values, row))
                 if not is_alone:
-                    part = Part(row.copy(), [Block(b.ids, b.rows.copy()) for b in part.blocks])
+                    part = Gradient(row.copy(), [Block(b.ids, b.rows.copy()) for b in part.blocks])
             records.append(worker.record(shard, at.batch))
             return part
 

@@ -35,7 +35,7 @@ FetchRows = Callable[[Sequence[RowIds], Sequence[Floats]], None]
 
 
 @dataclass(slots=True)
-class Counts:
+class ShardCounts:
     """A shard's part of the ledger for one pass."""
 
     read: int = 0
@@ -68,21 +68,21 @@ class Prepared:
     """What any of them needs, one list per lookup."""
 
 
-class Part(NamedTuple):
+class Gradient(NamedTuple):
     """A gradient: the flat vector of dense parameters, and touched rows of each sparse one."""
 
     dense: Floats
     blocks: list[Block]
 
 
-def add_parts(left: Part, right: Part) -> Part:
+def add_parts(left: Gradient, right: Gradient) -> Gradient:
     """The sum, in the memory of the left one."""
     from bireme.ps.sparse.row_sums import combine
 
     dense = left.dense
     dense += right.dense
     pairs = zip(left.blocks, right.blocks, strict=True)
-    return Part(dense, [Block(*combine([a, b], 0, [(0, 1)])) for a, b in pairs])
+    return Gradient(dense, [Block(*combine([a, b], 0, [(0, 1)])) for a, b in pairs])
 
 
 class Stopwatch:
@@ -120,7 +120,7 @@ class Worker:
         self._bound: dict[tuple[int, int], Computation] = {}
         self.batches: dict[int, int] = {}
         """How many batches each shard has in the open pass."""
-        self.ledger: dict[int, Counts] = {}
+        self.ledger: dict[int, ShardCounts] = {}
         self.totals = Running()
         self._is_checked = False
         self._last = Sums(0, 0.0)
@@ -139,7 +139,7 @@ class Worker:
             read = reader.open(pass_id)
             rounds = done if isinstance(done, int) else done[shard]
             trained = read if is_over else min(rounds * self._program.batch_size, read)
-            self.ledger[shard] = Counts(read, trained)
+            self.ledger[shard] = ShardCounts(read, trained)
         self.totals = Running()
         # An empty shard takes part in the first round to say that it is empty.
         return max(max(self.batches.values()), 1)
@@ -186,7 +186,7 @@ class Worker:
             )
         return self._bound[key]
 
-    def gradient(self, at: Position, shard: int, prepared: Prepared, memory: tuple[Floats, Floats]) -> Part:
+    def gradient(self, at: Position, shard: int, prepared: Prepared, memory: tuple[Floats, Floats]) -> Gradient:
         """A shard's gradient, into the second of these vectors from the values in the first; counts its samples.
 
         Rows are views into the compact tables: good until the next gradient is computed.
@@ -194,13 +194,13 @@ class Worker:
         values, grads = memory
         computation, batch = self._computation(values, grads), prepared.batches[shard]
         sums = computation.step(batch)
-        part = Part(grads, self._blocks(shard, prepared))
+        part = Gradient(grads, self._blocks(shard, prepared))
         self._check(at, shard, sums, part)
         if not self._is_checked:
             self._is_checked = True
-            first = Part(grads.copy(), [Block(b.ids, b.rows.copy()) for b in part.blocks])
+            first = Gradient(grads.copy(), [Block(b.ids, b.rows.copy()) for b in part.blocks])
             again = computation.step(batch)
-            self._check_same(at, shard, (first, sums), (Part(grads, self._blocks(shard, prepared)), again))
+            self._check_same(at, shard, (first, sums), (Gradient(grads, self._blocks(shard, prepared)), again))
         self._last = sums
         self.ledger[shard].trained += sums.samples
         self.totals.add(sums)
@@ -224,7 +224,7 @@ class Worker:
         is_last = index + 1 >= self.batches[shard]
         return Record(shard, is_last, sums.samples, sums.cost, (evals[0], evals[1], evals[2]))
 
-    def _check(self, at: Position, shard: int, sums: Sums, part: Part) -> None:
+    def _check(self, at: Position, shard: int, sums: Sums, part: Gradient) -> None:
         """Refuse a gradient that would poison the model. A sum is finite only if all its terms are."""
         arrays = [part.dense, *(block.rows for block in part.blocks)]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -247,7 +247,7 @@ class Worker:
             return self.tables[number - 1].name
         return self.layout.name_at(int(np.flatnonzero(is_wrong)[0]))
 
-    def _check_same(self, at: Position, shard: int, first: tuple[Part, Sums], again: tuple[Part, Sums]) -> None:
+    def _check_same(self, at: Position, shard: int, first: tuple[Gradient, Sums], again: tuple[Gradient, Sums]) -> None:
         """Compare the first batch, computed twice: a program that gives two answers cannot be recovered."""
         pairs = [(first[0].dense, again[0].dense)]
         pairs += [(a.rows, b.rows) for a, b in zip(first[0].blocks, again[0].blocks, strict=True)]

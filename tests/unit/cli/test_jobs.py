@@ -29,7 +29,7 @@ def run(command: Any, *arguments: object) -> str:
     return done.output
 
 
-def record(output: Path, state: registry.State, started: float, **more: Any) -> registry.Record:
+def record(output: Path, state: registry.State, started: float, **more: Any) -> registry.RunRecord:
     made, _ = registry.new_run("small", "job.yaml", str(output))
     made = msgspec.structs.replace(made, state=state, started=started, **more)
     registry.save(made)
@@ -101,7 +101,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
         yield Address(host="127.0.0.1", ports=(server.getsockname()[1],))
 
 
-def announce(made: registry.Record, address: Address) -> None:
+def announce(made: registry.RunRecord, address: Address) -> None:
     SharedDirectory(registry.runs_directory() / made.id / "meet", 1).announce(0, address)
 
 

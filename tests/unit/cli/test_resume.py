@@ -25,7 +25,7 @@ def run(*arguments: object) -> Any:
     return CliRunner().invoke(resume, [str(a) for a in arguments], catch_exceptions=False)
 
 
-def record(output: Path, state: registry.State = "died", name: str = "small") -> registry.Record:
+def record(output: Path, state: registry.State = "died", name: str = "small") -> registry.RunRecord:
     made, _ = registry.new_run(name, "job.yaml", str(output))
     made = msgspec.structs.replace(made, state=state)
     registry.save(made)

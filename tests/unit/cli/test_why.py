@@ -30,7 +30,7 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def ran(state: registry.State, status: dict[str, Any] | None = None, **more: Any) -> registry.Record:
+def ran(state: registry.State, status: dict[str, Any] | None = None, **more: Any) -> registry.RunRecord:
     made, _ = registry.new_run("small", "job.yaml", str(Path.cwd() / "out"))
     made = msgspec.structs.replace(made, state=state, status=status or {}, **more)
     registry.save(made)

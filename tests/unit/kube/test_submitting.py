@@ -17,7 +17,7 @@ from bireme.cli.submit import submit
 from bireme.core.errors import ClusterError, NetworkError, OutputExistsError, SpecError, UsageError
 from bireme.kube.api import naming
 from bireme.kube.api.client import POD, ConflictError
-from bireme.kube.submit.certificates import Whose
+from bireme.kube.submit.certificates import JobIdentity
 from bireme.spec.load import places
 
 MORE = PLAIN.replace("passes: 4", "passes: 9")
@@ -222,7 +222,7 @@ def test_the_key_stays_where_a_cluster_may_need_it(
     refuse_jobs(standing, monkeypatch)
     monkeypatch.setattr(standing, "delete", lose)
     assert isinstance(send(tmp_path).exception, ClusterError)
-    place = Whose(standing.server, standing.namespace, "reviews").place(places().state)
+    place = JobIdentity(standing.server, standing.namespace, "reviews").place(places().state)
     assert (place / "ca.key").is_file(), "its Secret is there"
     before = (place / "ca.key").read_bytes()
     standing.things.clear()

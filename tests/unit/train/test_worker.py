@@ -12,7 +12,7 @@ from bireme.ps.plan import aligned_zeros
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Record
 from bireme.train.loop import Loop
-from bireme.train.worker import Part, Worker, add_parts
+from bireme.train.worker import Gradient, Worker, add_parts
 
 
 def train(counts: list[int], program: SumProgram, passes: int = 2) -> MemoryExchange:
@@ -56,7 +56,7 @@ def test_a_record_is_of_the_batch_that_was_just_computed() -> None:
 
 def test_parts_are_added_in_the_memory_of_the_left_one() -> None:
     left, right = np.ones(4, np.float32), np.full(4, 2.0, np.float32)
-    total = add_parts(Part(left, []), Part(right, []))
+    total = add_parts(Gradient(left, []), Gradient(right, []))
     assert total.dense is left
     assert left.tolist() == [3.0] * 4
     assert right.tolist() == [2.0] * 4

@@ -10,7 +10,7 @@ from bireme.job.coordination import messages as m
 from bireme.job.output.manifest import EndedPass, Inputs, Manifest, PartRecord, rules_hash
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.setup import Setup
-from bireme.ps.snapshot.writer import PartDone
+from bireme.ps.snapshot.writer import FileWritten
 
 ASK_AGAIN_S = 1.0
 """After so long a cut that somebody waits for has been left out, or a part of it was lost."""
@@ -81,7 +81,7 @@ class Cuts:
         return (*self._newest.base, self._newest.name)
 
 
-def part_of(setup: Setup, done: PartDone) -> m.CutPart:
+def part_of(setup: Setup, done: FileWritten) -> m.CutPart:
     """What the coordinator is told of a pserver's part."""
     counts, written = done.counts, done.written
     return m.CutPart(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bireme.job.coordination import messages as m
-from bireme.job.output.journal import Past
+from bireme.job.output.journal import JournalSummary
 from bireme.job.output.manifest import Inputs, Manifest
 
 OwnFault = Literal["data", "process", "storage"]
@@ -71,7 +71,7 @@ class Base:
     """None: there is no snapshot, it goes from the beginning."""
     files: tuple[tuple[str, ...], ...]
     """Its parts, after those of the snapshots that it builds on."""
-    past: Past = Past()  # noqa: RUF009 - a tuple
+    past: JournalSummary = JournalSummary()  # noqa: RUF009 - a tuple
     """What the books say."""
 
 

@@ -61,7 +61,7 @@ TICK_S = 0.1
 REACH_S = 1.0
 
 
-class Coordinating:
+class CoordinatorService:
     """One coordinator with its connections."""
 
     def __init__(
@@ -252,7 +252,11 @@ class Coordinating:
         output = Path(facts.output) if facts.output else None
         place = Path(facts.snapshots.path) if facts.snapshots.path else None
         with self._lock:  # whoever still tells us something must not write meanwhile
-            past = journal.mend(output, facts.shards, facts.since) if output is not None else journal.Past()
+            past = (
+                journal.repair_tail(output, facts.shards, facts.since)
+                if output is not None
+                else journal.JournalSummary()
+            )
         base, problems = snapshots.find_base(past, place, facts, effect)
         for problem in problems:
             log.warning("snapshot %s cannot be used: %s", problem.name, problem.what)

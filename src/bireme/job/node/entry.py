@@ -2,7 +2,7 @@
 
 This is what a pod runs and what the local runner starts. It never imports numpy or a framework,
 so it costs little to have one per node. What a place asks of it besides (probes, logs, a snapshot
-before it leaves) is in a `Watch`, which is called in between.
+before it leaves) is in a `NodeWatch`, which is called in between.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import msgspec
 from bireme.core.errors import BiremeError, ProcessError, SpecError
 from bireme.job.node.failure_reports import first_cause, has_ended, read_reports, write_report
 from bireme.job.node.headway import Headway
-from bireme.job.node.incarnations import Seat
-from bireme.job.node.supervisor import GRACE_S, Child, Ended, Family, Keeper, describe_exit, is_error
+from bireme.job.node.incarnations import Lease
+from bireme.job.node.supervisor import GRACE_S, Child, Ended, ProcessGroup, Supervisor, describe_exit, is_error
 from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ LOGS: dict[Role, str] = {"pserver": "server.log", "trainer": "train.log"}
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class NodeConfig:
     """Where a node stands: its job, its rank, and what its processes must know of the place."""
 
     job: Path
@@ -46,11 +46,11 @@ class Post:
     """This node's own address; '' where all nodes share a machine."""
     scratch: Path | None = None
     """A directory that no other node sees; None: what would be there is in the run's."""
-    seat: Seat | None = None
+    seat: Lease | None = None
     """This node's place on the volume, where it may be replaced behind its back."""
 
 
-class Watch(Protocol):
+class NodeWatch(Protocol):
     """What a place asks of a node while its processes run."""
 
     def may_go_on(self) -> bool:
@@ -91,7 +91,7 @@ def roles_of(job: Job, rank: int, only: Role | None = None) -> list[Role]:
     return [role for role, count in counts.items() if rank < count and only in (None, role)]
 
 
-def children_of(job: Job, post: Post) -> list[Child]:
+def children_of(job: Job, post: NodeConfig) -> list[Child]:
     """The processes that this node runs, pserver first."""
     node, found = Path(job.output) / f"node_{post.rank}", []
     for role in roles_of(job, post.rank, post.role):
@@ -122,22 +122,22 @@ def note_signals() -> list[int]:
     return received
 
 
-def run_node(post: Post, watch: Watch | None = None, stops: list[int] | None = None) -> None:
+def run_node(post: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None) -> None:
     """Run this node's processes to their end; raises what went wrong first."""
     job = read_job(post.job)
     stops = note_signals() if stops is None else stops
     watch = _Unwatched() if watch is None else watch
     try:
-        with Family() as family:
+        with ProcessGroup() as family:
             _keep(job, post, family, watch, stops)
     finally:
         watch.left()
 
 
-def _keep(job: Job, post: Post, family: Family, watch: Watch, stops: list[int]) -> None:
+def _keep(job: Job, post: NodeConfig, family: ProcessGroup, watch: NodeWatch, stops: list[int]) -> None:
     children = children_of(job, post)
     logs = {child.name: child.log for child in children}
-    keeper = Keeper(family, children, job.restarts, job.logs, Headway(Path(job.output)).look)
+    keeper = Supervisor(family, children, job.restarts, job.logs, Headway(Path(job.output)).look)
     while not stops or (len(stops) == 1 and not watch.may_leave()):
         for name, pid, why in keeper.started:
             log.info("started %s as process %d%s", name, pid, f": the one before {why}" if why else "")

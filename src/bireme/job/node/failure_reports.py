@@ -17,7 +17,7 @@ from bireme.core.errors import BiremeError, ProcessError, error_class
 from bireme.core.files import write_atomic
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a process said before it left."""
 
     process: str
@@ -52,7 +52,7 @@ def has_ended(output: Path) -> bool:
 
 def write_report(path: Path, process: str, error: BiremeError) -> None:
     """Leave a report where the supervisor looks for it."""
-    report = Report(
+    report = FailureReport(
         process=process,
         kind=type(error).__name__,
         what=error.what,
@@ -63,12 +63,12 @@ def write_report(path: Path, process: str, error: BiremeError) -> None:
     write_atomic(path, msgspec.json.encode(report))
 
 
-def read_reports(directory: Path) -> list[Report]:
+def read_reports(directory: Path) -> list[FailureReport]:
     """All reports so far, oldest first."""
     found = []
     for path in directory.glob("*.json"):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Report))
+            found.append(msgspec.json.decode(path.read_bytes(), type=FailureReport))
         except (OSError, msgspec.MsgspecError):
             continue  # being replaced, or not ours
     return sorted(found, key=lambda r: r.time)
@@ -78,7 +78,7 @@ def read_reports(directory: Path) -> list[Report]:
 _CONSEQUENCES = {"ProcessError": 1, "RefusedError": 2, "StaleError": 2, "NetworkError": 3}
 
 
-def first_cause(reports: Iterable[Report]) -> Report | None:
+def first_cause(reports: Iterable[FailureReport]) -> FailureReport | None:
     """The report that explains the others: the oldest of those that are least of a consequence."""
     return min(reports, key=lambda r: (_CONSEQUENCES.get(r.kind, 0), r.time), default=None)
 

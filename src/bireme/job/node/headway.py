@@ -18,7 +18,7 @@ TAIL_NBYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class JobProgress:
     """Where a job was when somebody looked."""
 
     history: int = 0
@@ -28,7 +28,7 @@ class Reached:
     highest: int = -1
     """Of all histories."""
 
-    def is_past(self, before: Reached) -> bool:
+    def is_past(self, before: JobProgress) -> bool:
         """Whether the job has got further since.
 
         Within a history every round counts, as nothing takes it back. A job that was taken back to a snapshot
@@ -38,15 +38,15 @@ class Reached:
             return self.round > before.round
         return self.highest > before.highest
 
-    def after(self, history: int, round_: int) -> Reached:
+    def after(self, history: int, round_: int) -> JobProgress:
         """What is known when this round of a history is heard of too; older histories' rounds are no news."""
         if history < self.history:
             return self
         within = max(self.round, round_) if history == self.history else round_
-        return Reached(history, within, max(self.highest, round_))
+        return JobProgress(history, within, max(self.highest, round_))
 
 
-NOWHERE = Reached()
+NOWHERE = JobProgress()
 
 
 class _Line(msgspec.Struct):
@@ -64,7 +64,7 @@ class Headway:
         self._begin = self._size()
         self._reached = NOWHERE
 
-    def look(self) -> Reached:
+    def look(self) -> JobProgress:
         """How far the job is by now, as far as can be seen."""
         for line in self._tail():
             if line.history:

@@ -41,7 +41,7 @@ def newest(output: Path) -> int:
     return max((int(p.name) for p in (output / DIRECTORY).glob("[0-9]*")), default=0)
 
 
-class Seat:
+class Lease:
     """A place that one node at a time may hold: the newest comer, whoever else still thinks that it does.
 
     A machine that is cut off from its cluster runs on beside its replacement, as nobody can tell it to stop. The
@@ -54,7 +54,7 @@ class Seat:
         self.number = number
 
     @classmethod
-    def take(cls, directory: Path, who: str) -> Seat:
+    def take(cls, directory: Path, who: str) -> Lease:
         """Sit down."""
         seat = cls(directory, take(directory, who))
         seat._say()

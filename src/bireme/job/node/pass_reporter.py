@@ -70,7 +70,7 @@ def _finite(totals: Running) -> m.Sum:
     return m.Sum(samples=totals.samples, cost=cost, evals=totals.evals)
 
 
-class Teller:
+class PassReporter:
     """The loop's listener in a trainer process."""
 
     def __init__(

@@ -22,17 +22,17 @@ from pathlib import Path
 from bireme.core.errors import BiremeError, FrameError, NetworkError, UsageError
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.cuts import part_of
-from bireme.job.coordination.service import Coordinating
+from bireme.job.coordination.service import CoordinatorService
 from bireme.job.node import incarnations
 from bireme.job.node.discovery import Discovery
 from bireme.job.node.marks import put_mark
 from bireme.ps.client.push_pull import connect
-from bireme.ps.lanes.authority import Standing
+from bireme.ps.lanes.authority import Authority
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.lanes.server import PServer, listen
 from bireme.ps.lanes.slow_trainers import Awaited
 from bireme.ps.setup import Setup
-from bireme.ps.snapshot.writer import PartDone
+from bireme.ps.snapshot.writer import FileWritten
 from bireme.ps.wire.frames import Head
 from bireme.spec.job import Job
 
@@ -120,12 +120,12 @@ class PserverProcess:
 
     def __init__(self, options: PserverOptions) -> None:
         self._options = options
-        standing = Standing.at_birth(options.rank, options.incarnation, options.since)
+        standing = Authority.at_birth(options.rank, options.incarnation, options.since)
         self._server = PServer(open_ports(options), options.ports_num, self._control, self._closed, standing)
         self._over = threading.Event()
         self._reason = ""
         self._rank = options.rank
-        self._coordinating: Coordinating | None = None
+        self._coordinating: CoordinatorService | None = None
         self._discovery: Discovery | None = None
         self._link: m.Line | None = None
         """To the coordinator whose word counts."""
@@ -235,7 +235,7 @@ class PserverProcess:
         self._alone_since_s = math.inf
         return self._link
 
-    def _coordinator(self) -> Coordinating:
+    def _coordinator(self) -> CoordinatorService:
         if self._discovery is not None and self._options.rank != 0:
             # Whoever takes this for pserver 0 has an address that was another's before; it asks again.
             raise NetworkError(f"this is pserver {self._options.rank}, where no coordinator lives")
@@ -243,7 +243,7 @@ class PserverProcess:
             if self._coordinating is None:
                 log.info("coordinating: waiting for %d trainers", self._options.trainers)
                 options = self._options
-                self._coordinating = Coordinating(
+                self._coordinating = CoordinatorService(
                     options.trainers, self._leave, self._discovery, options.incarnation, self._awaited
                 )
             return self._coordinating
@@ -260,7 +260,7 @@ class PserverProcess:
         elif self._coordinating is not None:
             self._coordinating.lost(sock)
 
-    def _part_done(self, setup: Setup, part: PartDone) -> None:
+    def _part_done(self, setup: Setup, part: FileWritten) -> None:
         """Tell the coordinator of our part of a cut; called on the writer's thread."""
         try:
             if self._link is not None:

@@ -1,9 +1,9 @@
 """Looking after child processes: decide first, then act.
 
-`Lives` decides, from how a child ended and how often it has, whether it is started again and when; `Family` starts,
-watches and ends children for real. A child that was killed, or left though the job is not over, comes back. One
-that left with an error would do so again: its error is the job's. So would one that has died again and again without
-the job getting any further, however long each of its lives was.
+`RestartPolicy` decides, from how a child ended and how often it has, whether it is started again and when;
+`ProcessGroup` starts, watches and ends children for real. A child that was killed, or left though the job is not over,
+comes back. One that left with an error would do so again: its error is the job's. So would one that has died again and
+again without the job getting any further, however long each of its lives was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bireme.core.files import storage_errors
-from bireme.job.node.headway import NOWHERE, Reached
+from bireme.job.node.headway import NOWHERE, JobProgress
 from bireme.job.node.log_budget import rotate
 from bireme.job.node.marks import take_mark
 from bireme.spec.load import child_environment
@@ -48,19 +48,19 @@ def is_error(code: int) -> bool:
 
 
 @dataclass(slots=True)
-class Lives:
+class RestartPolicy:
     """One child's lives so far. No clock, no process."""
 
     rule: Restarts
     born_s: float = 0.0
     ended_s: list[float] = field(default_factory=list)
-    reached: Reached = NOWHERE
+    reached: JobProgress = NOWHERE
     """Where the job was when the child last died."""
     in_vain: int = 0
     """Deaths since the job last got further."""
     _short: int = 0
 
-    def again_s(self, now_s: float, reached: Reached = NOWHERE) -> float | None:
+    def again_s(self, now_s: float, reached: JobProgress = NOWHERE) -> float | None:
         """The child has died when the job was so far: when to start it again; None if it has died too often."""
         self._short = self._short + 1 if now_s - self.born_s < SHORT_S else 0
         self.ended_s = [t for t in self.ended_s if now_s - t < self.rule.within_s] + [now_s]
@@ -87,13 +87,13 @@ class Child:
     """What it leaves while it takes part in the job, where somebody wants to know."""
 
 
-class Family:
+class ProcessGroup:
     """Started children; a context manager that leaves none behind."""
 
     def __init__(self) -> None:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> Family:
+    def __enter__(self) -> ProcessGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,16 +150,16 @@ class Ended:
     """The round past which the job has not got since the first of these deaths, if that is why; -1 for none yet."""
 
 
-class Keeper:
+class Supervisor:
     """Keeps children alive until their job is over."""
 
     def __init__(
         self,
-        family: Family,
+        family: ProcessGroup,
         children: Sequence[Child],
         rule: Restarts,
         logs: Logs,
-        reached: Callable[[], Reached] = lambda: NOWHERE,
+        reached: Callable[[], JobProgress] = lambda: NOWHERE,
     ) -> None:
         """Start all children; `reached` says how far their job has got."""
         self._family = family
@@ -167,7 +167,7 @@ class Keeper:
         self._logs = logs
         self._look_at_logs_s = 0.0
         self._children = {child.name: child for child in children}
-        self._lives = {child.name: Lives(rule) for child in children}
+        self._lives = {child.name: RestartPolicy(rule) for child in children}
         self._due_s: dict[str, float] = {}
         self._over_s = math.inf
         self.started: list[tuple[str, int, str]] = []

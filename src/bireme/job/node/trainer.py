@@ -34,7 +34,7 @@ from bireme.job.node.discovery import Discovery, reach_coordinator
 from bireme.job.node.failure_reports import has_ended, last_status
 from bireme.job.node.marks import put_mark, take_mark
 from bireme.job.node.orders import Orders
-from bireme.job.node.pass_reporter import ModelPlace, Teller
+from bireme.job.node.pass_reporter import ModelPlace, PassReporter
 from bireme.job.output.model import load_into, load_trained
 from bireme.job.preflight import check_lanes, updates_of
 from bireme.programs.config import load_config
@@ -43,7 +43,7 @@ from bireme.ps.client.coder import Coder
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Identity, Link, connect, connect_near
 from bireme.ps.client.push_pull_rows import RowLinks
-from bireme.ps.client.slow_pservers import Lagging
+from bireme.ps.client.slow_pservers import SlowPservers
 from bireme.ps.plan import aligned_zeros, check_names
 from bireme.ps.setup import is_apart
 from bireme.ps.tree import Span, rows_of, share_out
@@ -108,7 +108,7 @@ class TrainerProcess:
         self._options = options
         self._lock = threading.Lock()
         self._exchange: Exchange | None = None
-        self._teller: Teller | None = None
+        self._teller: PassReporter | None = None
         self._updates = Updates()
 
     def run(self, discovery: Discovery) -> None:
@@ -278,7 +278,7 @@ class TrainerProcess:
         faults.at("view.begin")
         exchange = self._open_exchange(worker, begin)
         me = (options.trainer, begin.view, begin.saved)
-        teller = Teller(line, me, options.log_period, model, lambda: exchange.slowest_pserver)
+        teller = PassReporter(line, me, options.log_period, model, lambda: exchange.slowest_pserver)
         with self._lock:
             self._exchange, self._teller = exchange, teller
         if orders.is_news(begin.view):  # whoever said so found nothing to close yet
@@ -301,7 +301,7 @@ class TrainerProcess:
         if teller is not None:
             teller.closed.put(None)
 
-    def _loop(self, program: Program, worker: Worker, exchange: Exchange, teller: Teller, begin: m.Begin) -> Loop:
+    def _loop(self, program: Program, worker: Worker, exchange: Exchange, teller: PassReporter, begin: m.Begin) -> Loop:
         worker.forget()
         if self._updates.mode == "local":
             how = LocalRule(
@@ -325,13 +325,13 @@ class TrainerProcess:
         is_shared = is_exact and options.carrier == "auto" and any(link.carrier == "unix" for link in links)
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, options.wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
-        lagging = Lagging(len(pservers), worker.share.lo)
+        lagging = SlowPservers(len(pservers), worker.share.lo)
         rows = self._open_rows(worker, pservers, lagging) if worker.tables else None
         coder = None if options.wire.is_exact else Coder(options.wire, worker.layout)
         me = Identity(begin.job, begin.view, options.incarnation)
         return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, lagging)
 
-    def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], lagging: Lagging) -> RowLinks:
+    def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], lagging: SlowPservers) -> RowLinks:
         options = self._options
         lanes = range(options.ports_num, options.ports_num + options.ports_num_for_sparse)
         found = self._connect_all(pservers, lanes)

@@ -27,7 +27,7 @@ BLOCK_NBYTES = 1 << 20
 Row = dict[str, Any]
 
 
-class Past(NamedTuple):
+class JournalSummary(NamedTuple):
     """What the books say of a job that goes on."""
 
     saved: int = -1
@@ -52,7 +52,7 @@ def append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
             sync_directory(path.parent)
 
 
-def mend(output: Path, shards: int, run: int) -> Past:
+def repair_tail(output: Path, shards: int, run: int) -> JournalSummary:
     """Remove half lines, and lines of passes that do not count; returns what there is of this run."""
     _cut_tail(output / METRICS)
     _cut_tail(output / LEDGER)
@@ -67,7 +67,7 @@ def mend(output: Path, shards: int, run: int) -> Past:
     began = own[0].get("unix") if own else None
     # A date that was set back since must not make the job younger than it is; 0 would say that it begins now.
     elapsed_s = max(time.time() - began, 0.001) if isinstance(began, int | float) else 0.0
-    return Past(saved, elapsed_s, closed)
+    return JournalSummary(saved, elapsed_s, closed)
 
 
 def _make_safe(output: Path) -> None:

@@ -20,7 +20,7 @@ from bireme.core.errors import SnapshotError, StorageError
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 from bireme.job.coordination.effects import Base, Load
 from bireme.job.coordination.messages import Facts
-from bireme.job.output.journal import Past
+from bireme.job.output.journal import JournalSummary
 from bireme.job.output.manifest import MANIFEST, Inputs, Manifest, PartRecord, differences, seal, unseal
 from bireme.ps.snapshot.snapshot_files import hash_of
 
@@ -114,7 +114,7 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
     )
 
 
-def find_base(past: Past, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[Problem]]:
+def find_base(past: JournalSummary, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[Problem]]:
     """What a job with this past goes on from; also what is wrong with newer snapshots.
 
     That there is none is no fault where this run has not made one yet. Where it has, and not one can be used, the job

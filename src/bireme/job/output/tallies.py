@@ -13,14 +13,14 @@ from pathlib import Path
 from bireme.core.errors import SnapshotError
 from bireme.job.output.manifest import Manifest
 from bireme.ps.lanes.progress import COUNTS, agreed_counts, unpack_counts
-from bireme.ps.lanes.rounds import Counts
+from bireme.ps.lanes.rounds import LaneCounts
 from bireme.ps.snapshot.snapshot_files import read_part
 
 Applied = Mapping[int, Mapping[int, int]]
 """Samples by pass and shard, of passes that are in the ledger as a whole."""
 
 
-def counts_in(place: Path, manifest: Manifest) -> Counts:
+def counts_in(place: Path, manifest: Manifest) -> LaneCounts:
     """Where a snapshot was taken and what was counted up to there; refused where parts or the manifest disagree."""
     parts = [read_part(place / record.file, sha256=None) for record in manifest.parts]
     agreed = agreed_counts(parts)
@@ -39,7 +39,7 @@ def counts_in(place: Path, manifest: Manifest) -> Counts:
     return agreed
 
 
-def ledger_differs(manifest: Manifest, counts: Counts, applied: Applied) -> str:
+def ledger_differs(manifest: Manifest, counts: LaneCounts, applied: Applied) -> str:
     """In words, what lanes have counted otherwise than the ledger says; '' where they agree or it does not say."""
     ended = manifest.ended
     if ended is not None and ended.pass_id in applied:

@@ -21,7 +21,7 @@ import msgspec
 from bireme.core.errors import BiremeError
 from bireme.core.files import half_of, storage_errors, volume
 from bireme.kube.api.client import ForbiddenError
-from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, Record, SignsOfLife, Take, Taken, Wait, decide
+from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, SignsOfLife, Take, Taken, Wait, decide
 
 log = logging.getLogger(__name__)
 BEAT_S = 1.0
@@ -34,7 +34,7 @@ TRIES = 3
 REST_S = 0.5
 
 
-class Sight(NamedTuple):
+class VisiblePods(NamedTuple):
     """The pods that are known, names of those of which it is not known yet whether they live, and when that was."""
 
     peers: list[Peer]
@@ -42,17 +42,17 @@ class Sight(NamedTuple):
     at_s: float
 
 
-class Eyes(Protocol):
+class PeerLister(Protocol):
     """A way to see the other pods."""
 
     is_blind: bool
     """Whether nothing will ever be seen this way."""
 
-    def look(self) -> Sight | None:
+    def look(self) -> VisiblePods | None:
         """What can be seen now; None if that is not known yet, which is not the same as nobody."""
 
 
-class ApiEyes:
+class ApiPeerLister:
     """Pods as the API server shows them: listed, and then watched by a thread, until nobody needs to see them any more.
 
     A watch that says nothing for a while is taken for broken, and begun anew with a list.
@@ -67,13 +67,13 @@ class ApiEyes:
         self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
         self._thread.start()
 
-    def look(self) -> Sight | None:
+    def look(self) -> VisiblePods | None:
         """The pods right now; of those without an address nothing is known yet."""
         pods = self._pods
         if pods is None:
             return None
         unsure = {pod.name for pod in pods.values() if pod.may_live and not pod.is_live}
-        return Sight(list(pods.values()), unsure, time.monotonic())
+        return VisiblePods(list(pods.values()), unsure, time.monotonic())
 
     def close(self) -> None:
         """Look no more: the thread ends with the next event, or with the quiet time."""
@@ -127,7 +127,7 @@ class _Sign(msgspec.Struct):
     started: float
 
 
-class Meeting:
+class HeartbeatFiles:
     """Signs of life on the volume: one small file each, changed again and again by whoever is there."""
 
     is_blind = False
@@ -168,13 +168,13 @@ class Meeting:
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
-    def look(self) -> Sight:
+    def look(self) -> VisiblePods:
         """Whoever has given a sign of life lately."""
         signs = self._signs()
         now_s = time.monotonic()
         self._seen.see({name: sign.beat for name, sign in signs.items()}, now_s)
         living = self._seen.living(now_s)
-        return Sight([Peer(name, signs[name].ip) for name in living], self._seen.unsure(now_s), now_s)
+        return VisiblePods([Peer(name, signs[name].ip) for name in living], self._seen.unsure(now_s), now_s)
 
     def _signs(self) -> dict[str, _Sign]:
         found = {}
@@ -192,7 +192,7 @@ class RankBook:
         with storage_errors(str(directory)):
             directory.mkdir(parents=True, exist_ok=True)
 
-    def read(self) -> Record:
+    def read(self) -> RankRecord:
         """What is written down."""
         first = self._directory / "first.json"
         written = first.read_bytes() if first.is_file() else b""
@@ -202,7 +202,7 @@ class RankBook:
             found = re.fullmatch(r"rank-(\d+)\.(\d+)", path.name)
             if found:
                 taken.append(Taken(int(found[1]), int(found[2]), path.read_text()))
-        return Record(names, taken)
+        return RankRecord(names, taken)
 
     def write(self, order: RankAll | Take) -> bool:
         """Write something down; False if somebody has been faster."""
@@ -232,7 +232,7 @@ def create_once(path: Path, data: bytes) -> bool:
 
 
 def take_rank(
-    name: str, nodes: int, book: RankBook, eyes: tuple[Eyes | None, Meeting], rest: Callable[[Wait], bool]
+    name: str, nodes: int, book: RankBook, eyes: tuple[PeerLister | None, HeartbeatFiles], rest: Callable[[Wait], bool]
 ) -> int | None:
     """Find out which node this pod is; None if `rest`, told what is waited for, says to stop."""
     api, meeting = eyes

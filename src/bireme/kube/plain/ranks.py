@@ -47,7 +47,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RankRecord:
     """What is written down so far."""
 
     first: Sequence[str] = ()
@@ -95,7 +95,7 @@ class Wait:
 Decision = Hold | RankAll | Take | Wait
 
 
-def decide(me: str, peers: Iterable[Peer], record: Record, nodes: int, silent: Iterable[str] = ()) -> Decision:
+def decide(me: str, peers: Iterable[Peer], record: RankRecord, nodes: int, silent: Iterable[str] = ()) -> Decision:
     """What the pod called `me` is to do; `silent` are names that cannot be told to be gone yet.
 
     One that has not been looked at for long enough, or has no address yet, is neither live nor gone.

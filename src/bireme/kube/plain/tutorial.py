@@ -30,7 +30,7 @@ CONNECT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TutorialSettings:
     """What the environment of a pod says."""
 
     name: str
@@ -52,11 +52,11 @@ def is_told(environment: Mapping[str, str]) -> bool:
     return bool(environment.get("JOB_NAME") and environment.get("JOB_PATH"))
 
 
-def read(environment: Mapping[str, str]) -> Told:
+def read(environment: Mapping[str, str]) -> TutorialSettings:
     """Read the variables; one that is missing or makes no sense is named."""
     name = _text(environment, "JOB_NAME")
     overrides = overrides_from(environment)
-    return Told(
+    return TutorialSettings(
         name=name,
         place=Path(_text(environment, "JOB_PATH")) / name,
         namespace=environment.get("JOB_NAMESPACE") or "default",
@@ -89,7 +89,7 @@ def _number(environment: Mapping[str, str], name: str, least: int, most: int) ->
     return int(text)
 
 
-def job_of(told: Told) -> Job:
+def job_of(told: TutorialSettings) -> Job:
     """The job that such a pod takes part in; looks at the volume for the config and the shards."""
     output = told.place / "output"
     data = _data(told)
@@ -114,7 +114,7 @@ def job_of(told: Told) -> Job:
     )
 
 
-def _config(told: Told) -> Path:
+def _config(told: TutorialSettings) -> Path:
     directory = told.place / told.config_directory
     for name in CONFIGS:
         if (directory / name).is_file():
@@ -125,7 +125,7 @@ def _config(told: Told) -> Path:
     )
 
 
-def _data(told: Told) -> Path:
+def _data(told: TutorialSettings) -> Path:
     """Where the shards are as ours are; those of the oldest tutorial are given that shape by links."""
     old = told.place / "data"
     if not (old / "0").is_dir() or (told.place / "0" / "data").is_dir():
@@ -139,7 +139,7 @@ def _data(told: Told) -> Path:
     return shaped
 
 
-def _shards(told: Told, data: Path) -> int:
+def _shards(told: TutorialSettings, data: Path) -> int:
     try:
         shards = count_shards(data)
     except SpecError as e:

@@ -19,19 +19,19 @@ from typing import Any
 
 from bireme.core.errors import BiremeError, NetworkError, StorageError
 from bireme.core.log import GlogFormatter
-from bireme.job.node.entry import STOPPED, Post, children_of, note_signals, report_failure, roles_of, run_node
+from bireme.job.node.entry import STOPPED, NodeConfig, children_of, note_signals, report_failure, roles_of, run_node
 from bireme.job.node.failure_reports import failure_of, first_cause, has_ended, last_status, read_reports
-from bireme.job.node.incarnations import Seat
+from bireme.job.node.incarnations import Lease
 from bireme.job.node.log_budget import Copier
 from bireme.job.output import ownership
 from bireme.job.output.volume_probe import check_volume
 from bireme.kube.api import naming
-from bireme.kube.plain.peers import Meeting
+from bireme.kube.plain.peers import HeartbeatFiles
 from bireme.kube.plain.ranks import Wait
 from bireme.kube.plain.tutorial import CONNECT_TIMEOUT_S
-from bireme.kube.pod.environment import PATIENCE, Place, cluster_of, jobs_in, place_of
+from bireme.kube.pod.environment import PATIENCE, PodPlace, cluster_of, jobs_in, place_of
 from bireme.kube.pod.giving_up import Jobs, give_up, is_hopeless
-from bireme.kube.pod.liveness import Farewell, PodWatch, Probes
+from bireme.kube.pod.liveness import PodWatch, PreStopSnapshot, Probes
 from bireme.kube.pod.status_annotation import Publisher, Reporter, Status, waiting_status
 from bireme.spec.job import Job
 
@@ -89,7 +89,7 @@ def _rest(probes: Probes, stops: Sequence[int]) -> bool:
     return not stops
 
 
-class AbsentError(NetworkError):
+class NodesMissingError(NetworkError):
     """Some of a job's nodes did not come in time: the others give back what they hold."""
 
 
@@ -105,7 +105,7 @@ class _Waiting:
         """Wait a little; whether to go on waiting. One pod too many may wait until another has left."""
         waited_s = time.monotonic() - self._began_s
         if waited_s > PATIENCE * CONNECT_TIMEOUT_S and not wait.is_surplus:
-            raise AbsentError(
+            raise NodesMissingError(
                 f"waited {waited_s:.0f} s for the other pods: {wait.why}",
                 why="a job starts when all its nodes are there",
                 fix="look at the pods of the Job with kubectl; CONF_PADDLE_GRADIENT_NUM says how many there must be",
@@ -116,16 +116,16 @@ class _Waiting:
 class Member:
     """A pod from the moment it knows which node of the job it is."""
 
-    def __init__(self, place: Place, probes: Probes, stops: list[int]) -> None:
+    def __init__(self, place: PodPlace, probes: Probes, stops: list[int]) -> None:
         self._place = place
         self._probes = probes
         self._stops = stops
         self._run = Path(place.job.output) / ownership.RUN_DIRECTORY
         self._nodes = self._run / "nodes"
         self._name = f"{place.role or 'node'} {place.rank}"
-        self._seat = Seat.take(self._nodes / _file_name(self._name), place.pod.name)
+        self._seat = Lease.take(self._nodes / _file_name(self._name), place.pod.name)
         here = (self._run / "present", _file_name(self._name), place.host)
-        self._meeting = Meeting(*here, every_s=SIGN_EVERY_S, patience_s=SIGN_PATIENCE_S)
+        self._meeting = HeartbeatFiles(*here, every_s=SIGN_EVERY_S, patience_s=SIGN_PATIENCE_S)
         self._duties = (*place.each_second, self._meeting.beat)
         self._leads = roles_of(place.job, place.rank, place.role)[:1] == ["pserver"] and place.rank == 0
         self._reporter: Reporter | None = None
@@ -169,11 +169,11 @@ class Member:
         if self._reporter is not None:
             self._reporter.start()
         place = self._place
-        post = Post(
+        post = NodeConfig(
             ownership.job_file(job), place.rank, self._run, place.role, place.host, place.pod.scratch, self._seat
         )
         children = children_of(job, post)
-        farewell = Farewell(lambda is_wish: self._ask(is_wish=is_wish), place.pod.grace_s)
+        farewell = PreStopSnapshot(lambda is_wish: self._ask(is_wish=is_wish), place.pod.grace_s)
         copier = Copier({child.name: child.log for child in children}, sys.stdout.buffer)
         watch = PodWatch(self._seat, self._probes, copier, farewell)
         watch.marks = [child.mark for child in children if child.mark is not None]
@@ -267,7 +267,7 @@ class Member:
                     raise cause  # who has failed and left will not come
             waited_s = time.monotonic() - began_s
             if waited_s > self._place.job.connect_timeout_s:
-                raise AbsentError(
+                raise NodesMissingError(
                     f"waited {waited_s:.0f} s for {'; '.join(found)}",
                     why="a job starts when all its nodes are there",
                     fix=f"`bireme why {self._place.job.name}` tells what their pods wait for",
@@ -325,7 +325,7 @@ class Member:
                 (self._run / "reports").mkdir(parents=True, exist_ok=True)
                 report_failure(self._run, self._name, error)
         self._report(error)
-        if (is_hopeless(error) or isinstance(error, AbsentError)) and self._place.kube_job:
+        if (is_hopeless(error) or isinstance(error, NodesMissingError)) and self._place.kube_job:
             _end_jobs(lambda: cluster_of(self._place), self._place.all_jobs, error)
 
     def _report(self, error: BiremeError | None) -> None:

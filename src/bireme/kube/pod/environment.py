@@ -45,7 +45,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PodPlace:
     """Where this pod stands in its job."""
 
     pod: Pod
@@ -82,14 +82,14 @@ def jobs_in(namespace: str) -> OwnJobs:
     return OwnJobs(namespace)
 
 
-def cluster_of(place: Place) -> OwnJobs:
+def cluster_of(place: PodPlace) -> OwnJobs:
     """A connection to the API server, made when it is first needed."""
     return jobs_in(place.pod.namespace)
 
 
 def place_of(
     environment: Mapping[str, str], rest: Callable[[Wait], bool], check: Callable[[Path], None] = lambda output: None
-) -> Place | None:
+) -> PodPlace | None:
     """Find out where this pod stands; None if `rest`, called while there is something to wait for, says to stop.
 
     `check` is called with the job's output directory before this pod writes anything there.
@@ -106,7 +106,7 @@ def place_of(
     )
 
 
-def _of_index(environment: Mapping[str, str]) -> Place:
+def _of_index(environment: Mapping[str, str]) -> PodPlace:
     job = read_job(Path(environment["BIREME_JOB"]))
     role = _role(environment.get("BIREME_ROLE", ""))
     rank = _index(environment)
@@ -117,7 +117,7 @@ def _of_index(environment: Mapping[str, str]) -> Place:
         raise UsageError(f"JOB_COMPLETION_INDEX is {rank}, but the job has only {count} {role or 'node'}s")
     is_inside = bool(environment.get("KUBERNETES_SERVICE_HOST"))
     jobs = tuple(naming.job_name(job.name, each) for each in naming.roles_of(job, is_apart=role is not None))
-    return Place(
+    return PodPlace(
         pod_of(environment),
         _patient(job),
         rank,
@@ -130,8 +130,8 @@ def _of_index(environment: Mapping[str, str]) -> Place:
 
 def _of_seeds(
     environment: Mapping[str, str], rest: Callable[[Wait], bool], check: Callable[[Path], None]
-) -> Place | None:
-    from bireme.kube.plain.peers import ApiEyes, Meeting, RankBook, take_rank
+) -> PodPlace | None:
+    from bireme.kube.plain.peers import ApiPeerLister, HeartbeatFiles, RankBook, take_rank
 
     told = tutorial.read(environment)
     job = tutorial.job_of(told)
@@ -140,10 +140,10 @@ def _of_seeds(
         job = msgspec.structs.replace(job, tls=naming.TLS_DIRECTORY)
     pod = replace(pod_of(environment), namespace=told.namespace)
     host, run = environment.get("POD_IP") or own_address(told.nic), Path(job.output) / RUN_DIRECTORY
-    meeting = Meeting(run / "pods", pod.name, host)
+    meeting = HeartbeatFiles(run / "pods", pod.name, host)
     rank, is_inside = _index(environment), bool(environment.get("KUBERNETES_SERVICE_HOST"))
     if rank is None:
-        eyes = ApiEyes(lambda: _watch_pods(told)) if is_inside else None
+        eyes = ApiPeerLister(lambda: _watch_pods(told)) if is_inside else None
         try:
             found = take_rank(pod.name, told.nodes, RankBook(run / "ranks"), (eyes, meeting), rest)
         finally:
@@ -153,10 +153,10 @@ def _of_seeds(
             return None
         rank = found
     kube_job = told.name if is_inside else ""
-    return Place(pod, _patient(job), rank, None, host, kube_job=kube_job, each_second=(meeting.beat,))
+    return PodPlace(pod, _patient(job), rank, None, host, kube_job=kube_job, each_second=(meeting.beat,))
 
 
-def _watch_pods(told: tutorial.Told) -> Iterator[tuple[str, Object]]:
+def _watch_pods(told: tutorial.TutorialSettings) -> Iterator[tuple[str, Object]]:
     with Cluster(Target(namespace=told.namespace), timeout_s=API_TIMEOUT_S) as cluster:
         yield from cluster.watch_all(POD, {"job-name": told.name})
 

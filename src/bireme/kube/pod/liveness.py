@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bireme.job.node.incarnations import Seat
+from bireme.job.node.incarnations import Lease
 from bireme.job.node.log_budget import Copier
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Probes:
                 path.unlink(missing_ok=True)
 
 
-class Farewell:
+class PreStopSnapshot:
     """A node's last wish: a snapshot. Asked again and again whether it is fulfilled; no clock but the one passed in."""
 
     def __init__(self, ask: Callable[[bool], dict[str, Any] | None], grace_s: float) -> None:
@@ -98,7 +98,7 @@ class Farewell:
 class PodWatch:
     """Looks after one node of a pod."""
 
-    def __init__(self, seat: Seat, probes: Probes, copier: Copier, farewell: Farewell) -> None:
+    def __init__(self, seat: Lease, probes: Probes, copier: Copier, farewell: PreStopSnapshot) -> None:
         self._seat = seat
         self._probes = probes
         self._copier = copier

@@ -15,7 +15,7 @@ from bireme.kube.api import naming
 RENEW_BELOW_DAYS = 30.0
 
 
-class Whose(NamedTuple):
+class JobIdentity(NamedTuple):
     """The job that an authority is for: jobs of one name in two clusters are two jobs."""
 
     server: str
@@ -28,7 +28,7 @@ class Whose(NamedTuple):
         return state / "ca" / hashlib.sha256(self.server.encode()).hexdigest()[:12] / self.namespace / self.name
 
 
-def make_certificates(state: Path, whose: Whose, days: int) -> dict[str, bytes]:
+def make_certificates(state: Path, whose: JobIdentity, days: int) -> dict[str, bytes]:
     """A fresh leaf for a job's pods, signed by the job's authority, which is made where there is none yet."""
     from bireme.core.certificates import files_of, keep_ca
 
@@ -43,13 +43,13 @@ def needs_renewal(leaf: bytes) -> bool:
     return days_left(leaf) < RENEW_BELOW_DAYS
 
 
-def forget(state: Path, whose: Whose) -> None:
+def forget(state: Path, whose: JobIdentity) -> None:
     """Remove a job's authority; its certificates cannot be renewed any more."""
     shutil.rmtree(whose.place(state), ignore_errors=True)
 
 
 @contextmanager
-def forgotten_unless_used(state: Path, whose: Whose, in_use: Callable[[], bytes | None]) -> Iterator[None]:
+def forgotten_unless_used(state: Path, whose: JobIdentity, in_use: Callable[[], bytes | None]) -> Iterator[None]:
     """Remove an authority that was made for a submission which then failed.
 
     It stays where it is older than the submission, and where its certificate is `in_use` on the cluster, or may be:

@@ -47,14 +47,14 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Pacing:
     """How time passes while something is waited for."""
 
     now: Callable[[], float] = time.monotonic
     rest: Callable[[float], None] = time.sleep
 
 
-REAL = Pace()
+REAL = Pacing()
 
 
 def on_stderr(line: str) -> None:
@@ -63,7 +63,7 @@ def on_stderr(line: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class VolumePlace:
     """A volume, and what a pod on it looks like."""
 
     name: str
@@ -77,7 +77,7 @@ class Place:
         return naming.claim_of(self.name, self.settings.volume.claim)
 
 
-def volume_pod(place: Place, namespace: str, suffix: str, command: Sequence[str]) -> Object:
+def volume_pod(place: VolumePlace, namespace: str, suffix: str, command: Sequence[str]) -> Object:
     """A pod that only has the volume, with what the user has patched into it."""
     settings = place.settings
     labels = settings.labels | labels_of(place.name, suffix.partition("-")[0])
@@ -108,7 +108,7 @@ def volume_pod(place: Place, namespace: str, suffix: str, command: Sequence[str]
     return patched
 
 
-def _container(place: Place, command: Sequence[str]) -> Object:
+def _container(place: VolumePlace, command: Sequence[str]) -> Object:
     settings = place.settings
     box: Object = {
         "name": VOLUME_CONTAINER,
@@ -137,7 +137,7 @@ def _resources(settings: KubernetesFile) -> Object:
 class Starting:
     """Waiting for a pod to start: says what keeps it, and gives up where that will not pass, or has not for long."""
 
-    def __init__(self, tell: Tell, pace: Pace) -> None:
+    def __init__(self, tell: Tell, pace: Pacing) -> None:
         self._tell = tell
         self._pace = pace
         self._said = ""
@@ -179,7 +179,7 @@ class PodEndedError(NetworkError):
 class VolumePod:
     """A pod on a volume for as long as the `with` block lasts."""
 
-    def __init__(self, cluster: Cluster, place: Place, tell: Tell = on_stderr, pace: Pace = REAL) -> None:
+    def __init__(self, cluster: Cluster, place: VolumePlace, tell: Tell = on_stderr, pace: Pacing = REAL) -> None:
         self._cluster = cluster
         self._place = place
         self._tell = tell

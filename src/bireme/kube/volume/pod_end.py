@@ -35,7 +35,7 @@ IDLE_S = 600.0
 LOOK_EVERY_S = 5.0
 
 
-class Piece(NamedTuple):
+class FileChunk(NamedTuple):
     """The head of a piece: which bytes of which file follow."""
 
     path: str
@@ -113,7 +113,7 @@ def _refuse_unless_gone(error: OSError) -> None:
         raise StorageError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def read_pieces(source: BinaryIO) -> Iterator[tuple[Piece, Iterator[bytes]]]:
+def read_pieces(source: BinaryIO) -> Iterator[tuple[FileChunk, Iterator[bytes]]]:
     """Pieces with their bytes; each must be used up before the next. Raises where the digest does not fit."""
     while line := source.readline(HEAD_NBYTES):
         if not line.endswith(b"\n") and len(line) < HEAD_NBYTES:
@@ -122,19 +122,19 @@ def read_pieces(source: BinaryIO) -> Iterator[tuple[Piece, Iterator[bytes]]]:
         yield piece, _content(source, piece)
 
 
-def _head(line: bytes) -> Piece:
+def _head(line: bytes) -> FileChunk:
     """The head of a piece, from its line."""
     try:
-        piece = Piece(**json.loads(line))
+        piece = FileChunk(**json.loads(line))
         offset, nbytes, total = (int(number) for number in piece[1:])
         if isinstance(piece.path, str) and offset >= 0 and nbytes >= 0 and offset + nbytes <= total:
-            return Piece(piece.path, offset, nbytes, total)
+            return FileChunk(piece.path, offset, nbytes, total)
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
     raise DataError(f"what came is not a piece of a file: {line[:80]!r}")
 
 
-def _content(source: BinaryIO, piece: Piece) -> Iterator[bytes]:
+def _content(source: BinaryIO, piece: FileChunk) -> Iterator[bytes]:
     left, digest = piece.nbytes, hashlib.sha256()
     while left:
         chunk = source.read(min(CHUNK, left))
@@ -150,7 +150,7 @@ def _content(source: BinaryIO, piece: Piece) -> Iterator[bytes]:
         raise DataError(f"{piece.path}: the bytes from {piece.offset:,} on are not those that were sent")
 
 
-def write_piece(piece: Piece, content: Iterator[bytes], path: Path) -> bool:
+def write_piece(piece: FileChunk, content: Iterator[bytes], path: Path) -> bool:
     """Append a piece to what is there of its file; True once the file is whole.
 
     Of a piece with the wrong digest nothing is left; of one that broke off, what came: whoever goes on compares it.
@@ -186,7 +186,7 @@ def send_piece(path: Path, name: str, offset: int) -> Iterator[bytes]:
             left = total - offset
             if left < 0:
                 raise DataError(f"{path} has become shorter than what was brought of it", fix="try again")
-            yield json.dumps(Piece(name, offset, left, total)._asdict()).encode() + b"\n"
+            yield json.dumps(FileChunk(name, offset, left, total)._asdict()).encode() + b"\n"
             f.seek(offset)
             digest = hashlib.sha256()
             while left:

@@ -16,7 +16,7 @@ from bireme.kube.api import naming
 from bireme.kube.api.client import JOB, KINDS, POD, VOLUME_CONTAINER, Cluster, ConflictError
 from bireme.kube.jobs.listing import condition, waits_for
 from bireme.kube.submit.submission import Object
-from bireme.kube.volume.helper_pod import REAL, Pace, Place, Starting, Tell, end_of, labels_of, volume_pod
+from bireme.kube.volume.helper_pod import REAL, Pacing, Starting, Tell, VolumePlace, end_of, labels_of, volume_pod
 
 COMPONENT = "split"
 LOOK_EVERY_S = 0.3
@@ -26,7 +26,7 @@ CLEAR_S = 60.0
 """How long a Job that was deleted may stay."""
 
 
-def split_job(place: Place, namespace: str, command: Sequence[str]) -> Object:
+def split_job(place: VolumePlace, namespace: str, command: Sequence[str]) -> Object:
     """A Job with one pod on the volume; it is gone some minutes after its end."""
     pod = volume_pod(place, namespace, COMPONENT, command)
     labels, spec = pod["metadata"]["labels"], pod["spec"]
@@ -45,7 +45,7 @@ def split_job(place: Place, namespace: str, command: Sequence[str]) -> Object:
 
 
 def split_on_volume(
-    cluster: Cluster, place: Place, command: Sequence[str], tell: Tell, pace: Pace = REAL
+    cluster: Cluster, place: VolumePlace, command: Sequence[str], tell: Tell, pace: Pacing = REAL
 ) -> dict[str, Any]:
     """Run the Job to its end and return the report that it printed; its failure is raised as the error it was."""
     made = split_job(place, cluster.namespace, command)
@@ -84,7 +84,7 @@ def _failure(name: str, told: dict[str, Any], message: str, pods: list[Object]) 
 class _Watch:
     """Waiting for a Job, with words about what it waits for itself."""
 
-    def __init__(self, cluster: Cluster, job: Object, tell: Tell, pace: Pace) -> None:
+    def __init__(self, cluster: Cluster, job: Object, tell: Tell, pace: Pacing) -> None:
         self._cluster = cluster
         self._job = job
         self._name: str = job["metadata"]["name"]
@@ -135,7 +135,7 @@ def _owners(pod: Object) -> list[str]:
     return [str(each.get("uid")) for each in pod["metadata"].get("ownerReferences") or ()]
 
 
-def _clear(cluster: Cluster, name: str, pace: Pace) -> None:
+def _clear(cluster: Cluster, name: str, pace: Pacing) -> None:
     """Remove what an earlier split has left; one that runs is not disturbed."""
     there = cluster.find(JOB, name)
     if there is None:

@@ -23,7 +23,7 @@ from bireme.core.errors import BiremeError, DataError, NetworkError, OutputExist
 from bireme.core.files import storage_errors
 from bireme.kube.volume.pod_end import (
     BrokenOffError,
-    Piece,
+    FileChunk,
     inside,
     list_files,
     part_of,
@@ -44,7 +44,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class End(Protocol):
+class TransferEnd(Protocol):
     """The other end of a transfer."""
 
     def run(self, command: list[str], *, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None) -> bytes:
@@ -141,7 +141,7 @@ class _Tally:
 
 
 def push(
-    pod: End, files: Mapping[str, Path], root: str, on_progress: Tell | None = None, pause: Pause = time.sleep
+    pod: TransferEnd, files: Mapping[str, Path], root: str, on_progress: Tell | None = None, pause: Pause = time.sleep
 ) -> Transfer:
     """Bring files onto the volume, below a directory."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
@@ -184,7 +184,7 @@ def push_start(path: Path, nbytes: int, there: Mapping[str, Any] | None) -> int:
     return 0
 
 
-def listing(pod: End, root: str, pause: Pause = time.sleep) -> dict[str, int]:
+def listing(pod: TransferEnd, root: str, pause: Pause = time.sleep) -> dict[str, int]:
     """The files below a directory on the volume, with their lengths."""
     told = persist(lambda: pod.ask(["list", root]), pause)
     if not isinstance(told, dict) or not all(isinstance(n, int) and n >= 0 for n in told.values()):
@@ -195,7 +195,7 @@ def listing(pod: End, root: str, pause: Pause = time.sleep) -> dict[str, int]:
 
 
 def fetch(
-    pod: End,
+    pod: TransferEnd,
     root: str,
     wanted: Mapping[str, int],
     target: Path,
@@ -253,7 +253,7 @@ def _tell(on_progress: Tell | None, done: int, total: int) -> None:
         on_progress(min(done, total), total)
 
 
-def fetch_starts(pod: End, root: str, wanted: Mapping[str, int], places: Mapping[str, Path]) -> dict[str, int]:
+def fetch_starts(pod: TransferEnd, root: str, wanted: Mapping[str, int], places: Mapping[str, Path]) -> dict[str, int]:
     """From which byte each file must be fetched; those that are here are left out."""
     here = {}
     for name, path in places.items():
@@ -284,7 +284,7 @@ def _go_on_from(starts: Mapping[str, int], places: Mapping[str, Path]) -> None:
 
 
 def _receive(
-    pod: End, root: str, starts: Mapping[str, int], places: Mapping[str, Path], tell: Callable[[int], None]
+    pod: TransferEnd, root: str, starts: Mapping[str, int], places: Mapping[str, Path], tell: Callable[[int], None]
 ) -> None:
     """Fetch files while a thread of its own writes what comes."""
     ours, theirs = os.pipe()
@@ -336,7 +336,7 @@ def _write_pieces(
         del due[piece.path]
 
 
-def _unasked(piece: Piece) -> DataError:
+def _unasked(piece: FileChunk) -> DataError:
     return DataError(
         f"the pod on the volume sends {piece.path!r} from byte {piece.offset:,}, which was not asked for",
         why="nothing is written here but what was asked for",

@@ -23,7 +23,7 @@ from bireme.programs.config.scripts import Complaint, Scripts, stand_in
 from bireme.programs.config.source import ProviderSource, SourcePlan
 from bireme.programs.config.sparse import check_methods, find_lookups
 from bireme.programs.config.values import checked, words
-from bireme.programs.config.visit import Dice, visiting
+from bireme.programs.config.visit import UserGenerators, visiting
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Computation, Program, Role, Sums
 
 _LAYER_WORDS = """
@@ -39,7 +39,7 @@ def load_config(config: Path, workdir: Path, args: Mapping[str, str]) -> Program
     if not config.is_file():
         raise ConfigScriptError(f"there is no config {config}")
     session = _Session(config, workdir.absolute(), args)
-    with visiting(workdir, Dice(0)), session.scripts.blame(str(config)):
+    with visiting(workdir, UserGenerators(0)), session.scripts.blame(str(config)):
         session.scripts.run(config, config.stem)
         graph = session.draft.graph()
         if session.draft.settings is None:

@@ -22,7 +22,7 @@ from bireme.programs.columns import InputType
 from bireme.programs.config.graph import Graph, check_inputs
 from bireme.programs.config.provider import Provider, ProviderSettings, input_order
 from bireme.programs.config.scripts import Complaint, Scripts
-from bireme.programs.config.visit import Dice, visiting
+from bireme.programs.config.visit import UserGenerators, visiting
 from bireme.programs.program import SourceFacts
 
 _OF_SCRIPTS = (Complaint, NameError, ImportError, SyntaxError)
@@ -55,7 +55,7 @@ class ProviderSource:
     def facts(self, workdir: Path) -> SourceFacts:
         """Say which files would be read in `workdir`, and how; runs init_hook, reads no sample."""
         files = self.files(workdir)
-        with visiting(workdir, Dice(0)):
+        with visiting(workdir, UserGenerators(0)):
             _, inputs = self.prepare(files)
         args, is_plain = _encode(self._plan.args)
         provider = self._plan.provider
@@ -146,7 +146,7 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
         self.where = ""
         self._source = source
         self._workdir = workdir
-        self._dice = Dice(seed)
+        self._dice = UserGenerators(seed)
         self._walk = self._read()
 
     def __next__(self) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from bireme.core.errors import DataError
 
 
-class Dice:
+class UserGenerators:
     """The global generators as one user script sees them, kept between its turns."""
 
     def __init__(self, seed: int) -> None:
@@ -38,7 +38,7 @@ class Dice:
 
 
 @contextmanager
-def visiting(workdir: Path, dice: Dice) -> Iterator[None]:
+def visiting(workdir: Path, dice: UserGenerators) -> Iterator[None]:
     """Run the body in the user's directory and with the user's random numbers; leaves no trace."""
     home = Path.cwd()
     try:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bireme.core import faults
 from bireme.core.errors import FrameError, NetworkError
 from bireme.ps.client.memory import Rows, TrainerMemory
-from bireme.ps.client.slow_pservers import Lagging
+from bireme.ps.client.slow_pservers import SlowPservers
 from bireme.ps.plan import Slice
 from bireme.ps.tree import Span
 from bireme.ps.wire import frame_io, security
@@ -174,7 +174,7 @@ class Exchange:
         rows: RowLinks | None = None,
         coder: Coder | None = None,
         is_streamed: bool = False,
-        lagging: Lagging | None = None,
+        lagging: SlowPservers | None = None,
     ) -> None:
         """Take the sparse lanes and the wire's coding where there are any; `is_streamed`: lanes share no rounds.
 
@@ -185,7 +185,7 @@ class Exchange:
         """Where shards go apart, an answer says how far one of them is: it must be one of ours."""
         first = self._own_shard % max(len(links), 1)
         links = [*links[first:], *links[:first]]
-        self._lagging = Lagging(1) if lagging is None else lagging
+        self._lagging = SlowPservers(1) if lagging is None else lagging
         self._orders = [[links[i] for i in order] for order in self._lagging.orders([link.pserver for link in links])]
         self._links = self._orders[self._lagging.last]
         """As they are to be used in this round, with another pserver last each time."""

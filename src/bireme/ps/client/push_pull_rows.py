@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError
-from bireme.ps.client.slow_pservers import Lagging
+from bireme.ps.client.slow_pservers import SlowPservers
 from bireme.ps.sparse.row_sums import gather, scatter, split, warm
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Flag, Head, Kind
@@ -38,13 +38,13 @@ class RowLinks:
         sockets: Sequence[socket.socket],
         tables: Sequence[Parameter],
         pservers: Sequence[int] | None = None,
-        lagging: Lagging | None = None,
+        lagging: SlowPservers | None = None,
     ) -> None:
         """Take the pserver of each lane and what keeps count of how they are doing, or all for one's."""
         warm()
         self._sockets = list(sockets)
         self._pservers = [0] * len(sockets) if pservers is None else list(pservers)
-        self._lagging = Lagging(1) if lagging is None else lagging
+        self._lagging = SlowPservers(1) if lagging is None else lagging
         self._orders = self._lagging.orders(self._pservers)
         self._widths = [p.shape[1] for p in tables]
         self._placed: list[_Placed] = []

@@ -42,7 +42,7 @@ class _Stretch:
         return Slowest(rank, min((took[rank] - others) / self.spent_s, 1.0), self.spent_s)
 
 
-class Lagging:
+class SlowPservers:
     """What one trainer has seen of its pservers in a view."""
 
     def __init__(self, pservers: int, last: int = 0) -> None:

@@ -13,7 +13,7 @@ def view_of(incarnation: int, number: int) -> int:
 
 
 @dataclass(slots=True)
-class Standing:
+class Authority:
     """Which job a pserver serves, in which view, and since which one it keeps what it has."""
 
     job: int | None = None
@@ -22,7 +22,7 @@ class Standing:
     """The view in which what is kept here was loaded or made; 0: nothing is."""
 
     @classmethod
-    def at_birth(cls, rank: int, incarnation: int, since: int) -> Standing:
+    def at_birth(cls, rank: int, incarnation: int, since: int) -> Authority:
         """Where a pserver stands before anybody has said anything, so that no coordinator of the past is heard.
 
         Pserver 0 stands in view 0 of its own life: the coordinator whose word counts is the one inside it, also while

@@ -23,7 +23,7 @@ from bireme.ps.optim.optimizers import UPDATES, Segment, SliceOptimizer, warm
 from bireme.ps.plan import Layout, Piece, Slice
 from bireme.ps.setup import Setup, plain
 from bireme.ps.snapshot.reassembly import VALUES, dense_slice, pack_dense
-from bireme.ps.snapshot.snapshot_files import Part
+from bireme.ps.snapshot.snapshot_files import SnapshotFile
 from bireme.ps.snapshot.writer import Capture, copy_pieces
 from bireme.ps.tree import spans_of
 from bireme.ps.wire import codec, frame_io
@@ -182,7 +182,7 @@ class DenseStore:
         packed = pack_dense(self._index, self.part, spare[VALUES], {n: spare.get(n, a) for n, a in state.items()})
         return Capture(packed, pieces)
 
-    def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
+    def restore(self, chain: Sequence[Sequence[SnapshotFile]], round_: int) -> None:
         """Go on from a snapshot of any layout."""
         found = dense_slice(chain[-1], self.part, size=self._size)
         self._buffer(round_)[:] = found.pop(VALUES)

@@ -23,12 +23,12 @@ from bireme.core import faults
 from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError, StaleError
 from bireme.ps.lanes.progress import agreed_counts, counts_of
 from bireme.ps.lanes.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take
-from bireme.ps.lanes.slow_trainers import Awaited, Waiting
+from bireme.ps.lanes.slow_trainers import Awaited, SlowTrainers
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.optim.schedules import learning_rate
 from bireme.ps.setup import Setup
-from bireme.ps.snapshot.snapshot_files import Part
-from bireme.ps.snapshot.writer import Capture, Cutter
+from bireme.ps.snapshot.snapshot_files import SnapshotFile
+from bireme.ps.snapshot.writer import Capture, SnapshotWriter
 from bireme.ps.tree import Span, spans_of
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import MAX_ARRAY_NBYTES, Flag, Head, Kind, Record, unpack_records
@@ -79,7 +79,7 @@ class Store(Protocol):
         Where the cut at round `base` counts, what has changed since may be enough.
         """
 
-    def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
+    def restore(self, chain: Sequence[Sequence[SnapshotFile]], round_: int) -> None:
         """Go on from a snapshot; `chain` holds its parts, after those of the snapshots that it builds on."""
 
     def receive_request(self, sock: socket.socket, head: Head) -> object:
@@ -98,7 +98,7 @@ class Store(Protocol):
 class Lane:
     """A part of the model that several trainers push to and pull from."""
 
-    def __init__(self, setup: Setup, store: Store, on_pass: OnPass, cutter: Cutter | None = None) -> None:
+    def __init__(self, setup: Setup, store: Store, on_pass: OnPass, cutter: SnapshotWriter | None = None) -> None:
         self._on_pass = on_pass
         self._cutter = cutter
         self._capture: Capture | None = None
@@ -122,7 +122,7 @@ class Lane:
         self._turn = threading.Condition()
         self._busy = 0
         """Payloads that are being received."""
-        self._waiting = Waiting()
+        self._waiting = SlowTrainers()
         self._trainer_of = [rank for rank, share in enumerate(setup.shares) for _ in share.shards]
         """By shard."""
         self._is_leaving_view = False
@@ -301,7 +301,7 @@ class Lane:
             if self.rounds.cut_at <= self.rounds.round:
                 self._next_cut_s = time.monotonic()
 
-    def _cut(self, cutter: Cutter, *, ends_pass: bool) -> None:
+    def _cut(self, cutter: SnapshotWriter, *, ends_pass: bool) -> None:
         """Have a copy made of what is kept if this is the moment, and name the next one if it is time."""
         now = time.monotonic()
         if ends_pass or self._is_at_cut():
@@ -320,7 +320,7 @@ class Lane:
         is_multiple = self._cut_every_rounds > 0 and self.rounds.round % self._cut_every_rounds == 0
         return is_multiple or self.rounds.round == self.rounds.cut_at
 
-    def restore(self, chain: Sequence[Sequence[Part]]) -> None:
+    def restore(self, chain: Sequence[Sequence[SnapshotFile]]) -> None:
         """Go on from a snapshot, before anybody is served."""
         counts = agreed_counts(chain[-1])
         self._store.restore(chain, counts.round)

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from bireme.core.errors import SnapshotError
-from bireme.ps.lanes.rounds import Counts, LaneRounds, Totals
+from bireme.ps.lanes.rounds import LaneCounts, LaneRounds, Totals
 from bireme.ps.lanes.stream import LaneStream
-from bireme.ps.snapshot.snapshot_files import Part
+from bireme.ps.snapshot.snapshot_files import SnapshotFile
 
 COUNTS = "counts"
 """The key in a part's meta."""
@@ -48,9 +48,9 @@ class _Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     staleness: dict[int, int]
 
 
-def counts_of(machine: LaneRounds | LaneStream) -> Counts:
+def counts_of(machine: LaneRounds | LaneStream) -> LaneCounts:
     """A copy of what a machine has counted; it must stand at a border between rounds."""
-    return Counts(
+    return LaneCounts(
         machine.round,
         machine.pass_id,
         0 if isinstance(machine, LaneStream) else machine.pass_start,
@@ -62,7 +62,7 @@ def counts_of(machine: LaneRounds | LaneStream) -> Counts:
     )
 
 
-def pack_counts(counts: Counts) -> object:
+def pack_counts(counts: LaneCounts) -> object:
     """As a JSON value, to be a part's `meta[COUNTS]`."""
     totals = {shard: Sums.of(totals) for shard, totals in counts.totals.items()}
     found: object = msgspec.to_builtins(
@@ -81,17 +81,19 @@ def pack_counts(counts: Counts) -> object:
     return found
 
 
-def unpack_counts(value: Any, where: str) -> Counts:
+def unpack_counts(value: Any, where: str) -> LaneCounts:
     """Read what `pack_counts` made; `where` it comes from goes into the message if it makes no sense."""
     try:
         j = msgspec.convert(value, _Json, str_keys=True)
         totals = {shard: sums.totals() for shard, sums in j.totals.items()}
     except (msgspec.MsgspecError, ValueError, OverflowError) as e:
         raise SnapshotError(f"{where} does not say where its lanes were: {e}", fix="use another snapshot") from e
-    return Counts(j.round, j.pass_id, j.pass_start, j.samples, frozenset(j.ended), totals, j.next_q, dict(j.staleness))
+    return LaneCounts(
+        j.round, j.pass_id, j.pass_start, j.samples, frozenset(j.ended), totals, j.next_q, dict(j.staleness)
+    )
 
 
-def agreed_counts(parts: Iterable[Part]) -> Counts:
+def agreed_counts(parts: Iterable[SnapshotFile]) -> LaneCounts:
     """Where all parts of a cut are; refused where they are not at one place.
 
     The sums are those of the first part: where updates come one by one, lanes may differ in how stale they were.
@@ -110,11 +112,11 @@ def agreed_counts(parts: Iterable[Part]) -> Counts:
     return first
 
 
-def _place(counts: Counts) -> tuple[object, ...]:
+def _place(counts: LaneCounts) -> tuple[object, ...]:
     return (counts.round, counts.pass_id, counts.pass_start, counts.samples, counts.ended, counts.next_q)
 
 
-def _difference(name: str, counts: Counts, first_name: str, first: Counts) -> str:
+def _difference(name: str, counts: LaneCounts, first_name: str, first: LaneCounts) -> str:
     if counts.round != first.round:
         return f"{name} was cut at round {counts.round}, {first_name} at round {first.round}"
     if counts.samples != first.samples:

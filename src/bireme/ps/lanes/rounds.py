@@ -100,7 +100,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class LaneCounts:
     """One lane's bookkeeping at a cut."""
 
     round: int
@@ -164,7 +164,7 @@ class LaneRounds:
         """Count on from an earlier run's pass and samples, before the first round."""
         self.pass_id, self.samples = pass_id, samples
 
-    def restore(self, counts: Counts) -> None:
+    def restore(self, counts: LaneCounts) -> None:
         """Go on from a cut; the round before it is not to be had."""
         self.round = self._oldest = counts.round
         self.pass_id, self.pass_start, self.samples = counts.pass_id, counts.pass_start, counts.samples

@@ -20,20 +20,20 @@ from pathlib import Path
 
 from bireme.core import faults
 from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError, StaleError
-from bireme.ps.lanes.authority import Standing
+from bireme.ps.lanes.authority import Authority
 from bireme.ps.lanes.lane import Lane, OnPass, Store
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import read_part
-from bireme.ps.snapshot.writer import Cutter, PartDone
+from bireme.ps.snapshot.writer import FileWritten, SnapshotWriter
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Head, Kind
-from bireme.ps.wire.gate import Door
+from bireme.ps.wire.gate import ConnectionGate
 from bireme.ps.wire.shared_memory import close_quietly
 
 log = logging.getLogger(__name__)
 DRAIN_S = 5.0
-OnPart = Callable[[PartDone], None]
+OnPart = Callable[[FileWritten], None]
 OnControl = Callable[[socket.socket, Head], None]
 OnClosed = Callable[[socket.socket], None]
 
@@ -69,15 +69,15 @@ class PServer:
         dense_lanes: int,
         on_control: OnControl,
         on_closed: OnClosed,
-        standing: Standing | None = None,
+        standing: Authority | None = None,
     ) -> None:
         self._sockets = list(sockets)
         self._dense_lanes = dense_lanes
         self._on_control = on_control
         self._on_closed = on_closed
         self.lanes: list[Lane] = []
-        self.standing = standing or Standing()
-        self._cutter: Cutter | None = None
+        self.standing = standing or Authority()
+        self._cutter: SnapshotWriter | None = None
         self._names_cuts: Lane | None = None
         self._data: dict[socket.socket, int] = {}
         """Connections that gradients and parameters go through, and to which lane."""
@@ -85,7 +85,7 @@ class PServer:
         self._near: list[socket.socket] = []
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._door = Door()
+        self._door = ConnectionGate()
         self._is_stopping = False
         self.failure: BiremeError | None = None
         """A bug in a lane, after which nothing here can be trusted."""
@@ -178,7 +178,7 @@ class PServer:
         stores += [SparseStore(setup, i) for i in range(setup.sparse_lanes)]
         # Sparse lanes of a job without sparse parameters see no round.
         active = len(stores) if setup.tables else setup.dense_lanes
-        cutter = Cutter(setup, active, on_part) if setup.snapshots and on_part else None
+        cutter = SnapshotWriter(setup, active, on_part) if setup.snapshots and on_part else None
         is_first = setup.pserver == 0
         lanes = [
             Lane(setup, store, on_pass if i == 0 and is_first else ignore, cutter if i < active else None)

@@ -52,7 +52,7 @@ class _Window:
             self.waits[trainer] = self.waits.get(trainer, 0.0) + waited_s
 
 
-class Waiting:
+class SlowTrainers:
     """What one lane has seen in its view."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from bireme.ps.lanes.rounds import (
     Closing,
-    Counts,
+    LaneCounts,
     Late,
     Ready,
     Refuse,
@@ -63,7 +63,7 @@ class LaneStream:
         """Count on from an earlier run's pass and samples, before the first update."""
         self.pass_id, self.samples = pass_id, samples
 
-    def restore(self, counts: Counts) -> None:
+    def restore(self, counts: LaneCounts) -> None:
         """Go on from a cut."""
         self.round, self.pass_id, self.samples = counts.round, counts.pass_id, counts.samples
         self.ended, self.next_q = set(counts.ended), list(counts.next_q)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bireme.core.errors import SnapshotError
 from bireme.ps.optim.optimizers import UPDATES, VELOCITY
 from bireme.ps.plan import Slice
-from bireme.ps.snapshot.snapshot_files import Part
+from bireme.ps.snapshot.snapshot_files import SnapshotFile
 from bireme.ps.sparse.table import CLOCK, IDS, ROUNDS, Ids, State, join_states, part_of
 
 PLACE, VALUES = "place", "w"
@@ -40,7 +40,7 @@ def pack_table(lane: int, table: str, state: Arrays, gone: Ids | None = None) ->
     return {f"rows{lane}.{table}.{name}": array for name, array in arrays.items()}
 
 
-def dense_slice(parts: Iterable[Part], part: Slice, *, size: int | None = None) -> dict[str, NDArray[Any]]:
+def dense_slice(parts: Iterable[SnapshotFile], part: Slice, *, size: int | None = None) -> dict[str, NDArray[Any]]:
     """One lane's `w` and optimizer state. State rows get `size` elements; what a lane has beyond is padding.
 
     A missing velocity means zeros: the lane that it comes from may have had no use for one.
@@ -69,7 +69,7 @@ def dense_slice(parts: Iterable[Part], part: Slice, *, size: int | None = None) 
     return {n: a[:size] if n in names - {VALUES} else a for n, a in found.items()}
 
 
-def _dense_lanes(parts: Iterable[Part]) -> Iterator[tuple[str, Slice, dict[str, NDArray[Any]]]]:
+def _dense_lanes(parts: Iterable[SnapshotFile]) -> Iterator[tuple[str, Slice, dict[str, NDArray[Any]]]]:
     for part in parts:
         lanes: dict[str, dict[str, NDArray[Any]]] = {}
         for name, array in part.arrays.items():
@@ -124,7 +124,7 @@ class _Level(NamedTuple):
     lanes: int
 
 
-def chained_rows(chain: Iterable[Iterable[Part]], table: str, lane: int, lanes: int) -> State:
+def chained_rows(chain: Iterable[Iterable[SnapshotFile]], table: str, lane: int, lanes: int) -> State:
     """The rows of a table that one of so many lanes keeps, from a snapshot and those that it builds on, oldest first.
 
     Each is given by its parts. In each snapshot every lane, of however many there were, may have written all
@@ -147,7 +147,7 @@ def chained_rows(chain: Iterable[Iterable[Part]], table: str, lane: int, lanes: 
     return state
 
 
-def _level(parts: Iterable[Part], table: str, lane: int, lanes: int) -> _Level:
+def _level(parts: Iterable[SnapshotFile], table: str, lane: int, lanes: int) -> _Level:
     found: list[State] = []
     gone, whole = [np.empty(0, np.uint64)], []
     for where, number, arrays in _table_lanes(parts, table):
@@ -166,7 +166,7 @@ def _level(parts: Iterable[Part], table: str, lane: int, lanes: int) -> _Level:
     return _Level(rows, np.concatenate(gone), whole, len(found))
 
 
-def _table_lanes(parts: Iterable[Part], table: str) -> Iterator[tuple[str, int, dict[str, NDArray[Any]]]]:
+def _table_lanes(parts: Iterable[SnapshotFile], table: str) -> Iterator[tuple[str, int, dict[str, NDArray[Any]]]]:
     for part in parts:
         lanes: dict[str, dict[str, NDArray[Any]]] = {}
         for name, array in part.arrays.items():

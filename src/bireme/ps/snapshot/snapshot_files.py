@@ -64,7 +64,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SnapshotFile:
     """A part file's content; the arrays are read-only."""
 
     meta: dict[str, Any]
@@ -157,7 +157,7 @@ def _checksum(lengths: bytes, header: bytes) -> int:
     return zlib.crc32(header, zlib.crc32(lengths))
 
 
-def read_part(path: Path, *, sha256: str | None) -> Part:
+def read_part(path: Path, *, sha256: str | None) -> SnapshotFile:
     """Read a part; without its hash, only what is wrong with its header or its length is found."""
     try:
         with path.open("rb") as f:
@@ -171,7 +171,7 @@ def read_part(path: Path, *, sha256: str | None) -> Part:
     except OSError as e:
         raise _damage(path, f"cannot be read: {e.strerror or e}") from e
     arrays = {name: _view(path, memory, name, entry, start) for name, entry in header.arrays.items()}
-    return Part(header.meta, arrays, str(path))
+    return SnapshotFile(header.meta, arrays, str(path))
 
 
 def hash_of(f: BufferedReader) -> str:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import StorageError
 from bireme.ps.lanes.progress import COUNTS, pack_counts
-from bireme.ps.lanes.rounds import Counts
+from bireme.ps.lanes.rounds import LaneCounts
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import Written, part_path, write_part
 
@@ -45,24 +45,24 @@ MOST_DELTAS = 8
 """After so many cuts that hold only what changed, all lanes write everything again: whoever loads reads them all."""
 
 
-class Piece(NamedTuple):
+class CopyBeforeUpdate(NamedTuple):
     """Work that must be done before a lane applies this round."""
 
     due: int
     copy: Callable[[], object]
 
 
-def copy_pieces(due: int, source: NDArray[Any], target: NDArray[Any]) -> Iterator[Piece]:
+def copy_pieces(due: int, source: NDArray[Any], target: NDArray[Any]) -> Iterator[CopyBeforeUpdate]:
     """Copy a flat array piece by piece."""
     step = max(PIECE_NBYTES // source.itemsize, 1)
     for begin in range(0, len(source), step):
-        yield Piece(due, partial(np.copyto, target[begin : begin + step], source[begin : begin + step]))
+        yield CopyBeforeUpdate(due, partial(np.copyto, target[begin : begin + step], source[begin : begin + step]))
 
 
 class Capture:
     """What one lane keeps at a cut, on its way into spare arrays. Several threads may copy at once."""
 
-    def __init__(self, arrays: Arrays, pieces: Sequence[Piece], *, is_delta: bool = False) -> None:
+    def __init__(self, arrays: Arrays, pieces: Sequence[CopyBeforeUpdate], *, is_delta: bool = False) -> None:
         """Take arrays that hold the lane's state once all pieces are copied, in the order in which they are due."""
         self.arrays = arrays
         self.is_delta = is_delta
@@ -90,7 +90,7 @@ class Capture:
         with self._turn:
             self._turn.wait_for(lambda: not self._busy)
 
-    def _take(self, before: int | None) -> Piece | None:
+    def _take(self, before: int | None) -> CopyBeforeUpdate | None:
         with self._turn:
             if self._next == len(self._pieces) or (before is not None and self._pieces[self._next].due > before):
                 return None
@@ -100,10 +100,10 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
-class PartDone:
+class FileWritten:
     """A pserver's part of a cut is on disk."""
 
-    counts: Counts
+    counts: LaneCounts
     ends_pass: bool
     path: Path
     written: Written | None
@@ -118,7 +118,7 @@ class PartDone:
 class Cut:
     """A cut that this pserver takes part in, from its first lane's coming until its part is written."""
 
-    counts: Counts
+    counts: LaneCounts
     ends_pass: bool
     base: int
     """The newest cut of this history that is known to count; NO_CUT where everything is to be written."""
@@ -141,10 +141,10 @@ class _Pace:
         self._worked_s = thread_time()
 
 
-class Cutter:
+class SnapshotWriter:
     """Collects and writes the parts of one pserver."""
 
-    def __init__(self, setup: Setup, lanes: int, on_done: Callable[[PartDone], None]) -> None:
+    def __init__(self, setup: Setup, lanes: int, on_done: Callable[[FileWritten], None]) -> None:
         """Expect captures of so many lanes for each cut."""
         self._setup = setup
         self._lanes = lanes
@@ -160,7 +160,7 @@ class Cutter:
         threading.Thread(target=self._copy_all, name="copies", daemon=True).start()
         threading.Thread(target=self._write_all, name="cuts", daemon=True).start()
 
-    def open(self, counts: Counts, *, ends_pass: bool) -> Cut | None:
+    def open(self, counts: LaneCounts, *, ends_pass: bool) -> Cut | None:
         """A lane has come to a cut; returns None where it is left out, by all lanes alike."""
         with self._turn:
             if self._left_out == counts.round:
@@ -232,7 +232,7 @@ class Cutter:
                 self._turn.notify_all()
             self._on_done(done)
 
-    def _write(self, cut: Cut) -> PartDone:
+    def _write(self, cut: Cut) -> FileWritten:
         setup, round_ = self._setup, cut.counts.round
         arrays = {name: array for capture in cut.captures for name, array in capture.arrays.items()}
         pace = _Pace(lambda: cut.ends_pass or self._is_hurried)  # people wait for the end of a pass
@@ -248,4 +248,4 @@ class Cutter:
             # Nobody sees a thread die, and whoever waits for the end of a pass must hear that it has no cut.
             log.exception("a bug: no snapshot of round %d", round_)
             failure = f"a bug, {type(e).__name__}: {e}"
-        return PartDone(cut.counts, cut.ends_pass, path, written, is_delta, failure)
+        return FileWritten(cut.counts, cut.ends_pass, path, written, is_delta, failure)

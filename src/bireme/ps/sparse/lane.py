@@ -20,8 +20,8 @@ from bireme.ps.lanes.lane import Answer, Buffers, Machine
 from bireme.ps.lanes.rounds import Closing
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.reassembly import chained_rows, pack_table
-from bireme.ps.snapshot.snapshot_files import Part
-from bireme.ps.snapshot.writer import PIECE_NBYTES, Capture, Piece
+from bireme.ps.snapshot.snapshot_files import SnapshotFile
+from bireme.ps.snapshot.writer import PIECE_NBYTES, Capture, CopyBeforeUpdate
 from bireme.ps.sparse.row_sums import combine, is_ascending, lane_of
 from bireme.ps.sparse.row_sums import warm as warm_sums
 from bireme.ps.sparse.table import Slots, Table, warm
@@ -68,21 +68,21 @@ class SparseStore:
     def capture(self, round_: int, base: int) -> Capture:
         """Rows with their state: all, or those that changed since the cut at round `base` where that is much less."""
         packed: dict[str, NDArray[Any]] = {}
-        pieces: list[Piece] = []
+        pieces: list[CopyBeforeUpdate] = []
         before, now = self._cuts.get(base, {}), {}
         for parameter, table in zip(self._parameters, self._tables, strict=True):
             chain, rows = _choose(table, base, before.get(parameter.name))
             state, copies = table.state_of(rows, PIECE_NBYTES)
             gone = table.evicted(base - 1) if chain.is_delta else None
             packed |= pack_table(self._lane, parameter.name, state, gone)
-            pieces += [Piece(round_, copy) for copy in copies]
+            pieces += [CopyBeforeUpdate(round_, copy) for copy in copies]
             now[parameter.name] = chain
             table.forget_changes(base - 1)
         # Cuts before the base are not asked for any more: what counts never becomes older.
         self._cuts = {r: chains for r, chains in self._cuts.items() if r >= base} | {round_: now}
         return Capture(packed, pieces, is_delta=any(chain.is_delta for chain in now.values()))
 
-    def restore(self, chain: Sequence[Sequence[Part]], round_: int) -> None:
+    def restore(self, chain: Sequence[Sequence[SnapshotFile]], round_: int) -> None:
         """Go on from a snapshot of any layout."""
         self._round = round_
         for parameter, table in zip(self._parameters, self._tables, strict=True):

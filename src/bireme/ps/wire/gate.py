@@ -33,7 +33,7 @@ MOST_LINES = 64
 _OTHERS = ("others", "enough lines of this kind for now")
 
 
-class Complaints:
+class RefusalLog:
     """Refusals that are worth a line in the log: a crowd must not fill it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,13 +62,13 @@ class Complaints:
         return who, why
 
 
-class Door:
+class ConnectionGate:
     """Lets in who belongs to the job."""
 
     def __init__(self, limit: int = AT_ONCE, seconds: float = security.HANDSHAKE_S) -> None:
         self._limit = limit
         self._seconds = seconds
-        self._complaints = Complaints()
+        self._complaints = RefusalLog()
         self._lock = threading.Lock()
         self._waiting: dict[Secured, str] = {}
         self._leaving = 0

@@ -45,7 +45,7 @@ class Credentials:
     """When our own certificate expires, in seconds since 1970."""
 
 
-class Place:
+class CertificateDirectory:
     """A directory with certificates, which somebody may renew at any time."""
 
     def __init__(self, directory: Path) -> None:
@@ -161,7 +161,7 @@ def _unusable(directory: Path, what: str) -> CertificateError:
     )
 
 
-_place: Place | None = None
+_place: CertificateDirectory | None = None
 
 
 def use(directory: Path | None) -> None:
@@ -170,7 +170,7 @@ def use(directory: Path | None) -> None:
     Where they cannot be used, the log says so now and every connection fails, until somebody has put good ones there.
     """
     global _place
-    _place = None if directory is None else Place(directory)
+    _place = None if directory is None else CertificateDirectory(directory)
     if _place is not None:
         try:
             own = _place.credentials()

@@ -11,7 +11,7 @@ from tests.unit.job.story import ADDRESSES, CUTS, Story, leaves, lines, manifest
 from bireme.job.coordination import coordinator as c
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.effects import Base, Conclude, HangUp, Leave, Load, Reach
-from bireme.job.output.journal import Past
+from bireme.job.output.journal import JournalSummary
 from bireme.ps.tree import Span
 from bireme.spec.model import Updates, Wire
 
@@ -320,7 +320,7 @@ def test_a_coordinator_that_comes_back_goes_on_where_the_books_end() -> None:
     story = Story(incarnation=7, snapshots=CUTS)
     story.gather()
     closed = m.PassClosed(pass_id=0, round=5, samples=33, samples_so_far=33, seconds=1.0, cost=2.0, evals={})
-    story.load(Base(manifest(3, ended=totals()), (("a",),), Past(saved=0, elapsed_s=40.0, closed=(closed,))))
+    story.load(Base(manifest(3, ended=totals()), (("a",),), JournalSummary(saved=0, elapsed_s=40.0, closed=(closed,))))
     effects = story.ready()
     (event,) = lines("metrics.jsonl", effects)
     assert (event["kind"], event["t"], event["round"]) == ("rewind", 40.0, 5)

@@ -15,7 +15,7 @@ from tests.unit.job.story import CUTS, Story, cut_part, only
 from bireme.core.errors import NetworkError, SnapshotError, StaleError, StorageError
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.effects import Commit, Conclude, Load, Write
-from bireme.job.coordination.service import Coordinating
+from bireme.job.coordination.service import CoordinatorService
 from bireme.job.node import incarnations
 from bireme.job.node.discovery import SharedDirectory
 from bireme.job.node.pserver import PserverOptions, PserverProcess
@@ -89,16 +89,16 @@ def test_only_pserver_0_of_a_supervised_job_coordinates(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def coordinating(tmp_path: Path) -> Iterator[Coordinating]:
+def coordinating(tmp_path: Path) -> Iterator[CoordinatorService]:
     """A coordinator of a job that trains, whose volume is a directory here."""
-    found = Coordinating(2, lambda reason: None, incarnation=incarnations.take(tmp_path, "pserver 0"))
+    found = CoordinatorService(2, lambda reason: None, incarnation=incarnations.take(tmp_path, "pserver 0"))
     found._machine = Story(snapshots=CUTS, output=str(tmp_path)).train().machine
     yield found
     found.stop()
 
 
 def test_an_error_of_the_volume_ends_the_job_instead_of_a_thread(
-    coordinating: Coordinating, monkeypatch: pytest.MonkeyPatch
+    coordinating: CoordinatorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = threading.Event()
 
@@ -118,7 +118,7 @@ def test_an_error_of_the_volume_ends_the_job_instead_of_a_thread(
 
 
 def test_old_snapshots_that_cannot_be_looked_for_stay_and_the_job_goes_on(
-    coordinating: Coordinating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    coordinating: CoordinatorService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def iterdir(path: Path) -> Iterator[Path]:
         raise OSError(116, "Stale file handle")
@@ -129,7 +129,7 @@ def test_old_snapshots_that_cannot_be_looked_for_stay_and_the_job_goes_on(
     assert (coordinating.failure, coordinating._machine.phase) == (None, "training")
 
 
-def test_a_job_that_ends_without_a_snapshot_says_what_to_do(coordinating: Coordinating) -> None:
+def test_a_job_that_ends_without_a_snapshot_says_what_to_do(coordinating: CoordinatorService) -> None:
     coordinating._machine.reason = "there is no snapshot at the end of pass 0: the disk is full"
     coordinating._conclude(Conclude("storage"))
     failure = coordinating.failure
@@ -139,7 +139,7 @@ def test_a_job_that_ends_without_a_snapshot_says_what_to_do(coordinating: Coordi
 
 
 def test_a_running_job_whose_snapshots_are_all_damaged_ends_and_names_them(
-    coordinating: Coordinating, tmp_path: Path
+    coordinating: CoordinatorService, tmp_path: Path
 ) -> None:
     left = threading.Event()
     coordinating._on_leave = lambda reason: left.set()
@@ -156,7 +156,7 @@ def test_a_running_job_whose_snapshots_are_all_damaged_ends_and_names_them(
     assert story.machine.phase == "failed"
 
 
-def test_a_coordinator_that_was_replaced_writes_no_ledger(coordinating: Coordinating, tmp_path: Path) -> None:
+def test_a_coordinator_that_was_replaced_writes_no_ledger(coordinating: CoordinatorService, tmp_path: Path) -> None:
     line = {"pass": 0, "shard": 0}
     coordinating._write(Write(journal.LEDGER, (line,)))
     assert (tmp_path / journal.LEDGER).read_bytes().count(b"\n") == 1

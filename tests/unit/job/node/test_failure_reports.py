@@ -5,11 +5,18 @@ from pathlib import Path
 import pytest
 
 from bireme.core.errors import DataError, NetworkError, NumericError, PortInUseError, ProcessError
-from bireme.job.node.failure_reports import STATUS_FILE, Report, failure_of, first_cause, read_reports, write_report
+from bireme.job.node.failure_reports import (
+    STATUS_FILE,
+    FailureReport,
+    failure_of,
+    first_cause,
+    read_reports,
+    write_report,
+)
 
 
-def report(kind: str, time: float = 0.0) -> Report:
-    return Report(process="trainer 1", kind=kind, what="it broke", time=time)
+def report(kind: str, time: float = 0.0) -> FailureReport:
+    return FailureReport(process="trainer 1", kind=kind, what="it broke", time=time)
 
 
 def test_a_report_comes_back_as_the_error_it_was(tmp_path: Path) -> None:

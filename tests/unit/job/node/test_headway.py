@@ -7,7 +7,7 @@ import pytest
 from tests.unit.job.story import Story, lines, progress
 
 from bireme.job.node import headway
-from bireme.job.node.headway import METRICS, NOWHERE, Headway, Reached
+from bireme.job.node.headway import METRICS, NOWHERE, Headway, JobProgress
 
 
 def note(output: Path, *rounds: tuple[int, int]) -> None:
@@ -27,11 +27,11 @@ def test_a_job_that_has_noted_nothing_is_nowhere(tmp_path: Path) -> None:
 def test_the_highest_round_is_remembered_when_everybody_is_taken_back(tmp_path: Path) -> None:
     seen = Headway(tmp_path)
     note(tmp_path, (1, 8), (1, 9), (1, 8))
-    assert seen.look() == Reached(1, 9, 9)
+    assert seen.look() == JobProgress(1, 9, 9)
     note(tmp_path, (4, 5), (4, 6))
-    assert seen.look() == Reached(4, 6, 9)
+    assert seen.look() == JobProgress(4, 6, 9)
     note(tmp_path, (1, 10))
-    assert seen.look() == Reached(4, 6, 9), "nobody is in that history any more"
+    assert seen.look() == JobProgress(4, 6, 9), "nobody is in that history any more"
 
 
 def test_what_earlier_runs_have_noted_does_not_count(tmp_path: Path) -> None:
@@ -39,14 +39,14 @@ def test_what_earlier_runs_have_noted_does_not_count(tmp_path: Path) -> None:
     seen = Headway(tmp_path)
     assert seen.look() == NOWHERE
     note(tmp_path, (2, 315))
-    assert seen.look() == Reached(2, 315, 315)
+    assert seen.look() == JobProgress(2, 315, 315)
 
 
 def test_only_the_end_of_a_long_book_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headway, "TAIL_NBYTES", 200)
     seen = Headway(tmp_path)
     note(tmp_path, (1, 500), *((1, round_) for round_ in range(400)))
-    assert seen.look() == Reached(1, 399, 399)
+    assert seen.look() == JobProgress(1, 399, 399)
 
 
 def test_a_book_that_was_cut_off_or_cannot_be_read_is_no_harm(tmp_path: Path) -> None:

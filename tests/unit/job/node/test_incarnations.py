@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bireme.core.errors import StorageError
-from bireme.job.node.incarnations import DIRECTORY, HOLDER, Seat, newest, newest_of, take
+from bireme.job.node.incarnations import DIRECTORY, HOLDER, Lease, newest, newest_of, take
 
 
 def test_numbers_grow_from_one_and_say_who_took_them(tmp_path: Path) -> None:
@@ -69,19 +69,19 @@ def test_the_newest_number_is_whoever_took_it(tmp_path: Path) -> None:
 
 
 def test_a_seat_is_lost_to_whoever_sits_down_later(tmp_path: Path) -> None:
-    old = Seat.take(tmp_path, "pod-a")
+    old = Lease.take(tmp_path, "pod-a")
     assert not old.is_lost()
-    new = Seat.take(tmp_path, "pod-b")
+    new = Lease.take(tmp_path, "pod-b")
     assert old.is_lost() and not new.is_lost()
-    assert Seat(tmp_path, old.number).is_lost(), "its processes see it too"
+    assert Lease(tmp_path, old.number).is_lost(), "its processes see it too"
 
 
 def test_a_seat_is_lost_by_either_sign(tmp_path: Path) -> None:
     """On a network's volume a new name may be seen late; and the holder's word may be written by the older one."""
-    old, new = Seat.take(tmp_path, "pod-a"), Seat.take(tmp_path, "pod-b")
+    old, new = Lease.take(tmp_path, "pod-a"), Lease.take(tmp_path, "pod-b")
     (tmp_path / DIRECTORY / f"{new.number:08d}").unlink()
     assert old.is_lost(), "by the holder's word"
-    third = Seat.take(tmp_path, "pod-c")
+    third = Lease.take(tmp_path, "pod-c")
     (tmp_path / HOLDER).write_text(f"{old.number}\n")
     assert old.is_lost(), "by the number that was taken"
     assert not third.is_lost()

@@ -13,15 +13,15 @@ import pytest
 
 from bireme.job.node import supervisor
 from bireme.job.node.entry import too_many_deaths
-from bireme.job.node.headway import NOWHERE, Reached
+from bireme.job.node.headway import NOWHERE, JobProgress
 from bireme.job.node.supervisor import (
     MAX_DELAY_S,
     SHORT_S,
     Child,
     Ended,
-    Family,
-    Keeper,
-    Lives,
+    ProcessGroup,
+    RestartPolicy,
+    Supervisor,
     describe_exit,
     is_error,
 )
@@ -50,12 +50,12 @@ def test_only_a_process_that_says_so_itself_cannot_go_on(code: int, expected: bo
 
 
 def test_whoever_lived_long_enough_comes_back_at_once() -> None:
-    lives = Lives(Restarts(), born_s=10.0)
+    lives = RestartPolicy(Restarts(), born_s=10.0)
     assert lives.again_s(10.0 + SHORT_S) == 10.0 + SHORT_S
 
 
 def test_whoever_dies_young_is_given_more_and_more_time() -> None:
-    lives, delays = Lives(Restarts(limit=100)), []
+    lives, delays = RestartPolicy(Restarts(limit=100)), []
     for birth in range(0, 100, 10):
         lives.born_s = float(birth)
         again = lives.again_s(birth + 1.0)
@@ -70,60 +70,62 @@ def test_whoever_dies_young_is_given_more_and_more_time() -> None:
 
 
 def test_too_many_deaths_within_the_time_are_the_end() -> None:
-    lives = Lives(Restarts(limit=2, within_s=60.0))
+    lives = RestartPolicy(Restarts(limit=2, within_s=60.0))
     assert [lives.again_s(t) is not None for t in (100.0, 110.0, 150.0)] == [True, True, False]
 
 
 def test_deaths_that_are_long_past_do_not_count() -> None:
-    lives = Lives(Restarts(limit=2, within_s=60.0))
-    assert all(lives.again_s(100.0 + 31.0 * i, Reached(1, i, i)) is not None for i in range(20))
+    lives = RestartPolicy(Restarts(limit=2, within_s=60.0))
+    assert all(lives.again_s(100.0 + 31.0 * i, JobProgress(1, i, i)) is not None for i in range(20))
 
 
 def test_with_a_limit_of_none_the_first_death_is_the_end() -> None:
-    assert Lives(Restarts(limit=0)).again_s(100.0) is None
+    assert RestartPolicy(Restarts(limit=0)).again_s(100.0) is None
 
 
 SELDOM_S = 1000.0
 """Between two deaths: never too many within a time."""
 
 
-def outlives(lives: Lives, *reached: Reached) -> list[bool]:
+def outlives(lives: RestartPolicy, *reached: JobProgress) -> list[bool]:
     """Whether there is hope after each of some deaths, long after one another, when the job had got so far."""
     start = lives.ended_s[-1] if lives.ended_s else 0.0
     return [lives.again_s(start + SELDOM_S * i, at) is not None for i, at in enumerate(reached, 1)]
 
 
 def test_whoever_dies_of_the_same_round_again_and_again_is_given_up_however_long_it_lives() -> None:
-    lives = Lives(Restarts(limit=3))
-    assert outlives(lives, *[Reached(1, 100, 100)] * 4) == [True, True, True, False]
+    lives = RestartPolicy(Restarts(limit=3))
+    assert outlives(lives, *[JobProgress(1, 100, 100)] * 4) == [True, True, True, False]
     assert (lives.in_vain, lives.is_too_often) == (4, False)
 
 
 def test_whoever_is_taken_back_and_comes_to_the_same_end_is_given_up() -> None:
-    back = [Reached(history, round_, 100) for history, round_ in ((1, 100), (2, 99), (3, 100), (4, 98))]
-    assert outlives(Lives(Restarts(limit=3)), *back) == [True, True, True, False]
+    back = [JobProgress(history, round_, 100) for history, round_ in ((1, 100), (2, 99), (3, 100), (4, 98))]
+    assert outlives(RestartPolicy(Restarts(limit=3)), *back) == [True, True, True, False]
 
 
 def test_whoever_dies_before_the_first_round_again_and_again_is_given_up() -> None:
-    assert outlives(Lives(Restarts(limit=2)), *[NOWHERE] * 3) == [True, True, False]
+    assert outlives(RestartPolicy(Restarts(limit=2)), *[NOWHERE] * 3) == [True, True, False]
 
 
 def test_a_job_that_gets_further_between_deaths_goes_on_for_ever() -> None:
-    assert all(outlives(Lives(Restarts(limit=1)), *(Reached(1, round_, round_) for round_ in range(100))))
-    rewinds = [Reached(history, 10 + history, 10 + history) for history in range(1, 100)]
-    assert all(outlives(Lives(Restarts(limit=1)), *rewinds))
+    assert all(outlives(RestartPolicy(Restarts(limit=1)), *(JobProgress(1, round_, round_) for round_ in range(100))))
+    rewinds = [JobProgress(history, 10 + history, 10 + history) for history in range(1, 100)]
+    assert all(outlives(RestartPolicy(Restarts(limit=1)), *rewinds))
 
 
 def test_one_new_round_makes_the_deaths_before_it_forgotten() -> None:
-    lives = Lives(Restarts(limit=2))
-    stuck, further = [Reached(1, 100, 100)] * 2, [Reached(1, 101, 101)] * 3
+    lives = RestartPolicy(Restarts(limit=2))
+    stuck, further = [JobProgress(1, 100, 100)] * 2, [JobProgress(1, 101, 101)] * 3
     assert outlives(lives, *stuck, *further) == [True] * 4 + [False]
 
 
 def test_rounds_that_are_done_once_more_count_as_long_as_nothing_takes_them_back() -> None:
     """A pserver's death has cost an hour; a trainer that dies meanwhile does not send anybody back."""
-    lives = Lives(Restarts(limit=2))
-    assert all(outlives(lives, Reached(1, 900, 1000), *(Reached(2, round_, 1000) for round_ in range(50, 900, 50))))
+    lives = RestartPolicy(Restarts(limit=2))
+    assert all(
+        outlives(lives, JobProgress(1, 900, 1000), *(JobProgress(2, round_, 1000) for round_ in range(50, 900, 50)))
+    )
 
 
 def python(name: str, code: str, log: Path) -> Child:
@@ -137,14 +139,14 @@ def await_end(pid: int) -> None:
 
 def test_output_goes_to_the_log_and_codes_are_known(tmp_path: Path) -> None:
     log = tmp_path / "node_0" / "train.log"
-    with Family() as family:
+    with ProcessGroup() as family:
         await_end(family.start(python("a", "import sys; print('hello'); sys.exit(7)", log)))
         assert family.codes() == {"a": 7}
     assert log.read_text() == "hello\n"
 
 
 def test_leaving_the_family_ends_every_child(tmp_path: Path) -> None:
-    with Family() as family:
+    with ProcessGroup() as family:
         for name in ("a", "b"):
             family.start(python(name, "import signal; signal.pause()", tmp_path / name))
         assert family.codes() == {"a": None, "b": None}
@@ -155,7 +157,7 @@ def test_a_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(ready)!r}, 'w'); signal.pause()"
-    with Family() as family:
+    with ProcessGroup() as family:
         family.start(python("deaf", deaf, tmp_path / "log"))
         with ready.open():  # returns when the child has stopped listening
             pass
@@ -170,9 +172,13 @@ class House:
     """A keeper, its children, and whether their job is over."""
 
     def __init__(
-        self, family: Family, children: list[Child], rule: Restarts, reached: Callable[[], Reached] = lambda: NOWHERE
+        self,
+        family: ProcessGroup,
+        children: list[Child],
+        rule: Restarts,
+        reached: Callable[[], JobProgress] = lambda: NOWHERE,
     ) -> None:
-        self.keeper = Keeper(family, children, rule, Logs(), reached)
+        self.keeper = Supervisor(family, children, rule, Logs(), reached)
         self.is_over = False
 
     def look(self) -> Ended | bool:
@@ -192,7 +198,7 @@ class House:
 
 
 def test_a_child_that_was_killed_comes_back_and_it_is_known_why(tmp_path: Path) -> None:
-    with Family() as family:
+    with ProcessGroup() as family:
         house = House(family, [python(n, PAUSE, tmp_path / n) for n in ("a", "b")], Restarts())
         (_, first, why), (_, other, _) = house.born(), house.born()
         assert why == ""
@@ -204,7 +210,7 @@ def test_a_child_that_was_killed_comes_back_and_it_is_known_why(tmp_path: Path) 
 
 
 def test_a_child_that_left_though_the_job_is_not_over_comes_back(tmp_path: Path) -> None:
-    with Family() as family:
+    with ProcessGroup() as family:
         house = House(family, [python("a", "", tmp_path / "a")], Restarts())
         await_end(house.born()[1])
         assert house.born()[2] == "exited with code 0"
@@ -213,8 +219,8 @@ def test_a_child_that_left_though_the_job_is_not_over_comes_back(tmp_path: Path)
 def test_a_young_death_is_not_answered_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
-    with Family() as family:
-        keeper = Keeper(family, [python("a", "", tmp_path / "a")], Restarts(), Logs())
+    with ProcessGroup() as family:
+        keeper = Supervisor(family, [python("a", "", tmp_path / "a")], Restarts(), Logs())
         await_end(keeper.started.pop()[1])
         for now, count in ((100.5, 0), (100.6, 0), (100.8, 1)):  # due at 100.7
             clock[0] = now
@@ -223,7 +229,7 @@ def test_a_young_death_is_not_answered_before_its_time(tmp_path: Path, monkeypat
 
 
 def test_a_child_that_dies_too_often_ends_the_job_and_its_deaths_are_counted(tmp_path: Path) -> None:
-    with Family() as family:
+    with ProcessGroup() as family:
         house = House(family, [python(n, PAUSE, tmp_path / n) for n in ("a", "b")], Restarts(limit=1))
         house.kill(house.born()[1])
         house.born()
@@ -232,13 +238,13 @@ def test_a_child_that_dies_too_often_ends_the_job_and_its_deaths_are_counted(tmp
 
 
 def test_a_child_that_dies_in_vain_ends_the_job_and_it_is_known_where_that_is(tmp_path: Path) -> None:
-    at = [Reached(1, 6, 6)]
-    with Family() as family:
+    at = [JobProgress(1, 6, 6)]
+    with ProcessGroup() as family:
         rule = Restarts(limit=1, within_s=1e-9)
         house = House(family, [python("a", PAUSE, tmp_path / "a")], rule, lambda: at[0])
         house.kill(house.born()[1])
         second = house.born()[1]
-        at[0] = Reached(1, 7, 7)
+        at[0] = JobProgress(1, 7, 7)
         house.kill(second)
         house.kill(house.born()[1])
         assert house.look() == Ended("a", -9, deaths=2, stuck_at=7)
@@ -265,7 +271,7 @@ def test_why_a_child_is_given_up_is_told_in_words(ended: Ended, words: str) -> N
 
 
 def test_a_child_that_leaves_with_an_error_is_not_started_again(tmp_path: Path) -> None:
-    with Family() as family:
+    with ProcessGroup() as family:
         house = House(
             family, [python("a", PAUSE, tmp_path / "a"), python("b", "raise SystemExit(3)", tmp_path / "b")], Restarts()
         )
@@ -275,7 +281,7 @@ def test_a_child_that_leaves_with_an_error_is_not_started_again(tmp_path: Path) 
 
 
 def test_when_the_job_is_over_nobody_comes_back_and_all_may_leave(tmp_path: Path) -> None:
-    with Family() as family:
+    with ProcessGroup() as family:
         house = House(family, [python(n, PAUSE, tmp_path / n) for n in ("a", "b")], Restarts())
         pids = [house.born()[1] for _ in range(2)]
         house.is_over = True

@@ -13,7 +13,7 @@ import pytest
 from bireme.core.errors import StorageError
 from bireme.job.coordination import messages as m
 from bireme.job.output import journal
-from bireme.job.output.journal import LEDGER, METRICS, Past, append, counted, mend
+from bireme.job.output.journal import LEDGER, METRICS, JournalSummary, append, counted, repair_tail
 
 RUN = 4
 
@@ -65,7 +65,7 @@ def test_whole_books_are_left_as_they_are(output: Path) -> None:
     append(output / LEDGER, whole(0) + whole(1))
     append(output / METRICS, events(passes=[0, 1]))
     before = [(output / name).read_bytes() for name in (LEDGER, METRICS)]
-    assert mend(output, 3, RUN) == Past(1, 20.0, [closed(0), closed(1)])
+    assert repair_tail(output, 3, RUN) == JournalSummary(1, 20.0, [closed(0), closed(1)])
     assert [(output / name).read_bytes() for name in (LEDGER, METRICS)] == before
 
 
@@ -74,11 +74,11 @@ def test_a_date_that_was_set_back_makes_no_run_younger_than_its_beginning(
 ) -> None:
     append(output / METRICS, events())
     monkeypatch.setattr(journal.time, "time", lambda: 1000.0 * RUN - 7200.0)
-    assert 0.0 < mend(output, 3, RUN).elapsed_s < 1.0
+    assert 0.0 < repair_tail(output, 3, RUN).elapsed_s < 1.0
 
 
 def test_a_job_without_books_has_no_past(output: Path) -> None:
-    assert mend(output, 3, RUN) == Past(-1, 0.0, [])
+    assert repair_tail(output, 3, RUN) == JournalSummary(-1, 0.0, [])
     assert not (output / LEDGER).exists()
 
 
@@ -90,7 +90,7 @@ def test_half_a_line_at_the_end_is_cut_off(output: Path, kept: int) -> None:
     for name in (LEDGER, METRICS):
         torn = msgspec.json.encode(row(1, 0))[:kept]
         (output / name).write_bytes((output / name).read_bytes() + torn)
-    assert mend(output, 3, RUN).saved == 0
+    assert repair_tail(output, 3, RUN).saved == 0
     assert [(output / name).read_bytes() for name in (LEDGER, METRICS)] == whole_books
 
 
@@ -103,7 +103,7 @@ def test_books_are_read_from_their_end_a_piece_at_a_time(
     append(output / METRICS, [*events(RUN - 1, [0]), *events(RUN, [0, 1])])
     with (output / METRICS).open("ab") as f:
         f.write(b'{"event":"progress"' * 20)
-    assert mend(output, 3, RUN) == Past(1, 20.0, [closed(0), closed(1)])
+    assert repair_tail(output, 3, RUN) == JournalSummary(1, 20.0, [closed(0), closed(1)])
     assert rows_in(output / METRICS)[-1]["event"] == "pass"
 
 
@@ -120,7 +120,7 @@ def test_what_was_told_before_a_run_began_is_not_read(output: Path, monkeypatch:
             yield begin, data
 
     monkeypatch.setattr(journal, "_blocks", count)
-    assert mend(output, 3, RUN).elapsed_s == 20.0
+    assert repair_tail(output, 3, RUN).elapsed_s == 20.0
     assert sum(pieces) <= 2 * 4096
 
 
@@ -136,7 +136,7 @@ def test_a_book_of_which_a_piece_cannot_be_read_is_left_as_it_is(output: Path, m
 
     monkeypatch.setattr(Path, "open", open_badly)
     with pytest.raises(StorageError, match=r"cannot read .*ledger.jsonl: Stale file handle"):
-        mend(output, 3, RUN)
+        repair_tail(output, 3, RUN)
     monkeypatch.undo()
     assert (output / LEDGER).read_bytes() == before
 
@@ -174,21 +174,21 @@ def test_half_a_line_is_cut_off_on_a_full_disk(output: Path, monkeypatch: pytest
         raise StorageError(f"the disk is full: cannot write {path}")
 
     monkeypatch.setattr(journal, "write_atomic", refuse)
-    assert mend(output, 3, RUN) == Past(0, 20.0, [closed(0)])
+    assert repair_tail(output, 3, RUN) == JournalSummary(0, 20.0, [closed(0)])
     assert rows_in(output / METRICS) == events(passes=[0])
 
 
 def test_half_a_pass_is_removed_as_it_will_be_written_again(output: Path) -> None:
     append(output / LEDGER, [*whole(0), *whole(1)[:2]])
     append(output / METRICS, events(passes=[0, 1]))
-    assert mend(output, 3, RUN) == Past(0, 20.0, [closed(0)])
+    assert repair_tail(output, 3, RUN) == JournalSummary(0, 20.0, [closed(0)])
     assert rows_in(output / LEDGER) == whole(0)
 
 
 def test_a_pass_without_a_finished_model_does_not_count(output: Path) -> None:
     append(output / LEDGER, [*whole(0), *whole(1), *whole(2)])
     append(output / METRICS, events(passes=[0, 1, 2]))
-    assert mend(output, 3, RUN).saved == 1
+    assert repair_tail(output, 3, RUN).saved == 1
     assert rows_in(output / LEDGER) == whole(0) + whole(1)
 
 
@@ -197,22 +197,22 @@ def test_damage_in_the_middle_is_not_ours_to_hide(output: Path) -> None:
     (output / LEDGER).write_bytes((output / LEDGER).read_bytes() + b'{"pass": \xff\n')
     append(output / LEDGER, whole(1))
     before = (output / LEDGER).read_bytes()
-    assert mend(output, 3, RUN).saved == 1
+    assert repair_tail(output, 3, RUN).saved == 1
     assert (output / LEDGER).read_bytes() == before
 
 
 def test_only_what_this_run_has_written_is_its_past(output: Path) -> None:
     append(output / LEDGER, whole(0) + whole(1))
     append(output / METRICS, [*events(RUN - 1, [0]), *events(RUN, [1])])
-    assert mend(output, 3, RUN) == Past(1, 20.0, [closed(1)])
-    assert mend(output, 3, RUN + 1) == Past(1, 0.0, [])
+    assert repair_tail(output, 3, RUN) == JournalSummary(1, 20.0, [closed(1)])
+    assert repair_tail(output, 3, RUN + 1) == JournalSummary(1, 0.0, [])
 
 
 def test_mending_twice_changes_nothing_more(output: Path) -> None:
     append(output / LEDGER, [*whole(0), *whole(1)[:1]])
     append(output / METRICS, events(passes=[0]))
-    first = mend(output, 3, RUN)
-    assert mend(output, 3, RUN) == first
+    first = repair_tail(output, 3, RUN)
+    assert repair_tail(output, 3, RUN) == first
 
 
 def test_a_pass_counts_when_every_shard_has_its_line() -> None:

@@ -15,7 +15,7 @@ from bireme.core.errors import SnapshotError, StorageError
 from bireme.core.files import half_of
 from bireme.job.coordination.effects import Base, Load
 from bireme.job.coordination.messages import Facts
-from bireme.job.output.journal import Past
+from bireme.job.output.journal import JournalSummary
 from bireme.job.output.manifest import (
     MANIFEST,
     Inputs,
@@ -109,7 +109,7 @@ RUN = 4
 
 
 def find(directory: Path | None, facts: Facts = FACTS) -> tuple[Base, list[Problem]]:
-    return find_base(Past(), directory, facts, Load(view=0, inputs=INPUTS, since=RUN))
+    return find_base(JournalSummary(), directory, facts, Load(view=0, inputs=INPUTS, since=RUN))
 
 
 def own(round_: int) -> int:
@@ -151,7 +151,7 @@ def test_damaged_manifests_of_an_earlier_run_are_nothing_to_a_new_one(directory:
     assert base.manifest is not None and problems == []
     shutil.rmtree(directory / base.manifest.name)
     with pytest.raises(SnapshotError, match="can be used"):
-        find_base(Past(), directory, msgspec.structs.replace(FACTS, is_resumed=True), Load(0, INPUTS))
+        find_base(JournalSummary(), directory, msgspec.structs.replace(FACTS, is_resumed=True), Load(0, INPUTS))
 
 
 def test_what_a_job_goes_on_from_is_synced_as_whoever_committed_it_may_not_have_come_to_that(
@@ -160,7 +160,7 @@ def test_what_a_job_goes_on_from_is_synced_as_whoever_committed_it_may_not_have_
     place = snapshot(directory, 20)
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
-    find_base(Past(), directory, msgspec.structs.replace(FACTS, is_resumed=True), Load(0, INPUTS))
+    find_base(JournalSummary(), directory, msgspec.structs.replace(FACTS, is_resumed=True), Load(0, INPUTS))
     assert synced == [place]
 
 

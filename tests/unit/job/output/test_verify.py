@@ -20,7 +20,7 @@ from bireme.job.output.model import hash_values, pass_name, save_model, table_ar
 from bireme.job.output.snapshots import commit
 from bireme.job.output.verify import Finding, verify
 from bireme.ps.lanes.progress import COUNTS, Sums, pack_counts
-from bireme.ps.lanes.rounds import Counts, Totals
+from bireme.ps.lanes.rounds import LaneCounts, Totals
 from bireme.ps.snapshot.snapshot_files import part_name, part_path, snapshot_name, write_part
 from bireme.ps.wire.row_frames import Block
 from bireme.spec.job import Job
@@ -67,15 +67,15 @@ def write_pass(output: Path, pass_id: int) -> None:
         f.write(json.dumps({"event": "pass", "t": 1.0, **closed}) + "\n")
 
 
-def counted(round_: int, *, more: int = 0, in_pass: tuple[int, ...] = ()) -> Counts:
+def counted(round_: int, *, more: int = 0, in_pass: tuple[int, ...] = ()) -> LaneCounts:
     """What a lane of this job has counted after so many rounds, or too much of it."""
     pass_id = round_ // ROUNDS
     totals = {shard: Totals(n, 0.5, []) for shard, n in enumerate(in_pass)}
     samples = pass_id * sum(SAMPLES) + sum(in_pass) + more
-    return Counts(round_, pass_id, pass_id * ROUNDS, samples, frozenset(), totals)
+    return LaneCounts(round_, pass_id, pass_id * ROUNDS, samples, frozenset(), totals)
 
 
-def write_cut(output: Path, round_: int, *, ended: int | None = None, counts: tuple[Counts, ...] = ()) -> Manifest:
+def write_cut(output: Path, round_: int, *, ended: int | None = None, counts: tuple[LaneCounts, ...] = ()) -> Manifest:
     """The parts of two pservers, and the manifest that would commit them."""
     records = []
     counts = counts or (counted(round_),) * 2
@@ -263,7 +263,7 @@ def test_a_snapshot_within_a_pass_is_held_against_the_passes_before_it(output: P
     ],
     ids=["one too many on a lane", "another round", "in the open pass", "two too many everywhere", "one too few"],
 )
-def test_lanes_that_have_counted_otherwise_are_found(output: Path, counts: tuple[Counts, ...], what: str) -> None:
+def test_lanes_that_have_counted_otherwise_are_found(output: Path, counts: tuple[LaneCounts, ...], what: str) -> None:
     commit(output / "snapshots", write_cut(output, LATE, counts=counts))
     assert told(output) == [(f"snapshots/{LATER}", what)]
 

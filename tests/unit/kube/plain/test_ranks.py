@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, Record, SignsOfLife, Take, Taken, Wait, decide
+from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, SignsOfLife, Take, Taken, Wait, decide
 
 A, B, C = (Peer(name, ip) for name, ip in (("a", "10.2.10.3"), ("b", "10.2.9.3"), ("c", "10.2.100.1")))
-RANKED = Record(("b", "a", "c"))
+RANKED = RankRecord(("b", "a", "c"))
 
 
 def test_pods_are_ranked_by_address_as_a_number() -> None:
-    assert decide("a", [A, B, C], Record(), 3) == RankAll(("b", "a", "c"))
+    assert decide("a", [A, B, C], RankRecord(), 3) == RankAll(("b", "a", "c"))
 
 
 def test_nobody_is_ranked_before_all_pods_are_there() -> None:
-    assert decide("a", [A, B], Record(), 3) == Wait("2 of 3 pods are there")
+    assert decide("a", [A, B], RankRecord(), 3) == Wait("2 of 3 pods are there")
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_nobody_is_ranked_before_all_pods_are_there() -> None:
     ids=["finished", "failed", "being deleted", "without an address"],
 )  # fmt: skip
 def test_a_pod_that_takes_no_part_is_not_counted(gone: Peer) -> None:
-    assert decide("a", [A, B, gone], Record(), 3) == Wait("2 of 3 pods are there")
-    assert decide("a", [A, B, C, gone], Record(), 3) == RankAll(("b", "a", "c"))
+    assert decide("a", [A, B, gone], RankRecord(), 3) == Wait("2 of 3 pods are there")
+    assert decide("a", [A, B, C, gone], RankRecord(), 3) == RankAll(("b", "a", "c"))
 
 
 def test_a_pod_finds_itself_in_the_record_also_when_nobody_else_is_seen() -> None:
@@ -38,12 +38,12 @@ def test_a_pod_finds_itself_in_the_record_also_when_nobody_else_is_seen() -> Non
 def test_a_replacement_takes_the_rank_of_a_pod_that_is_gone() -> None:
     new = Peer("d", "10.2.0.1")
     assert decide("d", [A, C, new], RANKED, 3) == Take(Taken(0, 1, "d"))
-    taken = Record(RANKED.first, [Taken(0, 1, "d")])
+    taken = RankRecord(RANKED.first, [Taken(0, 1, "d")])
     assert decide("d", [A, C, new], taken, 3) == Hold(0)
 
 
 def test_a_rank_that_was_taken_again_belongs_to_the_last_one() -> None:
-    record = Record(RANKED.first, [Taken(0, 2, "e"), Taken(0, 1, "d")])
+    record = RankRecord(RANKED.first, [Taken(0, 2, "e"), Taken(0, 1, "d")])
     assert decide("e", [], record, 3) == Hold(0)
     peers = [A, C, Peer("d", "10.2.0.1"), Peer("e", "10.2.0.2")]
     assert isinstance(decide("d", peers, record, 3), Wait), "it was taken for gone, and has lost its place"
@@ -71,8 +71,8 @@ class Volume:
         self.first: tuple[str, ...] = ()
         self.taken: dict[tuple[int, int], str] = {}
 
-    def record(self) -> Record:
-        return Record(self.first, [Taken(rank, turn, name) for (rank, turn), name in self.taken.items()])
+    def record(self) -> RankRecord:
+        return RankRecord(self.first, [Taken(rank, turn, name) for (rank, turn), name in self.taken.items()])
 
     def write(self, decision: Decision) -> None:
         if isinstance(decision, RankAll):
@@ -88,7 +88,7 @@ def test_no_two_pods_that_live_ever_have_the_same_rank(nodes: int, data: st.Data
     volume, count = Volume(), 0
     alive: dict[str, Peer] = {}
     ranks: dict[str, int] = {}
-    seen: dict[str, tuple[list[Peer], Record]] = {}
+    seen: dict[str, tuple[list[Peer], RankRecord]] = {}
     for _ in range(data.draw(st.integers(1, 60))):
         act = data.draw(st.sampled_from(["come", "die", "look", "look", "decide", "decide", "decide"]))
         if act == "come" and len(alive) < nodes:
@@ -117,7 +117,7 @@ def test_no_two_pods_that_live_ever_have_the_same_rank(nodes: int, data: st.Data
 def test_replacements_end_up_with_all_free_ranks(nodes: int, dead: set[int], order: object) -> None:
     volume = Volume()
     first = [Peer(f"p{n}", f"10.0.0.{n}") for n in range(nodes)]
-    volume.write(decide("p0", first, Record(), nodes))
+    volume.write(decide("p0", first, RankRecord(), nodes))
     gone = {n for n in dead if n < nodes}
     peers = [p for n, p in enumerate(first) if n not in gone]
     new = [Peer(f"q{n}", f"10.0.1.{n}") for n in range(len(gone))]

@@ -18,7 +18,16 @@ from bireme.job.node.failure_reports import write_report
 from bireme.job.output import volume_probe
 from bireme.kube.api.client import ForbiddenError
 from bireme.kube.plain import peers
-from bireme.kube.plain.peers import ABSENCE_S, ApiEyes, Meeting, RankBook, Sight, create_once, peer_of, take_rank
+from bireme.kube.plain.peers import (
+    ABSENCE_S,
+    ApiPeerLister,
+    HeartbeatFiles,
+    RankBook,
+    VisiblePods,
+    create_once,
+    peer_of,
+    take_rank,
+)
 from bireme.kube.plain.ranks import Peer, RankAll, Take, Taken, Wait
 from bireme.kube.pod import entry as pod_module
 from bireme.kube.pod.environment import PATIENCE, own_address, place_of
@@ -121,7 +130,7 @@ def test_a_job_whose_nodes_do_not_come_gives_back_what_it_holds(
     ended: list[tuple[tuple[str, ...], str]] = []
     monkeypatch.setattr(pod_module, "cluster_of", lambda place: None)
     monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append((names, error.what)))
-    with pytest.raises(pod_module.AbsentError, match=r"waited .* for node 0"):
+    with pytest.raises(pod_module.NodesMissingError, match=r"waited .* for node 0"):
         pod_module.Member(place, pod_module.Probes(tmp_path / "probes"), []).run()
     ((names, what),) = ended
     assert names == ("demo",) and "node 0" in what
@@ -140,7 +149,7 @@ def test_what_a_pod_of_a_lost_machine_has_left_on_the_volume_is_no_sign_of_life(
     hasty = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=0.1, pservers=3)
     lost, first, second = (member(told, hasty, rank) for rank in range(3))
     lost._meeting.beat()
-    with pytest.raises(pod_module.AbsentError, match=r"waited .* for node 0 .*; node 2"):
+    with pytest.raises(pod_module.NodesMissingError, match=r"waited .* for node 0 .*; node 2"):
         first._gather(hasty)
     first._place = replace(first._place, job=msgspec.structs.replace(hasty, connect_timeout_s=60.0))
     with staying(lost, second):
@@ -181,7 +190,7 @@ def test_a_pod_fails_with_whoever_has_failed_and_left_before_it_was_seen(told: d
     write_report(reports / "trainer-0.json", "trainer 0", ConfigScriptError("of yesterday"))
     late = member(told, job, 1)
     write_report(reports / "node-2.json", "node 2", NetworkError("no answer"))
-    with pytest.raises(pod_module.AbsentError):
+    with pytest.raises(pod_module.NodesMissingError):
         late._gather(job)  # others will come in their place
     write_report(reports / "trainer-0.json", "trainer 0", ConfigScriptError("not today"))
     with pytest.raises(ConfigScriptError, match="trainer 0: not today"):
@@ -194,7 +203,7 @@ def test_a_pod_without_a_rank_does_not_wait_for_ever_and_says_for_whom(
     waiting = pod_module._Waiting(pod_module.Probes(tmp_path), [])
     assert waiting.rest(Wait("1 of 3 pods are there"))
     monkeypatch.setattr(pod_module, "CONNECT_TIMEOUT_S", 0.0)
-    with pytest.raises(pod_module.AbsentError, match=r"waited 0 s for the other pods: 2 of 3 pods are there"):
+    with pytest.raises(pod_module.NodesMissingError, match=r"waited 0 s for the other pods: 2 of 3 pods are there"):
         waiting.rest(Wait("2 of 3 pods are there"))
     assert waiting.rest(Wait("all ranks belong to pods that live", is_surplus=True)), "one too many harms nobody"
 
@@ -245,12 +254,12 @@ def listed(*pods: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def open_eyes() -> Iterator[Callable[[Watch], ApiEyes]]:
+def open_eyes() -> Iterator[Callable[[Watch], ApiPeerLister]]:
     """Opens eyes, and closes them in the end: a watch that is over would be begun again and again."""
-    opened: list[tuple[ApiEyes, Watch]] = []
+    opened: list[tuple[ApiPeerLister, Watch]] = []
 
-    def begin(watch: Watch) -> ApiEyes:
-        opened.append((ApiEyes(watch), watch))
+    def begin(watch: Watch) -> ApiPeerLister:
+        opened.append((ApiPeerLister(watch), watch))
         return opened[-1][0]
 
     yield begin
@@ -261,26 +270,26 @@ def open_eyes() -> Iterator[Callable[[Watch], ApiEyes]]:
         assert not eyes._thread.is_alive()
 
 
-def look_until(eyes: ApiEyes, names: set[str]) -> Sight:
+def look_until(eyes: ApiPeerLister, names: set[str]) -> VisiblePods:
     while True:
         seen = eyes.look()
         if seen is not None and {peer.name for peer in seen.peers} == names:
             return seen
 
 
-def test_pods_are_watched_as_they_come_and_go(open_eyes: Callable[[Watch], ApiEyes]) -> None:
+def test_pods_are_watched_as_they_come_and_go(open_eyes: Callable[[Watch], ApiPeerLister]) -> None:
     there = listed(pod("a", "10.0.0.1"), pod("c", "10.0.0.2"))
     watch = Watch(there, ("ADDED", pod("b", "")), ("DELETED", pod("a", "10.0.0.1")))
     look_until(open_eyes(watch), {"b", "c"})
 
 
-def test_of_a_pod_without_an_address_nothing_is_known_yet(open_eyes: Callable[[Watch], ApiEyes]) -> None:
+def test_of_a_pod_without_an_address_nothing_is_known_yet(open_eyes: Callable[[Watch], ApiPeerLister]) -> None:
     gone = [pod("old", "", "Failed"), pod("told", "", deletionTimestamp="2026-01-01T00:00:00Z")]
     watch = Watch(listed(pod("a", "10.0.0.1"), pod("new", "", "Pending"), pod("begun", ""), *gone))
     assert look_until(open_eyes(watch), {"a", "new", "begun", "old", "told"}).unsure == {"new", "begun"}
 
 
-def test_before_the_api_server_has_answered_nothing_is_known(open_eyes: Callable[[Watch], ApiEyes]) -> None:
+def test_before_the_api_server_has_answered_nothing_is_known(open_eyes: Callable[[Watch], ApiPeerLister]) -> None:
     eyes = open_eyes(Watch())
     assert eyes.look() is None and not eyes.is_blind
 
@@ -295,7 +304,7 @@ def test_a_watch_that_always_ends_at_once_is_not_begun_anew_without_a_pause() ->
         if len(begun_s) == 3:
             is_enough.set()
 
-    eyes = ApiEyes(watch)
+    eyes = ApiPeerLister(watch)
     assert is_enough.wait(10.0)
     eyes.close()
     eyes._thread.join(10.0)
@@ -315,7 +324,7 @@ def test_a_watch_that_is_quiet_for_long_is_begun_anew() -> None:
         yield listed(*found)
         raise NetworkError("nothing for 30 s")
 
-    eyes = ApiEyes(watch)
+    eyes = ApiPeerLister(watch)
     look_until(eyes, {"b"})
     eyes.close()
     begun.set()
@@ -331,7 +340,7 @@ def test_an_api_server_that_refuses_is_given_up(error: Exception, monkeypatch: p
     def refuse() -> Iterator[tuple[str, dict[str, Any]]]:
         raise error
 
-    eyes = ApiEyes(refuse)
+    eyes = ApiPeerLister(refuse)
     eyes._thread.join(10.0)
     assert eyes.is_blind and eyes.look() is None
 
@@ -369,10 +378,10 @@ class Seen:
     def is_blind(self) -> bool:
         return not self._sights
 
-    def look(self) -> Sight | None:
+    def look(self) -> VisiblePods | None:
         seen = self._sights.pop(0)
         unsure = {peer.name for peer in seen or () if not peer.ip}
-        return None if seen is None else Sight(seen, unsure, peers.time.monotonic())
+        return None if seen is None else VisiblePods(seen, unsure, peers.time.monotonic())
 
 
 A, B = Peer("a", "10.0.0.9"), Peer("b", "10.0.0.10")
@@ -385,7 +394,7 @@ def test_a_pod_waits_for_the_others_and_takes_its_rank(tmp_path: Path) -> None:
         waits.append(wait.why)
         return True
 
-    eyes = (Seen([A], [A, B], [A, B]), Meeting(tmp_path / "pods", "b", "10.0.0.10"))
+    eyes = (Seen([A], [A, B], [A, B]), HeartbeatFiles(tmp_path / "pods", "b", "10.0.0.10"))
     assert take_rank("b", 2, RankBook(tmp_path / "ranks"), eyes, rest) == 1
     assert waits == ["1 of 2 pods are there"]
 
@@ -402,7 +411,7 @@ def test_a_replacement_that_has_seen_nobody_yet_takes_nobodys_rank(tmp_path: Pat
     book = RankBook(tmp_path / "ranks")
     book.write(RankAll(("a", "b")))
     c, gone = Peer("c", "10.0.0.11"), Peer("b", "10.0.0.10", "Failed")
-    eyes = (Seen(None, [A, c, gone], [A, c, gone]), Meeting(tmp_path / "pods", "c", "10.0.0.11"))
+    eyes = (Seen(None, [A, c, gone], [A, c, gone]), HeartbeatFiles(tmp_path / "pods", "c", "10.0.0.11"))
     assert take_rank("c", 2, book, eyes, lambda why: True) == 1
 
 
@@ -416,7 +425,7 @@ def test_a_pod_that_is_not_listed_is_gone_only_after_a_while(tmp_path: Path, now
         now[0] += 1.0
         return True
 
-    eyes = (Seen(*[[A]] * 9), Meeting(tmp_path / "pods", "c", "10.0.0.11"))
+    eyes = (Seen(*[[A]] * 9), HeartbeatFiles(tmp_path / "pods", "c", "10.0.0.11"))
     assert take_rank("c", 2, book, eyes, rest) == 1
     assert waits == [100.0, 101.0, 102.0] and now[0] - 100.0 >= ABSENCE_S
 
@@ -430,20 +439,20 @@ def test_two_replacements_at_once_take_two_ranks_before_the_cluster_knows_their_
     with_both, without = [A, Peer("c"), Peer("d"), *gone], [A, Peer("d"), *gone]
     ranks = []
     for name, sight in (("c", with_both), ("d", without)):  # what d has seen is older than the record
-        eyes = (Seen(*[sight] * 5), Meeting(tmp_path / "pods", name, "10.0.0.11"))
+        eyes = (Seen(*[sight] * 5), HeartbeatFiles(tmp_path / "pods", name, "10.0.0.11"))
         ranks.append(take_rank(name, 3, book, eyes, never))
     assert ranks == [1, 2]
-    late = (Seen(with_both), Meeting(tmp_path / "pods", "e", "10.0.0.12"))
+    late = (Seen(with_both), HeartbeatFiles(tmp_path / "pods", "e", "10.0.0.12"))
     assert take_rank("e", 3, book, late, lambda why: False) is None, "all ranks have somebody who may live"
 
 
 def test_a_pod_that_is_told_to_end_stops_waiting(tmp_path: Path) -> None:
-    eyes = (Seen([A], [A]), Meeting(tmp_path / "pods", "a", "10.0.0.9"))
+    eyes = (Seen([A], [A]), HeartbeatFiles(tmp_path / "pods", "a", "10.0.0.9"))
     assert take_rank("a", 2, RankBook(tmp_path / "ranks"), eyes, lambda why: False) is None
 
 
 def test_pods_that_see_nothing_meet_on_the_volume(tmp_path: Path, now: list[float]) -> None:
-    mine, other = (Meeting(tmp_path / "pods", name, ip) for name, ip in (("a", "10.0.0.9"), ("b", "10.0.0.10")))
+    mine, other = (HeartbeatFiles(tmp_path / "pods", name, ip) for name, ip in (("a", "10.0.0.9"), ("b", "10.0.0.10")))
 
     def rest(wait: Wait) -> bool:
         now[0] += 1.0

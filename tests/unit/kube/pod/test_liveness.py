@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bireme.job.node.incarnations import Seat
+from bireme.job.node.incarnations import Lease
 from bireme.job.node.log_budget import Copier
 from bireme.kube.pod import liveness
-from bireme.kube.pod.liveness import Farewell, PodWatch, Probes
+from bireme.kube.pod.liveness import PodWatch, PreStopSnapshot, Probes
 
 
 class Coordinator:
@@ -32,7 +32,7 @@ def training(*, wanted: bool = False) -> dict[str, Any]:
 
 def until_over(coordinator: Coordinator, grace_s: float = 25.0) -> float:
     """How long a farewell takes on a clock that ticks."""
-    farewell, now_s = Farewell(coordinator, grace_s), 100.0
+    farewell, now_s = PreStopSnapshot(coordinator, grace_s), 100.0
     while not farewell.is_over(now_s):
         now_s += 0.05
     return now_s - 100.0
@@ -65,15 +65,15 @@ def test_a_coordinator_that_has_left_is_given_a_few_seconds_to_come_back() -> No
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Seat:
-    return Seat.take(tmp_path / "seat", "pod-a")
+def seat(tmp_path: Path) -> Lease:
+    return Lease.take(tmp_path / "seat", "pod-a")
 
 
 @pytest.fixture
-def watch(tmp_path: Path, seat: Seat, monkeypatch: pytest.MonkeyPatch) -> PodWatch:
+def watch(tmp_path: Path, seat: Lease, monkeypatch: pytest.MonkeyPatch) -> PodWatch:
     monkeypatch.setattr(liveness, "LOOK_EVERY_S", 0.0)
     copier = Copier({}, io.BytesIO())
-    return PodWatch(seat, Probes(tmp_path / "probes"), copier, Farewell(Coordinator(None), 0.0))
+    return PodWatch(seat, Probes(tmp_path / "probes"), copier, PreStopSnapshot(Coordinator(None), 0.0))
 
 
 def test_probes_begin_with_no_claim_at_all(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_a_node_is_ready_while_all_its_processes_take_part(watch: PodWatch, tmp_
     assert (tmp_path / "probes" / "started").exists() and (tmp_path / "probes" / "alive").exists()
 
 
-def test_a_node_whose_place_was_taken_may_not_go_on(watch: PodWatch, tmp_path: Path, seat: Seat) -> None:
+def test_a_node_whose_place_was_taken_may_not_go_on(watch: PodWatch, tmp_path: Path, seat: Lease) -> None:
     assert watch.may_go_on()
-    later = Seat.take(tmp_path / "seat", "pod-b")
+    later = Lease.take(tmp_path / "seat", "pod-b")
     assert not watch.may_go_on()
     assert not later.is_lost()
 

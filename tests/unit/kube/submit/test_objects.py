@@ -17,7 +17,7 @@ from bireme.kube.submit.objects import build
 from bireme.kube.submit.placement import place
 from bireme.kube.submit.printing import as_yaml
 from bireme.kube.submit.program_files import MAX_NBYTES, read_program
-from bireme.kube.volume.helper_pod import Place, volume_pod
+from bireme.kube.volume.helper_pod import VolumePlace, volume_pod
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -53,7 +53,7 @@ def pod_specs(thing: Any) -> Iterator[dict[str, Any]]:
 
 def test_every_pod_keeps_to_the_restricted_profile(tmp_path: Path) -> None:
     told = make(tmp_path)
-    beside = volume_pod(Place("reviews", "i", told.settings), "default", "volume-1", ["bireme"])
+    beside = volume_pod(VolumePlace("reviews", "i", told.settings), "default", "volume-1", ["bireme"])
     specs = [spec for thing in [*build(told), beside] for spec in pod_specs(thing)]
     assert len(specs) == 2
     for spec in specs:

@@ -15,9 +15,9 @@ from bireme.kube.volume.helper_pod import (
     LIFETIME_S,
     PULL_S,
     START_S,
-    Pace,
-    Place,
+    Pacing,
     PodEndedError,
+    VolumePlace,
     VolumePod,
     error_class,
     told_error,
@@ -27,7 +27,7 @@ from bireme.spec.kubernetes import KubernetesFile, ResourcesFile
 
 Json = dict[str, Any]
 Ran = tuple[int, bytes, str]
-PLACE = Place("reviews", "bireme:1", KubernetesFile())
+PLACE = VolumePlace("reviews", "bireme:1", KubernetesFile())
 
 
 class Memory:
@@ -118,7 +118,7 @@ def test_a_pod_on_a_volume_has_the_jobs_account_its_limits_and_what_is_patched_i
     }
     limits = ResourcesFile(limits={"cpu": "20m", "memory": "8Gi", "nvidia.com/gpu": 1})
     settings = KubernetesFile(service_account="trainers", resources=limits, patch=patch)
-    pod = volume_pod(Place("reviews", "bireme:1", settings), "ns", "volume-1", ["bireme"])
+    pod = volume_pod(VolumePlace("reviews", "bireme:1", settings), "ns", "volume-1", ["bireme"])
     spec, (made,) = pod["spec"], pod["spec"]["containers"]
     assert (spec["serviceAccountName"], spec["runtimeClassName"]) == ("trainers", "kata")
     assert made["image"] == "bireme:1" and made["securityContext"]["privileged"] is False
@@ -153,7 +153,7 @@ class Slow(Memory):
         assert self.now_s < 10_000, "nobody gives up"
 
     def start(self) -> None:
-        pace = Pace(lambda: self.now_s, self.rest)
+        pace = Pacing(lambda: self.now_s, self.rest)
         with VolumePod(self.as_cluster(), PLACE, self.said.append, pace) as pod:
             pod.run(["list", "/job"])
 
@@ -217,7 +217,7 @@ def test_the_end_of_a_pod_under_a_command_is_told_with_its_reason_and_can_be_tri
     def learn(_: float) -> None:
         memory.pods()[0]["status"] = over
 
-    with VolumePod(memory.as_cluster(), PLACE, pace=Pace(rest=learn)) as pod:
+    with VolumePod(memory.as_cluster(), PLACE, pace=Pacing(rest=learn)) as pod:
         with pytest.raises(PodEndedError, match="DeadlineExceeded: Pod was active longer") as ended:
             pod.run(["put", "/job"])
         assert isinstance(ended.value, NetworkError), "transfers go on after such"

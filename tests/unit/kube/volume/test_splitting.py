@@ -13,7 +13,7 @@ from bireme.core.errors import ClusterError, NetworkError, OutputExistsError
 from bireme.kube.api import naming
 from bireme.kube.api.client import JOB, KINDS, POD, ConflictError, Kind
 from bireme.kube.jobs.listing import by_name
-from bireme.kube.volume.helper_pod import START_S, Pace, Place
+from bireme.kube.volume.helper_pod import START_S, Pacing, VolumePlace
 from bireme.kube.volume.splitting import CLEAR_S, LOOK_EVERY_S, SILENCE_S, split_job, split_on_volume
 from bireme.spec.kubernetes import KubernetesFile
 
@@ -38,7 +38,7 @@ class Stage(Memory):
             self.acts.pop(0)(self)
 
     def split(self) -> Json:
-        pace = Pace(lambda: self.now_s, self.rest)
+        pace = Pacing(lambda: self.now_s, self.rest)
         return split_on_volume(self.as_cluster(), PLACE, ["bireme"], self.said.append, pace)
 
     def pod(self, status: Json, name: str = f"{NAME}-x") -> Json:
@@ -76,7 +76,7 @@ def test_the_job_that_splits_is_not_taken_for_the_job_itself() -> None:
 
 def test_what_is_patched_into_pods_is_in_the_pod_of_a_split_too() -> None:
     patch = {"Pod": {"metadata": {"annotations": {"a": "b"}}, "spec": {"runtimeClassName": "kata"}}}
-    made = split_job(Place("reviews", "bireme:1", KubernetesFile(patch=patch)), "ns", ["bireme"])
+    made = split_job(VolumePlace("reviews", "bireme:1", KubernetesFile(patch=patch)), "ns", ["bireme"])
     template = made["spec"]["template"]
     assert template["spec"]["runtimeClassName"] == "kata" and template["metadata"]["annotations"] == {"a": "b"}
     assert set(template["metadata"]) == {"labels", "annotations"} and made["metadata"]["name"] == NAME

@@ -13,7 +13,7 @@ import pytest
 
 from bireme.core.errors import DataError, NetworkError, OutputExistsError, StorageError
 from bireme.kube.volume import pod_end, transfer
-from bireme.kube.volume.pod_end import Piece, part_of
+from bireme.kube.volume.pod_end import FileChunk, part_of
 
 
 class Volume:
@@ -171,7 +171,7 @@ def test_a_flipped_byte_is_noticed_and_leaves_nothing(here: Path, tmp_path: Path
 
 def test_a_piece_that_does_not_follow_what_is_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="only 0 bytes are there"):
-        pod_end.write_piece(Piece("x", 5, 1, 6), iter([b"x"]), tmp_path / "x")
+        pod_end.write_piece(FileChunk("x", 5, 1, 6), iter([b"x"]), tmp_path / "x")
 
 
 # A connection that is lost

@@ -13,7 +13,7 @@ from bireme.ps.client import push_pull, push_pull_rows
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Identity, Link
 from bireme.ps.client.push_pull_rows import RowLinks
-from bireme.ps.client.slow_pservers import TURNS, Lagging
+from bireme.ps.client.slow_pservers import TURNS, SlowPservers
 from bireme.ps.lanes.slow_trainers import STRAGGLES_ABOVE, WINDOW_S
 from bireme.ps.plan import Layout
 from bireme.ps.tree import Span
@@ -22,7 +22,12 @@ from bireme.spec.model import Parameter, Rows
 
 
 def run_rounds(
-    lagging: Lagging, now_s: float, count: int, answers: Sequence[float], compute_s: float = 0.0, move_s: float = 0.0
+    lagging: SlowPservers,
+    now_s: float,
+    count: int,
+    answers: Sequence[float],
+    compute_s: float = 0.0,
+    move_s: float = 0.0,
 ) -> float:
     """Rounds in which each pserver's answer comes so long after the push; returns when they are over."""
     orders = lagging.orders(range(len(answers)))
@@ -38,7 +43,7 @@ def run_rounds(
     return now_s
 
 
-def share(lagging: Lagging, rank: int) -> float:
+def share(lagging: SlowPservers, rank: int) -> float:
     found = lagging.slowest
     assert found is not None
     return found.share if found.rank == rank else 0.0
@@ -46,14 +51,14 @@ def share(lagging: Lagging, rank: int) -> float:
 
 @pytest.mark.parametrize("pservers", [2, 3, 7])
 def test_a_pserver_that_answers_late_is_waited_for_by_as_much(pservers: int) -> None:
-    lagging = Lagging(pservers)
+    lagging = SlowPservers(pservers)
     run_rounds(lagging, 100.0, 60 * pservers, [0.02] * (pservers - 1) + [0.1], compute_s=0.02)
     assert share(lagging, pservers - 1) == pytest.approx(0.08 / 0.12, abs=0.03)
 
 
 @pytest.mark.parametrize("first", [0, 3, 15])
 def test_with_long_rounds_and_many_pservers_all_trainers_see_the_same_one(first: int) -> None:
-    lagging = Lagging(16, first)
+    lagging = SlowPservers(16, first)
     now_s = run_rounds(lagging, 0.0, 16 * TURNS, [0.1] * 15 + [1.0])
     assert lagging.slowest is None, "some have not been last often enough"
     for _ in range(40):
@@ -62,19 +67,19 @@ def test_with_long_rounds_and_many_pservers_all_trainers_see_the_same_one(first:
 
 
 def test_pservers_that_are_all_slow_are_none_slower_than_the_others() -> None:
-    lagging = Lagging(3)
+    lagging = SlowPservers(3)
     run_rounds(lagging, 0.0, 60, [0.5, 0.5, 0.5], move_s=0.1)
     assert share(lagging, 0) + share(lagging, 1) + share(lagging, 2) < 0.05
 
 
 def test_a_trainer_that_is_slow_itself_waits_for_nobody() -> None:
-    lagging = Lagging(2)
+    lagging = SlowPservers(2)
     run_rounds(lagging, 0.0, 60, [0.01, 0.1], compute_s=1.0)
     assert share(lagging, 1) < 0.1
 
 
 def test_one_long_wait_makes_nobody_a_straggler() -> None:
-    lagging = Lagging(8)
+    lagging = SlowPservers(8)
     now_s = run_rounds(lagging, 0.0, 52, [0.05] * 8)
     assert lagging.last == 3 and lagging.slowest is None
     now_s = run_rounds(lagging, now_s, 1, [0.05] * 3 + [2.0] + [0.05] * 4)
@@ -83,7 +88,7 @@ def test_one_long_wait_makes_nobody_a_straggler() -> None:
 
 
 def test_bytes_that_trickle_count_beside_late_answers() -> None:
-    lagging = Lagging(2)
+    lagging = SlowPservers(2)
     now_s = 0.0
     for _ in range(40):
         lagging.moved(0, 0.05)
@@ -94,7 +99,7 @@ def test_bytes_that_trickle_count_beside_late_answers() -> None:
 
 
 def test_who_was_slow_and_is_not_any_more_is_forgotten() -> None:
-    lagging = Lagging(2)
+    lagging = SlowPservers(2)
     now_s = run_rounds(lagging, 0.0, 100, [0.01, 0.1])
     assert share(lagging, 1) > STRAGGLES_ABOVE
     run_rounds(lagging, now_s, int(2 * WINDOW_S / 0.01) + 4, [0.01, 0.01])
@@ -102,7 +107,7 @@ def test_who_was_slow_and_is_not_any_more_is_forgotten() -> None:
 
 
 def test_what_passes_between_passes_counts_for_nobody() -> None:
-    lagging = Lagging(2)
+    lagging = SlowPservers(2)
     lagging.begun(0, 100.0)
     now_s = run_rounds(lagging, 0.0, 1, [9.0, 9.0])
     for _ in range(10):
@@ -118,7 +123,7 @@ def test_what_passes_between_passes_counts_for_nobody() -> None:
 
 
 def test_passes_of_two_rounds_have_every_pserver_last_in_a_round_that_counts() -> None:
-    lagging, now_s = Lagging(3), 0.0
+    lagging, now_s = SlowPservers(3), 0.0
     for _ in range(40):
         now_s = run_rounds(lagging, now_s, 2, [0.1, 0.35, 0.35], compute_s=0.1)
         lagging.rest()
@@ -129,13 +134,13 @@ def test_passes_of_two_rounds_have_every_pserver_last_in_a_round_that_counts() -
 
 
 def test_before_there_is_much_to_tell_nothing_is_told() -> None:
-    lagging = Lagging(2)
+    lagging = SlowPservers(2)
     run_rounds(lagging, 0.0, 10, [0.01, 0.1])
     assert lagging.slowest is None
 
 
 def test_a_single_pserver_is_not_slower_than_others() -> None:
-    lagging = Lagging(1)
+    lagging = SlowPservers(1)
     run_rounds(lagging, 0.0, 100, [1.0])
     assert lagging.slowest is None
 
@@ -193,7 +198,7 @@ def test_an_exchange_names_the_pserver_whose_lanes_answer_late(slow: str, monkey
     monkeypatch.setattr(wire, "send_all", send)
     monkeypatch.setattr(wire, "expect", expect)
     monkeypatch.setattr(wire, "receive_into", lambda *_: None)
-    lagging = Lagging(pservers, last=2)
+    lagging = SlowPservers(pservers, last=2)
     links = [Link(sock, part, p) for sock, part, p in zip(dense, layout.slices(len(dense)), owners, strict=True)]
     memory = TrainerMemory(layout, [Span(0, 1)], is_shared=False)
     rows = RowLinks(sparse, [table], owners, lagging)

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from bireme.ps.lanes.slow_trainers import STRAGGLES_ABOVE, WINDOW_S, Slowest, Waiting
+from bireme.ps.lanes.slow_trainers import STRAGGLES_ABOVE, WINDOW_S, Slowest, SlowTrainers
 from bireme.ps.lanes.stream import LaneStream
 
 UPDATE_S = 0.01
 """What a lane takes to apply a round."""
 
 
-def run_rounds(waiting: Waiting, now_s: float, count: int, *takes_s: float) -> float:
+def run_rounds(waiting: SlowTrainers, now_s: float, count: int, *takes_s: float) -> float:
     """Rounds in which each trainer takes so long to push; returns when the last one closes."""
     for _ in range(count):
         for trainer, after_s in sorted(enumerate(takes_s), key=lambda one: one[1]):
@@ -27,14 +27,14 @@ def shares(found: Slowest | None) -> tuple[int, float]:
 
 
 def test_a_trainer_ten_times_slower_in_rounds_of_half_a_second_is_found() -> None:
-    waiting = Waiting()
+    waiting = SlowTrainers()
     now_s = run_rounds(waiting, 1000.0, 40, 0.05, 0.5, 0.04)
     # All others are there after 0.05 s of 0.51 s.
     assert shares(waiting.slowest(now_s, [])) == (1, 0.88)
 
 
 def test_trainers_of_one_speed_take_turns_and_nobody_is_a_straggler() -> None:
-    waiting, now_s = Waiting(), 0.0
+    waiting, now_s = SlowTrainers(), 0.0
     for number in range(300):
         takes_s = [0.1, 0.1, 0.1]
         takes_s[number % 3] += 0.02
@@ -44,14 +44,14 @@ def test_trainers_of_one_speed_take_turns_and_nobody_is_a_straggler() -> None:
 
 
 def test_one_with_twice_the_work_is_just_no_straggler() -> None:
-    waiting = Waiting()
+    waiting = SlowTrainers()
     now_s = run_rounds(waiting, 0.0, 100, 0.1, 0.2)
     found = waiting.slowest(now_s, [])
     assert found is not None and 0.4 < found.share < STRAGGLES_ABOVE
 
 
 def test_of_a_trainer_with_several_pushes_the_last_one_counts() -> None:
-    waiting = Waiting()
+    waiting = SlowTrainers()
     for number in range(20):
         for trainer, after_s in ((1, 0.1), (0, 0.2), (1, 0.3), (1, 0.9)):
             waiting.landed(trainer, number + after_s)
@@ -60,7 +60,7 @@ def test_of_a_trainer_with_several_pushes_the_last_one_counts() -> None:
 
 
 def test_who_was_slow_is_forgotten_when_it_is_no_more() -> None:
-    waiting = Waiting()
+    waiting = SlowTrainers()
     now_s = run_rounds(waiting, 0.0, 20, 0.05, 0.5)
     assert shares(waiting.slowest(now_s, []))[1] > STRAGGLES_ABOVE
     now_s = run_rounds(waiting, now_s + UPDATE_S, 200, 0.05, 0.05)
@@ -68,7 +68,7 @@ def test_who_was_slow_is_forgotten_when_it_is_no_more() -> None:
 
 
 def test_nothing_is_said_before_there_is_enough_to_tell() -> None:
-    waiting = Waiting()
+    waiting = SlowTrainers()
     assert waiting.slowest(50.0, []) is None
     now_s = run_rounds(waiting, 0.0, 9, 0.05, 0.5)
     assert now_s < WINDOW_S
@@ -76,7 +76,7 @@ def test_nothing_is_said_before_there_is_enough_to_tell() -> None:
 
 
 def test_the_open_round_counts_where_it_lacks_one_trainer_only() -> None:
-    waiting = Waiting()
+    waiting = SlowTrainers()
     now_s = run_rounds(waiting, 0.0, 60, 0.1, 0.1, 0.1)
     waiting.landed(0, now_s + 0.1)
     assert waiting.slowest(now_s + 9, [1, 2]) is None
@@ -86,7 +86,7 @@ def test_the_open_round_counts_where_it_lacks_one_trainer_only() -> None:
 
 
 def test_what_passes_between_passes_counts_for_nobody() -> None:
-    waiting, now_s = Waiting(), 0.0
+    waiting, now_s = SlowTrainers(), 0.0
     for _ in range(10):
         now_s = run_rounds(waiting, now_s, 10, 0.1, 0.1)
         waiting.rest()
@@ -97,14 +97,14 @@ def test_what_passes_between_passes_counts_for_nobody() -> None:
 
 
 def test_a_view_begins_without_the_past() -> None:
-    waiting = Waiting()
+    waiting = SlowTrainers()
     now_s = run_rounds(waiting, 0.0, 100, 0.05, 0.5)
     waiting.forget()
     assert waiting.slowest(now_s + 100, [1]) is None
 
 
 def test_a_single_trainer_waits_for_nobody() -> None:
-    waiting = Waiting()
+    waiting = SlowTrainers()
     assert waiting.slowest(run_rounds(waiting, 0.0, 100, 0.5), [0]) is None
 
 
@@ -143,7 +143,7 @@ def test_a_laggard_is_judged_by_its_last_shard() -> None:
 
 
 def test_where_there_are_no_rounds_the_time_between_updates_counts_for_the_laggard() -> None:
-    waiting = Waiting()
+    waiting = SlowTrainers()
     for number in range(60):
         # The others push at once and then wait for 0.2 s until trainer 2 does.
         waiting.updated(0.25 * number, lambda: 2)

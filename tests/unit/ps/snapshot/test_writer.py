@@ -14,19 +14,29 @@ import numpy as np
 import pytest
 
 from bireme.core import faults
-from bireme.ps.lanes.rounds import Counts
+from bireme.ps.lanes.rounds import LaneCounts
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot import writer
 from bireme.ps.snapshot.snapshot_files import Written, read_part
-from bireme.ps.snapshot.writer import MOST_DELTAS, NO_CUT, Arrays, Capture, Cut, Cutter, PartDone, Piece, copy_pieces
+from bireme.ps.snapshot.writer import (
+    MOST_DELTAS,
+    NO_CUT,
+    Arrays,
+    Capture,
+    CopyBeforeUpdate,
+    Cut,
+    FileWritten,
+    SnapshotWriter,
+    copy_pieces,
+)
 from bireme.ps.tree import share_out
 from bireme.spec.model import Optimizer, Parameter
 
 WAIT_S = 10.0
 
 
-def counts(round_: int) -> Counts:
-    return Counts(round_, 0, 0, 10 * round_, frozenset(), {})
+def counts(round_: int) -> LaneCounts:
+    return LaneCounts(round_, 0, 0, 10 * round_, frozenset(), {})
 
 
 def capture_of(lane: int, value: float, due: int = 0) -> Capture:
@@ -42,8 +52,8 @@ class Stage:
             job=7, view=3, pserver=1, pservers=2, dense_lanes=2, parameters=(Parameter(name="w", shape=(4,)),), seed=1,
             optimizer=Optimizer(), shards=1, shares=share_out(1, 1), snapshots=str(place),
         )  # fmt: skip
-        self.done: queue.Queue[PartDone] = queue.Queue()
-        self.cutter = Cutter(setup, 2, self.done.put)
+        self.done: queue.Queue[FileWritten] = queue.Queue()
+        self.cutter = SnapshotWriter(setup, 2, self.done.put)
 
     def open(self, round_: int, *, ends_pass: bool = False) -> Cut | None:
         return self.cutter.open(counts(round_), ends_pass=ends_pass)
@@ -57,7 +67,7 @@ class Stage:
         for lane in range(2):
             self.take(round_, lane, ends_pass=ends_pass)
 
-    def part(self) -> PartDone:
+    def part(self) -> FileWritten:
         return self.done.get(timeout=WAIT_S)
 
 
@@ -96,7 +106,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 def test_only_what_is_due_is_copied() -> None:
     made: list[str] = []
-    pieces = [Piece(5, lambda: made.append("state")), Piece(6, lambda: made.append("values"))]
+    pieces = [CopyBeforeUpdate(5, lambda: made.append("state")), CopyBeforeUpdate(6, lambda: made.append("values"))]
     capture = Capture({}, pieces)
     capture.make(4)
     assert made == []
@@ -119,7 +129,7 @@ def test_pieces_cover_an_array_once(monkeypatch: pytest.MonkeyPatch, size: int) 
 
 def test_a_lane_waits_for_the_piece_that_another_thread_copies_and_copies_the_rest() -> None:
     gate, rest = Gate(), threading.Event()
-    capture = Capture({}, [Piece(1, gate), Piece(1, rest.set)])
+    capture = Capture({}, [CopyBeforeUpdate(1, gate), CopyBeforeUpdate(1, rest.set)])
     copier = threading.Thread(target=capture.make)
     copier.start()
     assert gate.reached.wait(WAIT_S)

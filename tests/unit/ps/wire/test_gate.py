@@ -12,7 +12,7 @@ from tests.unit.ps.wire.test_security import give
 from bireme.core.certificates import Pair
 from bireme.ps.wire import gate, security
 from bireme.ps.wire.frame_io import Buffered
-from bireme.ps.wire.gate import Complaints, Door
+from bireme.ps.wire.gate import ConnectionGate, RefusalLog
 from bireme.ps.wire.secured import Secured
 
 WAIT_S = 10.0
@@ -59,7 +59,7 @@ class Clock:
 
 
 def test_a_refusal_is_logged_once_for_each_address_and_reason(caplog: pytest.LogCaptureFixture) -> None:
-    told = Complaints(Clock())
+    told = RefusalLog(Clock())
     for _ in range(10_000):
         told.about("10.0.0.1", "no certificate")
     told.about("10.0.0.1", "not TLS")
@@ -73,7 +73,7 @@ def test_a_refusal_is_logged_once_for_each_address_and_reason(caplog: pytest.Log
 
 def test_after_a_while_it_is_logged_again_with_how_often_it_happened(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    told = Complaints(clock)
+    told = RefusalLog(clock)
     for _ in range(5001):
         told.about("10.0.0.1", "not TLS")
     clock.now = gate.QUIET_S
@@ -85,7 +85,7 @@ def test_after_a_while_it_is_logged_again_with_how_often_it_happened(caplog: pyt
 
 def test_many_addresses_do_not_fill_the_log_nor_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    told = Complaints(clock)
+    told = RefusalLog(clock)
     for number in range(10_000):
         told.about(f"10.0.{number // 256}.{number % 256}", "not TLS")
     assert len(caplog.messages) == gate.MOST_LINES + 1
@@ -97,7 +97,7 @@ def test_many_addresses_do_not_fill_the_log_nor_the_memory(caplog: pytest.LogCap
 
 
 def test_without_tls_everybody_is_let_in_and_not_counted(street: Street) -> None:
-    entry = Door(limit=1)
+    entry = ConnectionGate(limit=1)
     for _ in range(3):
         taken = entry.knock(street.stranger()[1])
         assert type(taken) is Buffered and entry.admit(taken)
@@ -108,14 +108,14 @@ def test_without_tls_everybody_is_let_in_and_not_counted(street: Street) -> None
 def test_unix_sockets_stay_plain() -> None:
     here, there = socket.socketpair()
     with here:
-        taken = Door().knock(there)
+        taken = ConnectionGate().knock(there)
         assert type(taken) is Buffered
         taken.close()
 
 
 @pytest.mark.usefixtures("secure")
 def test_when_it_is_crowded_the_longest_waiting_of_the_largest_crowd_is_sent_away(street: Street) -> None:
-    entry = Door(limit=3)
+    entry = ConnectionGate(limit=3)
     friend, ours = street.stranger("127.0.0.2")
     kept = [entry.knock(ours)]
     crowd = []
@@ -135,7 +135,7 @@ def test_when_it_is_crowded_the_longest_waiting_of_the_largest_crowd_is_sent_awa
 
 @pytest.mark.usefixtures("secure")
 def test_never_more_than_twice_the_limit_are_open(street: Street, caplog: pytest.LogCaptureFixture) -> None:
-    entry = Door(limit=2)
+    entry = ConnectionGate(limit=2)
     kept = [entry.knock(street.stranger()[1]) for _ in range(6)]
     assert [sock is None for sock in kept] == [False] * 4 + [True] * 2
     assert caplog.messages == ["refused a connection from 127.0.0.1: too many connections at once"]
@@ -152,7 +152,7 @@ def test_never_more_than_twice_the_limit_are_open(street: Street, caplog: pytest
 
 @pytest.mark.usefixtures("secure")
 def test_who_says_nothing_is_refused_after_the_deadline(street: Street, caplog: pytest.LogCaptureFixture) -> None:
-    entry = Door(seconds=0.02)
+    entry = ConnectionGate(seconds=0.02)
     taken = entry.knock(street.stranger()[1])
     assert taken is not None and not entry.admit(taken)
     assert caplog.messages == [
@@ -163,7 +163,7 @@ def test_who_says_nothing_is_refused_after_the_deadline(street: Street, caplog: 
 
 @pytest.mark.usefixtures("secure")
 def test_who_says_a_byte_now_and_then_gets_no_more_time(street: Street) -> None:
-    entry, is_over = Door(seconds=0.2), threading.Event()
+    entry, is_over = ConnectionGate(seconds=0.2), threading.Event()
     theirs, ours = street.stranger()
     hello = bytes.fromhex("16030100c8010000c40303") + bytes(200)
 
@@ -186,7 +186,7 @@ def test_a_pserver_whose_own_certificate_has_expired_says_so(
     street: Street, tmp_path: Path, ca: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     security.use(give(tmp_path, ca, days=-1))
-    entry = Door()
+    entry = ConnectionGate()
     taken = entry.knock(street.stranger()[1])
     assert taken is not None and not entry.admit(taken)
     assert "the certificate of this process has expired" in caplog.messages[-1]

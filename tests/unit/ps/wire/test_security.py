@@ -13,7 +13,7 @@ import pytest
 from bireme.core.certificates import Pair, files_of, make_ca, make_leaf
 from bireme.core.errors import CertificateError
 from bireme.ps.wire import security
-from bireme.ps.wire.security import Place, load
+from bireme.ps.wire.security import CertificateDirectory, load
 
 NAME = "demo.default.bireme"
 
@@ -58,7 +58,7 @@ def test_reading_a_directory_needs_no_cryptography(tmp_path: Path, ca: Pair, mon
 
 
 def test_files_are_read_again_only_when_they_have_changed(tmp_path: Path, ca: Pair) -> None:
-    place = Place(give(tmp_path, ca, days=3))
+    place = CertificateDirectory(give(tmp_path, ca, days=3))
     first = place.credentials()
     assert place.credentials() is first
     give(tmp_path, ca, days=80)
@@ -74,7 +74,7 @@ def test_a_renewal_through_a_symbolic_link_is_seen_as_kubernetes_does_it(tmp_pat
     mounted.mkdir()
     for file in ("ca.crt", "tls.crt", "tls.key"):
         (mounted / file).symlink_to(f"../..data/{file}")
-    place = Place(mounted)
+    place = CertificateDirectory(mounted)
     before = place.credentials()
     give(tmp_path / "second", ca, days=80)
     (tmp_path / "..next").symlink_to("second")
@@ -85,7 +85,7 @@ def test_a_renewal_through_a_symbolic_link_is_seen_as_kubernetes_does_it(tmp_pat
 def test_half_a_renewal_changes_nothing_and_is_told_once(
     tmp_path: Path, ca: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = Place(give(tmp_path, ca))
+    place = CertificateDirectory(give(tmp_path, ca))
     before = place.credentials()
     leaf = make_leaf(ca, [NAME])
     put(tmp_path / "tls.crt", leaf.certificate)  # the key that belongs to it comes later
@@ -96,7 +96,7 @@ def test_half_a_renewal_changes_nothing_and_is_told_once(
 
 
 def test_an_expired_certificate_of_ones_own_is_told_with_its_date_and_what_to_do(tmp_path: Path, ca: Pair) -> None:
-    place = Place(give(tmp_path, ca, days=-2))
+    place = CertificateDirectory(give(tmp_path, ca, days=-2))
     with pytest.raises(CertificateError, match="certificate of this process has expired: it was good until 20") as told:
         place.credentials()
     assert "renews" in told.value.fix and str(tmp_path / "tls.crt") in told.value.why
@@ -106,7 +106,7 @@ def test_an_expired_certificate_of_ones_own_is_told_with_its_date_and_what_to_do
 
 
 def test_a_certificate_expires_while_the_process_runs(tmp_path: Path, ca: Pair) -> None:
-    place = Place(give(tmp_path, ca, days=1))
+    place = CertificateDirectory(give(tmp_path, ca, days=1))
     assert place.credentials().name == NAME
     with pytest.raises(CertificateError, match="has expired"):
         place.credentials(now=time.time() + 2 * 86400)
@@ -146,7 +146,7 @@ def test_files_that_do_not_belong_together_are_told(tmp_path: Path, ca: Pair, br
     give(tmp_path, ca)
     breaking(tmp_path, ca)  # type: ignore[operator]
     with pytest.raises(CertificateError, match=f"{tmp_path} cannot be used: .*") as told:
-        Place(tmp_path).credentials()
+        CertificateDirectory(tmp_path).credentials()
     assert BROKEN[breaking] in told.value.what  # type: ignore[index]
 
 
