@@ -4,3 +4,5 @@ Decisions (what to do next, given what AWS says) are functions without I/O in `d
 and `policy`; `client` alone imports boto3. Others use `plan`, `up`, `down`, `status`, `access` and `init`.
 Knows nothing of training: Kubernetes is a value that is handed in.
 """
+
+__all__ = ["access", "client", "init", "layout", "objects", "plan", "policy", "preflight", "prices", "status", "up"]

@@ -1,1 +1,3 @@
 """Errors, clock, log, named fault points: no opinions about training."""
+
+__all__ = ["certificates", "draws", "errors", "faults", "files", "log", "processes"]

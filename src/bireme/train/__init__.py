@@ -1,1 +1,3 @@
 """One trainer: the loop, seekable readers, the ledger."""
+
+__all__ = ["local", "loop", "reader", "worker"]

@@ -1,1 +1,13 @@
 """From a job to Kubernetes objects, and their submission."""
+
+__all__ = [
+    "certificates",
+    "indexed_jobs",
+    "objects",
+    "patching",
+    "placement",
+    "printing",
+    "program_files",
+    "submission",
+    "submit",
+]

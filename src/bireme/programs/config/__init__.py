@@ -2,4 +2,4 @@
 
 from bireme.programs.config.load import load_config
 
-__all__ = ["load_config"]
+__all__ = ["graph", "load_config"]
