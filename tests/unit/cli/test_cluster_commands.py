@@ -93,6 +93,20 @@ def test_a_ttl_that_is_none_is_refused(ttl: str) -> None:
     assert expires_at("8h", 0) == "1970-01-01T08:00:00+00:00"
 
 
+@pytest.mark.parametrize("ttl", ["99999999999h", "367d", "9" * 5000 + "m"])
+def test_a_ttl_beyond_a_year_is_refused(ttl: str) -> None:
+    with pytest.raises(UsageError, match="longer than a year"):
+        expires_at(ttl, 1_800_000_000)
+
+
+@pytest.mark.parametrize("usd", ["nan", "inf", "-1", "0"])
+def test_a_limit_that_limits_nothing_is_refused(usd: str) -> None:
+    init()
+    found = error_of("up", "--yes", f"--max-hourly={usd}")
+    assert isinstance(found, UsageError)
+    assert f"--max-hourly {usd} is not a limit" in found.what
+
+
 def test_scale_keeps_the_comments_of_the_file() -> None:
     from bireme.spec.cluster_load import load_cluster, set_counts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from bireme.spec.cluster import ClusterFile
 
 
+MAX_TTL_DAYS = 366
+"""The longest time that `--ttl` takes: what is to stand for longer needs no reminder."""
+
+
 @click.command(epilog="\b\nExample: bireme cluster up --yes --max-hourly 1.00 --ttl 8h")
 @file_option
 @click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
@@ -57,9 +62,10 @@ def up(
     from bireme.cli.aws.commands import print_plan
     from bireme.spec.cluster_load import load_cluster
 
+    check_limit(max_hourly)
     file = load_cluster(path)
     aws = Aws(file.region)
-    expires = expires_at(ttl, aws.clock.now()) if ttl else ""
+    expires = expires_at(ttl, aws.clock.now()) if ttl is not None else ""
     found, identity, layout = ask_aws(aws, file)
     if not as_json:
         print_plan(found)
@@ -123,13 +129,26 @@ def _refuse(found: Plan, max_hourly: float | None, *, accepts_unknown: bool) -> 
         )
 
 
+def check_limit(max_hourly: float | None) -> None:
+    """Refuse a limit that limits nothing: no price is above `nan`."""
+    if max_hourly is not None and not 0 < max_hourly < math.inf:
+        fix = "name a number of dollars above 0, such as `--max-hourly 1.00`"
+        raise UsageError(f"--max-hourly {max_hourly:g} is not a limit", fix=fix)
+
+
 def expires_at(ttl: str, now: float) -> str:
     """The moment that a duration such as `8h` or `2d` comes to."""
-    found = re.fullmatch(r"([1-9]\d*)\s*([mhd])", ttl)
+    found = re.fullmatch(r"([1-9][0-9]*)\s*([mhd])", ttl)
     if found is None:
         raise UsageError(f"--ttl {ttl}: expected a number with m, h or d, such as `8h`")
     unit = {"m": "minutes", "h": "hours", "d": "days"}[found[2]]
-    until = datetime.fromtimestamp(now, UTC) + timedelta(**{unit: int(found[1])})
+    try:
+        length = timedelta(**{unit: int(found[1])})
+    except (OverflowError, ValueError):  # also a number with more digits than Python reads
+        length = timedelta.max
+    if length > timedelta(days=MAX_TTL_DAYS):
+        raise UsageError(f"--ttl {ttl[:20]} is longer than a year", fix="leave --ttl out, or name at most `366d`")
+    until = datetime.fromtimestamp(now, UTC) + length
     return until.isoformat(timespec="seconds")
 
 
