@@ -7,7 +7,7 @@ import pytest
 
 from bireme.aws.layout import Layout, choose_zones
 from bireme.aws.prices import Estimate, estimate
-from bireme.aws.status import status
+from bireme.aws.status import shortages, status
 from bireme.core.errors import CloudError
 from tests.aws.stage import NAME, Stage, cluster_file, public
 
@@ -34,3 +34,17 @@ def test_status_names_the_price_of_the_plan(region: str, egress: str) -> None:
     stage.up()
     planned = without_disks(estimate(Layout(stage.file, choose_zones(stage.file))))
     assert status(stage.aws(), NAME).usd_h == pytest.approx(planned)
+
+
+def test_why_machines_are_missing_is_told_in_a_sentence() -> None:
+    stage = Stage.make()
+    stage.up()
+    assert shortages(stage.aws(), NAME) == ""
+    text = "Could not launch Spot Instances. UnfulfillableCapacity - Unable to fulfill capacity."
+    for thing in stage.world.inventory():
+        if thing.type == "AWS::EKS::Nodegroup" and thing.props["CapacityType"] == "SPOT":
+            thing.props["Issues"] = [{"code": "AsgInstanceLaunchFailures", "message": text, "resourceIds": []}]
+    told = shortages(stage.aws(), NAME)
+    assert told == "trainers: AWS has no free machine of these types in the zone now"
+    stage.world.faults.denied.add("eks:ListNodegroups")
+    assert shortages(stage.aws(), NAME) == "AWS does not say why (AccessDeniedException)"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from bireme.aws import prices
 from bireme.aws.client import Aws
-from bireme.aws.cloudformation.causes import AwsError
+from bireme.aws.cloudformation.causes import AwsError, explain
 from bireme.aws.cloudformation.decide import Stack
 from bireme.aws.cloudformation.stacks import POLL_S
 from bireme.aws.layout import CLUSTER_TAG, EXPIRY_TAG, StackKind
@@ -106,13 +106,24 @@ def status(aws: Aws, cluster: str, *, with_drift: bool = False) -> ClusterStatus
         found.get("version", ""),
         found.get("status", ""),
         found.get("endpoint", ""),
-        tuple(_groups(aws, cluster)),
+        tuple(groups(aws, cluster)),
         _addons(aws, cluster),
         _drift(aws, ours) if with_drift else {},
     )
 
 
-def _groups(aws: Aws, cluster: str) -> list[Group]:
+def shortages(aws: Aws, cluster: str) -> str:
+    """Why machines are missing, as EKS says of their groups; empty if it says nothing."""
+    try:
+        found = [(group.name, issue) for group in groups(aws, cluster) for issue in group.issues]
+    except AwsError as e:
+        return f"AWS does not say why ({e.code})"
+    told = [(name, explain(issue), issue) for name, issue in found]
+    return "; ".join(f"{name}: {known.what if known else issue}" for name, known, issue in told)
+
+
+def groups(aws: Aws, cluster: str) -> list[Group]:
+    """The groups of machines."""
     found = []
     for name in aws.pages("eks", "ListNodegroups", "nodegroups", clusterName=cluster):
         told = aws.call("eks", "DescribeNodegroup", clusterName=cluster, nodegroupName=name)["nodegroup"]

@@ -123,7 +123,8 @@ def describe_nodegroup(call: Call) -> dict[str, Any]:
         "scalingConfig": {k[0].lower() + k[1:]: int(v) for k, v in scaling.items()}, "nodeRole": t.props["NodeRole"],
         "labels": t.props.get("Labels", {}),
         "instanceTypes": t.props.get("InstanceTypes", ["t3.medium"]), "subnets": t.props["Subnets"],
-        "capacityType": t.props.get("CapacityType", "ON_DEMAND"), "health": {"issues": []}, "tags": t.tags,
+        "capacityType": t.props.get("CapacityType", "ON_DEMAND"), "tags": t.tags,
+        "health": {"issues": t.props.get("Issues", [])},
     }  # fmt: skip
     return {"nodegroup": view}
 

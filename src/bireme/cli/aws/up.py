@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bireme.aws.layout import Layout
     from bireme.aws.plan import Plan
     from bireme.aws.preflight import Identity
+    from bireme.kube.api.client import Cluster
     from bireme.spec.cluster import ClusterFile
 
 
@@ -166,9 +167,8 @@ def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watch
     """Give a cluster what jobs need, and wait for its machines; how many are Ready."""
     from bireme.aws.objects import facts, objects
     from bireme.kube.api.cluster_facts import read_facts
-    from bireme.kube.api.platform import apply_all, wait_for_nodes
+    from bireme.kube.api.platform import apply_all
 
-    workers = layout.file.workers
     with api_server(aws, layout.name) as cluster:
         made = objects(layout, outputs)
         apply_all(cluster, made[:-1], watcher.note)
@@ -178,8 +178,7 @@ def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watch
             before = None  # it is not what it should be, and is written anew
         # An image that was pushed earlier stays the one that jobs run.
         apply_all(cluster, [facts(layout, outputs, before.image if before else "")], watcher.note)
-        count = workers.servers.count + workers.trainers.count
-        return len(wait_for_nodes(cluster, count, watcher.note)["nodes"]) if count else 0
+        return _wait_for_nodes(aws, layout, cluster, watcher)
 
 
 def _next(layout: Layout, config: str, context: str, nodes: int) -> str:
@@ -234,14 +233,16 @@ def scale(count: int, servers: int | None, path: Path, is_sure: bool, as_json: b
             raise to_error(e, f"scale {file.name}") from e
         write_atomic(path, text.encode())
         path.chmod(0o600)
-        nodes = _wait_for_nodes(aws, layout, watcher)
+        with api_server(aws, layout.name) as cluster:
+            nodes = _wait_for_nodes(aws, layout, cluster, watcher)
     told = {"cluster": file.name, "trainers": count, "servers": wanted_file.workers.servers.count, "nodes": nodes}
     click.echo(json.dumps(told) if as_json else f"{file.name}: {nodes} machines are Ready")
 
 
-def _wait_for_nodes(aws: Aws, layout: Layout, watcher: Watcher) -> int:
+def _wait_for_nodes(aws: Aws, layout: Layout, cluster: Cluster, watcher: Watcher) -> int:
+    """How many machines are Ready, once that is all that the file asks for; Ctrl-C ends the wait sooner."""
+    from bireme.aws.status import shortages
     from bireme.kube.api.platform import wait_for_nodes
 
     count = layout.file.workers.servers.count + layout.file.workers.trainers.count
-    with api_server(aws, layout.name) as cluster:
-        return len(wait_for_nodes(cluster, count, watcher.note)["nodes"])
+    return len(wait_for_nodes(cluster, count, watcher.note, lambda: shortages(aws, layout.name)))
