@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from bireme.core.errors import SpecError
+from bireme.core.errors import SpecError, UsageError
 from bireme.spec.aws_rules import other_partition, reserved_domain, reserved_tag, why_no_bucket
 from bireme.spec.cluster import (
     BUCKET,
@@ -165,6 +165,14 @@ def _name(parsed: _Parsed) -> Iterator[Mistake]:
         text = f"`name`: {name!r} must be 2 to 32 lower-case letters, digits and dashes, a letter first, no dash last"
         close = propose_name(name)
         yield Mistake(line, text, "it becomes part of the stacks' names", f"use `{close}`" if close else "")
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be a cluster's name, where it stands on the command line."""
+    if not re.search(NAME, name):
+        close = propose_name(name)
+        text = f"{name!r} cannot be a cluster's name: 2 to 32 lower-case letters, digits and dashes, a letter first"
+        raise UsageError(text, fix=f"did you mean `{close}`?" if close else "name the cluster as cluster.yaml does")
 
 
 def propose_name(text: str) -> str:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from bireme.cli.aws.commands import cluster
 from bireme.cli.aws.up import expires_at
-from bireme.core.errors import BiremeError, CloudError, UsageError
+from bireme.core.errors import BiremeError, CloudError, StorageError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,22 @@ def test_a_plan_is_rendered_as_templates() -> None:
     assert sorted(path.name for path in Path("out").iterdir()) == [
         "bireme-paddle-platform.json", "bireme-paddle-storage.json", "bireme-paddle-workers.json",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["taken", "taken/deeper"])
+def test_templates_onto_a_file_are_refused_with_a_fix(place: str) -> None:
+    init()
+    Path("taken").write_text("mine")
+    found = error_of("plan", "--render", place)
+    assert isinstance(found, StorageError)
+    assert f"cannot write templates into {place}" in found.what and "name a directory" in found.fix
+
+
+def test_a_policy_for_a_name_that_is_none_is_refused() -> None:
+    found = error_of("policy", "Bad *Name")
+    assert isinstance(found, UsageError)
+    assert found.fix == "did you mean `bad-name`?"
+    assert error_of("policy", "*").fix == "name the cluster as cluster.yaml does"
 
 
 def test_what_has_no_price_is_never_counted_as_nothing() -> None:
