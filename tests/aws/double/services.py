@@ -414,7 +414,10 @@ def simulate_principal_policy(call: Call) -> dict[str, Any]:
     results = []
     for action in call.params["ActionNames"]:
         for arn in call.params.get("ResourceArns", ["*"]):
-            context = policy.Context(arn=None if arn == "*" else arn)
+            keys = {
+                each["ContextKeyName"]: each["ContextKeyValues"][0] for each in call.params.get("ContextEntries", [])
+            }
+            context = policy.Context(arn=None if arn == "*" else arn, keys=keys)
             verdict = "allowed" if documents is None else policy.decide(documents, action, context)
             verdict = "explicitDeny" if action in call.world.faults.denied else verdict
             results.append({"EvalActionName": action, "EvalResourceName": arn, "EvalDecision": verdict})

@@ -47,6 +47,11 @@ class Cause:
 
 QUOTA = "ask for more at https://console.aws.amazon.com/servicequotas, or choose fewer machines or smaller types"
 LOGIN = "log in again (`aws sso login`, new keys, …) and run the same command: it goes on where this one stopped"
+GRANT = (
+    "attach what `bireme cluster policy` prints, and where there is no role bireme-cloudformation also what "
+    "`bireme cluster policy --execution` prints (`--template` has both, for an administrator); then run the same "
+    "command again"
+)
 CAUSES: tuple[Cause, ...] = (
     Cause("no credentials", r"^NoCredentials|Unable to locate credentials",
           "there are no AWS credentials here",
@@ -72,11 +77,9 @@ CAUSES: tuple[Cause, ...] = (
           "the permission iam:PassRole is missing: CloudFormation may not be given its role",
           "attach the policy that `bireme cluster policy` prints"),
     Cause("denied", r"not authorized to perform: ([a-z0-9-]+:\w+)",
-          "the permission {0} is missing",
-          "attach the policy that `bireme cluster policy` prints, then run the same command again"),
+          "the permission {0} is missing", GRANT),
     Cause("denied without a name", r"AccessDenied|UnauthorizedOperation|AuthorizationError",
-          "AWS refuses this action",
-          "attach the policy that `bireme cluster policy` prints, then run the same command again"),
+          "AWS refuses this action", GRANT),
     Cause("vCPU quota", r"VcpuLimitExceeded|vCPU capacity|VCPU limit|Max ?Spot ?Instance ?Count ?Exceeded",
           "the account's quota of vCPUs is used up", QUOTA),
     Cause("address quota", r"AddressLimitExceeded|maximum number of addresses",
