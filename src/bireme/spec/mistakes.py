@@ -61,7 +61,7 @@ def find_mistakes(struct: type[msgspec.Struct], value: Any, path: str = "", line
     """Compare a parsed mapping with a struct, field by field."""
     if not isinstance(value, Mapping):
         where = f"`{path}` must hold" if path else "the file must hold"
-        fix = f"remove the line `{path.rpartition('.')[2]}:`, or set one of its keys" if path and value is None else ""
+        fix = _for_empty(struct, path) if path and value is None else ""
         return [Mistake(line, f"{where} keys and values, not {_name_of(value)}", fix=fix)]
     hints = get_type_hints(struct, include_extras=True)
     lines = lines_of(value, line)
@@ -74,6 +74,13 @@ def find_mistakes(struct: type[msgspec.Struct], value: Any, path: str = "", line
             continue
         found += _check_field(hints[info.name], value[info.name], full, lines[info.name])
     return found
+
+
+def _for_empty(struct: type[msgspec.Struct], path: str) -> str:
+    """What to do about a section whose keys are all commented out."""
+    if needed := [f"`{path}.{info.name}`" for info in msgspec.structs.fields(struct) if info.required]:
+        return f"set {' and '.join(needed)}"
+    return f"remove the line `{path.rpartition('.')[2]}:`, or set one of its keys"
 
 
 def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:

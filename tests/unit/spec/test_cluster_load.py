@@ -211,6 +211,10 @@ def with_api(*ranges: str) -> str:
     return f"name: a1\nregion: us-west-2\naccess: {{api: [{', '.join(ranges)}]}}\n"
 
 
+def test_an_empty_section_that_is_needed_names_its_key(tmp_path: Path) -> None:
+    assert "fix: set `access.api`" in message(tmp_path, "name: paddle\nregion: us-west-2\naccess:\n")
+
+
 def test_many_ranges_together_may_not_open_the_server(tmp_path: Path) -> None:
     told = message(tmp_path, with_api(*(f"{first}.0.0.0/8" for first in (3, 4, 8, 9))))
     assert "`access.api` opens the API server to 67,108,864 addresses together" in told
