@@ -31,6 +31,8 @@ PASSING = frozenset(
     }
 )  # fmt: skip
 """Codes that say: the same call may work in a moment."""
+UNREACHABLE = "EndpointConnectionError"
+"""No connection at all: passing once AWS has answered (a network that went away), else worth no second attempt."""
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 
 
@@ -70,6 +72,7 @@ class Aws:
         self._draw = random.Random(region)
         self._clients: dict[str, Any] = {}
         self._session: Any = None
+        self._has_answered = False
 
     def elsewhere(self, region: str) -> Aws:
         """The same account in another region."""
@@ -83,22 +86,33 @@ class Aws:
                 self._session = self._make_session()
             return self._session.get_credentials() is not None
 
+    def _unreachable(self, error: AwsError) -> AwsError:
+        """Why the first call found no address: the region may not exist; boto3's own list may be older than it."""
+        if self.region in self._session.get_available_regions("ec2"):
+            return error
+        return AwsError(error.call, "UnknownRegion", f"{self.region}: {error.message}")
+
     def call(self, service: str, operation: str, **parameters: Any) -> Answer:
         """Call AWS once it lets us; AwsError with its code where it refuses."""
         assert f"{service}.{operation}" in CALLS, f"{service}.{operation} is not in policy.CALLS; this is a bug"
         is_renewed = False
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._call_once(service, operation, parameters)
+                answer = self._call_once(service, operation, parameters)
             except AwsError as e:
                 if e.code in EXPIRED and not is_renewed and attempt < ATTEMPTS:
                     # Another program (`aws sso login`) may have renewed the files that they came from.
                     is_renewed, self._session = True, None
                     self._clients.clear()
+                elif e.code == UNREACHABLE and not self._has_answered:
+                    raise self._unreachable(e) from e
                 elif not e.is_passing or attempt == ATTEMPTS:
                     raise
                 else:
                     self._pause(attempt, e)
+            else:
+                self._has_answered = True
+                return answer
         raise AssertionError("the last attempt either answers or raises; this is a bug")
 
     def pages(self, service: str, operation: str, items: str, **parameters: Any) -> Iterator[Any]:
@@ -185,6 +199,8 @@ def _told(call: str) -> Iterator[None]:
         raise AwsError(call, "NoCredentials", str(e)) from e
     except (exceptions.TokenRetrievalError, exceptions.UnauthorizedSSOTokenError, exceptions.SSOError) as e:
         raise AwsError(call, "ExpiredToken", str(e)) from e
+    except (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError) as e:
+        raise AwsError(call, UNREACHABLE, str(e), is_passing=True) from e
     except exceptions.HTTPClientError as e:
         raise AwsError(call, "Connection", str(e), is_passing=True) from e
     except exceptions.BotoCoreError as e:

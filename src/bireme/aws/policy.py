@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE, STACKS, log_group, stack_name
+from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE, STACKS, log_group, repository_name, role_path, stack_name
 
 Policy = dict[str, Any]
 Statement = dict[str, Any]
@@ -193,12 +194,41 @@ _LISTED = {"eks:DescribeClusterVersions", "elasticfilesystem:DescribeFileSystems
 """Actions that list, which IAM lets nobody narrow."""
 
 
-def checkable(cluster: str, region: str, account: str) -> dict[str, list[str]]:
-    """By resource, the operator's actions that IAM can be asked about before anything is there."""
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something that IAM can be asked before anything is there: may these actions be done at a resource?"""
+
+    place: str
+    actions: list[str]
+    context: dict[str, str] = field(default_factory=dict)
+    """What the call would say of itself, for policies with a condition."""
+
+
+def operator_questions(cluster: str, region: str, account: str, role: str | None) -> list[Question]:
+    """What the operator must be allowed to do; with CloudFormation's role, to hand it over too."""
     stack = f"arn:aws:cloudformation:{region}:{account}:stack/{stack_name(cluster, 'platform')}/new"
-    places = {"Stacks": stack, "Look": "*"}
     found = {each["Sid"]: each["Action"] for each in operator_policy()["Statement"]}
-    return {place: found[sid] for sid, place in places.items()}
+    asked = [Question(stack, found["Stacks"]), Question("*", found["Look"])]
+    if role:
+        asked.append(Question(role, ["iam:PassRole"], {"iam:PassedToService": "cloudformation.amazonaws.com"}))
+    return asked
+
+
+def execution_questions(cluster: str, region: str, account: str, types: Iterable[str]) -> list[Question]:
+    """What CloudFormation must be allowed to do for these types of resources, where it has no role of its own."""
+    roles = f"arn:aws:iam::{account}:role"
+    places = {
+        "Roles": f"{roles}{role_path(cluster)}new",
+        "PassRoles": f"{roles}{role_path(cluster)}new",
+        "ServiceRoles": f"{roles}/aws-service-role/eks.amazonaws.com/AWSServiceRoleForAmazonEKS",
+        "Images": f"arn:aws:ecr:{region}:{account}:repository/{repository_name(cluster)}",
+        "Logs": f"arn:aws:logs:{region}:{account}:log-group:{log_group(cluster)}",
+        "Resources": "*",
+    }  # those of keys are asked for with a key of the user's own only, and its own policy has a say there
+    wanted = execution_actions(types)
+    context = {"PassRoles": {"iam:PassedToService": "eks.amazonaws.com"}}
+    found = {each["Sid"]: sorted(wanted & set(each["Action"])) for each in execution_policy()["Statement"]}
+    return [Question(place, found[sid], context.get(sid, {})) for sid, place in places.items() if found[sid]]
 
 
 def _kubernetes_tags(cluster: str | None) -> Policy | None:

@@ -7,16 +7,19 @@ the end: the stack itself is the last word.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from typing import Literal
 
 from bireme.aws.client import Aws
 from bireme.aws.cloudformation.causes import AwsError, explain
 from bireme.aws.cloudformation.stacks import find_stack
-from bireme.aws.layout import CLUSTER_TAG, Layout, choose_zones, log_group
-from bireme.aws.policy import checkable
+from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE, Layout, choose_zones, log_group
+from bireme.aws.policy import Question, execution_questions, operator_questions
 from bireme.aws.teardown.audit import describe_cluster, has_foreign_log_group
+from bireme.aws.templates import types_of
+from bireme.aws.up import execution_role
 from bireme.spec.cluster import ClusterFile, GroupFile
 
 QUOTAS = {
@@ -72,22 +75,23 @@ def identify(aws: Aws) -> Identity:
 
 
 def offered_zones(aws: Aws, file: ClusterFile) -> list[str]:
-    """Zones of the region that offer the first type of each group, those that offer most of the types first."""
+    """Zones of the region that offer at least one type of each group, those that offer most of the types first."""
     answer = aws.call("ec2", "DescribeAvailabilityZones", Filters=[{"Name": "state", "Values": ["available"]}])
     zones = [each["ZoneName"] for each in answer["AvailabilityZones"] if each.get("ZoneType") != "local-zone"]
-    types = sorted({*file.workers.servers.types, *file.workers.trainers.types})
+    groups = [set(file.workers.servers.types), set(file.workers.trainers.types)]
     offers = aws.pages(
         "ec2",
         "DescribeInstanceTypeOfferings",
         "InstanceTypeOfferings",
         LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": types}],
+        Filters=[{"Name": "instance-type", "Values": sorted(set.union(*groups))}],
     )
-    counted = dict.fromkeys(zones, 0)
+    offered: dict[str, set[str]] = {zone: set() for zone in zones}
     for each in offers:
-        if each["Location"] in counted:
-            counted[each["Location"]] += 1
-    return sorted((zone for zone in zones if counted[zone]), key=lambda zone: (-counted[zone], zone))
+        if each["Location"] in offered:
+            offered[each["Location"]].add(each["InstanceType"])
+    fit = [zone for zone in zones if all(offered[zone] & types for types in groups)]
+    return sorted(fit, key=lambda zone: (-len(offered[zone]), zone))
 
 
 def choose_layout(aws: Aws, file: ClusterFile) -> Layout:
@@ -123,17 +127,44 @@ def examine(aws: Aws, layout: Layout, identity: Identity) -> list[Finding]:
 
 
 def _permissions(aws: Aws, layout: Layout, identity: Identity) -> Iterator[Finding]:
-    denied: list[str] = []
-    for place, actions in checkable(layout.name, aws.region, identity.account).items():
-        asked = {"PolicySourceArn": identity.principal, "ActionNames": actions, "ResourceArns": [place]}
-        for each in aws.pages("iam", "SimulatePrincipalPolicy", "EvaluationResults", **asked):
-            if each["EvalDecision"] != "allowed":
-                denied.append(each["EvalActionName"])
-    if denied:
-        text = f"missing: {', '.join(sorted(denied)[:6])}{f' and {len(denied) - 6} more' if len(denied) > 6 else ''}"
-        yield Finding("permissions", "wrong", text, "attach the policy that `bireme cluster policy` prints")
-    else:
+    role, place = execution_role(aws), (layout.name, aws.region, identity.account)
+    asked = operator_questions(*place, role)
+    missing = _denied(aws, identity, asked)
+    made = [] if role else _denied(aws, identity, execution_questions(*place, types_of(layout)))
+    no_role = f"there is no role {EXECUTION_ROLE}"
+    why = f" ({no_role}, so CloudFormation has your permissions only)" if made else ""
+    fixes = ["attach the policy that `bireme cluster policy` prints"] if missing else []
+    if made:
+        fixes.append(
+            "have an administrator deploy `bireme cluster policy --template`, which makes that role, or attach what "
+            "`bireme cluster policy --execution` prints too"
+        )
+    if found := sorted({*missing, *made}):
+        text = f"missing: {', '.join(found[:6])}{f' and {len(found) - 6} more' if len(found) > 6 else ''}{why}"
+        yield Finding("permissions", "wrong", text, "; ".join(fixes))
+    elif role:
         yield Finding("permissions", "ok", "yours are enough to start stacks and to look at them")
+    else:
+        text = f"yours are enough to start stacks, to look at them and to make what is in them ({no_role})"
+        yield Finding("permissions", "ok", text)
+
+
+def _denied(aws: Aws, identity: Identity, questions: Iterable[Question]) -> list[str]:
+    """What IAM would refuse the caller."""
+    found = []
+    for each in questions:
+        context = [
+            {"ContextKeyName": key, "ContextKeyType": "string", "ContextKeyValues": [value]}
+            for key, value in each.context.items()
+        ]
+        asked = {"ActionNames": each.actions, "ResourceArns": [each.place], "ContextEntries": context}
+        principal = identity.principal
+        for told in aws.pages(
+            "iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=principal, **asked
+        ):
+            if told["EvalDecision"] != "allowed":
+                found.append(told["EvalActionName"])
+    return found
 
 
 def _zones(aws: Aws, layout: Layout) -> Iterator[Finding]:
@@ -141,7 +172,9 @@ def _zones(aws: Aws, layout: Layout) -> Iterator[Finding]:
     missing = [zone for zone in layout.zones if zone not in offered]
     if not offered:
         types = ", ".join(sorted({*layout.file.workers.servers.types, *layout.file.workers.trainers.types}))
-        yield Finding("zones", "wrong", f"no zone of {aws.region} offers {types}", "choose other `types`")
+        yield Finding(
+            "zones", "wrong", f"no zone of {aws.region} offers both groups one of {types}", "choose other `types`"
+        )
     elif len(layout.zones) < 2:
         text = f"{layout.file.region} offers these types in one zone only"
         yield Finding("zones", "wrong", text, "choose other `types`: a control plane needs two zones")
@@ -198,7 +231,12 @@ def _quotas(aws: Aws, layout: Layout) -> Iterator[Finding]:
         return
     needs: dict[str, int] = {"cluster": 1}
     for group in (layout.file.workers.servers, layout.file.workers.trainers):
-        needs[group.capacity] = needs.get(group.capacity, 0) + vcpus(group)
+        number = vcpus(group)
+        if number is None:
+            text = f"how many vCPUs {group.types[0]} has is not known here: the quota may be too small for it"
+            yield Finding("quotas", "warning", text)
+        else:
+            needs[group.capacity] = needs.get(group.capacity, 0) + number
     if layout.makes_network:
         needs["vpc"] = 1
     if layout.has_nat:
@@ -233,11 +271,14 @@ def _used(aws: Aws, key: str) -> int:
     return 0
 
 
-def vcpus(group: GroupFile) -> int:
-    """The vCPUs of a group by its first type: `large` has 2, `4xlarge` 16."""
+def vcpus(group: GroupFile) -> int | None:
+    """The vCPUs of a group by its first type: `large` has 2, `4xlarge` 16, `metal-24xl` 96; None if no size says it."""
     size = group.types[0].partition(".")[2]
-    found = re.fullmatch(r"(\d*)xlarge", size)
-    return group.count * (4 * int(found[1] or 1) if found else 2)
+    if not group.count:
+        return 0
+    if found := re.fullmatch(r"([0-9]*)xlarge|metal-([0-9]+)xl", size):
+        return group.count * 4 * int(found[1] or found[2] or 1)
+    return group.count * 2 if size in ("nano", "micro", "small", "medium", "large") else None
 
 
 def _own(aws: Aws, layout: Layout) -> Iterator[Finding]:
@@ -252,6 +293,7 @@ def _own(aws: Aws, layout: Layout) -> Iterator[Finding]:
         yield Finding("key pair", "ok", file.workers.key_pair)
     if file.network.vpc is not None:
         yield _subnets(aws, layout)
+        yield _services(aws, file.network.vpc, IPv4Network(file.network.services))
     if file.storage.file_system is not None and find_stack(aws, layout.stack("platform")) is None:
         yield _file_system(aws, file.storage.file_system)
 
@@ -267,6 +309,20 @@ def _subnets(aws: Aws, layout: Layout) -> Finding:
         text = f"the first two subnets are both in {zones[0]}"
         return Finding("subnets", "wrong", text, "the first two must be in two zones")
     return Finding("subnets", "ok", ", ".join(zones))
+
+
+def _services(aws: Aws, vpc: str, services: IPv4Network) -> Finding:
+    """Whether the range of Services is free in an existing VPC, which may have several ranges."""
+    found = next(iter(aws.pages("ec2", "DescribeVpcs", "Vpcs", VpcIds=[vpc])))
+    more = [each.get("CidrBlock") for each in found.get("CidrBlockAssociationSet") or ()]
+    ranges = [IPv4Network(each) for each in dict.fromkeys([found["CidrBlock"], *more]) if each]
+    taken = [each for each in ranges if each.overlaps(services)]
+    if not taken:
+        return Finding("services", "ok", f"{services} is outside the VPC's {', '.join(map(str, ranges))}")
+    text = f"`network.services` ({services}) overlaps the VPC's {', '.join(map(str, taken))}"
+    choices = map(IPv4Network, ("10.100.0.0/16", "172.20.0.0/16", "192.168.128.0/17"))
+    free = [each for each in choices if not any(each.overlaps(other) for other in ranges)]
+    return Finding("services", "wrong", text, f"write `services: {free[0]}`" if free else "choose another range")
 
 
 def _file_system(aws: Aws, file_system: str) -> Finding:

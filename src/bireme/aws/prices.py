@@ -77,19 +77,25 @@ def machine_usd_h(type_: str, region: str, capacity: str = "on_demand") -> float
 def estimate(layout: Layout) -> Estimate:
     """The bill of a cluster by the hour."""
     region, workers = layout.file.region, layout.file.workers
-    factor = REGION_FACTOR.get(region)
     items = [Item("control plane", CONTROL_PLANE_USD_H, "EKS, standard support")]
     items += _group(region, "servers", workers.servers)
     items += _group(region, "trainers", workers.trainers)
-    if layout.has_nat:
-        items.append(Item("NAT gateway", factor and NAT_USD_H * factor, f"and ${NAT_USD_GB}/GB that goes through it"))
-        items.append(Item("public address", ADDRESS_USD_H, "of the NAT gateway"))
-    elif layout.makes_network:
-        machines = workers.servers.count + workers.trainers.count
-        items.append(Item("public addresses", ADDRESS_USD_H * machines, f"of {machines} machines"))
+    if layout.makes_network:
+        items += way_out(region, has_nat=layout.has_nat, machines=workers.servers.count + workers.trainers.count)
     if layout.file.dns_zone is not None:
         items.append(Item("DNS zone", ZONE_USD_MONTH / MONTH_H))
     return Estimate(tuple(items))
+
+
+def way_out(region: str, *, has_nat: bool, machines: int) -> list[Item]:
+    """The bill of a network of ours: its NAT gateway, or the machines' own public addresses."""
+    if not has_nat:
+        return [Item("public addresses", ADDRESS_USD_H * machines, f"of {machines} machines")]
+    factor = REGION_FACTOR.get(region)
+    return [
+        Item("NAT gateway", factor and NAT_USD_H * factor, f"and ${NAT_USD_GB}/GB that goes through it"),
+        Item("public address", ADDRESS_USD_H, "of the NAT gateway"),
+    ]
 
 
 def _group(region: str, name: str, group: GroupFile) -> list[Item]:

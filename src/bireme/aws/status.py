@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 from bireme.aws import prices
 from bireme.aws.client import Aws
-from bireme.aws.cloudformation.causes import AwsError
+from bireme.aws.cloudformation.causes import AwsError, explain
 from bireme.aws.cloudformation.decide import Stack
 from bireme.aws.cloudformation.stacks import POLL_S
-from bireme.aws.layout import EXPIRY_TAG, StackKind
+from bireme.aws.layout import CLUSTER_TAG, EXPIRY_TAG, StackKind
 from bireme.aws.teardown.audit import describe_cluster
 from bireme.aws.teardown.down import standing
 
@@ -64,10 +64,16 @@ class ClusterStatus:
     def usd_h(self) -> float:
         """What it costs an hour now, of what has a price; disks are left out, as they are small change."""
         total = prices.CONTROL_PLANE_USD_H if self.control_plane != "absent" else 0.0
-        platform = self.stacks.get("platform")
-        if platform is not None and platform.outputs.get("Egress") == "nat":
-            total += prices.NAT_USD_H + prices.ADDRESS_USD_H
+        total += sum(item.usd_h or 0.0 for item in self._way_out())
         return total + sum(group.usd_h(self.region) or 0.0 for group in self.groups)
+
+    def _way_out(self) -> list[prices.Item]:
+        """The bill of the network, where it is ours: a VPC of the user's own has no parameters for zones."""
+        platform = self.stacks.get("platform")
+        if platform is None or not platform.outputs or "ZoneA" not in platform.parameters:
+            return []
+        machines = sum(group.wanted for group in self.groups)
+        return prices.way_out(self.region, has_nat=platform.outputs.get("Egress") == "nat", machines=machines)
 
     def age_h(self, now: float) -> float:
         """Hours since its platform was made."""
@@ -90,7 +96,8 @@ def status(aws: Aws, cluster: str, *, with_drift: bool = False) -> ClusterStatus
     there = standing(aws, cluster)
     ours = {kind: stack for kind, stack in there.stacks.items() if stack.is_of(cluster)}
     found = describe_cluster(aws, cluster) if "platform" in ours else None
-    if found is None:
+    # Our platform stack may have failed because an EKS cluster of that name was there: that one is not ours to show.
+    if found is None or (found.get("tags") or {}).get(CLUSTER_TAG) != cluster:
         return ClusterStatus(cluster, aws.region, ours)
     return ClusterStatus(
         cluster,
@@ -99,13 +106,24 @@ def status(aws: Aws, cluster: str, *, with_drift: bool = False) -> ClusterStatus
         found.get("version", ""),
         found.get("status", ""),
         found.get("endpoint", ""),
-        tuple(_groups(aws, cluster)),
+        tuple(groups(aws, cluster)),
         _addons(aws, cluster),
         _drift(aws, ours) if with_drift else {},
     )
 
 
-def _groups(aws: Aws, cluster: str) -> list[Group]:
+def shortages(aws: Aws, cluster: str) -> str:
+    """Why machines are missing, as EKS says of their groups; empty if it says nothing."""
+    try:
+        found = [(group.name, issue) for group in groups(aws, cluster) for issue in group.issues]
+    except AwsError as e:
+        return f"AWS does not say why ({e.code})"
+    told = [(name, explain(issue), issue) for name, issue in found]
+    return "; ".join(f"{name}: {known.what if known else issue}" for name, known, issue in told)
+
+
+def groups(aws: Aws, cluster: str) -> list[Group]:
+    """The groups of machines."""
     found = []
     for name in aws.pages("eks", "ListNodegroups", "nodegroups", clusterName=cluster):
         told = aws.call("eks", "DescribeNodegroup", clusterName=cluster, nodegroupName=name)["nodegroup"]

@@ -12,28 +12,31 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-NAME = r"^[a-z][a-z0-9-]{0,30}[a-z0-9]$"
-REGION = r"^[a-z]{2}(-[a-z]+)+-[0-9]$"
-ZONE = r"^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$"
-INSTANCE_TYPE = r"^[a-z][a-z0-9-]*\.[a-z0-9-]+$"
-CIDR = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}$"
-KMS_KEY = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+$"
-PRINCIPAL = r"^arn:aws[a-z-]*:iam::[0-9]{12}:(user|role)/[A-Za-z0-9_+=,.@/-]+$"
-VERSION = r"^1\.[0-9]{2}$"
-DNS_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*$"
-LABEL_KEY = r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
-LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
-TAG_KEY = r"^[\w .:/=+@-]{1,128}$"
-TAG_VALUE = r"^[\w .:/=+@-]{0,256}$"
-KEY_PAIR = r"^[!-~]([ -~]{0,253}[!-~])?$"
-CLAIM = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
-FILE_SYSTEM, VPC, SUBNET = (f"^{kind}-[0-9a-f]{{8,40}}$" for kind in ("fs", "vpc", "subnet"))
+# `\Z`, not `$`: that would also match before a newline at the end.
+NAME = r"^[a-z][a-z0-9-]{0,30}[a-z0-9]\Z"
+REGION = r"^[a-z]{2}(-[a-z]+)+-[0-9]\Z"
+ZONE = r"^[a-z]{2}(-[a-z]+)+-[0-9][a-z]\Z"
+INSTANCE_TYPE = r"^[a-z][a-z0-9-]*\.[a-z0-9-]+\Z"
+CIDR = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}\Z"
+KMS_KEY = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+\Z"
+PRINCIPAL = r"^arn:aws[a-z-]*:iam::[0-9]{12}:(user|role)/[A-Za-z0-9_+=,.@/-]+\Z"
+VERSION = r"^1\.[0-9]{2}\Z"
+DNS_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*\Z"
+LABEL_KEY = r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z"
+LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?\Z"
+TAG_KEY = r"^[\w .:/=+@-]{1,128}\Z"
+TAG_VALUE = r"^[\w .:/=+@-]{0,256}\Z"
+KEY_PAIR = r"^[!-~]([ -~]{0,253}[!-~])?\Z"
+CLAIM = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z"
+BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z"
+FILE_SYSTEM, VPC, SUBNET = (rf"^{kind}-[0-9a-f]{{8,40}}\Z" for kind in ("fs", "vpc", "subnet"))
 MAX_WORKERS = 450
 """EKS's own limit of machines in a managed node group."""
 MAX_TAGS = 40
 """AWS takes 50 tags a resource; the stacks add their own."""
 DEFAULT_VERSION = "1.34"
+OLDEST_VERSION = "1.31"
+"""The oldest that EKS still ran in 2026-11, in extended support. Preflight asks EKS which are in standard support."""
 DEFAULT_TYPES = ("m7i.large", "m6i.large", "m5.large")
 
 Cidr = Annotated[str, Meta(pattern=CIDR, description="A range of addresses such as `10.0.0.0/16`.")]
@@ -238,7 +241,10 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ()
     kubernetes: Annotated[
         Annotated[str, Meta(pattern=VERSION)],
-        Meta(description=f'Kubernetes version, such as `"{DEFAULT_VERSION}"`, in quotes.', examples=[DEFAULT_VERSION]),
+        Meta(
+            description=f'Kubernetes version, such as `"{DEFAULT_VERSION}"`, in quotes; {OLDEST_VERSION} or later.',
+            examples=[DEFAULT_VERSION],
+        ),
     ] = DEFAULT_VERSION
     workers: Annotated[
         WorkersFile, Meta(description="The machines that run pods.", examples=[{"trainers": {"count": 8}}])

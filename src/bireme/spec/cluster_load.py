@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from ipaddress import IPv4Network
+from dataclasses import dataclass, replace
+from ipaddress import AddressValueError, IPv4Address, IPv4Network, collapse_addresses
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bireme.core.errors import SpecError
+from bireme.core.errors import SpecError, UsageError
+from bireme.spec.aws_rules import other_partition, reserved_domain, reserved_tag, why_no_bucket
 from bireme.spec.cluster import (
+    BUCKET,
     CIDR,
     DEFAULT_VERSION,
     KMS_KEY,
     MAX_WORKERS,
     NAME,
+    OLDEST_VERSION,
     REGION,
+    VERSION,
     ClusterFile,
     GroupFile,
     NetworkFile,
@@ -29,16 +33,16 @@ from bireme.spec.cluster import (
     WorkersFile,
 )
 from bireme.spec.kube_aws import move_keys
-from bireme.spec.mistakes import Mistake, find_mistakes, item_lines, lines_of, plain, read_yaml, refusal
+from bireme.spec.mistakes import Mistake, find_mistakes, in_words, item_lines, lines_of, plain, read_yaml, refusal
 
 REFERENCE = "docs/reference/cluster.md"
 PRIVATE = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 """Private addresses, where EKS wants the range of Services and where a VPC belongs."""
 UNSEEN = (*PRIVATE, *map(IPv4Network, ("100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16")))
 """Addresses from which no packet arrives over the internet."""
-RESERVED_DOMAINS = ("kubernetes.io", "k8s.io", "eks.amazonaws.com", "bireme.dev")
-RESERVED_TAGS = ("aws:", "bireme:")
 MIN_API_PREFIX = 8
+MAX_API_ADDRESSES = 1 << (32 - MIN_API_PREFIX)
+"""All ranges together open no more than the largest single one may: many pieces are a large range too."""
 MIN_RANGE = 24
 """A VPC of /24 has room for four subnets of 59 addresses, the least that is of use; EKS takes no smaller `services`."""
 
@@ -90,7 +94,8 @@ def find_cluster_mistakes(data: Any) -> list[Mistake]:
     """Everything wrong with a parsed file; a key that a clash is about is not also checked against its struct."""
     clashes = find_cluster_file_clashes(data)
     known = {key_of(mistake) for mistake in clashes}
-    return clashes + [mistake for mistake in find_mistakes(ClusterFile, data) if key_of(mistake) not in known]
+    found = [mistake for mistake in find_mistakes(ClusterFile, data) if key_of(mistake) not in known]
+    return clashes + [replace(mistake, text=in_words(mistake.text)) for mistake in found]
 
 
 def key_of(mistake: Mistake) -> str:
@@ -162,6 +167,14 @@ def _name(parsed: _Parsed) -> Iterator[Mistake]:
         yield Mistake(line, text, "it becomes part of the stacks' names", f"use `{close}`" if close else "")
 
 
+def check_name(name: str) -> None:
+    """Refuse what cannot be a cluster's name, where it stands on the command line."""
+    if not re.search(NAME, name):
+        close = propose_name(name)
+        text = f"{name!r} cannot be a cluster's name: 2 to 32 lower-case letters, digits and dashes, a letter first"
+        raise UsageError(text, fix=f"did you mean `{close}`?" if close else "name the cluster as cluster.yaml does")
+
+
 def propose_name(text: str) -> str:
     """The closest name that is allowed, or nothing."""
     close = re.sub(r"[^a-z0-9]+", "-", text.lower())
@@ -175,6 +188,20 @@ def _version(parsed: _Parsed) -> Iterator[Mistake]:
         text = f"`kubernetes`: without quotes {version:g} is a number"
         why, fix = "a number loses its last zero: 1.30 is 1.3", f'write `kubernetes: "{DEFAULT_VERSION}"`'
         yield Mistake(line, text, why, fix)
+    elif (older := parsed.text("kubernetes", VERSION)) and _minor(older) < _minor(OLDEST_VERSION):
+        fix = f'write `kubernetes: "{DEFAULT_VERSION}"`; `bireme cluster plan` asks EKS which versions it supports'
+        yield Mistake(line, f"`kubernetes`: EKS no longer runs {older}", f"{OLDEST_VERSION} is the oldest", fix)
+
+
+def _minor(version: str) -> int:
+    return int(version.partition(".")[2])
+
+
+def _region(parsed: _Parsed) -> Iterator[Mistake]:
+    region, line = parsed.find("region")
+    if isinstance(region, str) and (partition := other_partition(region)):
+        why = f"{partition} is a partition of AWS of its own, and bireme's policies and registry names do not cover it"
+        yield Mistake(line, f"`region`: {region} is not supported", why, "choose a region such as `us-west-2`")
 
 
 def _zones(parsed: _Parsed) -> Iterator[Mistake]:
@@ -238,8 +265,10 @@ def _overlap(parsed: _Parsed, cidr: IPv4Network, services: IPv4Network) -> Mista
 
 
 def _api(parsed: _Parsed) -> Iterator[Mistake]:
+    public = []
     for key, text, line in parsed.items("access.api"):
         if not re.search(CIDR, text):
+            yield from _bare_address(key, text, line)
             continue
         network, wrong = _range(key, text, line)
         yield from wrong
@@ -247,12 +276,29 @@ def _api(parsed: _Parsed) -> Iterator[Mistake]:
             continue
         if network.prefixlen < MIN_API_PREFIX:
             told = f"`{key}`: {network} opens the API server to {_share(network)}"
-            why = "a stolen credential would then be enough to enter"
-            yield Mistake(line, told, why, "name your own address, such as `203.0.113.7/32`")
+            yield Mistake(line, told, _WHY_FEW, "name your own address, such as `203.0.113.7/32`")
         elif any(network.overlaps(hidden) for hidden in UNSEEN):
             told = f"`{key}`: {network} is not an address on the internet"
             why = "the API server sees the public address of your network"
             yield Mistake(line, told, why, "name the public address, such as `203.0.113.7/32`")
+        else:
+            public.append(network)
+    total = sum(network.num_addresses for network in collapse_addresses(public))
+    if total > MAX_API_ADDRESSES:
+        told = f"`access.api` opens the API server to {total:,} addresses together"
+        fix = f"name fewer, smaller ranges: {MAX_API_ADDRESSES:,} addresses at most"
+        yield Mistake(parsed.find("access.api")[1], told, _WHY_FEW, fix)
+
+
+_WHY_FEW = "a stolen credential would then be enough to enter"
+
+
+def _bare_address(key: str, text: str, line: int) -> Iterator[Mistake]:
+    try:
+        address = IPv4Address(text)
+    except AddressValueError:
+        return  # the struct says what was expected
+    yield Mistake(line, f"`{key}`: {address} is an address without its size", fix=f"write `{address}/32`")
 
 
 def _share(network: IPv4Network) -> str:
@@ -287,6 +333,24 @@ def _counts(parsed: _Parsed) -> Iterator[Mistake]:
             yield Mistake(line, text, fix=f"set `workers.max: {count}` or more, or fewer {group}")
 
 
+def _duplicates(parsed: _Parsed) -> Iterator[Mistake]:
+    """Lists in which AWS refuses the same thing twice."""
+    for path in ("access.api", "access.admins", "network.subnets", "workers.servers.types", "workers.trainers.types"):
+        seen = set[str]()
+        for key, item, line in parsed.items(path):
+            if item in seen:
+                yield Mistake(line, f"`{key}`: {item} is listed twice", fix="list it once")
+            seen.add(item)
+
+
+def _bucket(parsed: _Parsed) -> Iterator[Mistake]:
+    name = parsed.text("bucket", BUCKET)
+    if name and (why := why_no_bucket(name)):
+        yield Mistake(
+            parsed.find("bucket")[1], f"`bucket`: S3 has no bucket {name}", why, "correct it, or leave `bucket` out"
+        )
+
+
 def _types(parsed: _Parsed) -> Iterator[Mistake]:
     for group in ("servers", "trainers"):
         for key, name, line in parsed.items(f"workers.{group}.types"):
@@ -303,18 +367,19 @@ def is_arm(instance_type: str) -> bool:
 
 def _labels(parsed: _Parsed) -> Iterator[Mistake]:
     for label, line in parsed.pairs("workers.labels"):
-        domain = label.rpartition("/")[0]
-        if any(f".{domain}".endswith(f".{reserved}") for reserved in RESERVED_DOMAINS):
+        if domain := reserved_domain(label):
             text = f"`workers.labels.{label}`: labels of {domain} are reserved"
             yield Mistake(line, text, "EKS or bireme sets them", "choose a key without that domain")
 
 
 def _tags(parsed: _Parsed) -> Iterator[Mistake]:
     for tag, line in parsed.pairs("tags"):
-        for reserved in RESERVED_TAGS:
-            if tag.lower().startswith(reserved):
-                text = f"`tags.{tag}`: tags that begin with `{reserved}` are reserved"
-                yield Mistake(line, text, "AWS or bireme sets them", "choose another key")
+        if start := reserved_tag(tag):
+            text = f"`tags.{tag}`: tags that begin with `{start}` are reserved"
+            yield Mistake(line, text, "AWS, Kubernetes or bireme sets them", "choose another key")
 
 
-_CHECKS = (_name, _version, _zones, _kms_key, _ranges, _api, _existing_network, _counts, _types, _labels, _tags)
+_CHECKS = (
+    _name, _region, _version, _zones, _kms_key, _ranges, _api, _existing_network, _counts, _types, _duplicates, _bucket,
+    _labels, _tags,
+)  # fmt: skip

@@ -6,6 +6,7 @@ A struct says what may be there; all mistakes are collected before one is told.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
@@ -60,7 +61,8 @@ def find_mistakes(struct: type[msgspec.Struct], value: Any, path: str = "", line
     """Compare a parsed mapping with a struct, field by field."""
     if not isinstance(value, Mapping):
         where = f"`{path}` must hold" if path else "the file must hold"
-        return [Mistake(line, f"{where} keys and values, not {_name_of(value)}")]
+        fix = _for_empty(struct, path) if path and value is None else ""
+        return [Mistake(line, f"{where} keys and values, not {_name_of(value)}", fix=fix)]
     hints = get_type_hints(struct, include_extras=True)
     lines = lines_of(value, line)
     found = [Mistake(lines[key], _unknown_key(path, key, hints)) for key in value if key not in hints]
@@ -72,6 +74,13 @@ def find_mistakes(struct: type[msgspec.Struct], value: Any, path: str = "", line
             continue
         found += _check_field(hints[info.name], value[info.name], full, lines[info.name])
     return found
+
+
+def _for_empty(struct: type[msgspec.Struct], path: str) -> str:
+    """What to do about a section whose keys are all commented out."""
+    if needed := [f"`{path}.{info.name}`" for info in msgspec.structs.fields(struct) if info.required]:
+        return f"set {' and '.join(needed)}"
+    return f"remove the line `{path.rpartition('.')[2]}:`, or set one of its keys"
 
 
 def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
@@ -94,6 +103,35 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
         told = f"{problem}, got {value!r}{_did_you_mean(value, inner)}"
         return [Mistake(line, f"`{path}`: {told}")]
     return []
+
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "keys and values",
+}
+_SIZES = {"array": "item", "object": "key", "str": "character"}
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+_EXPECTED = re.compile(r"(`[^`]+`: )expected `(\w+)`( of length)?(?: (>=|<=|>|<) (\S+?))?(, got .*)", re.DOTALL)
+
+
+def in_words(text: str) -> str:
+    """What `find_mistakes` says of a value of the wrong type, without the names of types."""
+    found = _EXPECTED.fullmatch(text)
+    if found is None:
+        return text
+    key, kind, is_length, sign, number, got = found.groups()
+    wanted = "a list" if kind == "array" else _KINDS.get(kind, kind)
+    if is_length and kind in _SIZES:
+        wanted = f"{_BOUNDS[sign]} {number} {_SIZES[kind]}{'' if number == '1' else 's'}"
+    elif sign:
+        wanted += f", {_BOUNDS[sign]} {number}"
+    words = {", got None": ", got nothing", ", got True": ", got true", ", got False": ", got false"}
+    words |= {", got []": ", got an empty list", ", got {}": ", got nothing"}
+    hint = " (put it in quotes)" if kind == "str" and re.match(r", got [\d.-]+$", got) else ""
+    return f"{key}expected {wanted}{words.get(got, got)}{hint}"
 
 
 def _parts_of(hint: Any, value: Any, path: str, line: int) -> list[tuple[Any, Any, str, int]]:

@@ -123,7 +123,8 @@ def describe_nodegroup(call: Call) -> dict[str, Any]:
         "scalingConfig": {k[0].lower() + k[1:]: int(v) for k, v in scaling.items()}, "nodeRole": t.props["NodeRole"],
         "labels": t.props.get("Labels", {}),
         "instanceTypes": t.props.get("InstanceTypes", ["t3.medium"]), "subnets": t.props["Subnets"],
-        "capacityType": t.props.get("CapacityType", "ON_DEMAND"), "health": {"issues": []}, "tags": t.tags,
+        "capacityType": t.props.get("CapacityType", "ON_DEMAND"), "tags": t.tags,
+        "health": {"issues": t.props.get("Issues", [])},
     }  # fmt: skip
     return {"nodegroup": view}
 
@@ -413,7 +414,10 @@ def simulate_principal_policy(call: Call) -> dict[str, Any]:
     results = []
     for action in call.params["ActionNames"]:
         for arn in call.params.get("ResourceArns", ["*"]):
-            context = policy.Context(arn=None if arn == "*" else arn)
+            keys = {
+                each["ContextKeyName"]: each["ContextKeyValues"][0] for each in call.params.get("ContextEntries", [])
+            }
+            context = policy.Context(arn=None if arn == "*" else arn, keys=keys)
             verdict = "allowed" if documents is None else policy.decide(documents, action, context)
             verdict = "explicitDeny" if action in call.world.faults.denied else verdict
             results.append({"EvalActionName": action, "EvalResourceName": arn, "EvalDecision": verdict})

@@ -14,7 +14,7 @@ from bireme.cli.aws.commands import cluster
 from bireme.cli.aws.common import Target, find_target
 from bireme.cli.aws.down import _forget_access, _report
 from bireme.cli.aws.up import expires_at
-from bireme.core.errors import BiremeError, CloudError, LeftoversError, SpecError, UsageError
+from bireme.core.errors import BiremeError, CloudError, LeftoversError, SpecError, StorageError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,22 @@ def test_a_plan_is_rendered_as_templates() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("place", ["taken", "taken/deeper"])
+def test_templates_onto_a_file_are_refused_with_a_fix(place: str) -> None:
+    init()
+    Path("taken").write_text("mine")
+    found = error_of("plan", "--render", place)
+    assert isinstance(found, StorageError)
+    assert f"cannot write templates into {place}" in found.what and "name a directory" in found.fix
+
+
+def test_a_policy_for_a_name_that_is_none_is_refused() -> None:
+    found = error_of("policy", "Bad *Name")
+    assert isinstance(found, UsageError)
+    assert found.fix == "did you mean `bad-name`?"
+    assert error_of("policy", "*").fix == "name the cluster as cluster.yaml does"
+
+
 def test_what_has_no_price_is_never_counted_as_nothing() -> None:
     init("us-west-2", "--types", "m99.large")
     assert "at least $0.17 an hour, and what has no price" in run("plan").output
@@ -95,6 +111,20 @@ def test_a_ttl_that_is_none_is_refused(ttl: str) -> None:
     with pytest.raises(UsageError, match="such as `8h`"):
         expires_at(ttl, 0)
     assert expires_at("8h", 0) == "1970-01-01T08:00:00+00:00"
+
+
+@pytest.mark.parametrize("ttl", ["99999999999h", "367d", "9" * 5000 + "m"])
+def test_a_ttl_beyond_a_year_is_refused(ttl: str) -> None:
+    with pytest.raises(UsageError, match="longer than a year"):
+        expires_at(ttl, 1_800_000_000)
+
+
+@pytest.mark.parametrize("usd", ["nan", "inf", "-1", "0"])
+def test_a_limit_that_limits_nothing_is_refused(usd: str) -> None:
+    init()
+    found = error_of("up", "--yes", f"--max-hourly={usd}")
+    assert isinstance(found, UsageError)
+    assert f"--max-hourly {usd} is not a limit" in found.what
 
 
 def test_scale_keeps_the_comments_of_the_file() -> None:

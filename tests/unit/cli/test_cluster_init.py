@@ -176,7 +176,7 @@ def test_it_asks_again_after_an_answer_that_cannot_be(terminal: None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_REGION", "us-west-2")
         done = run(answers=answers)
-    for told in ("use `my-cluster`", "AWS region, such as", "'many' is not a number", "<= 450", "the whole world"):
+    for told in ("use `my-cluster`", "AWS region, such as", "'many' is not a number", "at most 450", "the whole world"):
         assert told in done.stderr
     file = load_cluster(Path("cluster.yaml"))
     assert (file.name, file.region, file.workers.trainers.count) == ("my-cluster", "us-west-2", 40)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bireme.core.errors import SpecError
+from bireme.spec import cluster
 from bireme.spec.cluster import AccessFile, ClusterFile, GroupFile, NetworkFile, TrainerGroupFile, WorkersFile
 from bireme.spec.cluster_load import (
     find_cluster_file_clashes,
@@ -46,10 +47,36 @@ def test_a_short_file_is_enough(tmp_path: Path) -> None:
 # What follows HEAD (its first line is line 4), and parts of the message.
 MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "an unknown key": ("zone: us-west-2a", (":4: `zone` is not a known key; did you mean `zones`?",)),
+    "an empty section": ("workers:", (":4: `workers` must hold keys", "fix: remove the line `workers:`, or set one")),
+    "an empty inner section": ("workers:\n  servers:", (":5: `workers.servers` must", "remove the line `servers:`")),
+    "text for a list": ("zones: us-west-2a", (":4: `zones`: expected a list, got 'us-west-2a'",)),
+    "nothing for a list": ("zones:", (":4: `zones`: expected a list, got nothing",)),
+    "yes for a number": ("workers: {max: yes}", (":4: `workers.max`: expected a whole number, got",)),
+    "less than the least": (
+        "workers: {trainers: {disk_gb: 1}}",
+        ("disk_gb`: expected a whole number, at least 20, got 1",),
+    ),
+    "a type twice": (
+        "workers:\n  servers:\n    types: [m5.large, m5.large]",
+        (":6: `workers.servers.types[1]`: m5.large is listed",),
+    ),
+    "a version that EKS has given up": (
+        'kubernetes: "1.10"',
+        (":4: `kubernetes`: EKS no longer runs 1.10", "why: 1.31 is the oldest", '"1.34"'),
+    ),
+    "a bucket with two dots": ("bucket: my..bucket", (":4: `bucket`: S3 has no bucket my..bucket", "two dots side")),
+    "a bucket like an address": ("bucket: 192.168.5.4", ("S3 has no bucket", "it looks like an address")),
+    "a bucket with a reserved name": ("bucket: xn--data", ("names that begin with `xn--` are reserved",)),
+    "a tag of Kubernetes": (
+        "tags: {kubernetes.io/cluster/x: owned}",
+        ("`tags.kubernetes.io/cluster/x`: tags that begin", "are reserved"),
+    ),
+    "a tag of a controller": ("tags: {elbv2.k8s.aws/cluster: x}", ("begin with `elbv2.k8s.aws/` are reserved",)),
+    "a tag of EKS": ("tags: {'eks:cluster-name': x}", ("tags that begin with `eks:` are reserved",)),
     "an unknown inner key": ("workers: {trainers: {cout: 3}}", (":4: `workers.trainers.cout`", "`count`?")),
     "no types": (
         "workers: {trainers: {types: []}}",
-        (":4: `workers.trainers.types`: expected `array` of length >= 1",),
+        (":4: `workers.trainers.types`: expected at least 1 item, got an empty list",),
     ),
     "a version without quotes": (
         "kubernetes: 1.34",
@@ -85,7 +112,7 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "a zone of another region": ("zones: [us-west-1a]", (":4: `zones[0]`: us-west-1a is not a zone of us-west-2",)),
     "a zone twice": ("zones:\n  - us-west-2a\n  - us-west-2a", (":6: `zones[1]`: us-west-2a is listed twice",)),
-    "three zones": ("zones: [us-west-2a, us-west-2b, us-west-2c]", (":4: `zones`: expected `array` of length <= 2",)),
+    "three zones": ("zones: [us-west-2a, us-west-2b, us-west-2c]", (":4: `zones`: expected at most 2 items, got",)),
     "a key of another region": (
         "kms_key: arn:aws:kms:us-east-1:123456789012:key/abc",
         ("`kms_key`: the key is in us-east-1, the cluster in us-west-2", "fix: use a key of us-west-2"),
@@ -110,7 +137,10 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
         (":5: `workers.trainers.count` is 30, and `workers.max` is 20", "fix: set `workers.max: 30` or more"),
     ),
     "at most less than the default": ("workers: {max: 2}", (":4: `workers.trainers.count` is 3, and `workers.max`",)),
-    "more than EKS takes": ("workers: {servers: {count: 451}}", ("`workers.servers.count`: expected `int` <= 450",)),
+    "more than EKS takes": (
+        "workers: {servers: {count: 451}}",
+        ("`workers.servers.count`: expected a whole number, at most 450",),
+    ),
     "an ARM type": (
         "workers: {servers: {types: [m7i.large, m7g.large]}}",
         ("`workers.servers.types[1]`: m7g.large has an ARM processor", "why: the image is built for x86-64"),
@@ -122,13 +152,16 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a label of ours": ("workers: {labels: {bireme.dev/group: x}}", ("labels of bireme.dev are reserved",)),
     "a label that is none": ("workers: {labels: {'aws:x': y}}", ("`workers.labels`: a label's key: at most 63",)),
     "a label's value that is none": ("workers: {labels: {a: 'b c'}}", ("`workers.labels.a`: a label's value",)),
-    "a label's value that is a number": ("workers: {labels: {a: 3}}", ("`workers.labels.a`: expected `str`, got 3",)),
+    "a label's value that is a number": (
+        "workers: {labels: {a: 3}}",
+        ("`workers.labels.a`: expected text, got 3 (put it in quotes)",),
+    ),
     "a tag of AWS": ("tags: {'AWS:x': y}", (":4: `tags.AWS:x`: tags that begin with `aws:` are reserved",)),
     "a tag of ours": ("tags: {'bireme:cluster': y}", ("tags that begin with `bireme:` are reserved",)),
     "a tag with other characters": ("tags: {a: 'b*c'}", ("`tags.a`: a tag's value: at most 256",)),
     "too many tags": (
         f"tags: {{{', '.join(f'a{i}: b' for i in range(41))}}}",
-        ("`tags`: expected `object` of length <= 40",),
+        ("`tags`: expected at most 40 keys",),
     ),
     "a name with two dots": ("dns_zone: a..b", ("`dns_zone`: name of a private DNS zone",)),
     "text for a section": ("workers: 3", (":4: `workers` must hold keys and values, not 3",)),
@@ -143,7 +176,10 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
         (":4: `clusterName`, a key of kube-aws, and `name` are both given", "fix: leave `clusterName` out"),
     ),
     "an old key and a section that is none": ("workers: 3\nworkerCount: 3", (":4: `workers` must hold keys and",)),
-    "a wrong value of an old key": ("x: 1\nworkerCount: many", (":5: `workers.trainers.count`: expected `int`",)),
+    "a wrong value of an old key": (
+        "x: 1\nworkerCount: many",
+        (":5: `workers.trainers.count`: expected a whole number",),
+    ),
     "an old zone of another region": ("availabilityZone: us-west-1a", (":4: `zones[0]`: us-west-1a is not a zone",)),
 }
 
@@ -169,6 +205,51 @@ API = {
 def test_addresses_of_the_api_server_are_few_and_public(tmp_path: Path, address: str) -> None:
     told = message(tmp_path, f"name: a1\nregion: us-west-2\naccess:\n  api:\n    - 198.51.100.0/24\n    - {address}\n")
     assert f"cluster.yaml:6: `access.api[1]`: {API[address]}" in told.replace(f" {address} ", " ")
+
+
+def with_api(*ranges: str) -> str:
+    return f"name: a1\nregion: us-west-2\naccess: {{api: [{', '.join(ranges)}]}}\n"
+
+
+def test_an_empty_section_that_is_needed_names_its_key(tmp_path: Path) -> None:
+    assert "fix: set `access.api`" in message(tmp_path, "name: paddle\nregion: us-west-2\naccess:\n")
+
+
+def test_many_ranges_together_may_not_open_the_server(tmp_path: Path) -> None:
+    told = message(tmp_path, with_api(*(f"{first}.0.0.0/8" for first in (3, 4, 8, 9))))
+    assert "`access.api` opens the API server to 67,108,864 addresses together" in told
+    assert "fix: name fewer, smaller ranges: 16,777,216 addresses at most" in told
+    load_cluster(write(tmp_path, with_api("3.0.0.0/8")))
+
+
+def test_an_address_without_its_size_comes_with_it(tmp_path: Path) -> None:
+    told = message(tmp_path, with_api("203.0.113.7"))
+    assert "`access.api[0]`: 203.0.113.7 is an address without its size" in told
+    assert "fix: write `203.0.113.7/32`" in told
+
+
+def test_an_address_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    assert "`access.api[1]`: 203.0.113.7/32 is listed twice" in message(tmp_path, with_api(*2 * ["203.0.113.7/32"]))
+
+
+@pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1", "us-iso-east-1", "us-isob-east-1", "eusc-de-east-1"])
+def test_regions_of_other_partitions_are_refused_by_name(tmp_path: Path, region: str) -> None:
+    told = message(tmp_path, HEAD.replace("us-west-2", region))
+    assert told.startswith(f"cluster.yaml:2: `region`: {region} is not supported")
+    assert "is a partition of AWS of its own" in told
+
+
+PATTERNS = [value for key, value in vars(cluster).items() if key.isupper() and str(value).startswith("^")]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_no_pattern_takes_a_newline_at_the_end(pattern: str) -> None:
+    assert pattern.endswith(r"\Z")
+
+
+def test_a_newline_after_a_name_is_refused(tmp_path: Path) -> None:
+    assert r"'paddle\n' must be" in message(tmp_path, HEAD.replace("paddle-cluster", r'"paddle\n"'))
+    assert "`region`: AWS region" in message(tmp_path, HEAD.replace("us-west-2", r'"us-west-2\n"'))
 
 
 NAMES = {
@@ -234,7 +315,7 @@ def test_every_key_of_kube_aws_is_moved_or_refused_with_a_reason(name: str) -> N
 
 def test_an_old_key_that_comes_by_a_merge_is_moved_too(tmp_path: Path) -> None:
     told = message(tmp_path, f"{HEAD}base: &base {{workerCount: x}}\n<<: *base\n")
-    assert "`base` is not a known key" in told and "`workers.trainers.count`: expected `int`, got 'x'" in told
+    assert "`base` is not a known key" in told and "`workers.trainers.count`: expected a whole number, got 'x'" in told
 
 
 def test_merges_of_yaml_are_read(tmp_path: Path) -> None:

@@ -13,12 +13,21 @@ from bireme.aws.templates.platform import platform
 from bireme.aws.templates.storage import storage
 from bireme.aws.templates.workers import workers
 
+<<<<<<< HEAD
 __all__ = ["Template", "body_of", "operator", "template_of"]
+=======
+__all__ = ["Template", "body_of", "template_of", "types_of"]
+>>>>>>> aws-fixes
 
 
 def template_of(layout: Layout, kind: StackKind) -> Template:
     """The template of one of a cluster's stacks."""
     return {"storage": storage, "platform": platform, "workers": workers}[kind](layout)
+
+
+def types_of(layout: Layout) -> set[str]:
+    """The types of resources that all of a cluster's stacks make."""
+    return {each["Type"] for kind in layout.stacks for each in template_of(layout, kind)["Resources"].values()}
 
 
 def body_of(template: Template) -> str:

@@ -88,12 +88,17 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
 
 def _render(found: Plan, folder: Path) -> None:
     from bireme.aws.templates import template_of
+    from bireme.core.errors import StorageError
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for kind in found.layout.stacks:
-        path = folder / f"{found.layout.stack(kind)}.json"
-        path.write_text(json.dumps(template_of(found.layout, kind), indent=2) + "\n", encoding="utf-8")
-        say(f"wrote {path}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind in found.layout.stacks:
+            path = folder / f"{found.layout.stack(kind)}.json"
+            path.write_text(json.dumps(template_of(found.layout, kind), indent=2) + "\n", encoding="utf-8")
+            say(f"wrote {path}")
+    except OSError as e:
+        fix = "name a directory that you may write to, or one that is not there yet"
+        raise StorageError(f"cannot write templates into {folder}: {e.strerror or e}", fix=fix) from e
 
 
 def print_plan(found: Plan) -> None:
@@ -197,7 +202,10 @@ def policy(name: str | None, execution: bool, template: bool) -> None:
     """
     from bireme.aws.policy import execution_policy, operator_policy
     from bireme.aws.templates.operator import operator
+    from bireme.spec.cluster_load import check_name
 
+    if name is not None:
+        check_name(name)
     found = operator() if template else execution_policy() if execution else operator_policy(name)
     click.echo(json.dumps(found, indent=2))
 

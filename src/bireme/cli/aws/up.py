@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,7 +31,12 @@ if TYPE_CHECKING:
     from bireme.aws.layout import Layout
     from bireme.aws.plan import Plan
     from bireme.aws.preflight import Identity
+    from bireme.kube.api.client import Cluster
     from bireme.spec.cluster import ClusterFile
+
+
+MAX_TTL_DAYS = 366
+"""The longest time that `--ttl` takes: what is to stand for longer needs no reminder."""
 
 
 @click.command(epilog="\b\nExample: bireme cluster up --yes --max-hourly 1.00 --ttl 8h")
@@ -57,9 +63,10 @@ def up(
     from bireme.cli.aws.commands import print_plan
     from bireme.spec.cluster_load import load_cluster
 
+    check_limit(max_hourly)
     file = load_cluster(path)
     aws = Aws(file.region)
-    expires = expires_at(ttl, aws.clock.now()) if ttl else ""
+    expires = expires_at(ttl, aws.clock.now()) if ttl is not None else ""
     found, identity, layout = ask_aws(aws, file)
     if not as_json:
         print_plan(found)
@@ -123,13 +130,26 @@ def _refuse(found: Plan, max_hourly: float | None, *, accepts_unknown: bool) -> 
         )
 
 
+def check_limit(max_hourly: float | None) -> None:
+    """Refuse a limit that limits nothing: no price is above `nan`."""
+    if max_hourly is not None and not 0 < max_hourly < math.inf:
+        fix = "name a number of dollars above 0, such as `--max-hourly 1.00`"
+        raise UsageError(f"--max-hourly {max_hourly:g} is not a limit", fix=fix)
+
+
 def expires_at(ttl: str, now: float) -> str:
     """The moment that a duration such as `8h` or `2d` comes to."""
-    found = re.fullmatch(r"([1-9]\d*)\s*([mhd])", ttl)
+    found = re.fullmatch(r"([1-9][0-9]*)\s*([mhd])", ttl)
     if found is None:
         raise UsageError(f"--ttl {ttl}: expected a number with m, h or d, such as `8h`")
     unit = {"m": "minutes", "h": "hours", "d": "days"}[found[2]]
-    until = datetime.fromtimestamp(now, UTC) + timedelta(**{unit: int(found[1])})
+    try:
+        length = timedelta(**{unit: int(found[1])})
+    except (OverflowError, ValueError):  # also a number with more digits than Python reads
+        length = timedelta.max
+    if length > timedelta(days=MAX_TTL_DAYS):
+        raise UsageError(f"--ttl {ttl[:20]} is longer than a year", fix="leave --ttl out, or name at most `366d`")
+    until = datetime.fromtimestamp(now, UTC) + length
     return until.isoformat(timespec="seconds")
 
 
@@ -147,9 +167,8 @@ def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watch
     """Give a cluster what jobs need, and wait for its machines; how many are Ready."""
     from bireme.aws.objects import facts, objects
     from bireme.kube.api.cluster_facts import read_facts
-    from bireme.kube.api.platform import apply_all, wait_for_nodes
+    from bireme.kube.api.platform import apply_all
 
-    workers = layout.file.workers
     with api_server(aws, layout.name) as cluster:
         made = objects(layout, outputs)
         apply_all(cluster, made[:-1], watcher.note)
@@ -159,8 +178,7 @@ def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watch
             before = None  # it is not what it should be, and is written anew
         # An image that was pushed earlier stays the one that jobs run.
         apply_all(cluster, [facts(layout, outputs, before.image if before else "")], watcher.note)
-        count = workers.servers.count + workers.trainers.count
-        return len(wait_for_nodes(cluster, count, watcher.note)["nodes"]) if count else 0
+        return _wait_for_nodes(aws, layout, cluster, watcher)
 
 
 def _next(layout: Layout, config: str, context: str, nodes: int) -> str:
@@ -215,14 +233,16 @@ def scale(count: int, servers: int | None, path: Path, is_sure: bool, as_json: b
             raise to_error(e, f"scale {file.name}") from e
         write_atomic(path, text.encode())
         path.chmod(0o600)
-        nodes = _wait_for_nodes(aws, layout, watcher)
+        with api_server(aws, layout.name) as cluster:
+            nodes = _wait_for_nodes(aws, layout, cluster, watcher)
     told = {"cluster": file.name, "trainers": count, "servers": wanted_file.workers.servers.count, "nodes": nodes}
     click.echo(json.dumps(told) if as_json else f"{file.name}: {nodes} machines are Ready")
 
 
-def _wait_for_nodes(aws: Aws, layout: Layout, watcher: Watcher) -> int:
+def _wait_for_nodes(aws: Aws, layout: Layout, cluster: Cluster, watcher: Watcher) -> int:
+    """How many machines are Ready, once that is all that the file asks for; Ctrl-C ends the wait sooner."""
+    from bireme.aws.status import shortages
     from bireme.kube.api.platform import wait_for_nodes
 
     count = layout.file.workers.servers.count + layout.file.workers.trainers.count
-    with api_server(aws, layout.name) as cluster:
-        return len(wait_for_nodes(cluster, count, watcher.note)["nodes"])
+    return len(wait_for_nodes(cluster, count, watcher.note, lambda: shortages(aws, layout.name)))

@@ -27,10 +27,8 @@ _CLAIMS = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POLL_S = 3.0
 REACH_S = 300.0
 """How long a new API server may be out of reach: its name must spread first."""
-
-
-NODES_S = 900.0
-"""How long machines may take until they are ready: one that was taken back may have no successor for hours."""
+NOTE_S = 180.0
+"""Between two lines about machines that are still missing."""
 
 
 def apply_all(cluster: Cluster, objects: list[Object], note: Note, pause: Callable[[float], None] = time.sleep) -> None:
@@ -63,21 +61,51 @@ def is_cordoned(node: Mapping[str, Any]) -> bool:
     return bool(node.get("spec", {}).get("unschedulable"))
 
 
-def wait_for_nodes(cluster: Cluster, count: int, note: Note, pause: Callable[[float], None] = time.sleep) -> Object:
-    """Wait until so many machines are ready; after NODES_S what is ready will do, as everything else is done."""
-    told, until = -1, time.monotonic() + NODES_S
+def wait_for_nodes(
+    cluster: Cluster,
+    count: int,
+    note: Note,
+    why: Callable[[], str] = lambda: "",
+    now: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """Wait until so many machines are ready; their names.
+
+    This has no end of its own: a cloud that is short of spot machines may have one in hours, and goes on trying.
+    `why` is asked for the cloud's own reason while machines are missing.
+    """
+    told, told_at = -1, now()
     while True:
-        nodes = cluster.nodes()
+        nodes = _nodes(cluster, note, now, pause)
         ready = [node["metadata"]["name"] for node in nodes if is_ready(node)]
-        if len(ready) < count and time.monotonic() >= until:
-            note(f"{len(ready)} of {count} machines are Ready; `bireme cluster status` may say why")
-        if len(ready) >= count or time.monotonic() >= until:
-            return {"ready": len(ready), "nodes": ready}
-        if len(ready) != told:
+        if len(ready) >= count:
+            return ready
+        is_due = now() - told_at >= NOTE_S
+        if len(ready) != told or is_due:
             cordoned = sum(map(is_cordoned, nodes))
-            note(f"{len(ready)} of {count} machines are Ready{f'; {cordoned} cordoned' if cordoned else ''}")
-            told = len(ready)
+            text = f"{len(ready)} of {count} machines are Ready{f'; {cordoned} cordoned' if cordoned else ''}"
+            note(text + (f"; still waiting for the others{_reason(why())}" if is_due else ""))
+            told, told_at = len(ready), now()
         pause(POLL_S)
+
+
+def _reason(text: str) -> str:
+    return f": {text}" if text else ""
+
+
+def _nodes(cluster: Cluster, note: Note, now: Callable[[], float], pause: Callable[[float], None]) -> list[Object]:
+    """The machines, as soon as the API server answers: in a wait of hours it may be out of reach for a moment."""
+    until, is_told = now() + REACH_S, False
+    while True:
+        try:
+            return cluster.nodes()
+        except NetworkError as e:
+            if now() >= until:
+                raise
+            if not is_told:
+                note(f"waiting for the API server: {e.what}")
+                is_told = True
+            pause(POLL_S)
 
 
 def clear(cluster: Cluster, note: Note) -> None:

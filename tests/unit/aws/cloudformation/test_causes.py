@@ -60,6 +60,18 @@ TEXTS = {
     "invalid name": "ValidationException: Value at 'stackName' failed to satisfy constraint: stackName",
     "timed out at AWS": "Resource did not stabilize: NotStabilized",
     "cancelled": "Resource creation cancelled",
+    "stack state": "ValidationError: Stack:arn:x is in ROLLBACK_COMPLETE state and can not be updated.",
+    "node groups left": "ResourceInUseException: Cluster has nodegroups attached",
+    "cluster busy": "ResourceInUseException: Cluster 'paddle' is not in ACTIVE status",
+    "volume attached": "VolumeInUse: Volume vol-1 is currently attached to i-1",
+    "DNS zone not empty": "HostedZoneNotEmpty: The specified hosted zone contains non-required resource record sets",
+    "request not signed": "MissingAuthenticationToken: Request is missing Authentication Token",
+    "no gateway": "Gateway.NotAttached: Network vpc-1 has no Internet gateway attached",
+    "bad zone": "InvalidParameterValue: Value (us-west-2z) for parameter availabilityZone is invalid.",
+    "version jump": "InvalidParameterException: Unsupported Kubernetes minor version update from 1.34 to 1.32",
+    "reserved tag": "ValidationError: aws: prefixed tag key names are not allowed for external use.",
+    "bad template": "ValidationError: Template format error: Unresolved resource dependencies [X] in the Outputs",
+    "gone": "ResourceNotFoundException: No cluster found for name: paddle.",
 }
 
 
