@@ -13,11 +13,7 @@ from bireme.aws.templates.platform import platform
 from bireme.aws.templates.storage import storage
 from bireme.aws.templates.workers import workers
 
-<<<<<<< HEAD
-__all__ = ["Template", "body_of", "operator", "template_of"]
-=======
-__all__ = ["Template", "body_of", "template_of", "types_of"]
->>>>>>> aws-fixes
+__all__ = ["Template", "body_of", "operator", "template_of", "types_of"]
 
 
 def template_of(layout: Layout, kind: StackKind) -> Template:
