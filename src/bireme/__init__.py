@@ -1,3 +1,27 @@
-"""bireme: training with parameter servers that ends with the same bits, whatever happens on the way."""
+"""bireme: training with parameter servers that ends with the same bits, whatever happens on the way.
+
+From Python:
+
+    job = bireme.load("job.yaml")
+    run = job.run(trainers=3)                   # shows progress, and waits; wait=False returns at once
+    run.status(), run.logs(last=20), run.why()
+    model = run.model()                         # or bireme.Model("output/pass-00009")
+    model.hash, model.parameters(), model.predict(["a truly wonderful camera"])
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+__all__ = ["BiremeError", "Job", "JobStatus", "Model", "PassSummary", "Run", "__version__", "load", "run", "runs"]
+
+_HOMES = {"BiremeError": "bireme.core.errors", "Model": "bireme.api.models"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: pservers and the command line start without them. Types: __init__.pyi."""
+    if name.startswith("_") or name not in __all__:
+        raise AttributeError(f"module 'bireme' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "bireme.api.jobs")), name)

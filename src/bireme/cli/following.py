@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.cli.running import Interrupts, View, choose_view, show
+from bireme.cli.running import Interrupts, show
 from bireme.core.errors import BiremeError, Cancelled, ClusterError, NetworkError, ProcessError, error_class
 from bireme.spec.load import command_name
+from bireme.view.readers import View, choose_view
 
 if TYPE_CHECKING:
     from bireme.kube.api.client import Cluster

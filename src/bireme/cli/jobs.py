@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +14,14 @@ from typing import Any
 import click
 import msgspec
 
+from bireme.api.live import cancel_run, status_of
+from bireme.api.progress import Progress, passes_in, progress_of, way_on
 from bireme.cli.cluster import Where, cluster_options, either_options, local_run
-from bireme.cli.progress import Progress, passes_in, progress_of, way_on
 from bireme.core.errors import UsageError
 from bireme.local import registry
 from bireme.spec.load import command_name
 
-AGAIN_S = 0.3
-"""Between two signals of one kind: if both were pending, they would count once."""
 LAST_LINES = 20
-SILENT = "pserver 0 (the coordinator), which does not answer"
 
 
 def ago(moment: float) -> str:
@@ -83,49 +80,6 @@ def _short(record: registry.RunRecord, progress: Progress) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(record)
     del plain["status"]
     return {**plain, "passes_done": progress.done, "passes": progress.passes}
-
-
-def status_of(record: registry.RunRecord) -> dict[str, Any]:
-    """The coordinator's word while it lives, its last word afterwards; that it is silent if it does not answer."""
-    from bireme.core.errors import BiremeError
-    from bireme.job.coordination import messages as m
-    from bireme.job.coordination.query import ask
-    from bireme.local.runner import coordinator_of
-
-    if record.state != "running":
-        return record.status
-    address = coordinator_of(registry.runs_directory() / record.id)
-    if address is None:
-        return {"phase": "starting"}
-    try:
-        return ask(address, m.GetStatus())
-    except BiremeError:
-        return _last_known(record)
-
-
-def _last_known(record: registry.RunRecord) -> dict[str, Any]:
-    """What there is to know of a job whose coordinator does not answer: it is stopped, or being started again."""
-    from bireme.job.coordination.phases import ENDED
-    from bireme.job.node.failure_reports import last_status
-
-    known = last_status(Path(record.output)) or record.status
-    if known.get("phase") in ENDED:
-        return known
-    phase = "training" if _has_trained(record) else "starting"
-    return {"phase": phase, **known, "waits_for": [SILENT]}
-
-
-def _has_trained(record: registry.RunRecord) -> bool:
-    """Whether this run has come as far as training, by the job's books."""
-    from bireme.job.output.journal import METRICS
-
-    book = Path(record.output) / METRICS
-    for line in book.read_bytes().splitlines() if book.is_file() else ():
-        with suppress(msgspec.MsgspecError):  # half a line at the end
-            row = msgspec.json.decode(line, type=dict[str, Any])
-            if row.get("event") == "view" and row.get("unix", 0.0) >= record.started:
-                return True
-    return False
 
 
 @click.command(epilog="\b\nExample: bireme status quick-start")
@@ -281,25 +235,10 @@ def cancel(job: str | None, now: bool, where: Where, as_json: bool) -> None:
         with where.connect() as cluster:
             cancel_there(cluster, str(job), now=now, as_json=as_json)
         return
-    if record.state != "running":
-        raise UsageError(f"{record.name} does not run: its state is {record.state}")
-    registry.check_one(job)
-    os.kill(record.pid, signal.SIGTERM)
-    if now:
-        _insist(record)
-    deadline = time.monotonic() + 15
-    while time.monotonic() < deadline and registry.find_run(record.id).state == "running":
-        time.sleep(0.05)
-    state = registry.find_run(record.id).state
+    if record.state == "running":
+        registry.check_one(job)
+    state = cancel_run(record, now=now)
     click.echo(json.dumps({"job": record.name, "state": state}) if as_json else f"{record.name}: {state}")
-
-
-def _insist(record: registry.RunRecord) -> None:
-    """Ask once more, as a second Ctrl-C would; not with SIGINT, which jobs in the background of a script ignore."""
-    time.sleep(AGAIN_S)
-    if registry.find_run(record.id).state == "running":
-        with suppress(ProcessLookupError):
-            os.kill(record.pid, signal.SIGTERM)
 
 
 @click.command(epilog="\b\nExample: bireme delete quick-start --namespace training")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from bireme.api.progress import Progress, job_in, progress_in, progress_of
 from bireme.cli.cluster import Where, either_options, has_cluster
-from bireme.cli.progress import Progress, job_in, progress_in, progress_of
 from bireme.cli.running import finish
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.spec.load import command_name

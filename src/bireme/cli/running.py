@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 import click
 
-from bireme.cli.progress import has_snapshot, way_on
+from bireme.api.progress import has_snapshot, way_on
 from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
 from bireme.job.output.inputs import origin_of, write_origin
 from bireme.job.preflight import check_program
@@ -20,42 +20,11 @@ from bireme.local.runner import LocalRun
 from bireme.programs.program import Program
 from bireme.spec.job import Job
 from bireme.spec.load import kernel_caches
+from bireme.view.readers import View, choose_view
 
 POLL_S = 0.1
 _PASSING = (ProcessError, NetworkError, FrameError, StorageError)
 """What may be over when the job is started again; a wrong config or bad data are not."""
-
-
-class View(Protocol):
-    """Shows statuses one after the other."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def update(self, status: dict[str, Any]) -> None:
-        """Show the newest status."""
-
-    def note(self, text: str) -> None:
-        """Show a remark."""
-
-    def alert(self, text: str) -> None:
-        """Show what must not be missed."""
-
-
-def choose_view(*, is_silent: bool) -> View:
-    """Live on a terminal, plain lines in a pipe, nothing when silent."""
-    if is_silent:
-        from bireme.view.plain import SilentView
-
-        return SilentView()
-    if sys.stdout.isatty():
-        from bireme.view.terminal import LiveView
-
-        return LiveView()
-    from bireme.view.plain import PlainView
-
-    return PlainView()
 
 
 class Interrupts:

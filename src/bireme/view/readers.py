@@ -6,7 +6,7 @@ import os
 import select
 import sys
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, Protocol, Self, TextIO
 
 
 def fall_silent(stream: TextIO) -> None:
@@ -30,3 +30,35 @@ def is_hung_up(stream: TextIO) -> bool:
     with suppress(OSError):
         poll.register(stream.fileno(), 0)
     return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+class View(Protocol):
+    """Shows statuses one after the other."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, status: dict[str, Any]) -> None:
+        """Show the newest status."""
+
+    def note(self, text: str) -> None:
+        """Show a remark."""
+
+    def alert(self, text: str) -> None:
+        """Show what must not be missed."""
+
+
+def choose_view(*, is_silent: bool) -> View:
+    """Live on a terminal, plain lines in a pipe, nothing when silent."""
+    if is_silent:
+        from bireme.view.plain import SilentView
+
+        return SilentView()
+    if sys.stdout.isatty():
+        from bireme.view.terminal import LiveView
+
+        return LiveView()
+    from bireme.view.plain import PlainView
+
+    return PlainView()

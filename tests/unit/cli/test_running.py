@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.unit.cli.conftest import Leave
 
-from bireme.cli.progress import job_in
+from bireme.api.progress import job_in
 from bireme.cli.running import Interrupts, are_kernels_compiled, explain_end, show
 from bireme.core.errors import BiremeError, Cancelled, NetworkError, ProcessError
 from bireme.spec.job import Job

@@ -100,7 +100,7 @@ def test_a_running_job_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], situation: str, words: str
 ) -> None:
     record = ran("running", {**STATUS, **changes})
-    monkeypatch.setattr("bireme.cli.jobs.status_of", lambda given: record.status if given.id == record.id else {})
+    monkeypatch.setattr("bireme.api.live.status_of", lambda given: record.status if given.id == record.id else {})
     told = json.loads("".join(said("small", "--json")))
     assert (told["where"], told["causes"][0]["situation"]) == ("local", situation)
     assert words in told["causes"][0]["cause"]

@@ -1,0 +1,11 @@
+from bireme.api.jobs import Job as Job
+from bireme.api.jobs import JobStatus as JobStatus
+from bireme.api.jobs import PassSummary as PassSummary
+from bireme.api.jobs import Run as Run
+from bireme.api.jobs import load as load
+from bireme.api.jobs import run as run
+from bireme.api.jobs import runs as runs
+from bireme.api.models import Model as Model
+from bireme.core.errors import BiremeError as BiremeError
+
+__version__: str

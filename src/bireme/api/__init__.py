@@ -1,0 +1,3 @@
+"""Jobs, runs and models from Python: what the command line does, without its words."""
+
+__all__ = ["live", "progress"]
