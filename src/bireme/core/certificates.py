@@ -1,9 +1,9 @@
-"""Certificates by which the processes of one job know each other.
+"""Certificates by which the processes of one job recognise each other.
 
-Every job has an authority of its own: a key and a certificate that stay with whoever submits the job. It signs a leaf
-that all processes of the job share, for both ends of a connection, under one name. So a certificate of another job is
-a stranger's, and whoever reads a pod's Secret cannot make certificates. Keys are on the curve P-256, which makes
-them small. Only making certificates needs the package `cryptography`.
+Every job has an authority of its own: a key and a certificate that stay with the user who submits the job. It signs a
+leaf that all processes of the job share, for both ends of a connection, under one name. So a certificate of another
+job is refused, and a reader of a pod's Secret cannot make certificates. Keys are on the curve P-256, which makes them
+small. Only making certificates needs the package `cryptography`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def make_leaf(ca: Pair, names: Sequence[str], days: float = LEAF_DAYS) -> Pair:
 
 
 def files_of(ca: Pair, name: str, days: float = LEAF_DAYS) -> dict[str, bytes]:
-    """What the processes of a job are given, by file: a fresh leaf under the job's name and whom to trust."""
+    """The files for a job's processes: a fresh leaf under the job's name, and the authority to trust."""
     leaf = make_leaf(ca, [name], days)
     return {CA_FILE: ca.certificate, LEAF_FILE: leaf.certificate, LEAF_KEY_FILE: leaf.key}
 
@@ -98,8 +98,8 @@ def read_ca(directory: Path) -> Pair | None:
         if stat.S_IMODE((directory / CA_KEY_FILE).stat().st_mode) & 0o077:
             raise CertificateError(
                 f"{directory / CA_KEY_FILE} can be read by others than you",
-                why="whoever has it can join the job",
-                fix=f"type: chmod 600 {directory / CA_KEY_FILE}; if somebody may have copied it, remove {directory}",
+                why="a process that has this key can join the job",
+                fix=f"type: chmod 600 {directory / CA_KEY_FILE}; if it may have been copied, remove {directory}",
             )
         return Pair((directory / CA_FILE).read_bytes(), (directory / CA_KEY_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -109,10 +109,10 @@ def read_ca(directory: Path) -> Pair | None:
 
 
 def keep_ca(directory: Path, name: str) -> Pair:
-    """The authority of a directory, made there if there is none; two who do so at once get the same one."""
-    found = read_ca(directory)
-    if found is not None:
-        return found
+    """The authority of a directory, made if there is none; concurrent callers get the same one."""
+    existing = read_ca(directory)
+    if existing is not None:
+        return existing
     made = make_ca(name)
     with storage_errors(str(directory)):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def keep_ca(directory: Path, name: str) -> Pair:
             half.rename(directory)
             sync_directory(directory.parent)
         except OSError as e:
-            # A directory that has something in it is not replaced: somebody else was first.
+            # rename() replaces no directory that has files in it: another process was first, and its authority counts.
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
         finally:
@@ -133,7 +133,7 @@ def keep_ca(directory: Path, name: str) -> Pair:
     if kept is None:
         raise CertificateError(
             f"{directory} holds something else than a job's authority",
-            fix="look what it is; without it, the next `bireme submit` makes a new authority there",
+            fix="inspect it; once it is removed, the next `bireme submit` makes a new authority there",
         )
     return kept
 
@@ -212,7 +212,7 @@ def _parse(certificate: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(certificate)
     except ValueError as e:
-        raise CertificateError(f"what should be a certificate is none: {e}") from e
+        raise CertificateError(f"cannot read the certificate: {e}") from e
 
 
 def _parse_key(key: bytes) -> EllipticCurvePrivateKey:
@@ -220,9 +220,9 @@ def _parse_key(key: bytes) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
     try:
-        found = serialization.load_pem_private_key(key, None)
+        private = serialization.load_pem_private_key(key, None)
     except (ValueError, TypeError) as e:
-        raise CertificateError(f"what should be the authority's key is none: {e}") from e
-    if not isinstance(found, EllipticCurvePrivateKey):
+        raise CertificateError(f"cannot read the authority's key: {e}") from e
+    if not isinstance(private, EllipticCurvePrivateKey):
         raise CertificateError("the authority's key is of another kind than the ones that bireme makes")
-    return found
+    return private

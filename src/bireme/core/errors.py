@@ -1,6 +1,6 @@
 """Every failure that bireme intends, with its exit code.
 
-    BiremeError                 1   anything we say on purpose
+    BiremeError                 1   every intended failure
     ├── UsageError              2   the command line does not make sense
     ├── SpecError               3   job.yaml (or a flag) asks for something impossible
     ├── ConfigScriptError       4   the user's config or provider script failed
@@ -11,8 +11,8 @@
     ├── NetworkError            9   a peer cannot be reached, or went away
     │   └── PortInUseError      9
     ├── FrameError             10   bytes on the wire that are not a frame of this job
-    │   └── RefusedError       10   a peer refused a frame and said why
-    │       └── StaleError     10   it was right in a view that is over
+    │   └── RefusedError       10   a peer refused a frame, with a reason
+    │       └── StaleError     10   the frame belongs to a view that is over
     ├── NumericError           11   NaN or infinity where a number is needed
     ├── DeterminismError       12   the same work gave different bits
     ├── ProcessError           13   a process of the job died
@@ -62,8 +62,8 @@ class BiremeError(Exception):
 
 def error_class(name: object, otherwise: type[BiremeError]) -> type[BiremeError]:
     """The class of an error that another process has named, as far as it is one of ours."""
-    found = globals().get(str(name))
-    return found if isinstance(found, type) and issubclass(found, BiremeError) else otherwise
+    kind = globals().get(str(name))
+    return kind if isinstance(kind, type) and issubclass(kind, BiremeError) else otherwise
 
 
 class UsageError(BiremeError):
@@ -117,7 +117,7 @@ class NetworkError(BiremeError):
 
 
 class PortInUseError(NetworkError):
-    """Somebody else listens on the port we were told to use."""
+    """Another process listens on the requested port."""
 
 
 class FrameError(BiremeError):
@@ -127,11 +127,11 @@ class FrameError(BiremeError):
 
 
 class RefusedError(FrameError):
-    """A peer refused a frame and said why."""
+    """A peer refused a frame, with a reason."""
 
 
 class StaleError(RefusedError):
-    """What was refused belongs to a view that is over: whoever sent it must wait for the word of the next one."""
+    """The refused frame belongs to a view that is over: its sender must wait for the next one."""
 
 
 class NumericError(BiremeError):

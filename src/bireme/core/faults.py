@@ -3,7 +3,7 @@
 Code calls `faults.at("lane.applied", round)`. Nothing happens unless the process was armed, so the product's own
 path is what a drill exercises. A plan is a list of rules; each names a process, a point and what happens there: the
 process is killed or stopped, one of its connections is cut, or it is delayed at random. A rule fires once in a
-job's life, however often its process is started: whoever makes the rule's file in the `fired` directory fires it.
+job's life, however often its process is started: the process that creates its file in the `fired` directory fires it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Point(NamedTuple):
     """A place in the code where a drill may strike."""
 
     who: str
-    """Who comes by: any `trainer` or `pserver`, or only the one of that rank."""
+    """Which processes pass it: any `trainer` or `pserver`, or only the one of that rank."""
     what: str
 
 
@@ -35,14 +35,14 @@ POINTS = {
     "push.before": Point("trainer", "a trainer is about to send a gradient"),
     "push.after": Point("trainer", "a trainer has sent its gradient, the lanes may not have applied it"),
     "lane.landed": Point("pserver", "a lane has all gradients of a round and has not applied them"),
-    "lane.applied": Point("pserver", "a lane has applied a round and has told nobody"),
+    "lane.applied": Point("pserver", "a lane has applied a round and has answered no trainer"),
     "part.sync": Point("pserver", "a part of a snapshot is written and not synced"),
     "part.rename": Point("pserver", "a part of a snapshot is synced and does not have its name yet"),
     "snapshot.commit": Point("pserver:0", "all parts of a snapshot have their names, its manifest is not written"),
     "snapshot.load": Point("pserver:0", "the coordinator looks for the snapshot to go on from"),
-    "view.set-up": Point("pserver", "a pserver is being given its part"),
+    "view.set-up": Point("pserver", "a pserver is setting up its part"),
     "view.enter": Point("pserver", "a pserver is between two views"),
-    "view.begin": Point("trainer", "a trainer was told of a view and has no connections yet"),
+    "view.begin": Point("trainer", "a trainer has received a view and has no connections yet"),
     "model.saved": Point("trainer:0", "a model is on disk, the coordinator does not know"),
     "write.ledger": Point("pserver:0", "a pass is about to be written into the ledger"),
 }
@@ -61,13 +61,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     after: int = -1
     """Not before this other rule has fired."""
     target: str = ""
-    """Whose connection is cut."""
+    """The peer to which connections are cut."""
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 5.0
 
 
 class Fired(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left where a rule has fired."""
+    """Content of the file of a rule that has fired."""
 
     pid: int
     unix: float
@@ -85,13 +85,13 @@ def at(point: str, round_: int = 0) -> None:
 
 
 def on_cut(cut: Callable[[str], None] | None) -> None:
-    """Say how a connection of this process is cut: called with a peer such as `pserver:1`."""
+    """Set what cuts the connections of this process to a peer such as `pserver:1`."""
     global _on_cut
     _on_cut = cut
 
 
 def arm(plan: str, who: str = "", fired: Path | None = None) -> None:
-    """Turn on what `plan` wants of the process `who` for the rest of its life; '' turns everything off."""
+    """Arm the rules of `plan` for the process `who`, for the rest of its life; '' disarms all."""
     global _armed
     _armed = None
     if not plan:
@@ -103,7 +103,7 @@ def arm(plan: str, who: str = "", fired: Path | None = None) -> None:
     seen = [0]
 
     def strike(point: str, round_: int) -> None:
-        seen[0] = max(seen[0], round_)  # for points that know of no round
+        seen[0] = max(seen[0], round_)  # for points without a round; a race of threads only delays a rule
         for delay in delays:
             delay()
         for number, rule in own:
@@ -128,6 +128,7 @@ def _parse(plan: str) -> list[Rule]:
 def _fire(fired: Path, number: int, rule: Rule, round_: int) -> None:
     if rule.after >= 0 and not (fired / str(rule.after)).exists():
         return
+    # O_EXCL: of several threads, or processes started one after the other, exactly one fires the rule.
     try:
         fd = os.open(fired / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except OSError:

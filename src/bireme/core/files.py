@@ -23,10 +23,10 @@ class Volume(Protocol):
     """What files are kept on."""
 
     token: str
-    """What no other process has, for names that no other process uses."""
+    """Unique to this process, for names that no other process uses."""
 
     def writer(self) -> int:
-        """The number of the process that asks, for people."""
+        """The number of the calling process, for people."""
 
     def sync(self, f: BinaryIO) -> None:
         """Make a file's content survive a power cut."""
@@ -99,17 +99,17 @@ def mounted(other: Volume) -> Iterator[None]:
 
 
 def half_of(path: Path) -> Path:
-    """The name under which this process writes what is to become a file.
+    """The name under which this process writes a file before the rename.
 
-    On a shared volume there are others with the same process id, as every container has its own number 1, and with
-    the same host name: a pod has that of the one that it replaces.
+    On a shared volume other processes have the same id, as every container has its own number 1, and the same host
+    name: a pod has that of the one that it replaces.
     """
     return path.with_name(f".{path.name}.{os.uname().nodename}.{_volume.writer()}.{_volume.token}.tmp")
 
 
 @contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Turn the operating system's refusals into words about `what` was being written."""
+    """Turn an OSError into a StorageError that names `what` was being written."""
     try:
         yield
     except OSError as e:
@@ -143,7 +143,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 def make_directory(path: Path) -> None:
     """Make a directory, and those above it that are missing, so that a power cut does not take them.
 
-    One that is there already may be there since a moment ago, by a process that died before it could say so.
+    Syncs also where it exists: the process that made it may have died before its fsync.
     """
     with storage_errors(str(path)):
         if not path.parent.is_dir():
@@ -152,7 +152,7 @@ def make_directory(path: Path) -> None:
         try:
             sync_directory(path.parent)
         except OSError as e:
-            # Whoever may not look into it has not made it either, and some kinds of mounts have nothing to sync.
+            # A process that may not open the parent has made nothing in it, and some mounts do not support fsync.
             if e.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL):
                 raise
 

@@ -1,4 +1,4 @@
-"""Keeping a family of processes together on Linux: nobody outlives the one who started it."""
+"""Keeping a family of processes together on Linux: none outlives its parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies, however that happens.
 
-    The parent may have died before the kernel heard the wish, so it is checked afterwards.
+    The parent may have died before prctl took effect, so check it afterwards.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -24,7 +24,7 @@ def die_with(parent: int) -> None:
 
 
 def birth_of(pid: int) -> str:
-    """What tells a process from a later one with the same id: the boot and the moment it started; '' if it is gone."""
+    """Boot id and start time, which a later process with the same id does not share; '' if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:  # noqa: PTH123 - /proc
             ticks = f.read().rpartition(")")[2].split()[19]

@@ -1,10 +1,10 @@
 """Drills: a job that is disturbed on purpose, and what that cost.
 
-A fault is named by whom it hits and when. At a round, a named point or during a recovery, the process itself strikes (a
+A fault names its target and its moment. At a round, a named point or during a recovery, the process itself strikes (a
 rule of core.faults, exact to the instruction); after some seconds, and for whole nodes, the drill strikes from outside.
 Only a trainer can cut its connections, so for a cut after some seconds the drill opens a *gate*: a file for which the
-trainer's rule waits, as it might for another rule's. What is to hit the recovery from a strike from outside waits too.
-Everything that the report says is read from what the job wrote: metrics.jsonl has a line for each loss and each return.
+trainer's rule waits, as it might for another rule's. A fault in the recovery from a strike from outside waits too.
+The report is computed from the job's metrics.jsonl, which has a line for each loss and each return.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fault:
     who: str
     """`trainer:0`, `pserver:1`, `node:2` or `all`."""
     when: str
-    """As it was asked for, for people."""
+    """As it was written, for messages."""
     round: int | None = None
     after_s: float | None = None
     point: str = ""
@@ -52,7 +52,7 @@ class Fault:
     target: str = ""
     """The pserver to which connections are cut."""
     is_drawn: bool = False
-    """By lot: it may be for a moment after the job's end."""
+    """Drawn at random: its moment may come after the job's end."""
 
     @property
     def role(self) -> str:
@@ -76,16 +76,16 @@ class Fault:
 
 def parse_seconds(text: str) -> float:
     """`10s`, `500ms`, `2m` or a plain number of seconds."""
-    found = _SECONDS.fullmatch(text.strip())
-    if not found:
+    match = _SECONDS.fullmatch(text.strip())
+    if not match:
         raise UsageError(f"{text!r} is no duration", fix="write for example 10s, 500ms or 2m")
-    return float(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}[found[2]]
+    return float(match[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}[match[2]]
 
 
 def parse(action: Action, text: str, job: Job) -> Fault:
     """A fault as it is written on the command line: `pserver:1@round=300`, `trainer:0@after=12s,10s`."""
     who, _, rest = text.partition("@")
-    who, target = _whom(action, who, text)
+    who, target = _parse_target(action, who, text)
     for one in (who, target):
         _check_rank(one, job)
     words = rest.split(",")
@@ -95,16 +95,16 @@ def parse(action: Action, text: str, job: Job) -> Fault:
     return _with_moment(Fault(action, who, "@" + ",".join(moment), seconds=seconds, target=target), moment, text)
 
 
-def _whom(action: Action, who: str, text: str) -> tuple[str, str]:
-    """Whom a fault hits, and for a cut from whom it is cut off."""
-    found = _CUT.fullmatch(who) if action == "cut" else _WHO.fullmatch(who)
-    if not found or "@" not in text:
+def _parse_target(action: Action, who: str, text: str) -> tuple[str, str]:
+    """The process that a fault hits, and for a cut the pserver that it is cut off from."""
+    match = _CUT.fullmatch(who) if action == "cut" else _WHO.fullmatch(who)
+    if not match or "@" not in text:
         raise UsageError(
             f"--{action} {text!r} is not understood",
             fix="write WHO@WHEN, as pserver:1@round=300 or trainer:0@after=12s; a cut is trainer:0-pserver:1@WHEN",
         )
     if action == "cut":
-        return found[1], found[2]
+        return match[1], match[2]
     return ("pserver:0" if who == "coordinator" else who), ""
 
 
@@ -127,7 +127,7 @@ def _with_moment(fault: Fault, words: Sequence[str], text: str) -> Fault:
 
 
 def _check_moment(fault: Fault, options: dict[str, str], text: str) -> None:
-    """Refuse a moment that never comes, or of which a part would be forgotten."""
+    """Refuse a moment that never comes, or options that would be ignored."""
     point = options.get("point")
     moments = [key for key in options if key in _MOMENTS]
     if point is not None and point not in POINTS:
@@ -135,8 +135,8 @@ def _check_moment(fault: Fault, options: dict[str, str], text: str) -> None:
     if point is not None and fault.role in _DEFAULT_POINT and POINTS[point].who not in (fault.who, fault.role):
         named = POINTS[point].who.replace("pserver:0", "the coordinator")
         raise UsageError(
-            f"{fault.who} never comes by {point}: only {named} does",
-            fix="`bireme drill --points` lists who comes by which",
+            f"{fault.who} never passes {point}: only {named} does",
+            fix="`bireme drill --points` lists which process passes which point",
         )
     if not moments and point is None:
         raise UsageError(f"{text!r} does not say when", fix="add @round=N, @after=SECONDS, @recovery or @point=NAME")
@@ -168,7 +168,7 @@ def check_recoveries(faults: Sequence[Fault]) -> None:
 
 def at_random(job: Job, seed: int, mtbf_s: float, count: int) -> list[Fault]:
     """Faults of any process at any moment, `mtbf_s` apart on average; the same for the same seed."""
-    source, now, found = random.Random(seed), 0.0, []
+    source, now, faults = random.Random(seed), 0.0, []
     for _ in range(count):
         now += source.expovariate(1.0 / mtbf_s)
         role = source.choices(("trainer", "pserver", "node", "all"), (5, 5, 2, 1))[0]
@@ -176,8 +176,8 @@ def at_random(job: Job, seed: int, mtbf_s: float, count: int) -> list[Fault]:
         action: Action = "pause" if role in ("trainer", "pserver") and source.random() < 0.2 else "kill"
         who = role if role == "all" else f"{role}:{rank}"
         pause_s = round(source.uniform(0.5, 5.0), 1) if action == "pause" else 0.0
-        found.append(Fault(action, who, f"@after={now:.1f}s", after_s=now, seconds=pause_s, is_drawn=True))
-    return found
+        faults.append(Fault(action, who, f"@after={now:.1f}s", after_s=now, seconds=pause_s, is_drawn=True))
+    return faults
 
 
 def plan_of(faults: Sequence[Fault]) -> str:
@@ -205,7 +205,7 @@ def _rule_numbers(faults: Sequence[Fault]) -> dict[int, int]:
 
 
 def _gate(faults: Sequence[Fault], place: int) -> int:
-    """The number of the file by which the drill lets a rule fire: one that no rule has."""
+    """The number of the file that lets a waiting rule fire: one that no rule has."""
     return len(_rule_numbers(faults)) + place
 
 
@@ -223,7 +223,7 @@ class Struck:
     fault: Fault
     unix: float
     round: int
-    """As far as is known the round in which it happened."""
+    """The round in which it happened; for a strike from outside, that of the last status."""
     pids: list[int] = field(default_factory=list)
     is_over: bool = False
 
@@ -242,7 +242,7 @@ class Drill:
         self.struck: list[Struck] = []
 
     def look(self, status: dict[str, Any], fired: Path) -> None:
-        """Do what is due, given the job's status and the directory where rules leave word."""
+        """Strike what is due by the job's status; `fired` is the directory with a file for each rule that has fired."""
         now = time.time()
         if self._begun is None and status.get("phase") == "training":
             self._begun = now
@@ -260,11 +260,11 @@ class Drill:
 
     def _note_inside(self, number: int, fault: Fault, path: Path) -> None:
         try:
-            said = msgspec.json.decode(path.read_bytes(), type=Fired)
+            record = msgspec.json.decode(path.read_bytes(), type=Fired)
         except (OSError, msgspec.MsgspecError):
             return  # being written
         self._seen.add(number)
-        self.struck.append(Struck(fault, said.unix, said.round, [said.pid]))
+        self.struck.append(Struck(fault, record.unix, record.round, [record.pid]))
 
     def _is_due(self, fault: Fault, status: dict[str, Any], now: float) -> bool:
         if self._begun is None:
@@ -275,22 +275,22 @@ class Drill:
 
     def _strike(self, place: int, fault: Fault, round_: int, fired: Path) -> None:
         if not fault.is_inside and not self._hit(fault, round_):
-            return  # it is being started again: in a moment
+            return  # it is being started again: the next look tries once more
         del self._waiting[place]
-        # Whose rule has waited for this may fire by now: its own, or that of the fault that is to hit the recovery.
+        # Open the gate of this fault's own rule, or of the fault that is to hit the recovery from it.
         (fired / str(_gate(self.faults, place))).touch()
 
     def _hit(self, fault: Fault, round_: int) -> bool:
-        """Send a signal to whom a fault is for; returns whether anybody was there."""
-        pids = [pid for who in _struck_with(fault) for pid in self._pids(who)]
+        """Signal the processes that a fault targets; returns whether there were any."""
+        pids = [pid for who in _targets_of(fault) for pid in self._pids(who)]
         if pids:
             self.struck.append(Struck(fault, time.time(), round_, pids))
             _signal(pids, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
         return bool(pids)
 
     def _pids(self, who: str) -> list[int]:
-        """The processes of this job that are meant."""
-        found = []
+        """Ids of this job's processes that `who` names."""
+        pids = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdecimal() else []
@@ -298,8 +298,8 @@ class Drill:
                     rank = next(word[7:] for word in words if word.startswith(b"--rank="))
                     name = f"{words[words.index(self._job) - 1].decode()}:{rank.decode()}"
                     if who in (name, "all"):
-                        found.append(int(entry.name))
-        return found
+                        pids.append(int(entry.name))
+        return pids
 
     @property
     def never(self) -> list[Fault]:
@@ -309,8 +309,8 @@ class Drill:
         return [self.faults[place] for place in missed if place in self._due or not self.faults[place].is_drawn]
 
 
-def _struck_with(fault: Fault) -> list[str]:
-    """Whom a signal goes to: what a node has started dies with it, but does not stand still with it."""
+def _targets_of(fault: Fault) -> list[str]:
+    """The processes to signal: what a node has started dies with it, but is not paused with it."""
     rank = fault.who.partition(":")[2]
     is_paused_node = fault.action == "pause" and fault.role == "node"
     return [f"{role}:{rank}" for role in ("node", "pserver", "trainer")] if is_paused_node else [fault.who]

@@ -24,13 +24,13 @@ State = Literal["running", "finished", "failed", "cancelled", "died"]
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a run without asking it."""
+    """What is recorded of a run, to be read without asking its process."""
 
     id: str
     name: str
     pid: int
     birth: str
-    """Tells this process from a later one with the same id."""
+    """A later process with the same id has another one."""
     started: float
     job_file: str
     output: str
@@ -40,7 +40,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, str] = {}
     """What went wrong: kind, what, why and fix; empty where nothing did."""
     status: dict[str, Any] = {}
-    """The coordinator's last word."""
+    """The coordinator's last status."""
 
 
 def runs_directory() -> Path:
@@ -89,8 +89,8 @@ def clear(run: Path) -> None:
 
 
 def all_runs() -> list[RunRecord]:
-    """Every recorded run, newest first; one whose process is gone without a word has died."""
-    found = []
+    """Every recorded run, newest first; one whose process is gone without a final record has died."""
+    records = []
     for path in runs_directory().glob("*/record.json"):
         try:
             record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
@@ -98,16 +98,16 @@ def all_runs() -> list[RunRecord]:
             continue  # being written, or from another version
         if record.state == "running" and not (is_alive(record.pid) and birth_of(record.pid) == record.birth):
             record = msgspec.structs.replace(record, state="died", reason="its process is gone")
-        found.append(record)
-    return sorted(found, key=lambda r: r.started, reverse=True)
+        records.append(record)
+    return sorted(records, key=lambda r: r.started, reverse=True)
 
 
 def newest_runs() -> list[RunRecord]:
     """The newest run of each output directory, newest first: a job that was resumed is one job."""
-    found: dict[str, RunRecord] = {}
+    newest: dict[str, RunRecord] = {}
     for record in all_runs():
-        found.setdefault(record.output, record)
-    return list(found.values())
+        newest.setdefault(record.output, record)
+    return list(newest.values())
 
 
 def find_run(name: str | None) -> RunRecord:
@@ -117,8 +117,8 @@ def find_run(name: str | None) -> RunRecord:
     running = [r for r in matching if r.state == "running"]
     if matching:
         return (running or matching)[0]
-    known = sorted({r.name for r in runs})
-    hint = f"known jobs: {', '.join(known)}" if known else "start one with `bireme train JOB.yaml`"
+    names = sorted({r.name for r in runs})
+    hint = f"known jobs: {', '.join(names)}" if names else "start one with `bireme train JOB.yaml`"
     raise UsageError(
         f"there is no job {name!r} on this machine" if name else "no job has run on this machine yet",
         fix=hint,

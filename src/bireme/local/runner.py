@@ -1,8 +1,7 @@
 """Running a job as processes on this machine: the same entry that a pod runs, once per node.
 
-The runner is the parent of all: it starts the nodes, asks the coordinator how things are, and
-ends everything when one fails or when it is told to. The kernel kills the nodes if the runner
-dies first.
+The runner is the parent of all nodes: it starts them, polls the coordinator's status, and ends everything when one
+fails or on request. The kernel kills the nodes if the runner dies first.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def lock_output(output: Path) -> int:
             ) from e
         if _is_at(path, fd):
             break
-        os.close(fd)  # whoever had it has removed it since we opened it: others lock another file by now
+        os.close(fd)  # its last owner has unlinked it since we opened it: our lock would exclude no other run
     os.ftruncate(fd, 0)
     os.write(fd, f"{os.getpid()}\n".encode())
     return fd
@@ -73,7 +72,7 @@ def lock_output(output: Path) -> int:
 
 def unlock_output(output: Path, fd: int) -> None:
     """Give a directory back."""
-    # While we still have it: what is there afterwards may be another's.
+    # Before the lock is released: afterwards the file may be another run's.
     try:
         (output / LOCK_FILE).unlink(missing_ok=True)
     finally:
@@ -117,7 +116,7 @@ class LocalRun:
         return self
 
     def _prepare(self, output: Path) -> Path:
-        """Write down what is to be done; returns where."""
+        """Write job.json; returns its path."""
         fingerprint = data_fingerprint(Path(self.job.data), self.job.shards)
         job, since = check_output(self.job), incarnations.take(output, "runner")
         self.job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
@@ -141,16 +140,16 @@ class LocalRun:
         if error is not None:
             state = "cancelled" if isinstance(error, Cancelled | KeyboardInterrupt) else "failed"
         reason = error.what if isinstance(error, BiremeError) else ""
-        told = error.told() if isinstance(error, BiremeError) and state == "failed" else {}
-        ended = {"state": state, "reason": reason, "ended": time.time(), "error": told, "status": self._status}
+        cause = error.told() if isinstance(error, BiremeError) and state == "failed" else {}
+        ended = {"state": state, "reason": reason, "ended": time.time(), "error": cause, "status": self._status}
         registry.save(msgspec.structs.replace(self._record, **ended))
         registry.clear(self._run)
         unlock_output(Path(self.job.output), self._lock)
 
     def poll(self) -> dict[str, Any] | None:
         """Ask for the status; None when the job is finished. Raises what went wrong, or Cancelled."""
-        found = self._keeper.look(lambda: self._is_cancelled or has_ended(Path(self.job.output)))
-        if found is False:
+        outcome = self._keeper.look(lambda: self._is_cancelled or has_ended(Path(self.job.output)))
+        if outcome is False:
             if time.monotonic() > self._patience_ends:
                 self._family.end(1.0)
             self._ask(m.GetStatus())
@@ -161,12 +160,12 @@ class LocalRun:
             return None
         if phase != "finished" and (self._is_cancelled or phase == "cancelled"):
             raise Cancelled("stopped on request")
-        self._raise(found if isinstance(found, Ended) else None)
+        self._raise(outcome if isinstance(outcome, Ended) else None)
         return None
 
     @property
     def fired(self) -> Path:
-        """Where fault rules leave word that they have fired."""
+        """The directory with a file for each fault rule that has fired."""
         return self._run / "fired"
 
     @property
@@ -175,7 +174,7 @@ class LocalRun:
         return self._status
 
     def cancel(self) -> None:
-        """Ask the job to stop cleanly; whoever does not within a few seconds is ended."""
+        """Ask the job to stop cleanly; processes that have not within a few seconds are killed."""
         self._is_cancelled = True
         patience_s = CANCEL_GRACE_S if self._ask(m.Cancel()) else 0.0
         self._patience_ends = time.monotonic() + patience_s
@@ -192,30 +191,30 @@ class LocalRun:
         try:
             self._status = ask(address, message)
         except BiremeError:
-            return False  # it has just left, or not yet come; the next poll or the exit codes will tell
+            return False  # it is not up yet or has just left; the next poll or the exit codes decide
         return True
 
     def _has_cause(self) -> bool:
-        """Whether somebody reports a fault of its own; dying on the way out harms nothing that is saved."""
+        """Whether a process reports another cause than a death; one on the way out harms nothing that is saved."""
         cause = first_cause(read_reports(self._run / "reports"))
         return cause is not None and cause.kind != ProcessError.__name__
 
     def _raise(self, gone: Ended | None) -> None:
-        # A moment for the others to leave their word: the first to exit need not be the cause.
+        # Give the others time to write their reports: the first to exit need not be the cause.
         time.sleep(0.3)
         cause = first_cause(read_reports(self._run / "reports"))
         codes = self._family.codes()
-        # A node that was killed cannot say so, and whoever missed it only saw a connection close.
+        # A killed node writes no report, and its peers report only that a connection closed.
         is_silent = any(code is not None and code < 0 for code in codes.values())
         if cause is not None and not (is_silent and cause.kind in (NetworkError.__name__, RefusedError.__name__)):
             raise cause.error()
         if gone is not None and gone.deaths > 1:
-            raise too_many_deaths(gone, self.job, f"their last words are in {self.job.output}/node_*/")
+            raise too_many_deaths(gone, self.job, f"look at the logs in {self.job.output}/node_*/")
         ended = [f"{name} {describe_exit(code)}" for name, code in sorted(codes.items(), key=_killed_first) if code]
         reason = self._status.get("reason", "") if self._status.get("phase") == "failed" else ""
         raise ProcessError(
             reason or (ended[0] if ended else "all processes left before the job was finished"),
-            fix=f"their last words are in {self.job.output}/node_*/",
+            fix=f"look at the logs in {self.job.output}/node_*/",
         )
 
 

@@ -73,13 +73,13 @@ class Layout:
 
     def pieces(self, part: Slice) -> list[Piece]:
         """What a slice holds, parameter by parameter; what is between the pieces is padding."""
-        found = []
+        pieces = []
         for p in self.parameters:
             start = self.offsets[p.name]
             lo, hi = max(start, part.begin), min(start + p.size, part.end)
             if lo < hi:
-                found.append(Piece(p, lo - part.begin, hi - part.begin, lo - start))
-        return found
+                pieces.append(Piece(p, lo - part.begin, hi - part.begin, lo - start))
+        return pieces
 
     def views(self, flat: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """Each parameter as an array of its own shape over the flat vector's memory."""

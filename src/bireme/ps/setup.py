@@ -1,4 +1,4 @@
-"""What a pserver is told when a job begins: enough to keep and update its part without seeing the program."""
+"""What a pserver receives when a job begins: enough to keep and update its part without seeing the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     job: int
     view: int
-    """The view in which this is given; later views may go on with it."""
+    """The view that begins with this; later views may go on with it."""
     pserver: int
     pservers: int
     dense_lanes: int
@@ -49,7 +49,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def cuts_only_at_passes(self) -> bool:
-        """Whether lanes agree on a moment, and trainers know nothing that lanes do not, only at the end of a pass."""
+        """Whether lanes agree on a moment, and trainers keep nothing that lanes lack, only at the end of a pass."""
         return cuts_only_at_passes(self.updates, self.wire)
 
     @property
@@ -81,7 +81,7 @@ def is_apart(updates: Updates, wire: Wire) -> bool:
 
 
 def has_private_state(updates: Updates, wire: Wire) -> bool:
-    """Whether trainers know what lanes do not, so that the loss of one takes everybody back to a cut."""
+    """Whether trainers keep what lanes lack, so that the loss of one needs a rewind."""
     return updates.mode == "local" or wire.gradients == "top_k"
 
 

@@ -70,7 +70,7 @@ class LocalLoop(Loop):
 
     def _run_pass(self, at: Position, rounds: int) -> None:
         every = self._updates.every
-        # Nothing that only we know outlives a pass, so that a job can be resumed where one begins.
+        # Copies do not outlive a pass, so that a job can be resumed where one begins.
         self._copies = {}
         meetings = -(-rounds // every)
         self._adopt(at)
@@ -122,13 +122,13 @@ class LocalLoop(Loop):
         if not worker.batches[shard]:
             records.append(worker.record(shard, 0))
             return None
-        told: list[Record] = []
+        trained: list[Record] = []
         for index in range(begin, min(begin + self._updates.every, worker.batches[shard])):
             prepared = worker.prepare(at.pass_id, index, [shard])
             part = worker.gradient(at._replace(batch=index), shard, prepared, (copy.values, self._gradient))
-            told.append(worker.record(shard, index))
-            copy.step(part.dense, told[-1].samples * self._rule.shards, at.pass_id)
-        records.append(_sum(told))
+            trained.append(worker.record(shard, index))
+            copy.step(part.dense, trained[-1].samples * self._rule.shards, at.pass_id)
+        records.append(_sum(trained))
         common = self._memory.values(at.round)
         apart = common - copy.values
         if self._updates.is_elastic:
@@ -136,12 +136,12 @@ class LocalLoop(Loop):
         return Gradient(apart, [])
 
 
-def _sum(told: list[Record]) -> Record:
-    evals = np.sum([r.evals for r in told], axis=0).tolist()
+def _sum(records: list[Record]) -> Record:
+    evals = np.sum([r.evals for r in records], axis=0).tolist()
     return Record(
-        told[0].shard,
-        told[-1].is_last,
-        sum(r.samples for r in told),
-        sum(r.cost for r in told),
+        records[0].shard,
+        records[-1].is_last,
+        sum(r.samples for r in records),
+        sum(r.cost for r in records),
         (evals[0], evals[1], evals[2]),
     )

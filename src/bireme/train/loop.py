@@ -4,7 +4,7 @@ In sync mode the gradient of every shard this trainer owns is computed at the sa
 along the job's fixed tree and pushed subtree by subtree; while the lanes work, the next batch is
 prepared. In the modes `bounded` and `async` (`ApartLoop`) each shard goes by itself: it pulls
 whatever is current, computes one batch and pushes it. A loop owns no file and no control
-connection: what it has to say goes to a `Listener`.
+connection: it reports to a `Listener`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class PassResult:
 
 
 class Listener(Protocol):
-    """Whoever wants to know how the loop is doing."""
+    """Receives the progress of a loop."""
 
     def round_done(self, at: Position, batches: int, totals: Running) -> None:
-        """A round of this trainer is over, which began there; where shards go apart, at so many updates of all."""
+        """A round of this trainer is over, which began at `at`; where shards go apart, its `round` counts updates."""
 
     def pass_done(self, result: PassResult, values: Floats, tables: Tables) -> None:
         """A pass is over and `values` are the parameters that ended it; return before they may change."""
 
 
 def unsaved_pass(at: Position, saved: int) -> int | None:
-    """The pass before the one where a trainer begins, if it does not count yet: it is to be reported once more.
+    """The pass before the one where a trainer begins, if it does not count yet: it must be reported once more.
 
-    Where shards go apart, trainers do not wait for it to count; only trainer 0, who saves it, does.
+    Where shards go apart, trainers do not wait for it to count; only trainer 0, which saves it, does.
     """
     return at.pass_id - 1 if at.pass_id - 1 > saved else None
 
@@ -60,7 +60,7 @@ def unsaved_pass(at: Position, saved: int) -> int | None:
 def first_batches(at: Position, begins: Mapping[int, Position], rounds_of: Callable[[int], int]) -> dict[int, int]:
     """Where each shard begins if they go apart: where the last lane is, or at the end if all lanes are in a later pass.
 
-    Lanes may have taken a different number of pushes from each shard: whoever lacks one gets it again.
+    Lanes may have taken a different number of pushes from each shard: a lane that lacks one gets it again.
     """
     return {s: begin.batch if begin.pass_id == at.pass_id else rounds_of(s) for s, begin in begins.items()}
 
@@ -86,7 +86,7 @@ class Loop:
             pass_id = at.pass_id
             rounds = self._worker.open_pass(pass_id, at.batch)
             self._run_pass(at, rounds)
-            # Whoever is done waits here for those with longer shards.
+            # A trainer that is done waits here for those with longer shards.
             at = self._exchange.pull_pass(pass_id + 1)
             self._watch.lap("exchange")
             self._end_pass(pass_id, at, rounds)
@@ -147,7 +147,7 @@ class Loop:
         worker, row = self._worker, self._memory.row(span)
         values = self._memory.values(at.round)
         records: list[Record] = []
-        # With one shard to a subtree the gradient leaves from where it was computed.
+        # The next shard overwrites the row, so parts are copied, except where a subtree has one shard.
         is_alone = len(span.shards) == 1
 
         def leaf(shard: int) -> Gradient | None:

@@ -82,7 +82,7 @@ class ShardReader:
             return self._pack(seed)
         missing = [name for name in self._facts.files if not (self._workdir / name).is_file()]
         if missing:
-            fix = "it is named in the shard's list file: mend the list, or split the data again"
+            fix = "it is named in the shard's list file: correct the list, or split the data again"
             raise DataError(f"shard {self.shard}: there is no file {missing[0]}", fix=fix)
         key = content_key(self._facts, self._workdir, seed)
         return cached(self._cache, key, self._facts, lambda: self._pack(seed))
@@ -117,7 +117,7 @@ def _hash_of(path: Path, name: str) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _hash_file(path: Path, size: int, changed_ns: int) -> bytes:
-    """The hash of a file's content; size and time only tell whether it must be read again."""
+    """The hash of a file's content; size and time are only part of the cache's key."""
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").digest()
 
@@ -125,11 +125,11 @@ def _hash_file(path: Path, size: int, changed_ns: int) -> bytes:
 def cached(directory: Path, key: str, facts: SourceFacts, make: Callable[[], Batch]) -> Batch:
     """Load packed samples by name, or make and keep them; a cache that cannot be used is never an error."""
     path = directory / f"{key}.packed"
-    found = _load_packed(path, facts)
-    if found is not None:
+    batch = _load_packed(path, facts)
+    if batch is not None:
         with contextlib.suppress(OSError):
-            path.touch()
-        return found
+            path.touch()  # `_trim` drops what was used longest ago
+        return batch
     batch = make()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -143,6 +143,7 @@ def cached(directory: Path, key: str, facts: SourceFacts, make: Callable[[], Bat
 def _save_packed(path: Path, batch: Batch) -> None:
     from safetensors.numpy import save
 
+    # Several trainers may write one key at once: each writes aside, and the rename is atomic.
     content = save({k: np.ascontiguousarray(v) for k, v in batch.to_arrays().items()})
     with tempfile.TemporaryDirectory(dir=path.parent) as aside:
         half = Path(aside) / "packed"

@@ -105,7 +105,7 @@ class Stopwatch:
 
 
 class Worker:
-    """One trainer's hands: all that is computed is computed here."""
+    """Computes one trainer's gradients and tests."""
 
     def __init__(self, program: Program, readers: Sequence[ShardReader], tester: ShardReader | None) -> None:
         self._program = program
@@ -125,7 +125,7 @@ class Worker:
         self._is_checked = False
         self._last = Sums(0, 0.0)
         self._unused: Floats | None = None
-        """A place for gradients that nobody computes."""
+        """Room for gradients where the program is only evaluated."""
 
     def forget(self) -> None:
         """Let go of memory that was lent for a view."""
@@ -141,7 +141,7 @@ class Worker:
             trained = read if is_over else min(rounds * self._program.batch_size, read)
             self.ledger[shard] = ShardCounts(read, trained)
         self.totals = Running()
-        # An empty shard takes part in the first round to say that it is empty.
+        # An empty shard takes part in the first round to report that it is empty.
         return max(max(self.batches.values()), 1)
 
     def rounds_of(self, shard: int) -> int:
@@ -151,14 +151,14 @@ class Worker:
     def prepare(self, pass_id: int, index: int, shards: Sequence[int] | None = None) -> Prepared:
         """Read the batches of this number, of all shards that have one or of those named."""
         chosen = [s for s in (self._readers if shards is None else shards) if index < self.batches[s]]
-        found = {shard: self._readers[shard].batch(pass_id, index) for shard in chosen}
-        return self._compact(found)
+        batches = {shard: self._readers[shard].batch(pass_id, index) for shard in chosen}
+        return self._compact(batches)
 
-    def _compact(self, found: dict[int, Batch]) -> Prepared:
+    def _compact(self, batches: dict[int, Batch]) -> Prepared:
         lookups = self._program.lookups
-        if not lookups or not found:
-            return Prepared(found, {}, tuple(np.empty(0, np.uint64) for _ in lookups))
-        own = {shard: compact(batch, lookups) for shard, batch in found.items()}
+        if not lookups or not batches:
+            return Prepared(batches, {}, tuple(np.empty(0, np.uint64) for _ in lookups))
+        own = {shard: compact(batch, lookups) for shard, batch in batches.items()}
         rows = unite(list(own.values()))
         return Prepared({s: renumber(part, lookups, rows) for s, part in own.items()}, own, rows)
 
@@ -216,7 +216,7 @@ class Worker:
         return blocks
 
     def record(self, shard: int, index: int) -> Record:
-        """What the lanes are told of the batch that was just computed, or of an empty shard."""
+        """The record of the batch that was just computed, or of an empty shard."""
         if not self.batches[shard]:
             return Record(shard, True, 0)
         sums = self._last
@@ -266,7 +266,7 @@ class Worker:
         )
 
     def rehearse(self, pass_id: int) -> None:
-        """Compute one batch and throw it away: kernels are compiled before anybody waits for them."""
+        """Compute one batch and throw it away: kernels are compiled before a round waits for them."""
         for shard, reader in self._readers.items():
             if reader.batches(pass_id):
                 prepared = self._compact({shard: reader.batch(pass_id, 0)})

@@ -1,3 +1,3 @@
-"""Words and pictures for people, read-only over status and metrics."""
+"""Text and pictures of status and metrics for people; read-only."""
 
 __all__ = ["plain", "plan", "readers", "terminal"]

@@ -75,37 +75,37 @@ def pass_lines(closed: Sequence[dict[str, Any]], *, shows_all: bool) -> Iterator
 
 
 def passes_of(status: dict[str, Any]) -> tuple[int, int]:
-    """How many passes of the job are done and how many there are, whichever run of it did them; (0, 0) if unknown."""
+    """How many passes of the job are done, over all its runs, and how many there are; (0, 0) if unknown."""
     first = status.get("first_pass", 0)
     done = max(status.get("saved", -1) + 1, first + len(status.get("passes_done", ())))
     return done, first + status.get("passes", 0)
 
 
 def passes_after(pass_id: int, status: dict[str, Any]) -> list[dict[str, Any]]:
-    """The finished passes that came after one; a cluster tells only of the last ones."""
+    """The finished passes that came after one; the status from a cluster holds only the last ones."""
     return [closed for closed in status.get("passes_done", ()) if closed["pass_id"] > pass_id]
 
 
-def new_losses(known: list[str], status: dict[str, Any]) -> list[str]:
-    """Who was lost and is not known yet; `known` follows the status."""
+def new_losses(shown: list[str], status: dict[str, Any]) -> list[str]:
+    """Losses that were not shown yet; `shown` becomes those of the status."""
     losses = list(status.get("losses", ()))
-    found = [loss for loss in losses if loss not in known]
-    known[:] = losses
-    return [f"{loss}; started again, the job goes on" for loss in found]
+    fresh = [loss for loss in losses if loss not in shown]
+    shown[:] = losses
+    return [f"{loss}; started again, the job goes on" for loss in fresh]
 
 
-def new_warnings(known: list[str], status: dict[str, Any]) -> list[str]:
-    """What has begun to be wrong though training goes on; `known` follows the status.
+def new_warnings(shown: list[str], status: dict[str, Any]) -> list[str]:
+    """Warnings to show now; `shown` becomes those of the status.
 
-    The words differ with each attempt that fails, as the names of files do, and are told once until it is over.
+    The text changes with each failed attempt (it names files), so a warning is shown once until there is none.
     """
     warnings = list(status.get("warnings", ()))
-    found = [] if known else warnings
-    known[:] = warnings
-    return [f"warning: {warning}" for warning in found]
+    fresh = [] if shown else warnings
+    shown[:] = warnings
+    return [f"warning: {warning}" for warning in fresh]
 
 
-_NEWS = {
+_PHASE_LINES = {
     "gathering": "waiting for trainers",
     "setting-up": "handing out parameters",
     "training": "training",
@@ -113,13 +113,13 @@ _NEWS = {
 
 
 def alert(text: str) -> None:
-    """Say something on standard error; a terminal has just shown `^C` there, so it begins a line of its own."""
-    with suppress(OSError):  # nobody reads it
+    """Print on standard error; on a terminal after a line break, as it has just shown `^C`."""
+    with suppress(OSError):  # its reader is gone
         click.echo(f"\n{text}" if sys.stderr.isatty() else text, err=True)
 
 
 class PlainView:
-    """Prints each news once."""
+    """Prints each change once."""
 
     def __init__(self) -> None:
         self._phase = ""
@@ -148,8 +148,8 @@ class PlainView:
         for warning in new_warnings(self._warnings, status):
             click.echo(warning)
         phase = status.get("phase", "")
-        if phase in _NEWS and phase != self._phase:
-            click.echo(_NEWS[phase])
+        if phase in _PHASE_LINES and phase != self._phase:
+            click.echo(_PHASE_LINES[phase])
         self._phase = phase
         for closed in passes_after(self._pass, status):
             click.echo(pass_line(closed))
@@ -157,7 +157,7 @@ class PlainView:
 
 
 class SilentView:
-    """Says nothing: for --json and --quiet."""
+    """Prints alerts only: for --json and --quiet."""
 
     def __enter__(self) -> SilentView:
         return self
@@ -173,4 +173,4 @@ class SilentView:
         alert(text)
 
     def update(self, status: dict[str, Any]) -> None:
-        """Ignore the news."""
+        """Ignore a status."""

@@ -1,4 +1,4 @@
-"""Who reads what is shown: a pipe may break and a terminal may be closed, and the job goes on all the same."""
+"""Output whose reader goes away: a pipe may break and a terminal may be closed, and the job goes on all the same."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, Protocol, Self, TextIO
 
 
 def fall_silent(stream: TextIO) -> None:
-    """Let all that is still to be said there go nowhere, also what waits in its buffer."""
-    with suppress(OSError):  # it has no descriptor: nobody outside reads it
+    """Redirect a stream to /dev/null, what waits in its buffer included."""
+    with suppress(OSError):  # it has no descriptor, so no reader outside
         target, nowhere = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, target)
         os.close(nowhere)
 
 
 def leave_closed_terminals() -> None:
-    """Fall silent where a terminal was closed: whoever wrote there would fail, and nobody would learn of it."""
+    """Fall silent where a terminal was closed: a write there would fail, with no place left to report it."""
     for stream in (sys.stdout, sys.stderr):
         if is_hung_up(stream):
             fall_silent(stream)
 
 
 def is_hung_up(stream: TextIO) -> bool:
-    """Whether this is a terminal that was closed; a file never is, nor a pipe that nobody reads."""
+    """Whether this is a terminal that was closed; a file never is, nor a pipe without a reader."""
     poll = select.poll()
     with suppress(OSError):
         poll.register(stream.fileno(), 0)

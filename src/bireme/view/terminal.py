@@ -1,4 +1,4 @@
-"""A job's progress on a terminal: finished passes scroll by, a live panel shows who is where."""
+"""A job's progress on a terminal: finished passes scroll by, a live panel shows where each trainer is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def duration(seconds: float) -> str:
 class LiveView:
     """Redraws with each status until it is left.
 
-    Nothing is drawn in between, by a thread: whoever updates learns from the error when the terminal is gone.
+    No thread draws in between, so that the error of a closed terminal is raised by `update`.
     """
 
     def __init__(self) -> None:

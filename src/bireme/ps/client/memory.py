@@ -23,7 +23,7 @@ from bireme.ps.wire.shared_memory import Region, close_quietly, make_segment
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """What a trainer tells a lane about its gradient segment: which subtree each row is, and how long rows are."""
+    """A trainer's gradient segment, as its ATTACH describes it: the subtree of each row, and how long rows are."""
 
     spans: tuple[Span, ...]
     row_nbytes: int
@@ -52,7 +52,7 @@ class TrainerMemory:
 
     @property
     def is_shared(self) -> bool:
-        """Whether local lanes can be given this memory."""
+        """Whether local lanes can share this memory."""
         return self.fd >= 0
 
     def row(self, span: Span) -> NDArray[np.float32]:
@@ -73,7 +73,7 @@ class TrainerMemory:
             region.map(4 * part.begin, 4 * len(part), fd, number * 4 * len(part), is_writable=False)
 
     def close(self) -> None:
-        """Give the descriptor back; what is mapped stays until nobody uses it."""
+        """Close the descriptor; what is mapped stays as long as arrays over it."""
         self._finish.detach()
         close_quietly(self.fd)
         self.fd = -1

@@ -47,9 +47,9 @@ class Position(NamedTuple):
     batch: int
 
 
-def oldest(found: Iterable[Position]) -> Position:
+def oldest(positions: Iterable[Position]) -> Position:
     """Where to go on when lanes are not all at the same place: where the last one of them is."""
-    return min(found, key=lambda at: (at.pass_id, at.batch, at.round))
+    return min(positions, key=lambda at: (at.pass_id, at.batch, at.round))
 
 
 def _always(at: Position) -> bool:
@@ -66,7 +66,7 @@ class Identity:
 
 
 def connect(host: str, port: int, *, timeout_s: float, what: str) -> socket.socket:
-    """Open a TCP connection, trying again while nobody listens yet."""
+    """Open a TCP connection, retrying while no process listens yet."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -84,11 +84,11 @@ def _out_of_reach(what: str, timeout_s: float, cause: OSError) -> NetworkError:
         return NetworkError(
             f"{what} and this process do not trust each other: {cause.strerror}",
             why="connections of this job are secured: both ends must show a certificate of the same job",
-            fix="look into its server.log, which says what it refused; submitting the job again renews certificates",
+            fix="look into its server.log for what it refused; submitting the job again renews certificates",
         )
     return NetworkError(
         f"{what} does not answer: {cause.strerror or cause}",
-        why=f"nobody accepted a connection there for {timeout_s:g} s",
+        why=f"no process accepted a connection there for {timeout_s:g} s",
         fix="look into its server.log; check that it runs and that the port is open between the machines",
     )
 
@@ -103,7 +103,7 @@ def connect_near(host: str, port: int) -> socket.socket | None:
             if frame_io.peer_user(sock) == os.geteuid():
                 return frame_io.tune(sock)
         except OSError:
-            pass  # nobody listens under that name
+            pass  # no lane listens under that name
         sock.close()
     return None
 
@@ -149,17 +149,17 @@ class Link:
         body = msgspec.json.encode(Rows(memory.spans, 4 * memory.layout.size))
         head = Head(Kind.ATTACH, job=me.job, view=me.view, incarnation=me.incarnation, nbytes=len(body))
         frame_io.send_with(self.sock, fds, head, body)
-        reply, given = frame_io.receive_with(self.sock)
+        reply, shared = frame_io.receive_with(self.sock)
         try:
             frame_io.raise_refusal(self.sock, reply)
             if reply.kind is not Kind.ATTACH:
                 raise FrameError(f"the lane answered ATTACH with {reply.kind.name}")
-            if given:
-                check_segment(given[0], 2 * 4 * len(self.part))
-                memory.adopt(self.part, given[0])
+            if shared:
+                check_segment(shared[0], 2 * 4 * len(self.part))
+                memory.adopt(self.part, shared[0])
                 self.carrier = "shm"
         finally:
-            for fd in given:
+            for fd in shared:
                 close_quietly(fd)
 
 
@@ -178,7 +178,7 @@ class Exchange:
     ) -> None:
         """Take the sparse lanes and the wire's coding where there are any; `is_streamed`: lanes share no rounds.
 
-        `lagging` is what the sparse lanes have been given, too.
+        `rows` must share `lagging`.
         """
         # Trainers begin with different lanes, so that all lanes have something to do at once.
         self._own_shard = memory.spans[0].lo if memory.spans else 0
@@ -215,7 +215,7 @@ class Exchange:
 
     @property
     def slowest_pserver(self) -> Slowest | None:
-        """Whose answers come so much later than all others' in this view; None if not known yet."""
+        """The pserver whose answers come latest in this view, and by how much; None if not known yet."""
         return self._lagging.slowest
 
     @property
@@ -280,7 +280,7 @@ class Exchange:
         self._ask(self._head(Kind.PULL, round=batch, lo=shard, hi=shard + 1, extra=pass_id), wanted)
 
     def ask_pass(self, pass_id: int, wanted: Sequence[Ids] = (), *, shard: int = 0) -> None:
-        """Ask for the parameters at the start of a pass: they come when everybody has ended the one before."""
+        """Ask for the parameters at the start of a pass: they come when all shards have ended the one before."""
         self._ask(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id, lo=shard), wanted)
 
     def ask_now(self, wanted: Sequence[Ids] = (), *, shard: int = 0) -> None:
@@ -296,19 +296,19 @@ class Exchange:
 
     def receive(self, targets: Sequence[Floats] = (), *, may_differ: bool = False) -> Position:
         """Wait for what was asked; it is then in `memory.values(round)`, and rows in the targets."""
-        found = {self._receive(link) for link in self._links}
+        positions = {self._receive(link) for link in self._links}
         if self._rows is not None:
-            found |= {Position(head.round, head.extra, head.lo) for head in self._rows.receive(targets)}
-        if len(found) > 1 and not may_differ and not self._is_streamed:
-            raise AssertionError(f"lanes answered from different rounds {sorted(found)}: this is a bug")
+            positions |= {Position(head.round, head.extra, head.lo) for head in self._rows.receive(targets)}
+        if len(positions) > 1 and not may_differ and not self._is_streamed:
+            raise AssertionError(f"lanes answered from different rounds {sorted(positions)}: this is a bug")
         self._lagging.answered(time.monotonic())
         self._links = self._orders[self._lagging.last]
-        at = oldest(found)
+        at = oldest(positions)
         self._reached = at.round
         return at
 
     def _receive_apart(self, *, may_differ: bool = False) -> Position:
-        """Wait for what was asked beside the rounds, by which nobody is judged."""
+        """Wait for what was asked beside the rounds; no pserver counts as slow by it."""
         self._lagging.rest()
         at = self.receive(may_differ=may_differ)
         self._lagging.rest()
@@ -320,7 +320,7 @@ class Exchange:
         return self.receive(targets)
 
     def pull_pass(self, pass_id: int) -> Position:
-        """Wait for the parameters at the start of a pass, that is, until everybody has ended the one before."""
+        """Wait for the parameters at the start of a pass, that is, until all shards have ended the one before."""
         self.ask_pass(pass_id, shard=self._own_shard)
         return self._receive_apart()
 
@@ -328,7 +328,7 @@ class Exchange:
         """Take whatever is current; lanes that are one round apart are brought to the older one.
 
         Where shards go apart, the answer says from which batch on some lane lacks this shard's pushes. Lanes do not
-        wait for whoever is not needed in their round: he gets to know where they are, but no parameters of one round.
+        wait for a trainer that is not needed in their round: it gets their positions, but no parameters of one round.
         """
         self.ask_now(shard=self._own_shard if shard is None else shard)
         at = self._receive_apart(may_differ=True)
@@ -361,7 +361,7 @@ class Exchange:
     def close(self) -> None:
         """Hang up; a thread that waits for a slice gets a NetworkError."""
         for sock in [*(link.sock for link in self._links), *(self._rows.sockets if self._rows is not None else ())]:
-            with contextlib.suppress(OSError):  # it is down already
+            with contextlib.suppress(OSError):  # it is down already; a close alone would not wake that thread
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
         self.memory.close()

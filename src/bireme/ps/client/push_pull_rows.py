@@ -55,7 +55,7 @@ class RowLinks:
         return self._sockets
 
     def greet(self, head: Head) -> None:
-        """Say hello where a lane of this machine expects it; rows are never shared."""
+        """Send ATTACH where a lane of this machine expects it; rows are never shared."""
         for sock in self._sockets:
             if sock.family == socket.AF_UNIX:
                 frame_io.send_with(sock, [], head, b"")
@@ -63,8 +63,8 @@ class RowLinks:
 
     def _place(self, tables: Sequence[Ids]) -> list[_Placed]:
         """Group by lane; what was asked for is usually what is pushed to, and was grouped then."""
-        known = {id(p.ids): p for p in self._placed}
-        return [known.get(id(ids)) or self._group(ids) for ids in tables]
+        grouped = {id(p.ids): p for p in self._placed}  # which keeps these arrays alive, so their ids are not reused
+        return [grouped.get(id(ids)) or self._group(ids) for ids in tables]
 
     def _group(self, ids: Ids) -> _Placed:
         order, counts = split(ids, len(self._sockets))
@@ -120,12 +120,12 @@ class RowLinks:
         for sock in self._sockets:
             reply = frame_io.expect(sock, Kind.SLICE)
             parts.append(unpack_blocks(frame_io.receive_bytes(sock, reply.nbytes), self._widths))
-        found = []
+        tables = []
         for blocks in zip(*parts, strict=True):
             ids, rows = np.concatenate([b.ids for b in blocks]), np.concatenate([b.rows for b in blocks])
             order = np.argsort(ids, kind="stable")
-            found.append(Block(ids[order], rows[order]))
-        return found
+            tables.append(Block(ids[order], rows[order]))
+        return tables
 
     def set(self, head: Head, blocks: Sequence[Block]) -> None:
         """Give every lane its rows of a saved model."""

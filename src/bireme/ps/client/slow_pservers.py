@@ -1,10 +1,10 @@
 """Which pserver holds up a trainer, as a share of its time. No clock: times come in.
 
-A trainer writes to and reads from its pservers in turn, each round with another one at the end. Who is read last and
-has not answered yet is waited for alone, so that wait stands for as many rounds as there are pservers. What passes
-while bytes go to or come from a pserver counts too: one without time for its work empties its buffers late. Of all
-that, what is usual among the other pservers counts for nobody, and neither does a single long wait, nor what passes
-between two passes. Costs a few additions for each round.
+A trainer writes to and reads from its pservers in turn, each round with another one at the end. If the last one has
+not answered yet, the trainer waits for it alone, so that wait stands for as many rounds as there are pservers. The time
+in which bytes go to or come from a pserver counts too: one without time for its work empties its buffers late. Not
+counted are what is usual among the other pservers, a single long wait, and the time between two passes. Costs a few
+additions for each round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import median
 from bireme.ps.lanes.slow_trainers import WINDOW_S, Slowest
 
 TURNS = 8
-"""So often each pserver must have been last before anything is said of it."""
+"""So often each pserver must have been last before one is called slow."""
 
 
 class _Stretch:
@@ -30,7 +30,7 @@ class _Stretch:
         """Of all waits for one alone: it may have been an accident."""
 
     def slowest(self) -> Slowest:
-        """Who takes most of the time, and how much more of it than the others do."""
+        """The pserver that takes most of the time, and how much more of it than the others do."""
         pservers = len(self.moved)
         turns = self.rounds // pservers
         # The longest wait counts as if it had been like all others.
@@ -51,7 +51,7 @@ class SlowPservers:
         self.last = last % pservers
         """The pserver that is written to and read from last in this round."""
         self.slowest: Slowest | None = None
-        """Whom this trainer has waited for most, the last time that there was enough to tell."""
+        """The pserver that this trainer waited for most in the last full window."""
         self._now = _Stretch(pservers)
         self._since_s: float | None = None
         """When the last answers were in; None before the first round of a pass."""

@@ -1,4 +1,4 @@
-"""Whose word counts for a pserver: views, and the one it stands in. No I/O."""
+"""Which coordinator a pserver obeys: views, and the one it is in. No I/O."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Authority:
 
     @classmethod
     def at_birth(cls, rank: int, incarnation: int, since: int) -> Authority:
-        """Where a pserver stands before anybody has said anything, so that no coordinator of the past is heard.
+        """The view of a pserver that has just started, so that it refuses coordinators of the past.
 
-        Pserver 0 stands in view 0 of its own life: the coordinator whose word counts is the one inside it, also while
-        an older one, on a machine that was cut off, still finds its way here. The others stand in view 0 of the run.
+        Pserver 0 starts in view 0 of its own incarnation: it obeys only the coordinator inside it, also while an older
+        one, on a machine that was cut off, still reaches it. The others start in view 0 of the run.
         """
         return cls(view=view_of(incarnation if rank == 0 else since, 0))
 
     def check_set_up(self, job: int, view: int) -> None:
-        """Refuse to be given parameters by whoever is not newer, or is of another job."""
+        """Refuse a setup for a view that is not newer, or for another job."""
         self._check_newer(view)
         if self.job not in (None, job):
             raise FrameError("this pserver already serves a job", fix="start a fresh pserver for another job")
 
     def check_enter(self, view: int, history: int) -> None:
-        """Refuse to go on in a view that is not newer, or is about something else than what is kept here."""
+        """Refuse to enter a view that is not newer, or is of a history that is not kept here."""
         self._check_newer(view)
         if not self.history or self.history != history:
             raise StaleError(f"this pserver keeps nothing of history {history:x}")

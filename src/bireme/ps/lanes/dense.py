@@ -92,17 +92,17 @@ class DenseStore:
         return self._memory.buffers[round_ % 2]
 
     def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
-        """Take a trainer's gradient rows as they lie, and give it our buffers."""
+        """Map a trainer's gradient rows into the inbox, and return our buffers to share."""
         try:
             offered = msgspec.json.decode(offer, type=Rows)
         except msgspec.MsgspecError as e:
-            raise FrameError(f"an ATTACH that makes no sense: {e}") from e
+            raise FrameError(f"malformed ATTACH: {e}") from e
         rows = [machine.row_of(span) for span in offered.spans]
         is_fit = offered.row_nbytes == 4 * self._layout.size and None not in rows
         if not is_fit or self._shared_rows() & set(rows):
             raise FrameError(f"the rows {offered.spans} are not free in this view")
         is_in = any(machine.has_landed(span) for span in offered.spans)
-        # What is written at any moment must not be read in place, and what must be decoded cannot be.
+        # Streamed updates change buffers at any moment, and coded gradients must be decoded: neither can be shared.
         can_share = not self._is_streamed and self._coding == "float32"
         if not fds or self._memory.fd < 0 or is_in or not can_share:
             return []
@@ -184,12 +184,12 @@ class DenseStore:
 
     def restore(self, chain: Sequence[Sequence[SnapshotFile]], round_: int) -> None:
         """Go on from a snapshot of any layout."""
-        found = dense_slice(chain[-1], self.part, size=self._size)
-        self._buffer(round_)[:] = found.pop(VALUES)
-        self._optimizer.load_state(found)
+        arrays = dense_slice(chain[-1], self.part, size=self._size)
+        self._buffer(round_)[:] = arrays.pop(VALUES)
+        self._optimizer.load_state(arrays)
 
     def receive_request(self, sock: socket.socket, head: Head) -> None:
-        """A dense lane is always asked for its whole slice."""
+        """A PULL from a dense lane is always for its whole slice."""
         if head.nbytes:
             raise FrameError(f"a PULL from a dense lane has no payload, this one has {head.nbytes} bytes")
 
@@ -198,7 +198,7 @@ class DenseStore:
         return id(sock) in self._attached
 
     def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
-        """Our buffer; for a trainer that shares it, just the word that it is ready."""
+        """Our buffer; a trainer that shares it gets a head without a payload."""
         part = self._buffer(round_)
         if id(sock) in self._attached:
             return Flag.IN_PLACE, part.nbytes, []

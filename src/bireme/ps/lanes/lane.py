@@ -1,4 +1,4 @@
-"""One lane at work: what may land when, who waits for what, and when a round closes.
+"""One lane at work: what may land when, which pulls wait, and when a round closes.
 
 A lane owns its parameters alone; the only lock is its own. What it keeps and how payloads get in
 and out is its store's business (dense.py, sparse.py); which frame counts is decided by a machine
@@ -34,9 +34,9 @@ from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import MAX_ARRAY_NBYTES, Flag, Head, Kind, Record, unpack_records
 
 LOOK_S = 1.0
-"""How often a thread that waits for a round looks whether its trainer is still there."""
+"""How often a thread that waits for a round checks that its trainer is still connected."""
 ASK_S = 0.2
-"""How long somebody who asks what a lane waits for waits himself."""
+"""How long a status request waits for the lane's lock."""
 OnPass = Callable[[PassTotals], None]
 Buffers = Sequence[NDArray[Any]]
 Answer = tuple[int, int, Buffers]
@@ -86,21 +86,21 @@ class Store(Protocol):
         """Read what a PULL asks for."""
 
     def is_shared_with(self, sock: socket.socket) -> bool:
-        """* Whether this connection reads what is kept here where it is, so that an answer is a mere word."""
+        """* Whether this connection reads what is kept here in place, so that an answer has no payload."""
 
     def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
         """* The reply to a PULL: flags, its length, and what is to be sent."""
 
     def receive_values(self, sock: socket.socket, head: Head, *, is_wanted: bool) -> None:
-        """Take first values, or read and forget them."""
+        """Take first values, or read and discard them."""
 
 
 class Lane:
     """A part of the model that several trainers push to and pull from."""
 
-    def __init__(self, setup: Setup, store: Store, on_pass: OnPass, cutter: SnapshotWriter | None = None) -> None:
+    def __init__(self, setup: Setup, store: Store, on_pass: OnPass, writer: SnapshotWriter | None = None) -> None:
         self._on_pass = on_pass
-        self._cutter = cutter
+        self._writer = writer
         self._capture: Capture | None = None
         """A cut that is still being copied: nothing of it may be overwritten."""
         self._cut_every_s = 0.0
@@ -127,27 +127,27 @@ class Lane:
         """By shard."""
         self._is_leaving_view = False
         self._parked: dict[socket.socket, Head] = {}
-        """Pulls of trainers that share our memory: whoever closes the round answers them."""
+        """Pulls of trainers that share our memory: the thread that closes the round answers them."""
         self._failure: BiremeError | None = None
 
     @property
     def largest_payload(self) -> int:
-        """How much a frame that is refused may still have to say."""
+        """The most payload that may follow the head of a refused frame."""
         whole = self._store.slice_nbytes
         return MAX_ARRAY_NBYTES if whole is None else whole
 
     def awaited(self) -> Awaited | None:
-        """Whom this lane waits for now, and whom it has waited for most of late; None where it is too busy to say."""
-        # A lane that waits for its disk at the end of a pass holds its turn: whoever asks for the status does not wait.
+        """The trainers that this lane waits for now, and the slowest of late; None where the lock stays taken."""
+        # A lane that waits for its disk at the end of a pass holds this lock: a status request must not wait as long.
         if not self._turn.acquire(timeout=ASK_S):
             return None
         try:
             now_s, first_s, behind = time.monotonic(), self._waiting.first_s, None
             if isinstance(self.rounds, LaneStream):
-                found = self.rounds.laggard(self._trainer_of)
-                missing = [found[0]] if found else []
+                laggard = self.rounds.laggard(self._trainer_of)
+                missing = [laggard[0]] if laggard else []
                 if self.rounds.staleness is None:
-                    behind = found[1] if found else 0
+                    behind = laggard[1] if laggard else 0
             else:
                 spans = self.rounds.awaited() if first_s is not None else []
                 missing = sorted({self._trainer_of[span.lo] for span in spans})
@@ -161,12 +161,12 @@ class Lane:
         return self._store.describe()
 
     def stop(self, failure: BiremeError | None = None) -> None:
-        """Wake everybody who waits and let them go."""
+        """Wake all waiting threads; they raise the failure."""
         with self._turn:
             self._failure = self._failure or failure or NetworkError("the pserver is stopping")
             self._turn.notify_all()
             parked, self._parked = list(self._parked), {}
-        for sock in parked:
+        for sock in parked:  # without the lock: a send may block
             if failure is not None:
                 frame_io.refuse(sock, failure)
 
@@ -176,8 +176,8 @@ class Lane:
         offer = frame_io.receive_bytes(sock, head.nbytes)
         with self._turn:
             self._check(head)
-            given = self._store.attach(sock, offer, fds, self.rounds)
-        frame_io.send_with(sock, given, Head(Kind.ATTACH), b"")
+            shared = self._store.attach(sock, offer, fds, self.rounds)
+        frame_io.send_with(sock, shared, Head(Kind.ATTACH), b"")
 
     def detach(self, sock: socket.socket) -> None:
         """A connection has closed: its memory is no longer ours to read."""
@@ -199,7 +199,7 @@ class Lane:
         if isinstance(verdict, Take):
             self._take(sock, head, records, verdict)
         elif in_place:
-            return  # it is the very row that was there before
+            return  # a repeat in shared memory is the same row
         elif isinstance(verdict, Repeat):
             self._compare(sock, head, verdict.row)
         else:
@@ -229,24 +229,24 @@ class Lane:
             self._done()
 
     def _settle(self, now_s: float, closing: Closing) -> None:
-        """Note whom a round has waited for that was complete then."""
+        """Record the end of a round's wait; `now_s` is when its last push landed."""
         if closing.ends_pass:
             self._waiting.rest()
         elif isinstance(self.rounds, LaneRounds):
             self._waiting.closed(now_s)
 
     def _laggard(self) -> int | None:
-        found = self.rounds.laggard(self._trainer_of) if isinstance(self.rounds, LaneStream) else None
-        return found[0] if found else None
+        last = self.rounds.laggard(self._trainer_of) if isinstance(self.rounds, LaneStream) else None
+        return last[0] if last else None
 
     def _done(self) -> None:
-        """Nothing is being received any more on behalf of one connection."""
+        """One payload is no longer being received."""
         self._busy -= 1
         if self._is_leaving_view and not self._busy:
             self._turn.notify_all()
 
     def enter(self, view: int) -> None:
-        """Move to a later view. Connections of the one before have been cut, so what they still sent ends soon."""
+        """Move to a later view. Connections of the one before are closed already, so their payloads end soon."""
         with self._turn:
             self._is_leaving_view = True
             self._turn.wait_for(lambda: not self._busy)
@@ -254,7 +254,7 @@ class Lane:
             self.rounds.enter(view)
             self._waiting.forget()
             self._parked.clear()
-            self._turn.notify_all()  # whoever waits is of the view before and is sent away
+            self._turn.notify_all()  # waiting pulls are of the view before: each is refused
 
     def _compare(self, sock: socket.socket, head: Head, row: int) -> None:
         again = self._store.receive_aside(sock, head)
@@ -282,13 +282,13 @@ class Lane:
         done = self.rounds.close()
         if done is not None:
             self._on_pass(PassTotals(closing.pass_id, closing.samples, done, self.rounds.take_staleness()))
-        if self._cutter is not None:
-            self._cut(self._cutter, ends_pass=closing.ends_pass)
+        if self._writer is not None:
+            self._cut(self._writer, ends_pass=closing.ends_pass)
         self._turn.notify_all()
         self._answer_parked()
 
     def cut_every(self, seconds: float) -> None:
-        """Be the lane that names the rounds of cuts, this often.
+        """Make this the lane that names the rounds of cuts, this often.
 
         Those at the end of passes and at multiples of a number need no naming: every lane counts the same.
         """
@@ -301,14 +301,14 @@ class Lane:
             if self.rounds.cut_at <= self.rounds.round:
                 self._next_cut_s = time.monotonic()
 
-    def _cut(self, cutter: SnapshotWriter, *, ends_pass: bool) -> None:
-        """Have a copy made of what is kept if this is the moment, and name the next one if it is time."""
+    def _cut(self, writer: SnapshotWriter, *, ends_pass: bool) -> None:
+        """Start a cut if this round is one for it; else name the next round for one if it is time."""
         now = time.monotonic()
         if ends_pass or self._is_at_cut():
-            cut = cutter.open(counts_of(self.rounds), ends_pass=ends_pass)
+            cut = writer.open(counts_of(self.rounds), ends_pass=ends_pass)
             if cut is not None:
                 self._capture = self._store.capture(self.rounds.round, cut.base)
-                cutter.give(cut, self._capture)
+                writer.give(cut, self._capture)
             self._next_cut_s = now + self._cut_every_s if self._cut_every_s else math.inf
         elif now >= self._next_cut_s:
             # Our answers carry it to the trainers, and their next pushes to every lane.
@@ -321,13 +321,16 @@ class Lane:
         return is_multiple or self.rounds.round == self.rounds.cut_at
 
     def restore(self, chain: Sequence[Sequence[SnapshotFile]]) -> None:
-        """Go on from a snapshot, before anybody is served."""
+        """Go on from a snapshot, before any connection is served."""
         counts = agreed_counts(chain[-1])
         self._store.restore(chain, counts.round)
         self.rounds.restore(counts)
 
     def _answer_parked(self) -> None:
-        """Tell trainers that share our memory, at once: waking their threads for it would take longer."""
+        """Answer trainers that share our memory on this thread: waking theirs would take longer.
+
+        A parked trainer sends nothing that needs an answer, so no other thread sends on its connection meanwhile.
+        """
         for sock, head in list(self._parked.items()) if self._is_set else ():
             verdict = self.rounds.look(head)
             if isinstance(verdict, Ready):
@@ -378,10 +381,10 @@ class Lane:
         with self._turn:
             self._check(head)
             if self._busy and not self._is_set:
-                raise FrameError("the lane is being given its values already")
+                raise FrameError("another connection is sending this lane its values")
             self._busy += 1
         try:
-            # It may have been set already by a trainer that died before it had told all lanes.
+            # A trainer may have set this lane and died before it had set all of them.
             self._store.receive_values(sock, head, is_wanted=not self._is_set)
             self._is_set = True
         finally:

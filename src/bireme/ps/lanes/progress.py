@@ -1,6 +1,6 @@
 """Where a lane is in the data, as JSON for a snapshot: rounds, passes, ended shards, and sums that survive to the bit.
 
-All lanes of a cut are at the same place; that they say so is checked when they are read. Sums of costs are
+All lanes of a cut are at the same place, which is checked when they are read. Sums of costs are
 written with `float.hex`, as decimal digits and JSON's lack of infinities would change them.
 """
 
@@ -65,7 +65,7 @@ def counts_of(machine: LaneRounds | LaneStream) -> LaneCounts:
 def pack_counts(counts: LaneCounts) -> object:
     """As a JSON value, to be a part's `meta[COUNTS]`."""
     totals = {shard: Sums.of(totals) for shard, totals in counts.totals.items()}
-    found: object = msgspec.to_builtins(
+    packed: object = msgspec.to_builtins(
         _Json(
             counts.round,
             counts.pass_id,
@@ -78,11 +78,11 @@ def pack_counts(counts: LaneCounts) -> object:
         ),
         str_keys=True,
     )
-    return found
+    return packed
 
 
 def unpack_counts(value: Any, where: str) -> LaneCounts:
-    """Read what `pack_counts` made; `where` it comes from goes into the message if it makes no sense."""
+    """Read what `pack_counts` made; `where` it comes from goes into the message if it is malformed."""
     try:
         j = msgspec.convert(value, _Json, str_keys=True)
         totals = {shard: sums.totals() for shard, sums in j.totals.items()}
@@ -98,11 +98,11 @@ def agreed_counts(parts: Iterable[SnapshotFile]) -> LaneCounts:
 
     The sums are those of the first part: where updates come one by one, lanes may differ in how stale they were.
     """
-    found = [(part.name, unpack_counts(part.meta.get(COUNTS), part.name)) for part in parts]
-    if not found:
+    named = [(part.name, unpack_counts(part.meta.get(COUNTS), part.name)) for part in parts]
+    if not named:
         raise SnapshotError("a snapshot without parts says nothing about where it was taken")
-    first_name, first = found[0]
-    for name, counts in found[1:]:
+    first_name, first = named[0]
+    for name, counts in named[1:]:
         if _place(counts) != _place(first):
             raise SnapshotError(
                 _difference(name, counts, first_name, first),

@@ -44,16 +44,16 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Change nothing and say why."""
+    """Change nothing and send the reason."""
 
     reason: str
     is_stale: bool = False
-    """It was right in a view that is over."""
+    """The frame belongs to a view that is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Answer a pull with the parameters as they stood after this many rounds, and say where in the data that is."""
+    """Answer a pull with the parameters as they stood after this many rounds, and where in the data that is."""
 
     round: int
     pass_id: int
@@ -67,7 +67,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """A complete round: add `rows` by `steps`, apply row `root` (none: nobody had a sample)."""
+    """A complete round: add `rows` by `steps`, apply row `root` (None: no shard had a sample)."""
 
     round: int
     pass_id: int
@@ -165,14 +165,14 @@ class LaneRounds:
         self.pass_id, self.samples = pass_id, samples
 
     def restore(self, counts: LaneCounts) -> None:
-        """Go on from a cut; the round before it is not to be had."""
+        """Go on from a cut; the round before it is not available."""
         self.round = self._oldest = counts.round
         self.pass_id, self.pass_start, self.samples = counts.pass_id, counts.pass_start, counts.samples
         self.ended = set(counts.ended)
         self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
 
     def enter(self, view: int) -> None:
-        """Move to a later view: what the open round has got so far is sent again by whoever is in it."""
+        """Move to a later view: trainers send the open round's contributions again."""
         self.view = view
         self._rows.clear()
 
@@ -218,7 +218,7 @@ class LaneRounds:
         if row is not None:
             return Repeat(self._index[span]) if row.records == records else Refuse("the repeat has other records")
         self._rows[span] = _Row(records)
-        # Every push of this round names the same cut, if any, so all lanes know of it before they come to it.
+        # Every push of this round names the same cut, if any, so it reaches every lane before that round does.
         self.cut_at = max(self.cut_at, head.extra)
         return Take(self._index[span])
 
@@ -240,12 +240,12 @@ class LaneRounds:
             row = self._rows.get(other)
             if (row is None or not row.is_in) and any(s not in self.ended for s in other.shards):
                 return None
-        given = [span for span in self.spans if span in self._rows and self._rows[span].samples]
+        present = [span for span in self.spans if span in self._rows and self._rows[span].samples]
         samples = self.samples + sum(row.samples for row in self._rows.values())
-        if not given:
+        if not present:
             return Closing(self.round, self.pass_id, None, (), samples, self._ends_pass())
-        root, steps = reduction(tuple(given), self.shards)
-        row_of = [self._index[span] for span in given]
+        root, steps = reduction(tuple(present), self.shards)
+        row_of = [self._index[span] for span in present]
         return Closing(
             self.round,
             self.pass_id,
@@ -283,7 +283,7 @@ class LaneRounds:
         return done
 
     def take_staleness(self) -> dict[int, int]:
-        """Nobody is ever ahead of a round."""
+        """Always empty: no shard is ahead of a round."""
         return {}
 
     def look(self, head: Head) -> Ready | Wait | Refuse:

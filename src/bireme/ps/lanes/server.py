@@ -1,9 +1,9 @@
 """A pserver's sockets: one listening port per lane, one thread per connection.
 
-Data frames go to the lane that owns the port. Control frames are handed to whoever runs this
-server (`on_control`), together with the connection; the first port is where people and peers
-knock. A frame that is wrong is refused with its reason, and its connection closed: what
-follows it on the stream cannot be trusted.
+Data frames go to the lane that owns the port. Control frames go to the callback `on_control`,
+together with the connection; peers and the command line connect to the first port. A frame that is
+wrong is refused with its reason, and its connection closed: what follows it on the stream cannot be
+trusted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PServer:
         self._on_closed = on_closed
         self.lanes: list[Lane] = []
         self.standing = standing or Authority()
-        self._cutter: SnapshotWriter | None = None
+        self._writer: SnapshotWriter | None = None
         self._names_cuts: Lane | None = None
         self._data: dict[socket.socket, int] = {}
         """Connections that gradients and parameters go through, and to which lane."""
@@ -85,7 +85,7 @@ class PServer:
         self._near: list[socket.socket] = []
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._door = ConnectionGate()
+        self._gate = ConnectionGate()
         self._is_stopping = False
         self.failure: BiremeError | None = None
         """A bug in a lane, after which nothing here can be trusted."""
@@ -106,7 +106,7 @@ class PServer:
     def set_up(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None = None) -> None:
         """Take this part of a job's parameters, in place of what was kept in an earlier view.
 
-        `on_part` is told of parts of cuts that were written; without it there are no cuts.
+        `on_part` gets each part of a cut that was written; without it there are no cuts.
         """
         self.standing.check_set_up(setup.job, setup.view)
         opened = (self._dense_lanes, len(self._sockets) - self._dense_lanes)
@@ -117,12 +117,12 @@ class PServer:
                 fix="give the same --ports_num and --ports_num_for_sparse to pservers and trainers",
             )
         with self._changing(setup.view):
-            self._let_go()
+            self._drop_lanes()
             faults.at("view.set-up")
             self._make_lanes(setup, on_pass, on_part)
 
     def enter(self, view: int, history: int) -> None:
-        """Go on in a later view with what is kept here, if it is what that view is about; its trainers connect anew."""
+        """Go on in a later view of the history that is kept here; its trainers connect anew."""
         self.standing.check_enter(view, history)
         with self._changing(view):
             faults.at("view.enter")
@@ -130,21 +130,22 @@ class PServer:
                 lane.enter(view)
 
     def committed(self, history: int, round_: int, chain: int) -> None:
-        """A cut of what is kept here counts, which builds on so many others."""
-        if self._cutter is not None and history == self.standing.history:
-            self._cutter.committed(round_, chain)
+        """A cut of this history was committed; it builds on `chain` others."""
+        if self._writer is not None and history == self.standing.history:
+            self._writer.committed(round_, chain)
 
     def cut_soon(self) -> None:
-        """Somebody waits for a cut: have one made at the next moment at which there can be one."""
-        cutter, lane = self._cutter, self._names_cuts
-        if cutter is not None:
-            cutter.hurry()
+        """Request a snapshot at the next round boundary."""
+        writer, lane = self._writer, self._names_cuts
+        if writer is not None:
+            writer.hurry()
         if lane is not None:
             lane.cut_soon()
 
     @contextlib.contextmanager
     def _changing(self, view: int) -> Iterator[None]:
-        """Between two views nobody is served, and whoever was connected is not any more."""
+        """Between two views refuse data frames, and close the connections of the view before."""
+        # One step under the lock, so that `_lane_for` cannot add a connection of the old view after the dict is taken.
         with self._lock:
             self._is_changing = True
             data, self._data = self._data, {}
@@ -158,13 +159,13 @@ class PServer:
             with self._lock:
                 self._is_changing = False
 
-    def _let_go(self) -> None:
-        """Forget what was kept before, first of all: there may not be memory for both."""
-        if self._cutter is not None:
-            self._cutter.stop()
+    def _drop_lanes(self) -> None:
+        """Drop the lanes of before, first of all: there may not be memory for both."""
+        if self._writer is not None:
+            self._writer.stop()
         for lane in self.lanes:
             lane.stop()
-        self.lanes, self._cutter, self._names_cuts, self.standing.history = [], None, None, 0
+        self.lanes, self._writer, self._names_cuts, self.standing.history = [], None, None, 0
 
     def _make_lanes(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None) -> None:
         # Here: they bring Numba, which takes half a second to import, and ports are open before that.
@@ -172,29 +173,29 @@ class PServer:
         from bireme.ps.sparse.lane import SparseStore
 
         def ignore(totals: PassTotals) -> None:
-            """Totals are the same on every lane: the first one tells."""
+            """Totals are the same on every lane: only the first one reports."""
 
         stores: list[Store] = [DenseStore(setup, i) for i in range(setup.dense_lanes)]
         stores += [SparseStore(setup, i) for i in range(setup.sparse_lanes)]
         # Sparse lanes of a job without sparse parameters see no round.
         active = len(stores) if setup.tables else setup.dense_lanes
-        cutter = SnapshotWriter(setup, active, on_part) if setup.snapshots and on_part else None
+        writer = SnapshotWriter(setup, active, on_part) if setup.snapshots and on_part else None
         is_first = setup.pserver == 0
         lanes = [
-            Lane(setup, store, on_pass if i == 0 and is_first else ignore, cutter if i < active else None)
+            Lane(setup, store, on_pass if i == 0 and is_first else ignore, writer if i < active else None)
             for i, store in enumerate(stores)
         ]
         try:
             _restore(lanes, setup)
         except BaseException:
-            if cutter is not None:
-                cutter.stop()  # its threads would wait for ever for cuts of lanes that nobody has
+            if writer is not None:
+                writer.stop()  # its threads would wait for ever: these lanes hand in no cut
             raise
-        if cutter is not None and is_first and not setup.cuts_only_at_passes:
+        if writer is not None and is_first and not setup.cuts_only_at_passes:
             self._names_cuts = lanes[0]
             if setup.cut_every_s:
                 lanes[0].cut_every(setup.cut_every_s)
-        self.lanes, self._cutter = lanes, cutter
+        self.lanes, self._writer = lanes, writer
         self.standing.job, self.standing.history = setup.job, setup.view
 
     @property
@@ -206,8 +207,8 @@ class PServer:
         with self._lock:
             self._is_stopping = True
             connections = list(self._connections)
-        if self._cutter is not None:
-            self._cutter.stop()
+        if self._writer is not None:
+            self._writer.stop()
         for lane in self.lanes:
             lane.stop(failure)
         for sock in [*self._sockets, *self._near, *connections]:
@@ -220,11 +221,11 @@ class PServer:
             except OSError as e:
                 if self._is_stopping or listening.fileno() < 0:
                     return
-                log.warning("cannot accept a connection right now: %s", e.strerror)
+                log.warning("accept failed lane=%d cause=%s", index, e.strerror)
                 time.sleep(0.1)
                 continue
             log.debug("worker started, peer = %s", peer[0] if peer else "on this machine")
-            taken = self._door.knock(frame_io.tune(sock))
+            taken = self._gate.knock(frame_io.tune(sock))
             if taken is None:
                 continue
             with self._lock:
@@ -235,8 +236,8 @@ class PServer:
             threading.Thread(target=self._receive, args=(taken, index), name=f"lane-{index}", daemon=True).start()
 
     def _receive(self, sock: frame_io.Buffered, index: int) -> None:
-        """Serve whoever belongs to the job; nobody else gets to say anything."""
-        if self._door.admit(sock):
+        """Serve a connection of the job; close any other before a frame of it is read."""
+        if self._gate.admit(sock):
             self._serve(sock, index)
             return
         with self._lock:
@@ -250,19 +251,19 @@ class PServer:
             while (head := frame_io.receive_head(sock)) is not None:
                 self._dispatch(sock, head, index)
         except NetworkError as e:
-            log.debug("connection ended: %s", e.what)
+            log.debug("connection ended lane=%d cause=%s", index, e.what)
         except BiremeError as e:
-            log.warning("refused a frame from %s: %s", frame_io.peer_name(sock), e.what)
+            log.warning("refused frame lane=%d peer=%s cause=%s", index, frame_io.peer_name(sock), e.what)
             frame_io.refuse(sock, e)
             frame_io.drain(sock, seconds=DRAIN_S, nbytes=self._largest_payload)
         except Exception as e:
-            log.exception("a bug in the lane: the job cannot go on")
+            log.exception("stopping pserver lane=%d cause=bug", index)
             bug = ProcessError(f"{type(e).__name__} in the pserver: {e}", why="this is a bug", fix="see its server.log")
             frame_io.refuse(sock, bug)
             self.failure = bug
             self.stop(bug)
         finally:
-            # First of all: rows that this connection brought are free before anybody makes a view without it.
+            # First: `on_closed` may lead to a view without this connection, in which its rows must be free.
             if index < len(self.lanes):
                 self.lanes[index].detach(sock)
             with self._lock:
@@ -301,7 +302,7 @@ class PServer:
             raise FrameError(f"a lane takes PUSH, PULL and SET, not {head.kind.name}")
 
     def _lane_for(self, sock: socket.socket, index: int) -> Lane:
-        """The lane that a connection is about, which from now on ends with the view."""
+        """The lane of a connection, which from now on is closed with the view."""
         with self._lock:
             if self._is_changing or not self.lanes:
                 raise StaleError("this pserver has no job yet, or is about to enter another view")
@@ -324,7 +325,7 @@ def _listen_near(tcp: socket.socket) -> socket.socket | None:
         sock.bind(frame_io.near_name(*tcp.getsockname()))
         sock.listen(128)
     except OSError as e:
-        log.warning("no Unix socket beside the port, so all goes by TCP: %s", e.strerror)
+        log.warning("no Unix socket port=%d carrier=tcp cause=%s", tcp.getsockname()[1], e.strerror)
         sock.close()
         return None
     return sock

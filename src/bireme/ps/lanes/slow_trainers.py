@@ -1,8 +1,8 @@
-"""Whom a lane's rounds wait for, as shares of the last seconds. No clock: times come in.
+"""Which trainers a lane's rounds wait for, as shares of the last seconds. No clock: times come in.
 
-When a round closes it is known who came last, and since when all others had been there. Where shards go apart, the
-time between two updates counts for a trainer that all others are far ahead of. What passes between two passes counts
-for nobody: trainer 0 tests and saves then. Costs a few additions for each push.
+When a round closes, the lane has seen which trainer was last, and since when all others were in. Where shards go apart,
+the time between two updates counts for a trainer that all others are far ahead of. Time between two passes is not
+counted: trainer 0 tests and saves then. Costs a few additions for each push.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 WINDOW_S = 5.0
-"""Shares are those of the last one or two times this long, and of none before there is so much to tell."""
+"""Shares are those of the last one or two windows of this length; before one is full there are none."""
 STRAGGLES_ABOVE = 0.5
-"""Who everybody waits for a larger share of the time is a straggler. A trainer with two shards where others have one
-is just below."""
+"""A trainer that the others wait for during a larger share of the time is a straggler. One with two shards where
+others have one is just below."""
 MOMENT_S = 0.001
-"""Between two updates that come sooner, nobody has waited."""
+"""Updates that follow each other sooner have waited for no trainer."""
 
 
 class Slowest(NamedTuple):
@@ -25,7 +25,7 @@ class Slowest(NamedTuple):
 
     rank: int
     share: float
-    """Of the time that is spoken of."""
+    """Of `of_s` seconds."""
     of_s: float
 
 
@@ -38,7 +38,7 @@ class Awaited(NamedTuple):
     """Since its first push came; 0 where there is none, or there are no rounds."""
     slowest: Slowest | None = None
     behind: int | None = None
-    """How many batches all others are ahead of whom they wait for by now; None where none can be ahead for long."""
+    """How many batches all others are ahead of the missing trainer; None where they would have to wait for it."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class SlowTrainers:
         self._last = -1
         self._last_s: float | None = None
         self._others_s: float | None = None
-        """When the last push of anybody but the last one came."""
+        """When the last push of a trainer other than `_last` came."""
 
     def forget(self) -> None:
         """A view begins."""
@@ -96,7 +96,7 @@ class SlowTrainers:
         self._clear_round()
 
     def updated(self, now_s: float, laggard: Callable[[], int | None]) -> None:
-        """Where there are no rounds: an update is about to be made; `laggard` says whom all were far ahead of."""
+        """Without rounds: an update is about to be made; `laggard` names the trainer that all were far ahead of."""
         if self._since_s is not None:
             spent_s = now_s - self._since_s
             trainer = laggard() if spent_s >= MOMENT_S else None
@@ -109,7 +109,7 @@ class SlowTrainers:
             self._old, self._new = self._new, _Window()
 
     def slowest(self, now_s: float, missing: list[int]) -> Slowest | None:
-        """Whom everybody has waited for most, the open round included, which lacks these; None if nobody is known."""
+        """The slowest trainer in the window, counting the open round, which lacks `missing`; None if unknown."""
         spent_s = self._old.spent_s + self._new.spent_s
         waits = dict(self._old.waits)
         for trainer, waited_s in self._new.waits.items():

@@ -5,7 +5,7 @@ the q that it expects next from each shard: that one is taken, lower ones counte
 answered only, higher ones are refused. So each is applied exactly once, whatever is repeated or lost.
 
 Progress in mode `bounded`: a shard may compute batch q while q is at most `staleness` above the
-lowest expected q of all unfinished shards. The shard that has the lowest is 0 above it, so somebody
+lowest expected q of all unfinished shards. The shard that has the lowest is 0 above it, so one shard
 may always go on. That lowest q never falls within a pass, so a push is no staler than its pull was.
 The verdicts and methods are those of rounds.py; `round` counts updates.
 """
@@ -31,8 +31,8 @@ from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Flag, Head, Record
 
 FAR = 4
-"""Where nothing bounds how far shards get, whoever has fewer than half of the batches of all others, less these, is
-far behind: at the beginning of a pass halves say little."""
+"""Without a staleness bound, a trainer is far behind once all others have twice its batches and so many more: at the
+beginning of a pass a factor says little."""
 
 
 class LaneStream:
@@ -49,7 +49,7 @@ class LaneStream:
         self.pass_id = 0
         self.samples = 0
         self.cut_at = 0
-        """Cuts are taken at the end of passes only, of which every lane knows by itself."""
+        """Cuts are taken at the end of passes only, which every lane counts by itself."""
         self.ended: set[int] = set()
         self.totals: dict[int, Totals] = {s: Totals() for s in range(shards)}
         self.next_q = [0] * shards
@@ -113,7 +113,7 @@ class LaneStream:
             return f"shard {shard} has already ended pass {self.pass_id}"
         if shard in self._flying:
             return f"shard {shard} is being received on another connection"
-        # Whoever pulled this batch was let through, so only a push without its pull can be here.
+        # The pull of this batch would have waited, so only a push without its pull can be here.
         if self._is_too_far(shard):
             return f"shard {shard} is {self._ahead(shard)} batches ahead, more than {self.staleness}: pull first"
         return ""
@@ -221,7 +221,7 @@ class LaneStream:
         for shard, q in enumerate(self.next_q):
             places, trainer = done if shard in self.ended else open_, trainer_of[shard]
             places[trainer] = min(q, places.get(trainer, q))
-        # Whoever has ended the pass is far ahead only of those who have done less.
+        # A trainer that has ended the pass is far ahead only of those that have done less.
         last = min(open_, key=lambda trainer: (open_[trainer], trainer), default=-1)
         others = [q for places in (open_, done) for trainer, q in places.items() if trainer != last]
         if self.staleness is not None:

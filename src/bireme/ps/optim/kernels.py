@@ -1,7 +1,7 @@
 """Update rules as machine code: sum the inbox, clip, decay and step in one walk over memory.
 
 A slice is walked in chunks that stay in cache. For each chunk a kernel sums the inbox rows in the
-order that it is given, works out the step, and takes it: three or four plain loops that the
+order of `steps`, works out the step, and takes it: three or four plain loops that the
 compiler turns into vector instructions. Everything is float32 and elementwise, without fused or reordered
 arithmetic, so neither the cutting into chunks and slices nor the processor changes a bit.
 Python literals would be float64 here: constants are spelled out as `ZERO` and `ONE`.
@@ -75,7 +75,7 @@ def _gather(
 ) -> tuple[Floats, Floats, bool]:
     """The clipped sum of the chunk's rows as two terms, which the caller adds; one term where the third is false.
 
-    The last addition is left to the loop that needs it: one walk less over the chunk. Nobody may write to the terms.
+    The last addition is left to the loop that needs it: one walk less over the chunk. Callers must not write to them.
     """
     begin, end = chunk[0], chunk[1]
     size = end - begin

@@ -49,7 +49,7 @@ def dense_slice(parts: Iterable[SnapshotFile], part: Slice, *, size: int | None 
     if not lanes:
         raise SnapshotError("the snapshot holds no dense parameters", fix="use another snapshot")
     names = {name for _, _, arrays in lanes for name in arrays} - {PLACE, UPDATES}
-    found: dict[str, NDArray[Any]] = {name: np.zeros(len(part), np.float32) for name in sorted(names)}
+    result: dict[str, NDArray[Any]] = {name: np.zeros(len(part), np.float32) for name in sorted(names)}
     position = part.begin
     for where, place, arrays in sorted(lanes, key=lambda lane: (lane[1].begin, lane[1].end)):
         _check_lane(where, place, arrays, names)
@@ -61,12 +61,12 @@ def dense_slice(parts: Iterable[SnapshotFile], part: Slice, *, size: int | None 
         for name, array in arrays.items():
             if name in names:
                 piece = array[begin - place.begin : end - place.begin]
-                found[name][begin - part.begin :][: len(piece)] = piece
+                result[name][begin - part.begin :][: len(piece)] = piece
         position = end
     if position < part.end:
         raise _holes(position, part.end)
-    found[UPDATES] = _agreed_updates(lanes)
-    return {n: a[:size] if n in names - {VALUES} else a for n, a in found.items()}
+    result[UPDATES] = _agreed_updates(lanes)
+    return {n: a[:size] if n in names - {VALUES} else a for n, a in result.items()}
 
 
 def _dense_lanes(parts: Iterable[SnapshotFile]) -> Iterator[tuple[str, Slice, dict[str, NDArray[Any]]]]:
@@ -114,13 +114,13 @@ def _holes(position: int, begin: int) -> SnapshotError:
 
 
 class _Level(NamedTuple):
-    """What one snapshot of a chain says about a lane's rows."""
+    """One snapshot's rows of a lane, as a link of a chain."""
 
     rows: State
     gone: Ids
     """Ids that are no longer there, from lanes that wrote what changed."""
     whole: list[int]
-    """Lanes that wrote everything: of their rows, whatever was known before does not count."""
+    """Lanes that wrote everything: what earlier snapshots hold of their rows does not count."""
     lanes: int
 
 
@@ -128,7 +128,7 @@ def chained_rows(chain: Iterable[Iterable[SnapshotFile]], table: str, lane: int,
     """The rows of a table that one of so many lanes keeps, from a snapshot and those that it builds on, oldest first.
 
     Each is given by its parts. In each snapshot every lane, of however many there were, may have written all
-    of its rows or those that changed since some earlier snapshot: lanes hear at different moments what counts.
+    of its rows or those that changed since some earlier snapshot: lanes do not learn of commits at the same moment.
     """
     from bireme.ps.sparse.row_sums import lane_of  # here: it brings Numba
 
@@ -148,22 +148,22 @@ def chained_rows(chain: Iterable[Iterable[SnapshotFile]], table: str, lane: int,
 
 
 def _level(parts: Iterable[SnapshotFile], table: str, lane: int, lanes: int) -> _Level:
-    found: list[State] = []
+    states: list[State] = []
     gone, whole = [np.empty(0, np.uint64)], []
     for where, number, arrays in _table_lanes(parts, table):
         if GONE in arrays:
             gone.append(part_of({IDS: arrays.pop(GONE)}, lane, lanes)[IDS])
         else:
             whole.append(number)
-        if set(arrays) != (set(found[0]) if found else set(arrays) | {IDS, ROUNDS}):
+        if set(arrays) != (set(states[0]) if states else set(arrays) | {IDS, ROUNDS}):
             raise SnapshotError(f"{where} lacks arrays, or has some that others lack", fix="use another snapshot")
-        found.append(part_of(arrays, lane, lanes))
-    if not found:
+        states.append(part_of(arrays, lane, lanes))
+    if not states:
         raise SnapshotError(f"no part holds rows of {table}", fix="use the config that the snapshot was made with")
-    rows = join_states(found)
+    rows = join_states(states)
     if bool((rows[IDS][1:] == rows[IDS][:-1]).any()):
         raise SnapshotError(f"several lanes hold the same rows of {table}", fix="use another snapshot")
-    return _Level(rows, np.concatenate(gone), whole, len(found))
+    return _Level(rows, np.concatenate(gone), whole, len(states))
 
 
 def _table_lanes(parts: Iterable[SnapshotFile], table: str) -> Iterator[tuple[str, int, dict[str, NDArray[Any]]]]:

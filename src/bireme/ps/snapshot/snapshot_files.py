@@ -4,9 +4,9 @@
     header: {"arrays": {name: {dtype, shape, offset}}, "meta": {…}}       JSON
     the arrays, little-endian, each on a 64-byte border                   raw
 
-A file appears under its name in one rename, after it was synced, so whoever finds it finds all of it. What
-a disk does to it later is found by the hash, which whoever refers to the file keeps. Arrays are streamed
-out in blocks and read as views on mapped memory: neither way is there a second copy of a model.
+A file appears under its name in one rename, after it was synced, so a reader sees all of it or none. Later
+damage is detected by the hash, which the manifest keeps. Arrays are streamed out in blocks and read as views
+on mapped memory: neither way is there a second copy of a model.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def write_part(
 ) -> Written:
     """Write a part: all of it or, with a StorageError, nothing. `meta` must be JSON; floats as `float.hex()` say.
 
-    The same arrays and the same meta give the same bytes. `rest` is called after each block, for whoever is to
-    leave the processor to others in between.
+    The same arrays and the same meta give the same bytes. `rest` is called after each block, to
+    leave the processor to other threads in between.
     """
     half = half_of(path)
     with storage_errors(str(path)):
@@ -191,7 +191,7 @@ def _read_header(path: Path, f: BufferedReader) -> tuple[_Header, int]:
     _, version, checksum, header_nbytes, nbytes = _PREFIX.unpack(prefix)
     if version != VERSION:
         raise _damage(path, f"has format {version}, this bireme reads format {VERSION}")
-    # The lengths may be the torn ones, so they are not believed beyond the file's own.
+    # The lengths may be the torn ones, so no more is read than the file has.
     header = f.read(min(header_nbytes, size))
     if _checksum(_LENGTHS.pack(header_nbytes, nbytes), header) != checksum:
         raise _damage(path, "is torn or flipped: its header does not have its checksum")
@@ -200,7 +200,7 @@ def _read_header(path: Path, f: BufferedReader) -> tuple[_Header, int]:
     try:
         return msgspec.json.decode(header, type=_Header), _border(_PREFIX.size + header_nbytes)
     except msgspec.MsgspecError as e:
-        raise _damage(path, f"has a header that makes no sense: {e}") from e
+        raise _damage(path, f"has a malformed header: {e}") from e
 
 
 def _view(path: Path, memory: mmap.mmap | bytes, name: str, entry: _Entry, start: int) -> NDArray[Any]:

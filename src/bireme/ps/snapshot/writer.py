@@ -5,8 +5,8 @@ copy them into, and which round will overwrite each. A thread copies them while 
 lane that is about to overwrite a piece copies what is left of it first. Optimizer state is due one round before
 parameters, of which a lane keeps two sets anyway, so two rounds share the price. Another thread,
 of low priority and with rests, writes the spare set to a file. There is one spare set: a cut that comes while it is in
-use is left out, and only the end of a pass waits for it, while nobody rests, as its cut is waited for anyway before
-people see the pass. A disk that refuses ends that cut, loudly; what follows is the coordinator's business.
+use is left out, and only the end of a pass waits for it; the writer does not rest then, as the pass is reported only
+once its cut is settled. A disk error is logged and ends that cut; the coordinator decides what follows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REST = 4.0
 """How many times as long as it works a writer rests after each block: it takes a fifth of a core at most."""
 NO_CUT = -1
 MOST_DELTAS = 8
-"""After so many cuts that hold only what changed, all lanes write everything again: whoever loads reads them all."""
+"""After so many cuts that hold only what changed, all lanes write everything again: a load reads them all."""
 
 
 class CopyBeforeUpdate(NamedTuple):
@@ -88,6 +88,7 @@ class Capture:
                     self._busy -= 1
                     self._turn.notify_all()
         with self._turn:
+            # Another thread may be copying one: the caller is about to overwrite what it reads.
             self._turn.wait_for(lambda: not self._busy)
 
     def _take(self, before: int | None) -> CopyBeforeUpdate | None:
@@ -182,11 +183,11 @@ class SnapshotWriter:
         return self._cut is None or self._cut.counts.round == round_
 
     def _drop_unless_whole(self, round_: int) -> None:
-        """Forget an older cut that lanes are missing from: whoever comes to this round has left that one behind."""
+        """Drop an older cut that lanes are missing from: the lane that comes to this round is past that one."""
         old = self._cut
         if old is not None and old.counts.round < round_ and len(old.captures) < self._lanes:
             for capture in old.captures:
-                capture.make()
+                capture.make()  # so that no copy is under way into the spare set, which the next cut uses
             self._cut = None
 
     def give(self, cut: Cut, capture: Capture) -> None:
@@ -201,7 +202,7 @@ class SnapshotWriter:
             self._committed = max(self._committed, round_) if chain < MOST_DELTAS else NO_CUT
 
     def hurry(self) -> None:
-        """Somebody waits for the next cut, or for the one that is being written: no rests until it is on disk."""
+        """Write the next cut, or the one that is being written, without rests."""
         self._is_hurried = True
 
     def stop(self) -> None:
@@ -213,15 +214,15 @@ class SnapshotWriter:
         self._full.put(None)
 
     def _copy_all(self) -> None:
-        while (given := self._copies.get()) is not None:
-            cut, capture = given
+        while (item := self._copies.get()) is not None:
+            cut, capture = item
             capture.make()
             cut.copied += 1
             if cut.copied == self._lanes:
                 self._full.put(cut)
 
     def _write_all(self) -> None:
-        with contextlib.suppress(OSError):  # then it competes with the rounds, which is no reason not to write
+        with contextlib.suppress(OSError):  # without it the thread only competes with the rounds
             own = os.getpriority(os.PRIO_PROCESS, 0)
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + NICENESS, 19))
         while (cut := self._full.get()) is not None and not self._is_over:
@@ -245,7 +246,7 @@ class SnapshotWriter:
             log.error("no snapshot of round %d: %s", round_, e)
             failure = e.what
         except Exception as e:
-            # Nobody sees a thread die, and whoever waits for the end of a pass must hear that it has no cut.
+            # The error would end this thread silently, but the coordinator must learn that a pass has no cut.
             log.exception("a bug: no snapshot of round %d", round_)
             failure = f"a bug, {type(e).__name__}: {e}"
         return FileWritten(cut.counts, cut.ends_pass, path, written, is_delta, failure)

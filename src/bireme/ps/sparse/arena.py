@@ -3,7 +3,7 @@
 An arena row holds a parameter row's values and its optimizer state end to end, so that an update
 reads neighbouring cache lines. The arena doubles when it is full; only the index is rehashed, when it
 is half full. Rows of forgotten ids are used again. Nothing here depends on the order of insertion but
-the place of a row, which nobody outside sees.
+the place of a row, which is not visible outside.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SMALLEST = 64
 
 
 class RowCopies(NamedTuple):
-    """Room for copies of arena rows and of what is known of them."""
+    """Room for copies of arena rows, their ids and marks."""
 
     block: Floats
     ids: Ids
@@ -83,7 +83,7 @@ class Arena:
         return np.flatnonzero(touched > (_FREE if round_ is None else round_)).astype(np.int32)
 
     def copy_into(self, rows: Slots, room: RowCopies) -> None:
-        """Copy all that is known of these arena rows, as they lie."""
+        """Copy these arena rows, their ids and marks, as they lie."""
         # "clip" only because numpy goes through a second copy where it may have to raise.
         np.take(self._block, rows, axis=0, out=room.block, mode="clip")
         np.take(self._ids, rows, out=room.ids, mode="clip")
@@ -91,7 +91,7 @@ class Arena:
         room.pushes[:] = pushes.clip(max=2**32 - 1)
 
     def ids_of(self, rows: Slots) -> Ids:
-        """Whose rows these are."""
+        """The ids of these rows."""
         return self._ids[rows]
 
     def find(self, ids: Ids) -> tuple[Slots, int]:

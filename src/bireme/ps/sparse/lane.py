@@ -130,7 +130,7 @@ class SparseStore:
         return blocks
 
     def receive(self, sock: socket.socket, head: Head, row: int) -> None:
-        """Take a contribution's rows, once they are seen to be in order."""
+        """Take a contribution's rows, once they are checked."""
         self._inbox[row] = self._receive_blocks(sock, head)
 
     def receive_aside(self, sock: socket.socket, head: Head) -> Payload:

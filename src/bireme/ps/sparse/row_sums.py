@@ -70,9 +70,9 @@ def unique(ids: NDArray[Any]) -> tuple[Ids, Slots]:
     """Return the ids that occur, ascending, and for each given id its position among them."""
     flat = np.ascontiguousarray(ids).reshape(-1)
     if flat.dtype.kind == "i" and len(flat) and flat.min() < 0:
-        raise DataError(f"a row id of {flat.min()}", why="rows are counted from 0", fix="mend the data provider")
-    found, positions = _unique(flat.astype(np.uint64, copy=False))
-    return found, positions
+        raise DataError(f"a row id of {flat.min()}", why="rows are counted from 0", fix="correct the data provider")
+    distinct, positions = _unique(flat.astype(np.uint64, copy=False))
+    return distinct, positions
 
 
 @jit
@@ -93,13 +93,13 @@ def _unique(ids: Ids) -> tuple[Ids, Slots]:
             count += 1
         positions[i] = slots[place]
     order = _order_of(distinct[:count])
-    found, rank = np.empty(count, np.uint64), np.empty(count, np.int32)
+    ascending, rank = np.empty(count, np.uint64), np.empty(count, np.int32)
     for k in range(count):
-        found[k] = distinct[order[k]]
+        ascending[k] = distinct[order[k]]
         rank[order[k]] = k
     for i in range(ids.size):
         positions[i] = rank[positions[i]]
-    return found, positions
+    return ascending, positions
 
 
 @jit

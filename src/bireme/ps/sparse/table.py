@@ -107,7 +107,7 @@ class Table:
         self._room = RowCopies.of_size(0, 0)
         self._evicted: list[tuple[int, Ids]] = []
         self._evicted_after = -1
-        """Of later rounds than this one it is known what was forgotten in them."""
+        """`_evicted` is complete for rounds after this one."""
         self._before_room = np.empty((0, self.width), np.float32)
         room = self._rule.block_rows * self.width
         self._after_room = np.empty(room, np.float32)
@@ -224,7 +224,7 @@ class Table:
             self._evicted.append((round_, ids))
             self._arena.remove(rows)
         if sum(len(ids) for _, ids in self._evicted) > len(self) + MOST_EVICTED:
-            self.forget_changes(round_)  # nobody asks for them, or there are more than a whole state has rows
+            self.forget_changes(round_)  # no cut asks for them, or a whole state would have fewer rows
 
     def end_pass(self, learning_rate: float, round_: int) -> None:
         """Bring regularisation up to date in all rows; `round_` is the pass's last, after its `apply`."""
@@ -271,10 +271,10 @@ class Table:
         shape = (len(rows), self.width)
         w, state = np.empty(rows.size * self.width, np.float32), self._blank(len(rows))
         self._arena.load(rows, w, state)
-        found: State = {IDS: self._arena.ids_of(rows), VALUES: w.reshape(shape)}
-        found |= {name: part.reshape(shape) for name, part in zip(self._rule.names, state, strict=True)}
-        found[TOUCHED], found[PUSHES] = touched, pushes.clip(max=2**32 - 1).astype(np.uint32)
-        return found | self._whole_state()
+        arrays: State = {IDS: self._arena.ids_of(rows), VALUES: w.reshape(shape)}
+        arrays |= {name: part.reshape(shape) for name, part in zip(self._rule.names, state, strict=True)}
+        arrays[TOUCHED], arrays[PUSHES] = touched, pushes.clip(max=2**32 - 1).astype(np.uint32)
+        return arrays | self._whole_state()
 
     def can_tell_changes(self, since: int) -> bool:
         """Whether all that changed after that round is in `changed_rows` and `evicted`.
@@ -293,7 +293,7 @@ class Table:
         return np.unique(np.concatenate(gone)) if gone else np.empty(0, np.uint64)
 
     def forget_changes(self, until: int) -> None:
-        """Nobody will ask any more what was evicted up to that round."""
+        """Drop the record of what was evicted up to that round."""
         self._evicted = [(round_, ids) for round_, ids in self._evicted if round_ > until]
         self._evicted_after = max(self._evicted_after, until)
 
@@ -309,18 +309,18 @@ class Table:
         if len(self._room.ids) < count:
             self._room = RowCopies.of_size(count + count // 4, stride)
         room, names = self._room.part(slice(count)), (VALUES, *self._rule.names)
-        found: State = {IDS: room.ids, TOUCHED: room.touched, PUSHES: room.pushes}
-        found |= {name: room.block[:, i * self.width : (i + 1) * self.width] for i, name in enumerate(names)}
+        arrays: State = {IDS: room.ids, TOUCHED: room.touched, PUSHES: room.pushes}
+        arrays |= {name: room.block[:, i * self.width : (i + 1) * self.width] for i, name in enumerate(names)}
         parts = [slice(begin, begin + step) for begin in range(0, count, step)]
-        return found | self._whole_state(), [partial(self._arena.copy_into, rows[p], room.part(p)) for p in parts]
+        return arrays | self._whole_state(), [partial(self._arena.copy_into, rows[p], room.part(p)) for p in parts]
 
     def _whole_state(self) -> State:
         """What a state has once, not for each row."""
-        found: State = {ROUNDS: np.array([self._round, self._caught_up], np.int64)}
+        arrays: State = {ROUNDS: np.array([self._round, self._caught_up], np.int64)}
         if self._rule.is_lazy:
             clock = self._rule.clock
-            found[CLOCK] = np.array([clock.alpha, clock.beta, clock.tau], np.float64)
-        return found
+            arrays[CLOCK] = np.array([clock.alpha, clock.beta, clock.tau], np.float64)
+        return arrays
 
     def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a state, or from `part_of` one; ids may be in any order."""

@@ -53,14 +53,14 @@ def _probe(index: Ids, id_: np.uint64) -> np.int64:
 
 
 @jit
-def find(index: Ids, ids: Ids, found: Slots) -> int:
+def find(index: Ids, ids: Ids, rows: Slots) -> int:
     """Write each id's arena row, or -1; return how many are missing."""
     flat, missing = index.reshape(-1), 0
     for i in range(ids.size):
         if i + AHEAD < ids.size:
             prefetch(flat, 2 * _home(ids[i + AHEAD], index))
-        found[i] = np.int64(index[_probe(index, ids[i]), 1]) - 1
-        missing += found[i] < 0
+        rows[i] = np.int64(index[_probe(index, ids[i]), 1]) - 1
+        missing += rows[i] < 0
     return missing
 
 

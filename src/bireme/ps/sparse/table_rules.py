@@ -2,7 +2,7 @@
 
 A row's numbers depend on how long ago it was touched. Regularisation is not in the formula but comes
 after it, for all rounds since it was last done, in one shot: a soft threshold of rate * l1 * rounds, then a
-division by 1 + rate * l2 * rounds. Running means fade by rho^rounds. A row that nobody touches
+division by 1 + rate * l2 * rounds. Running means fade by rho^rounds. A row without a push
 costs nothing. What differs from row to row is done before and after the formula where that gives the same
 bits, so that its kernel can walk many rows at once.
 """
@@ -56,7 +56,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A round that touches rows, and what is known of these from before it."""
+    """A round that touches rows, and the marks of these from before it."""
 
     round: int
     learning_rate: float

@@ -1,6 +1,6 @@
 """How gradients may be written on the wire: float32 as it is, half the bytes, or only the largest values.
 
-Codings are applied to one shard's gradient, never to sums: a sum's bits would depend on who added first.
+Codings are applied to one shard's gradient, never to sums: a sum's bits would depend on the order of addition.
 float16 and bfloat16 round to the nearest, ties to even, by integer arithmetic that is the same on
 every processor; NaN stays NaN, and finite values that become infinite are counted for the caller.
 top_k sends the largest values only and keeps the rest in a `Residual` for the next time. The k-th
@@ -151,7 +151,7 @@ def encode_picks(picks: Picks, begin: int, end: int) -> NDArray[np.uint8]:
 
 
 def decode_picks(payload: NDArray[np.uint8], target: Floats) -> None:
-    """Fill a lane's row with zeros and the payload's values; a payload that makes no sense changes nothing."""
+    """Fill a lane's row with zeros and the payload's values; a malformed payload changes nothing."""
     count, rest = divmod(payload.size, PICK_NBYTES)
     if rest:
         raise FrameError(f"a top_k payload of {payload.size} bytes: it must be a multiple of {PICK_NBYTES}")
@@ -178,7 +178,7 @@ def _ratio(part: float, whole: float) -> float:
 def _guess_floor(left: Floats, gradient: Floats, count: int) -> int:
     """A bit pattern that about twice `count` sums reach, from a sample: counting only those is much cheaper."""
     stride = max(1, -(-left.size // SAMPLE))
-    with np.errstate(all="ignore"):  # NaN and infinities are for whoever gets them to complain about
+    with np.errstate(all="ignore"):  # the receiver reports NaN and infinities
         sample = np.abs(left[::stride] + gradient[::stride]).view(np.uint32)
     rank = sample.size - 2 * count // stride - SAMPLE // 1024
     return int(np.partition(sample, rank)[rank]) & 0x7FFF0000 if rank >= 0 else 0
@@ -205,12 +205,12 @@ BF16_FROM_INFINITY, BF16_ROUND, BF16_NAN = U32(0x7F7F8000), U32(0x7FFF), U32(0x0
 
 @jit
 def _count_finite(bits: Bits, begin: np.uint32) -> int:
-    found = 0
+    count = 0
     for i in range(bits.size):
         size = U32(bits[i] & SIZE)
         if begin <= size < INFINITY:
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 @jit
@@ -273,7 +273,7 @@ def _from_bfloat16(coded: Halves, target: Floats) -> None:
 @jit
 def _add_and_count(left: Floats, gradient: Floats, floor: int, bins: Counts) -> int:
     """Add a gradient, if there is one, and count the upper halves of all from `floor` on; return how many."""
-    least, found = U32(floor), 0
+    least, count = U32(floor), 0
     for begin in range(0, left.size, CHUNK):
         x, g = left[begin : begin + CHUNK], gradient[begin : begin + CHUNK]
         for i in range(g.size):
@@ -283,8 +283,8 @@ def _add_and_count(left: Floats, gradient: Floats, floor: int, bins: Counts) -> 
             size = U32(bits[i] & SIZE)
             if size >= least:
                 bins[size >> HALF_WORD] += 1
-                found += 1
-    return found
+                count += 1
+    return count
 
 
 @jit
@@ -300,7 +300,7 @@ def _count_lower(left: Floats, upper: int, bins: Counts) -> None:
 def _take_out(left: Floats, threshold: int, ties: int, positions: Positions, values: Floats) -> None:
     """Move all above the threshold and the first `ties` at it from `left` to the picks."""
     bits, limit = left.view(np.uint32), U32(threshold)
-    found = 0
+    taken = 0
     for i in range(left.size):
         size = U32(bits[i] & SIZE)
         if size >= limit:
@@ -308,9 +308,9 @@ def _take_out(left: Floats, threshold: int, ties: int, positions: Positions, val
                 if ties == 0:
                     continue
                 ties -= 1
-            positions[found], values[found] = i, left[i]
+            positions[taken], values[taken] = i, left[i]
             left[i] = np.float32(0.0)
-            found += 1
+            taken += 1
 
 
 @jit

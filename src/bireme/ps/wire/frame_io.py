@@ -54,9 +54,9 @@ class Buffered(socket.socket):
     @classmethod
     def over(cls, sock: socket.socket) -> Buffered:
         """Take over a connection that nothing has been read from."""
-        found = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
-        found._ahead = memoryview(b"")
-        return found
+        buffered = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        buffered._ahead = memoryview(b"")
+        return buffered
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """As the plain one does; a large target is filled past the buffer."""
@@ -73,7 +73,7 @@ class Buffered(socket.socket):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether something was read that nobody has asked for yet."""
+        """Whether bytes were read that no call has asked for yet."""
         return len(self._ahead) > 0
 
 
@@ -109,7 +109,7 @@ def receive_with(sock: socket.socket) -> tuple[Head, list[int]]:
     try:
         data, fds, _, _ = socket.recv_fds(sock, HEAD_NBYTES, MAX_FDS)
     except BlockingIOError as e:
-        raise NetworkError(f"{peer_name(sock)} said nothing for {STALL_S:.0f} s") from e
+        raise NetworkError(f"{peer_name(sock)} sent nothing for {STALL_S:.0f} s") from e
     except OSError as e:
         raise NetworkError(f"the connection to {peer_name(sock)} broke: {e.strerror or e}") from e
     if not data:
@@ -130,7 +130,7 @@ def tune(sock: socket.socket) -> socket.socket:
     if sock.family == socket.AF_UNIX:
         return sock
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A machine that loses power says nothing, and nor does a cut cable: ask after a few seconds of silence. The peer's
+    # A machine that loses power sends nothing, nor does a cut cable: probe after a few seconds of silence. The peer's
     # kernel answers, so a process that is merely stopped is not taken for dead.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
@@ -214,7 +214,7 @@ def _receive_in_gulps(sock: socket.socket, view: memoryview) -> memoryview:
     """Fill all but the end of a large target, and return the end.
 
     The kernel is asked to wake us only for a good piece at a time: being woken for each packet cost a sixth of a
-    round's time. What is asked for must still be to come, or nobody would wake us; hence the end is left.
+    round's time. What is asked for must still be to come, or the kernel would not wake us; hence the end is left.
     """
     gulp = min(len(view) // 8, GULP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, gulp)
@@ -222,7 +222,7 @@ def _receive_in_gulps(sock: socket.socket, view: memoryview) -> memoryview:
         while len(view) > 2 * gulp:
             got = sock.recv_into(view[: len(view) - 2 * gulp], 0, socket.MSG_WAITALL)
             if got == 0:
-                break  # the peer has gone; whoever reads the end will see it
+                break  # the peer has gone; reading the end raises
             view = view[got:]
     finally:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -251,7 +251,7 @@ def receive_bytes(sock: socket.socket, nbytes: int) -> bytearray:
 
 
 def refuse(sock: socket.socket, error: BiremeError) -> None:
-    """Tell the peer no and why; it is no news if it has gone already."""
+    """Send the peer a refusal with its reason; a peer that has gone already is ignored."""
     body = msgspec.json.encode(Refusal(error.what, error.why, error.fix, isinstance(error, StaleError)))
     try:
         send(sock, Head(Kind.REFUSE, nbytes=len(body)), body)
@@ -260,7 +260,7 @@ def refuse(sock: socket.socket, error: BiremeError) -> None:
 
 
 def drain(sock: socket.socket, *, seconds: float, nbytes: int) -> None:
-    """Read and forget what a refused peer still sends, so that it gets to reading why.
+    """Read and forget what a refused peer still sends, so that it gets to reading the refusal.
 
     Closing with bytes unread would reset the connection and take the refusal with it.
     """
@@ -280,11 +280,11 @@ def raise_refusal(sock: socket.socket, head: Head) -> None:
     """Turn a received REFUSE frame into an error; other kinds pass."""
     if head.kind is Kind.REFUSE:
         try:
-            said = msgspec.json.decode(receive_bytes(sock, head.nbytes), type=Refusal)
+            refusal = msgspec.json.decode(receive_bytes(sock, head.nbytes), type=Refusal)
         except msgspec.MsgspecError as e:
             raise FrameError(f"{peer_name(sock)} refused, for a reason that cannot be read") from e
-        kind = StaleError if said.is_stale else RefusedError
-        raise kind(f"{peer_name(sock)} refused: {said.reason}", why=said.why, fix=said.fix)
+        kind = StaleError if refusal.is_stale else RefusedError
+        raise kind(f"{peer_name(sock)} refused: {refusal.reason}", why=refusal.why, fix=refusal.fix)
 
 
 def expect(sock: socket.socket, kind: Kind) -> Head:

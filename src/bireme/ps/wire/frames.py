@@ -45,7 +45,7 @@ class Kind(enum.IntEnum):
     SET = 4
     """Trainer to lane: start from these values."""
     REFUSE = 5
-    """Anyone: no, and the payload says why."""
+    """Either side: a frame is refused, and the payload has the reason."""
     CONTROL = 6
     """A control message, JSON."""
     ATTACH = 7
@@ -146,9 +146,9 @@ def unpack_records(data: bytes | bytearray | memoryview, count: int) -> list[Rec
     """Decode the records of a PUSH; flags other than "last" are refused."""
     if len(data) != count * RECORD_NBYTES:
         raise FrameError(f"{count} shard records need {count * RECORD_NBYTES} bytes, got {len(data)}")
-    found = []
+    records = []
     for shard, flags, samples, cost, *evals in _RECORD.iter_unpack(data):
         if flags > 1:
             raise FrameError(f"unknown flags {flags:#x} in the record of shard {shard}")
-        found.append(Record(shard, bool(flags), samples, cost, (evals[0], evals[1], evals[2])))
-    return found
+        records.append(Record(shard, bool(flags), samples, cost, (evals[0], evals[1], evals[2])))
+    return records

@@ -1,8 +1,8 @@
-"""The door of a pserver: connections wait here until they have shown who they are, and strangers stay outside.
+"""Admission to a pserver: a connection waits here until its handshake shows that it is of the job.
 
-Without TLS everybody is let in at once. With it, each connection shakes hands on its own thread, within a deadline,
-and only so many do so at a time. Strangers that say nothing cannot keep out a process of the job: when it gets
-crowded, those from the address with the most of them are sent away, the one that waits longest first.
+Without TLS every connection is admitted at once. With it, each shakes hands on its own thread, within a deadline, and
+only so many do so at a time. Silent strangers cannot keep out a process of the job: when there are too many, the
+connection that has waited longest is closed, of those from the address with the most.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 AT_ONCE = 64
-"""So many may be at the door; twice as many while the first ones are being sent away."""
+"""So many handshakes at a time; twice as many connections while evicted ones have not been closed yet."""
 QUIET_S = 600.0
 """How long a refusal that was logged is not logged again."""
 MOST_LINES = 64
-"""Addresses and reasons that are told apart in that time."""
+"""Pairs of address and reason that get lines of their own in that time."""
 _OTHERS = ("others", "enough lines of this kind for now")
 
 
 class RefusalLog:
-    """Refusals that are worth a line in the log: a crowd must not fill it."""
+    """Logs refused connections, each address and reason only now and then: a crowd must not fill the log."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._told: dict[tuple[str, str], tuple[float, int]] = {}
-        """When something was logged last, and how often it happened since."""
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
+        """When a refusal was logged last, and how often it happened since."""
 
     def about(self, who: str, why: str) -> None:
-        """Log why somebody was refused, unless that was done lately."""
+        """Log why a connection was refused, unless that was done lately."""
         with self._lock:
             now = self._clock()
             key = self._key(who, why, now)
-            at, more = self._told.get(key, (now - QUIET_S, 0))
+            at, more = self._logged.get(key, (now - QUIET_S, 0))
             is_due = now - at >= QUIET_S
-            self._told[key] = (now, 0) if is_due else (at, more + 1)
+            self._logged[key] = (now, 0) if is_due else (at, more + 1)
         if is_due:
             again = f" ({more:,} more since the last such line)" if more else ""
             log.warning("refused a connection from %s: %s%s", *key, again)
 
     def _key(self, who: str, why: str, now: float) -> tuple[str, str]:
-        if (who, why) not in self._told and len(self._told) >= MOST_LINES:
-            self._told = {key: told for key, told in self._told.items() if now - told[0] < QUIET_S}
-            if len(self._told) >= MOST_LINES:
+        if (who, why) not in self._logged and len(self._logged) >= MOST_LINES:
+            self._logged = {key: entry for key, entry in self._logged.items() if now - entry[0] < QUIET_S}
+            if len(self._logged) >= MOST_LINES:
                 return _OTHERS
         return who, why
 
 
 class ConnectionGate:
-    """Lets in who belongs to the job."""
+    """Admits connections of the job."""
 
     def __init__(self, limit: int = AT_ONCE, seconds: float = security.HANDSHAKE_S) -> None:
         self._limit = limit
         self._seconds = seconds
-        self._complaints = RefusalLog()
+        self._refusals = RefusalLog()
         self._lock = threading.Lock()
         self._waiting: dict[Secured, str] = {}
         self._leaving = 0
-        """Connections that were sent away and whose threads have not noticed yet."""
+        """Connections that were evicted and whose threads have not noticed yet."""
 
     def knock(self, sock: socket.socket) -> Buffered | None:
         """Take a connection that was just accepted; None where there is no room, and it is closed."""
@@ -84,15 +84,15 @@ class ConnectionGate:
         with self._lock:
             if len(self._waiting) + self._leaving < 2 * self._limit:
                 if len(self._waiting) >= self._limit:
-                    self._send_one_away()
+                    self._evict_one()
                 taken = Secured.over(sock)
                 self._waiting[taken] = address
                 return taken
-        self._complaints.about(address, "too many connections at once")
+        self._refusals.about(address, "too many connections at once")
         sock.close()
         return None
 
-    def _send_one_away(self) -> None:
+    def _evict_one(self) -> None:
         crowd, _ = Counter(self._waiting.values()).most_common(1)[0]
         oldest = next(sock for sock, address in self._waiting.items() if address == crowd)
         del self._waiting[oldest]
@@ -101,7 +101,7 @@ class ConnectionGate:
             oldest.shutdown(socket.SHUT_RDWR)  # its own thread notices, and closes it
 
     def admit(self, sock: Buffered) -> bool:
-        """Whether a connection is of the job, which it gets some time to show; called on its own thread."""
+        """Whether a connection shows in time that it is of the job; called on its own thread."""
         if type(sock) is Buffered:
             return True
         from bireme.ps.wire.secured import Secured
@@ -111,14 +111,14 @@ class ConnectionGate:
         try:
             security.shake_hands(sock, is_accepted=True, seconds=self._seconds)
         except CertificateError as e:
-            self._complaints.about(address, e.what)
+            self._refusals.about(address, e.what)
             return False
         except OSError as e:
-            self._complaints.about(address, e.strerror or str(e))
+            self._refusals.about(address, e.strerror or str(e))
             return False
         finally:
             with self._lock:
-                if self._waiting.pop(sock, None) is None:
+                if self._waiting.pop(sock, None) is None:  # evicted meanwhile
                     self._leaving -= 1
         return True
 
@@ -127,4 +127,4 @@ def _address(sock: socket.socket) -> str:
     try:
         return str(sock.getpeername()[0])
     except OSError:
-        return "somebody who has gone"
+        return "a peer that has gone"

@@ -1,10 +1,10 @@
-"""A TCP connection under TLS that offers what a plain one does to frames (wire.py).
+"""A TCP connection under TLS that offers what a plain one does to frames (frame_io.py).
 
 OpenSSL never sees the socket: it works between two buffers in memory, under a lock, while the reader waits for the
 kernel outside of it. So one thread may read and another write, which OpenSSL's objects do not allow by themselves;
 timeouts, keep-alives, SO_RCVLOWAT and hanging up from a third thread are the kernel's, as they are without TLS.
-Large payloads go through in pieces that fit a processor's cache. The end of the stream needs no word of its own:
-frames say how long they are, and who can cut a connection can do so anyway.
+Large payloads go through in pieces that fit a processor's cache. The end of the stream needs no message of its
+own: frames carry their length, and an attacker who can cut a connection can do so anyway.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ RECORD_MORE = 256 + 5
 PIECE = 1 << 18
 """How much is encrypted or received at a time."""
 WELCOME = b"\x01"
-"""What the side that accepts says first: only then has the other side's certificate been seen and found good."""
+"""The first byte from the side that accepts: it has checked the other side's certificate."""
 _NOT_TLS = ("WRONG_VERSION", "HTTP", "PACKET_LENGTH", "BAD_RECORD_TYPE", "UNEXPECTED_MESSAGE", "LENGTH", "UNKNOWN_PROT")
 
 
 class TrustError(ConnectionError):
-    """The other end is not of this job, or says that we are not, or somebody is between; `strerror` tells of it."""
+    """The peer is not of this job, or refuses us, or bytes were changed on the way; `strerror` has the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EPROTO, why)
 
 
 class Secured(Buffered):
-    """A connection under TLS; nothing can be said on it before a handshake."""
+    """A connection under TLS; nothing can be sent on it before a handshake."""
 
     _tls: ssl.SSLObject
     _incoming: ssl.MemoryBIO
     _outgoing: ssl.MemoryBIO
     _turn: threading.Lock
-    """Who uses OpenSSL's object; never held while somebody waits for the network."""
+    """For OpenSSL's object; never held while a thread waits for the network."""
     _sending: threading.Lock
     _scratch: memoryview
 
     @classmethod
     def over(cls, sock: socket.socket) -> Secured:
         """Take over a connection that nothing has been read from."""
-        found = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
-        found._incoming, found._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        found._turn, found._sending = threading.Lock(), threading.Lock()
-        found._scratch = memoryview(bytearray(RECORD + RECORD_MORE))
-        return found
+        secured = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        secured._incoming, secured._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        secured._turn, secured._sending = threading.Lock(), threading.Lock()
+        secured._scratch = memoryview(bytearray(RECORD + RECORD_MORE))
+        return secured
 
     def shake_hands(self, context: ssl.SSLContext, name: str, *, seconds: float, is_accepted: bool) -> None:
         """Agree on keys with a peer that shows a certificate of this name; OSError with the reason if it does not."""
@@ -73,7 +73,7 @@ class Secured(Buffered):
             raise TimeoutError(errno.ETIMEDOUT, f"it did not finish the handshake within {seconds:g} s") from e
         except ssl.SSLError as e:
             with contextlib.suppress(OSError):
-                self._flush()  # the alert that tells the peer why
+                self._flush()  # the alert with the reason, for the peer
             raise TrustError(words_of(e)) from e
         self.settimeout(None)
 
@@ -88,10 +88,10 @@ class Secured(Buffered):
                 self._await_more(deadline)
 
     def _await_welcome(self, deadline: float) -> None:
-        word = bytearray(1)
-        while not self._open(memoryview(word)):
+        first = bytearray(1)
+        while not self._open(memoryview(first)):
             self._await_more(deadline)
-        if word != WELCOME:
+        if first != WELCOME:
             raise TrustError("it speaks TLS, but is no pserver")
 
     def _await_more(self, deadline: float) -> None:
@@ -105,7 +105,7 @@ class Secured(Buffered):
     def _check_name(self, name: str) -> None:
         shown: Any = (self._tls.getpeercert() or {}).get("subjectAltName", ())
         if ("DNS", name) not in shown:
-            others = ", ".join(value for kind, value in shown if kind == "DNS") or "nobody"
+            others = ", ".join(value for kind, value in shown if kind == "DNS") or "no name"
             raise TrustError(f"its certificate is of {others}, not of {name}")
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
@@ -121,7 +121,7 @@ class Secured(Buffered):
                 return got
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        """As the plain one does; a peek only tells whether there is something, not what."""
+        """As the plain one does; a peek returns encrypted bytes: it shows only whether there are any."""
         if flags & socket.MSG_PEEK:
             return socket.socket.recv(self, bufsize, flags)
         buffer = bytearray(bufsize)
@@ -129,7 +129,7 @@ class Secured(Buffered):
 
     def _take(self, due: int, flags: int) -> int:
         """Receive something encrypted, where at least `due` bytes are still to come; 0 if the peer has closed."""
-        # Of these, one record at most is already here, in part; the rest must be to come, or nobody would wake us.
+        # Of these, one record at most is already here, in part; the rest must be to come, or no wake-up follows.
         ask = min(due - RECORD - RECORD_MORE, PIECE) if flags & socket.MSG_WAITALL else 0
         if ask > len(self._scratch):
             self._scratch = memoryview(bytearray(PIECE))
@@ -159,6 +159,7 @@ class Secured(Buffered):
     def sendmsg(self, buffers: Iterable[Any], *_: Any, **__: Any) -> int:
         """Send all of it, whatever that takes; only one thread at a time."""
         total = 0
+        # Held until the bytes are out: the peer can decrypt records only in the order in which they were sealed.
         with self._sending:
             for piece in pieces(buffers):
                 try:
@@ -185,7 +186,7 @@ class Secured(Buffered):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether something was received that nobody has asked for yet."""
+        """Whether bytes were received that no call has asked for yet."""
         return self._incoming.pending > 0 or self._tls.pending() > 0
 
 
@@ -210,7 +211,7 @@ def pieces(buffers: Iterable[memoryview]) -> Iterator[memoryview | bytearray]:
 
 
 def words_of(error: ssl.SSLError) -> str:
-    """What went wrong, said of the other end of the connection."""
+    """The reason of a TLS error, as a statement about the peer."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code == 10:
             return "its certificate has expired"
@@ -221,9 +222,9 @@ def words_of(error: ssl.SSLError) -> str:
     if "DID_NOT_RETURN_A_CERTIFICATE" in reason:
         return "it showed no certificate"
     if "ALERT_" in reason:
-        said = reason.partition("ALERT_")[2].replace("_", " ").lower()
-        is_ours = "certificate" in said or said.endswith(" ca")
-        return f"it refused our certificate ({said})" if is_ours else f"it refused ({said})"
+        alert = reason.partition("ALERT_")[2].replace("_", " ").lower()
+        is_ours = "certificate" in alert or alert.endswith(" ca")
+        return f"it refused our certificate ({alert})" if is_ours else f"it refused ({alert})"
     if "BAD_RECORD_MAC" in reason or "DECRYPTION_FAILED" in reason:
         return "what came was changed on its way"
     if "PROTOCOL" in reason and "UNSUPPORTED" in reason:

@@ -1,9 +1,9 @@
-"""Who may take part: TLS with certificates of the job on every TCP connection of this process, once it is in use.
+"""Which peers are trusted: TLS with certificates of the job on every TCP connection of this process, once it is in use.
 
-`use` names a directory with `ca.crt`, `tls.crt` and `tls.key`. From then on whoever connects here, or is connected
-to, must show a certificate that this authority has signed and that carries the name which our own carries. Anybody
-else is refused before a frame is read. The files are looked at for each new connection and read again when they have
-changed, so that certificates can be renewed under a running job. Unix sockets stay plain: the kernel says who is there.
+`use` names a directory with `ca.crt`, `tls.crt` and `tls.key`. From then on every peer must show a certificate that
+this authority has signed and that carries the name which our own carries. Any other is refused before a frame is read.
+The files are checked for each new connection and read again when they have changed, so that certificates can be
+renewed under a running job. Unix sockets stay plain: the kernel identifies the peer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Credentials:
 
 
 class CertificateDirectory:
-    """A directory with certificates, which somebody may renew at any time."""
+    """A directory with certificates, which may be renewed at any time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -65,32 +65,32 @@ class CertificateDirectory:
                 if self._loaded is None:
                     raise
                 if not self._has_warned:
-                    log.warning("going on with the certificates from before: %s", e.what)
+                    log.warning("kept previous certificates cause=%s", e.what)
                 self._has_warned = True
-            found = self._loaded
-        assert found is not None
-        if found.until <= (time.time() if now is None else now):
-            ended = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found.until))
+            loaded = self._loaded
+        assert loaded is not None
+        if loaded.until <= (time.time() if now is None else now):
+            ended = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(loaded.until))
             raise CertificateError(
                 f"the certificate of this process has expired: it was good until {ended}",
                 why=f"peers refuse it; it is {self._directory / LEAF_FILE}",
                 fix=RENEW,
             )
-        return found
+        return loaded
 
     def _refresh(self) -> None:
         stamp = self._look()
         if stamp != self._stamp:
             self._loaded = load(self._directory)
-            # What has changed meanwhile is read the next time.
+            # The stamp is from before the load, so a change during it is read the next time.
             self._stamp, self._has_warned = stamp, False
 
     def _look(self) -> _Stamp:
         try:
-            found = [(self._directory / file).stat() for file in (CA_FILE, LEAF_FILE, LEAF_KEY_FILE)]
+            entries = [(self._directory / file).stat() for file in (CA_FILE, LEAF_FILE, LEAF_KEY_FILE)]
         except OSError as e:
             raise _unusable(self._directory, f"{Path(e.filename or '').name}: {e.strerror}") from e
-        return tuple((entry.st_mtime_ns, entry.st_ino, entry.st_size) for entry in found)
+        return tuple((entry.st_mtime_ns, entry.st_ino, entry.st_size) for entry in entries)
 
 
 def load(directory: Path) -> Credentials:
@@ -130,7 +130,7 @@ def _no_password() -> str:
 
 
 def _own_certificate(directory: Path, accepting: ssl.SSLContext, connecting: ssl.SSLContext) -> dict[str, Any]:
-    """What our own certificate says, as a peer sees it; whether it has expired is looked at later, again and again."""
+    """Our own certificate's fields, as a peer sees them; its expiry is checked later, for each connection."""
     import ssl
 
     usual = connecting.verify_flags
@@ -156,7 +156,7 @@ def _own_certificate(directory: Path, accepting: ssl.SSLContext, connecting: ssl
 def _unusable(directory: Path, what: str) -> CertificateError:
     return CertificateError(
         f"the certificates in {directory} cannot be used: {what}",
-        why="without them nobody of the job would talk to this process",
+        why="without them the other processes of the job refuse this one",
         fix=f"it must hold {CA_FILE}, {LEAF_FILE} and {LEAF_KEY_FILE} of one job; {RENEW}",
     )
 
@@ -167,7 +167,7 @@ _place: CertificateDirectory | None = None
 def use(directory: Path | None) -> None:
     """From now on secure every TCP connection of this process with the certificates in a directory; None: none.
 
-    Where they cannot be used, the log says so now and every connection fails, until somebody has put good ones there.
+    Where they cannot be used, the log says so now and every connection fails, until good ones are there.
     """
     global _place
     _place = None if directory is None else CertificateDirectory(directory)
@@ -195,7 +195,7 @@ def good_until() -> float | None:
 
 
 def secure(sock: socket.socket) -> socket.socket:
-    """Take a connection that was just opened by us: itself, or where TLS is used, what goes through it.
+    """Secure a connection that we have just opened, where TLS is used; otherwise return it as it is.
 
     OSError with the reason where the peer is not of this job, CertificateError where our own certificate is no good;
     the connection is closed then.

@@ -2,7 +2,7 @@
 
 A segment is a memfd: it has no name, it is handed on through a Unix socket, and it is gone when
 the last process that maps it is gone, however that one died. So nothing can be left behind, and
-nobody can map a segment that was not given to him. A `Region` is a stretch of addresses into
+no process can map a segment that was not passed to it. A `Region` is a stretch of addresses into
 which pieces of segments are mapped side by side, so that slices of several lanes make one array.
 """
 
@@ -77,7 +77,7 @@ class Region:
         _map(self.address + offset, nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, fd_offset)
 
     def unmap(self, offset: int, nbytes: int) -> None:
-        """Put private memory back, so that whoever holds the segment can write here no more."""
+        """Put private memory back, so that other holders of the segment can write here no more."""
         if nbytes:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
             _map(self.address + offset, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
@@ -92,11 +92,11 @@ class Region:
 
 
 def _map(address: int | None, nbytes: int, access: int, flags: int, fd: int, offset: int) -> int:
-    found: int | None = _libc.mmap(address, nbytes, access, flags, fd, offset)
-    if found is None or found == _MAP_FAILED:
+    mapped: int | None = _libc.mmap(address, nbytes, access, flags, fd, offset)
+    if mapped is None or mapped == _MAP_FAILED:
         error = ctypes.get_errno()
         raise StorageError(f"cannot map {nbytes:,} bytes: {os.strerror(error)}")
-    return found
+    return mapped
 
 
 def close_quietly(fd: int) -> None:

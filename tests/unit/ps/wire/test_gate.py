@@ -90,7 +90,7 @@ def test_many_addresses_do_not_fill_the_log_nor_the_memory(caplog: pytest.LogCap
         told.about(f"10.0.{number // 256}.{number % 256}", "not TLS")
     assert len(caplog.messages) == gate.MOST_LINES + 1
     assert "from others" in caplog.messages[-1]
-    assert len(told._told) == gate.MOST_LINES + 1
+    assert len(told._logged) == gate.MOST_LINES + 1
     clock.now = gate.QUIET_S
     told.about("10.9.9.9", "not TLS")
     assert "10.9.9.9" in caplog.messages[-1], "there is room again"
