@@ -156,9 +156,7 @@ def _clear(cluster: Cluster, name: str, pace: Pacing) -> None:
     deadline_s = pace.now() + CLEAR_S
     while (there := cluster.find(JOB, name)) is not None:
         if pace.now() > deadline_s:
-            held = (
-                ", ".join(there["metadata"].get("finalizers") or ()) or "unknown"
-            )
+            held = ", ".join(there["metadata"].get("finalizers") or ()) or "unknown"
             raise ClusterError(
                 f"the Job {name} of an earlier split was deleted {CLEAR_S:.0f} s ago and is still there",
                 why=f"it is held by: {held}",
