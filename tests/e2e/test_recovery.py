@@ -131,7 +131,7 @@ def test_a_stopped_coordinator_is_named_and_the_job_goes_on_with_it(
     assert "waits for pserver 0 (the coordinator), which does not answer\n" in told
     assert "small: running" in told and "\npass   0 " in told
     assert (status["phase"], len(status["waits_for"])) == ("training", 1)
-    assert "Everybody waits for pserver 0 (the coordinator), which does not answer" in why
+    assert "The job waits for pserver 0 (the coordinator), which does not answer" in why
     job.ends_as(undisturbed)
     assert [event["kind"] for event in job.events("view")] == ["begin"]
 

@@ -36,7 +36,7 @@ def test_who_is_slow_is_named(cli: Cli, job: Path, mode: str, who: str, why: str
     process = cli.start("train", job, "--json", *members, BIREME_FAULTS=slow(who.replace(" ", ":")))
     said = re.compile(f"{who}, {why}")
     seen: set[str] = set()
-    unsaid = {"status": rf"(?m)^waits for .*{said.pattern}", "why": rf"Everybody waits for .*{said.pattern}"}
+    unsaid = {"status": rf"(?m)^waits for .*{said.pattern}", "why": rf"The job waits for .*{said.pattern}"}
 
     def is_named() -> bool:
         """Whether each command has named it; between passes nobody is waited for, so they are asked until they do."""

@@ -128,7 +128,7 @@ def training(jobs: Jobs) -> Jobs:
 
 def test_a_job_that_trains_is_told_to_be_well(training: Jobs) -> None:
     cause = training.until("running")
-    assert "samples/s with 2 trainers and 2 pservers, and nobody is waited for" in cause.cause
+    assert "samples/s with 2 trainers and 2 pservers, and waits for none of them" in cause.cause
 
 
 @pytest.mark.parametrize("role", ["trainer", "pserver"])
@@ -138,7 +138,7 @@ def test_a_process_that_everybody_waits_for_is_named_with_its_pod_and_node(train
         cause = training.until(f"slow-{role}", "running", keep=f"slow-{role}")
     finally:
         training.signal("running", 1, role, 18)
-    assert f"Everybody waits for {role} 1" in cause.cause
+    assert f"The job waits for {role} 1" in cause.cause
     assert f"pod {training.pod('running', 1)} on n" in cause.cause
 
 

@@ -1,6 +1,6 @@
-"""Pods that the API server does not let the job have: the Job's own events say `FailedCreate` and why.
+"""Pods that the API server refuses: the Job's `FailedCreate` events hold the reason.
 
-Such an event counts only while pods are missing, because it stays for an hour after things were put right.
+Such an event counts only while pods are missing, because it stays for an hour after the problem was solved.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from bireme.diagnose.words import AGAIN, bireme, kubectl, sentence
 
 
 def refusals(facts: Facts) -> list[str]:
-    """What the API server answered last, for each Job that lacks pods; the same words about another pod count once."""
+    """The API server's last refusals for each Job that lacks pods; equal messages about several pods count once."""
     if has_ended(facts) or is_suspended(facts):
         return []
     live = [p for p in facts.pods if phase_of(p) in ("Pending", "Running", "Succeeded")]
     if len(live) >= wanted(facts):
         return []
-    found = []
+    messages = []
     for job in facts.jobs:
         events = events_about(facts, name_of(job))
         made = max((seconds(moment(e)) for e in events if e.get("reason") == "SuccessfulCreate"), default=0.0)
         refused = [e for e in events if e.get("reason") == "FailedCreate" and seconds(moment(e)) >= made]
-        found += [str(e.get("message", "")).removeprefix("Error creating: ") for e in refused[:1]]
-    return list(dict.fromkeys(re.sub(r'pods "[^"]*"', "the pod", text) for text in found))
+        messages += [str(e.get("message", "")).removeprefix("Error creating: ") for e in refused[:1]]
+    return list(dict.fromkeys(re.sub(r'pods "[^"]*"', "the pod", text) for text in messages))
 
 
 @situation("quota", "The quota is used up", "a `FailedCreate` event of the Job says `exceeded quota`")
 def quota(facts: Facts) -> Iterator[Cause]:
-    """The namespace may not have more."""
+    """A ResourceQuota is exhausted."""
     for text in refusals(facts):
-        found = re.search(r"exceeded quota: ([^,]+), requested: (.+), used: (.+), limited: (.+)$", text)
-        if found:
-            name, asked, used, most = (text.replace(",", " and ") for text in found.groups())
+        match = re.search(r"exceeded quota: ([^,]+), requested: (.+), used: (.+), limited: (.+)$", text)
+        if match:
+            name, asked, used, most = (text.replace(",", " and ") for text in match.groups())
             yield Cause(
                 f"The quota {name} of namespace {facts.namespace} is used up: a pod asks for {asked}, {used} is used, "
                 f"{most} is allowed.",
@@ -69,10 +69,10 @@ def quota(facts: Facts) -> Iterator[Cause]:
 def limit_range(facts: Facts) -> Iterator[Cause]:
     """A LimitRange forbids what a container asks for."""
     for text in refusals(facts):
-        found = re.search(r"(?:maximum|minimum) .+? usage per (?:Container|Pod) is .+", text)
-        if found:
+        match = re.search(r"(?:maximum|minimum) .+? usage per (?:Container|Pod) is .+", text)
+        if match:
             yield Cause(
-                f"Namespace {facts.namespace} does not allow what a pod asks for: {sentence(found[0].strip('[]'))}.",
+                f"Namespace {facts.namespace} does not allow what a pod asks for: {sentence(match[0].strip('[]'))}.",
                 f"Change `kubernetes.resources` in job.yaml and {AGAIN} ({kubectl(facts, 'describe limitrange')}).",
             )
 
@@ -81,13 +81,13 @@ def limit_range(facts: Facts) -> Iterator[Cause]:
     "pod-security", "Pod Security refuses the pods", "a `FailedCreate` event of the Job says `violates PodSecurity`"
 )
 def pod_security(facts: Facts) -> Iterator[Cause]:
-    """The namespace wants less power for pods than the job asks for."""
+    """The namespace enforces a stricter profile than the pods satisfy."""
     for text in refusals(facts):
-        found = re.search(r'violates PodSecurity "([^"]+)": (.+)$', text)
-        if found:
+        match = re.search(r'violates PodSecurity "([^"]+)": (.+)$', text)
+        if match:
             yield Cause(
-                f"Namespace {facts.namespace} enforces Pod Security {found[1]} and refuses the job's pods: "
-                f"{sentence(found[2], 600)}.",
+                f"Namespace {facts.namespace} enforces Pod Security {match[1]} and refuses the job's pods: "
+                f"{sentence(match[2], 600)}.",
                 f"Take what it names out of `kubernetes.patch` (bireme's own pods satisfy `restricted`) and {AGAIN}, "
                 f"or use a namespace that allows it (`kubectl get namespace {facts.namespace} --show-labels`).",
             )
@@ -99,7 +99,7 @@ def pod_security(facts: Facts) -> Iterator[Cause]:
     "a `FailedCreate` event of the Job says `denied the request`, `denied request` or `failed calling webhook`",
 )
 def admission(facts: Facts) -> Iterator[Cause]:
-    """A rule of the cluster's owners says no, or the one to ask does not answer."""
+    """An admission policy or webhook refuses, or the webhook does not answer."""
     for text in refusals(facts):
         broken = re.search(r'failed calling webhook "([^"]+)": (.+)$', text)
         webhook = re.search(r'admission webhook "([^"]+)" denied the request:? ?(.*)$', text)
@@ -107,7 +107,7 @@ def admission(facts: Facts) -> Iterator[Cause]:
         if broken:
             yield Cause(
                 f"The admission webhook {broken[1]} must allow every pod and does not answer: {sentence(broken[2])}.",
-                "Ask whoever runs it to bring it back (`kubectl get validatingwebhookconfigurations,"
+                "Ask its owner to bring it back (`kubectl get validatingwebhookconfigurations,"
                 "mutatingwebhookconfigurations`); the job goes on by itself then.",
             )
         elif webhook or policy:
@@ -115,8 +115,8 @@ def admission(facts: Facts) -> Iterator[Cause]:
             assert said is not None
             yield Cause(
                 f"The admission {kind} {said[1]} refuses the job's pods: {sentence(said[2]) or 'it gives no reason'}.",
-                f"Change the job as it says (labels and the like under `kubernetes.patch`) and {AGAIN}, or ask whoever "
-                f"owns the {kind} for an exception.",
+                f"Change the job as it says (labels and the like under `kubernetes.patch`) and {AGAIN}, or ask the "
+                f"owner of the {kind} for an exception.",
             )
 
 
@@ -126,11 +126,11 @@ def admission(facts: Facts) -> Iterator[Cause]:
     "a `FailedCreate` event of the Job says `error looking up service account`",
 )
 def service_account(facts: Facts) -> Iterator[Cause]:
-    """Pods would run as somebody who does not exist."""
+    """The pods' service account does not exist."""
     for text in refusals(facts):
-        found = re.search(r"error looking up service account ([^:]+):", text)
-        if found:
-            name = found[1].rpartition("/")[2]
+        match = re.search(r"error looking up service account ([^:]+):", text)
+        if match:
+            name = match[1].rpartition("/")[2]
             yield Cause(
                 f"The service account {name}, as which the job's pods run, does not exist in "
                 f"namespace {facts.namespace}.",
@@ -146,10 +146,10 @@ def service_account(facts: Facts) -> Iterator[Cause]:
 def class_missing(facts: Facts) -> Iterator[Cause]:
     """The job names a class that the cluster does not have."""
     for text in refusals(facts):
-        found = re.search(r"no PriorityClass with name (\S+) was found", text)
-        if found:
+        priority = re.search(r"no PriorityClass with name (\S+) was found", text)
+        if priority:
             yield Cause(
-                f"The job asks for priority class {found[1]}, which this cluster does not have.",
+                f"The job asks for priority class {priority[1]}, which this cluster does not have.",
                 f"Set `kubernetes.priority_class` to one that `kubectl get priorityclasses` lists and {AGAIN}.",
             )
         runtime = re.search(r'RuntimeClass(?:\.node\.k8s\.io)? "([^"]+)" not found', text)
@@ -167,7 +167,7 @@ def class_missing(facts: Facts) -> Iterator[Cause]:
     kind="consequence",
 )
 def not_created(facts: Facts) -> Iterator[Cause]:
-    """What the API server answered, as it said it."""
+    """The API server's message as it is."""
     for text in refusals(facts):
         yield Cause(
             f"The API server refuses the job's pods: {sentence(text)}.",

@@ -1,6 +1,6 @@
 """Pods that ran and were ended: by their own memory, by their node, by the cluster, or by the Job's limits.
 
-What bireme itself says about its end is told elsewhere (causes_training); here is what Kubernetes knows.
+The job's own errors are in training.py; these are the ones that Kubernetes reports.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ PATIENCE = 3
 def out_of_memory(facts: Facts) -> Iterator[Cause]:
     """The kernel ended a container at its memory limit."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         ended = [s for s in ended_states(pod) if s.get("reason") == "OOMKilled"]
         return _limit(pod, str(ended[0]["name"])) if ended else None
 
-    for limit, pods in grouped(facts, tell):
+    for limit, pods in grouped(facts, group_key):
         more = amount_words("memory", 2 * amount(limit)).replace(" ", "").removesuffix("B") if limit else ""
         has = f"its limit of {amount_words('memory', amount(limit))}" if limit else "what its node had"
         raise_ = (
@@ -69,9 +69,9 @@ def out_of_memory(facts: Facts) -> Iterator[Cause]:
 
 
 def _limit(pod: Json, container: str) -> str:
-    for known in (pod.get("spec") or {}).get("containers") or ():
-        if known.get("name") == container:
-            return str(((known.get("resources") or {}).get("limits") or {}).get("memory", ""))
+    for spec in (pod.get("spec") or {}).get("containers") or ():
+        if spec.get("name") == container:
+            return str(((spec.get("resources") or {}).get("limits") or {}).get("memory", ""))
     return ""
 
 
@@ -79,7 +79,7 @@ def _limit(pod: Json, container: str) -> str:
 def deadline(facts: Facts) -> Iterator[Cause]:
     """activeDeadlineSeconds has passed."""
     for job in facts.jobs:
-        # A job that cannot succeed ends itself by a deadline that has passed: then its own words are the reason.
+        # A hopeless job ends itself by a deadline that has passed (pod/giving_up.py): then its own error is the cause.
         if condition(job, "Failed").get("reason") == "DeadlineExceeded" and not status_of(facts).get("error"):
             most = float((job.get("spec") or {}).get("activeDeadlineSeconds") or 0)
             yield Cause(
@@ -96,9 +96,9 @@ def deadline(facts: Facts) -> Iterator[Cause]:
     "an `Unhealthy` event of a pod with a failed liveness or startup probe, and a `Killing` one",
 )
 def probe_failed(facts: Facts) -> Iterator[Cause]:
-    """A liveness or startup probe ran out of patience."""
+    """A liveness or startup probe failed too often."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         events = events_about(facts, name_of(pod))
         killing = [str(e.get("message")) for e in events if e.get("reason") == "Killing"]
         failed = [
@@ -107,7 +107,7 @@ def probe_failed(facts: Facts) -> Iterator[Cause]:
             if e.get("reason") == "Unhealthy" and re.match(r"(Liveness|Startup) probe", str(e.get("message")))
         ]
         is_said = any(re.search(r"failed (liveness|startup) probe", message) for message in killing)
-        # Of a pod that is never restarted in place, the kubelet says only that it stops the container.
+        # For a pod with restartPolicy Never the kubelet's event has no reason, only that it stops the container.
         is_meant = bool(killing) and any(
             e["message"].startswith("Liveness") and int(e.get("count") or 1) >= PATIENCE for e in failed
         )
@@ -115,7 +115,7 @@ def probe_failed(facts: Facts) -> Iterator[Cause]:
         killed = is_said or is_meant
         return sentence(said[0]) if killed and said and not error_of(facts) else None
 
-    for said, pods in grouped(facts, tell):
+    for said, pods in grouped(facts, group_key):
         yield Cause(
             f"{nodes_words(pods)} ended {pods_words(pods)} because it gave no sign of life: {said}.",
             f"Look whether the pod has enough CPU and a volume that answers ({bireme(facts, 'logs')}).",
@@ -130,19 +130,19 @@ def probe_failed(facts: Facts) -> Iterator[Cause]:
     kind="consequence",
 )
 def crash_loop(facts: Facts) -> Iterator[Cause]:
-    """The generic case: it ends, and nobody said why."""
+    """The generic case: the container ends, and no other rule has a reason."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         loops = any(w.get("reason") == "CrashLoopBackOff" for w in waiting_states(pod))
         return str(_code(pod)) if loops or (phase_of(pod) == "Failed" and _code(pod)) else None
 
-    for code, pods in grouped(facts, tell):
+    for code, pods in grouped(facts, group_key):
         count = max([sum(int(c.get("restartCount") or 0) for c in containers_of(p)) for p in pods])
         previous = " --previous" if count else ""
         often = f" {count + 1} times" if count else ""
         logs = "\n".join(facts.logs.get(name_of(p), "") for p in pods)
         last = list(filter(None, map(plain_line, logs.splitlines())))
-        said = f", its last words being: {sentence(last[-1], 160)}" if last else ""
+        said = f", its last line: {sentence(last[-1], 160)}" if last else ""
         yield Cause(
             f"{capital(pods_words(pods))} ended{often} with exit code {code}{_signal(int(code))}{said}.",
             f"Read {kubectl(facts, f'logs {name_of(pods[0])}{previous}')} or {bireme(facts, 'logs')}.",
@@ -155,8 +155,8 @@ def _code(pod: Json) -> int:
 
 
 def _signal(code: int) -> str:
-    known = {137: "killed", 143: "asked to stop", 139: "a crash of the program itself", 134: "aborted"}
-    return f" ({known[code]})" if code in known else ""
+    meanings = {137: "killed", 143: "asked to stop", 139: "a crash of the program itself", 134: "aborted"}
+    return f" ({meanings[code]})" if code in meanings else ""
 
 
 @situation(
@@ -168,8 +168,8 @@ def _signal(code: int) -> str:
 def gave_up(facts: Facts) -> Iterator[Cause]:
     """More pods failed than may, or one in a way that makes another try useless."""
     for job in facts.jobs if has_ended(facts) else ():
-        told = condition(job, "Failed")
-        if not told or told.get("reason") == "DeadlineExceeded":
+        failed = condition(job, "Failed")
+        if not failed or failed.get("reason") == "DeadlineExceeded":
             continue
         status, spec = job.get("status") or {}, job.get("spec") or {}
         which = f" (index {status['failedIndexes']})" if status.get("failedIndexes") else ""
@@ -178,7 +178,7 @@ def gave_up(facts: Facts) -> Iterator[Cause]:
         limit = f"{most} tries again are allowed{' per node' if 'backoffLimitPerIndex' in spec else ''}"
         yield Cause(
             f"Kubernetes has given the job up after {count} failed pod{'' if count == 1 else 's'}{which}: "
-            f"{sentence(str(told.get('message', '')))}; {limit}.",
-            f"Read what the pods said ({bireme(facts, 'logs')}), mend it, and go on with {bireme(facts, 'resume')}.",
+            f"{sentence(str(failed.get('message', '')))}; {limit}.",
+            f"Read the logs ({bireme(facts, 'logs')}), solve the problem, and go on with {bireme(facts, 'resume')}.",
             (facts.job,),
         )

@@ -1,8 +1,8 @@
-"""Why a job does what it does: the table of situations, in the order in which they should be mended, and `explain`.
+"""Why a job is in its state: the table of situations, in the order in which they should be solved, and `explain`.
 
-Pure: facts in, causes out. A row of the table knows one situation: how it is recognised, a sentence of cause with the
-names and figures of the case, and a sentence of advice with the command to type. What is only the consequence of
-something is told only where no cause explains the same pods; that all is well is told only if nothing else is.
+Pure: facts in, causes out. A row of the table holds one situation: how it is recognised, a sentence of cause with the
+names and figures of the case, and a sentence of advice with the command to type. A consequence is reported only where
+no cause explains the same pods; that all is well is reported only if nothing else is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bireme.diagnose import volumes as volumes
 from bireme.diagnose.facts import Cause, Facts, Situation, is_suspended
 
 STANDING: tuple[Situation, ...] = (resting.not_found, resting.queued, resting.suspended)
-"""What explains everything by itself."""
+"""Situations that explain the whole state alone."""
 TABLE: tuple[Situation, ...] = (
     *STANDING,
     training.forbidden,
@@ -32,7 +32,7 @@ TABLE: tuple[Situation, ...] = (
     creating.admission,
     creating.service_account,
     creating.class_missing,
-    # Of what the job itself says the roots come first: a volume that is full makes everything else fail.
+    # Of the job's own errors the roots come first: a full volume makes everything else fail.
     training.disk_full,
     training.not_writable,
     training.certificate_expired,
@@ -87,12 +87,12 @@ TABLE: tuple[Situation, ...] = (
     resting.waiting_for_peers,
     resting.finished,
     resting.running,
-    resting.no_word_yet,
+    resting.no_status_yet,
 )
 
 
 def explain(facts: Facts) -> list[Cause]:
-    """Every cause that can be seen in the facts, what to mend first in front; never empty."""
+    """Every cause in the facts, the one to solve first in front; never empty."""
     if resting.is_finished(facts):
         return _found(resting.finished, facts)
     standing = [cause for row in STANDING for cause in _found(row, facts)]
@@ -102,7 +102,7 @@ def explain(facts: Facts) -> list[Cause]:
     explained = {name for cause in causes for name in cause.about}
     for row in TABLE:
         if row.kind == "consequence":
-            # One that is about nobody in particular is the consequence of whatever was found.
+            # A consequence without pods of its own follows from any cause.
             new = [c for c in _found(row, facts) if not causes or not set(c.about) <= explained]
             causes += new
             explained |= {name for cause in new for name in cause.about}
@@ -119,7 +119,7 @@ def _unknown(facts: Facts) -> Cause:
     state = facts.record.get("state", "unknown")
     reason = f" ({facts.record['reason']})" if facts.record.get("reason") else ""
     return Cause(
-        f"The job is {state}{reason}, and nothing that can be seen from here says more.",
-        f"Read what its processes said with `{facts.command} logs {facts.job}`.",
+        f"The job is {state}{reason}, and no fact that can be seen from here explains it.",
+        f"Read its logs with `{facts.command} logs {facts.job}`.",
         situation="unknown",
     )

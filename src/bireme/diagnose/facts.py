@@ -1,7 +1,7 @@
-"""What is known about a job when somebody asks why: plain dicts as the API server gives them, and how to read them.
+"""The facts about a job that `bireme why` explains: the API server's objects as plain dicts, and how to read them.
 
-`Facts` is a value: it can be gathered from a cluster, from a run on this machine, or read from a file. Everything that
-recognises a situation takes it and nothing else, so a situation seen once can be looked at again without a cluster.
+`Facts` is a value: it can be gathered from a cluster, from a run on this machine, or read from a file. Functions that
+recognise a situation take nothing else, so a recorded situation can be tested without a cluster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 Kind = Literal["cause", "consequence", "calm"]
-# A pod's log has the lines of its processes too, each with the process's name in front.
+# A pod's log holds copies of its processes' lines, each with the process's name in front.
 _COPIED = re.compile(r"^(?:trainer|pserver) \d+ \| ")
 _HEAD = re.compile(r"^[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")
 _ERROR = re.compile(r"^(?:(?:trainer|pserver) \d+ \| )?(?:error: |E\d{4} [\d:.]+ +\d+ \S+\] )(.+)$")
@@ -27,7 +27,7 @@ _ERROR = re.compile(r"^(?:(?:trainer|pserver) \d+ \| )?(?:error: |E\d{4} [\d:.]+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One answer to "why": a sentence of cause, a sentence of advice, and whom it is about."""
+    """One answer to "why": a sentence of cause, a sentence of advice, and the objects that it is about."""
 
     cause: str
     advice: str
@@ -45,13 +45,13 @@ class Situation:
     signs: str
     find: Callable[[Facts], Iterable[Cause]]
     kind: Kind = "cause"
-    """A consequence is told only of what no cause explains; calm is told only if there is nothing else."""
+    """A consequence is reported only for pods that no cause explains; calm only if there is nothing else."""
 
 
 def situation(
     name: str, title: str, signs: str, kind: Kind = "cause"
 ) -> Callable[[Callable[[Facts], Iterable[Cause]]], Situation]:
-    """Make a row of the table of a function that recognises it."""
+    """Make a row of the table from a function that recognises the situation."""
 
     def make(find: Callable[[Facts], Iterable[Cause]]) -> Situation:
         return Situation(name, title, signs, find, kind)
@@ -69,7 +69,7 @@ class Facts:
     now: float = 0.0
     """Seconds since 1970 when this was gathered."""
     version: str = ""
-    """Of the bireme that asks."""
+    """Of this command's bireme."""
     command: str = "bireme"
     """What the user types to run bireme."""
     jobs: tuple[Json, ...] = ()
@@ -82,23 +82,23 @@ class Facts:
     logs: Mapping[str, str] = field(default_factory=dict)
     """Last lines of what pods printed, by the pod's name."""
     denied: tuple[Json, ...] = ()
-    """What the API server did not let us see: verb, resource and message."""
+    """Requests that the API server refused: verb, resource and message."""
     others: tuple[str, ...] = ()
-    """Jobs that there are, for whoever mistyped a name."""
+    """Names of existing jobs, to suggest one for a mistyped name."""
     record: Json = field(default_factory=dict)
     """Of a job on this machine: state, reason, output, error and status."""
 
 
 def facts_from(plain: Json) -> Facts:
-    """Facts as they were written down: a JSON object with the same names."""
-    known: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-    return Facts(**known)
+    """Facts from a JSON object with the same names."""
+    fields: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    return Facts(**fields)
 
 
 def meta(thing: Json) -> Json:
     """The metadata of an object."""
-    found: Json = thing.get("metadata") or {}
-    return found
+    metadata: Json = thing.get("metadata") or {}
+    return metadata
 
 
 def name_of(thing: Json) -> str:
@@ -108,8 +108,8 @@ def name_of(thing: Json) -> str:
 
 def condition(thing: Json, kind: str) -> Json:
     """The condition of this kind, empty where an object has none."""
-    found = ((thing.get("status") or {}).get("conditions")) or []
-    return next((c for c in found if c.get("type") == kind), {})
+    conditions = ((thing.get("status") or {}).get("conditions")) or []
+    return next((c for c in conditions if c.get("type") == kind), {})
 
 
 def is_true(thing: Json, kind: str) -> bool:
@@ -130,53 +130,53 @@ def since(facts: Facts, stamp: object) -> float:
 
 
 def status_of(facts: Facts) -> Json:
-    """The coordinator's last word, empty while it has said none."""
+    """The coordinator's last status, empty before its first."""
     if facts.where == "local":
         return dict(facts.record.get("status") or {})
     for job in facts.jobs:
         text = (meta(job).get("annotations") or {}).get(STATUS)
         if text:
             try:
-                told = json.loads(text)
+                parsed = json.loads(text)
             except ValueError:
-                continue  # somebody else wrote there
-            return told if isinstance(told, dict) else {}
+                continue  # not written by bireme
+            return parsed if isinstance(parsed, dict) else {}
     return {}
 
 
 def error_of(facts: Facts) -> Json:
-    """What the job itself said that went wrong: kind, what, why and fix; empty where it said nothing."""
-    told = facts.record.get("error") if facts.where == "local" else status_of(facts).get("error")
-    if isinstance(told, dict) and told.get("what"):
-        return told
+    """The job's own error: kind, what, why and fix; empty where it reported none."""
+    error = facts.record.get("error") if facts.where == "local" else status_of(facts).get("error")
+    if isinstance(error, dict) and error.get("what"):
+        return error
     if status_of(facts).get("phase") == "failed" and status_of(facts).get("reason"):
         return {"kind": "", "what": str(status_of(facts)["reason"])}
     said = [printed_error(text) for pod in troubled(facts) for text in last_words(facts, pod)]
-    # Whoever lost a peer says so too, often later than the one who knows why.
-    found = sorted((e for e in said if e), key=lambda e: "went away" in e["what"] or "has left" in e["what"])
-    return found[0] if found else {}
+    # A process that lost a peer logs an error too, often later than the one with the cause: sort it last.
+    errors = sorted((e for e in said if e), key=lambda e: "went away" in e["what"] or "has left" in e["what"])
+    return errors[0] if errors else {}
 
 
 def printed_error(text: str) -> Json:
-    """The last error in a log, as a command (`error: …`) or a process (`E1116 … pod.py:80] …`) says it."""
-    found: Json = {}
+    """The last error in a log, as a command (`error: …`) or a process (`E1116 … pod.py:80] …`) prints it."""
+    error: Json = {}
     for line in text.splitlines():
         begun = _ERROR.match(line)
         rest = _COPIED.sub("", line).strip()
         if begun:
-            found = {"kind": "", "what": begun[1], "why": "", "fix": ""}
-        elif found and rest.startswith(("why: ", "fix: ")):
-            found[rest[:3]] = rest[5:]
-    return found
+            error = {"kind": "", "what": begun[1], "why": "", "fix": ""}
+        elif error and rest.startswith(("why: ", "fix: ")):
+            error[rest[:3]] = rest[5:]
+    return error
 
 
 def plain_line(line: str) -> str:
-    """A line of a log without who said it when."""
+    """A line of a log without its head."""
     return _HEAD.sub("", _COPIED.sub("", line)).strip()
 
 
 def last_words(facts: Facts, pod: Json) -> Iterator[str]:
-    """What a pod left: its termination message and the end of its log."""
+    """A pod's termination messages and the end of its log."""
     for state in ended_states(pod):
         if state.get("message"):
             yield str(state["message"])
@@ -185,12 +185,12 @@ def last_words(facts: Facts, pod: Json) -> Iterator[str]:
 
 
 def has_ended(facts: Facts) -> bool:
-    """Whether Kubernetes has given its last word on the job, good or bad."""
+    """Whether the job is Complete or Failed."""
     return any(is_true(job, kind) for job in facts.jobs for kind in ("Complete", "Failed"))
 
 
 def is_suspended(facts: Facts) -> bool:
-    """Whether the job is told to have no pods."""
+    """Whether the job is suspended, and so has no pods."""
     return any((job.get("spec") or {}).get("suspend") for job in facts.jobs)
 
 
@@ -210,14 +210,14 @@ def phase_of(pod: Json) -> str:
 
 
 def place_of(pod: Json) -> tuple[str, str]:
-    """Which pods replace each other: those of one Job with one index."""
+    """Job and index of a pod: pods with the same ones replace each other."""
     labels, notes = meta(pod).get("labels") or {}, meta(pod).get("annotations") or {}
     index = notes.get(INDEX) or labels.get(INDEX) or ""
     return str(labels.get("batch.kubernetes.io/job-name") or labels.get("job-name") or ""), str(index)
 
 
 def troubled(facts: Facts) -> list[Json]:
-    """Pods whose state explains how the job is now: a failed one whose replacement is ready is history."""
+    """Pods that matter for the job's state now: a failed one whose replacement is ready does not."""
     pods = sorted(facts.pods, key=lambda p: str(meta(p).get("creationTimestamp") or ""))
     if has_ended(facts):
         return pods
@@ -227,7 +227,7 @@ def troubled(facts: Facts) -> list[Json]:
 
 
 def waiting_states(pod: Json) -> Iterator[Json]:
-    """Reason and message of every container that does not run yet or again, with the container's name and image."""
+    """The waiting state of every container that has one, with the container's name and image."""
     for container in containers_of(pod):
         state = (container.get("state") or {}).get("waiting")
         if state:
@@ -235,13 +235,13 @@ def waiting_states(pod: Json) -> Iterator[Json]:
 
 
 def ended_states(pod: Json) -> Iterator[Json]:
-    """How containers ended, the current life first; with the container's name and image."""
+    """The terminated states of containers, the current one first; with the container's name and image."""
     for container in containers_of(pod):
         for when in ("state", "lastState"):
             ended = (container.get(when) or {}).get("terminated")
             if ended:
-                known = {"name": container.get("name"), "image": container.get("image")}
-                yield {**ended, **known, "restarts": container.get("restartCount", 0)}
+                container_fields = {"name": container.get("name"), "image": container.get("image")}
+                yield {**ended, **container_fields, "restarts": container.get("restartCount", 0)}
 
 
 def containers_of(pod: Json) -> Iterator[Json]:
@@ -253,8 +253,8 @@ def containers_of(pod: Json) -> Iterator[Json]:
 
 def events_about(facts: Facts, *names: str) -> list[Json]:
     """Events about objects with these names, newest first."""
-    found = [e for e in facts.events if (e.get("involvedObject") or {}).get("name") in names]
-    return sorted(found, key=moment, reverse=True)
+    events = [e for e in facts.events if (e.get("involvedObject") or {}).get("name") in names]
+    return sorted(events, key=moment, reverse=True)
 
 
 def moment(event: Json) -> str:
@@ -263,16 +263,16 @@ def moment(event: Json) -> str:
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def grouped(facts: Facts, tell: Callable[[Json], str | None]) -> list[tuple[str, list[Json]]]:
-    """Pods by what a function reads off them; those it says nothing about are left out."""
-    found: dict[str, list[Json]] = {}
+def grouped(facts: Facts, key: Callable[[Json], str | None]) -> list[tuple[str, list[Json]]]:
+    """Pods grouped by a key; those with the key None are left out."""
+    groups: dict[str, list[Json]] = {}
     for pod in troubled(facts):
-        said = tell(pod)
-        if said is not None:
-            found.setdefault(said, []).append(pod)
-    return list(found.items())
+        value = key(pod)
+        if value is not None:
+            groups.setdefault(value, []).append(pod)
+    return list(groups.items())
 
 
 def waiting_words(pod: Json) -> list[str]:
-    """What the kubelet says about containers that do not run."""
+    """The kubelet's messages about containers that do not run."""
     return [str(w.get("message", "")) for w in waiting_states(pod)]

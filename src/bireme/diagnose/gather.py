@@ -1,7 +1,7 @@
-"""Gathering the facts about a job from the API server, in a few calls, for `causes.explain`.
+"""Gather the facts about a job from the API server, in a few calls, for `explain`.
 
 Jobs, pods and events of the namespace always; nodes, claims, the certificate's dates and the ends of logs only where
-the job's state asks for them. What we may not see is no failure: it is noted in the facts, with the permission's name.
+the job's state needs them. A refused request is no failure: the facts note it, with the permission's name.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ EVENT = KINDS["Event"]
 JOB_NAME = "batch.kubernetes.io/job-name"
 LOG_LINES = 60
 LOG_PODS = 4
-"""So many pods' logs are looked at: those who fail together mostly say the same."""
+"""How many pods' logs are read: pods that fail together mostly log the same."""
 LOG_S = 4.0
-"""Longer than this no log is waited for: a machine that is gone does not answer, and the API server waits for it."""
+"""Timeout for a log: the API server waits long for a machine that is gone."""
 
 
 @dataclass(slots=True)
 class _Asking:
-    """A cluster, and what it would not tell."""
+    """A cluster, and the requests that it refused."""
 
     cluster: Cluster
     denied: list[Json] = field(default_factory=list)
 
     def ask(self, permission: str, how: Callable[[], Value], *, is_needed: bool = False) -> Value | None:
-        """The answer, or None if we may not ask or there is none."""
+        """The answer, or None if the request is refused or the object is gone."""
         try:
             return how()
         except ForbiddenError as e:
@@ -63,14 +63,14 @@ class _Asking:
                 }
             )
         except ClusterError:
-            # It was deleted meanwhile, or (a log) does not exist yet. Who cannot be reached at all raises otherwise.
+            # Deleted meanwhile, or a log that does not exist yet. (An unreachable server is a NetworkError.)
             if is_needed:
                 raise
         return None
 
 
 def gather(cluster: Cluster, job: str, now: float) -> Facts:
-    """All that the API server tells about a job and that `explain` may need."""
+    """All facts about a job that `explain` may need."""
     asking = _Asking(cluster)
     jobs = asking.ask("list jobs", lambda: cluster.list(JOB, {}), is_needed=True) or []
     mine = tuple(j for j in jobs if name_of(j) == job or (meta(j).get("labels") or {}).get(INSTANCE) == job)
@@ -107,7 +107,7 @@ def _claim_names(facts: Facts) -> set[str]:
 
 
 def _deeper(asking: _Asking, facts: Facts) -> Facts:
-    """What is worth a call of its own only where something is wrong."""
+    """Facts that cost further calls, for jobs that do not run well."""
     is_whole = sum(map(is_ready, facts.pods)) >= wanted(facts)
     waits_for = status_of(facts).get("waits_for")
     if is_suspended(facts) or (is_whole and status_of(facts).get("phase") == "training" and not waits_for):
@@ -126,7 +126,7 @@ def _deeper(asking: _Asking, facts: Facts) -> Facts:
 
 
 def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
-    """The ends of logs of pods that ended, that are not ready, or that run and nobody hears of; newest pods first."""
+    """The ends of logs of pods that ended, are not ready, or run without a status of the job; newest pods first."""
     is_silent = not status_of(facts)
     lost = {name_of(node) for node in facts.nodes if not is_true(node, "Ready")}
 
@@ -146,23 +146,23 @@ def _tail(cluster: Cluster, pod: Json) -> Callable[[], str]:
 
     def read() -> str:
         try:
-            found = cluster.log(name_of(pod), container=first, tail=LOG_LINES)
-            lines = [re.sub(r"^\d{4}-\S+Z ", "", line) for line in found]
+            tail = cluster.log(name_of(pod), container=first, tail=LOG_LINES)
+            lines = [re.sub(r"^\d{4}-\S+Z ", "", line) for line in tail]
         except NetworkError:
-            return ""  # what else is known will have to do
+            return ""  # explain by the other facts
         return "\n".join(line for line in lines if not line.startswith("unable to retrieve container logs"))
 
     return read
 
 
 def _certificate(asking: _Asking, facts: Facts) -> Json:
-    """From when until when the job's certificate is good; empty for jobs without one."""
+    """The dates of the job's certificate; empty for jobs without one."""
     volumes = [v for p in facts.pods for v in (p.get("spec") or {}).get("volumes") or ()]
     name = f"{facts.job}-tls"
     if has_ended(facts) or name not in {(v.get("secret") or {}).get("secretName") for v in volumes}:
         return {}
-    found = asking.ask("get secrets", lambda: asking.cluster.get(SECRET, name))
-    text = ((found or {}).get("data") or {}).get("tls.crt")
+    secret = asking.ask("get secrets", lambda: asking.cluster.get(SECRET, name))
+    text = ((secret or {}).get("data") or {}).get("tls.crt")
     return certificate_dates(text) if text else {}
 
 
@@ -173,20 +173,23 @@ def certificate_dates(encoded: str) -> Json:
     try:
         from cryptography import x509
     except ImportError:
-        return {}  # whoever submits needs that package; whoever asks why does not
+        return {}  # `submit` needs that package, `why` works without it
 
     try:
-        found = x509.load_pem_x509_certificate(base64.b64decode(encoded))
+        certificate = x509.load_pem_x509_certificate(base64.b64decode(encoded))
     except ValueError:
         return {}
-    return {"not_before": found.not_valid_before_utc.timestamp(), "not_after": found.not_valid_after_utc.timestamp()}
+    return {
+        "not_before": certificate.not_valid_before_utc.timestamp(),
+        "not_after": certificate.not_valid_after_utc.timestamp(),
+    }
 
 
 def notes(facts: Facts) -> list[str]:
-    """What could not be looked at, with the permission that is missing for it, and what may mislead."""
+    """Notes on facts that could not be read, with the missing permission, and on versions that differ."""
     missing = dict.fromkeys(f"{d['verb']} {d['resource']}" for d in facts.denied if not d["needed"])
-    found = [f"not looked at for lack of the permission to {permission}" for permission in missing]
+    lines = [f"not looked at for lack of the permission to {permission}" for permission in missing]
     there = str(status_of(facts).get("version") or "")
     if there and facts.version and there != facts.version:
-        found.append(f"the job's image has bireme {there}, and this command is bireme {facts.version}")
-    return found
+        lines.append(f"the job's image has bireme {there}, and this command is bireme {facts.version}")
+    return lines

@@ -1,4 +1,4 @@
-"""Images that a node cannot get, or cannot run: what the registry and the kubelet say about them."""
+"""Images that a node cannot get, or cannot run, by the messages of registry and kubelet."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ PULLING = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInsp
 
 
 def pull_words(facts: Facts, pod: Json) -> str:
-    """All that was said about pulling an image for a pod; a back-off's own words say nothing, its events do."""
+    """All messages about pulling an image for a pod; a back-off's reason is only in its events."""
     states = [w for w in waiting_states(pod) if w.get("reason") in PULLING]
     if not states:
         return ""
-    told = [str(w.get("message", "")) for w in states]
-    told += [str(e.get("message", "")) for e in events_about(facts, name_of(pod)) if e.get("reason") == "Failed"]
-    return " ".join(told)
+    messages = [str(w.get("message", "")) for w in states]
+    messages += [str(e.get("message", "")) for e in events_about(facts, name_of(pod)) if e.get("reason") == "Failed"]
+    return " ".join(messages)
 
 
 def _pulls(facts: Facts, pattern: str, but: str = r"(?!)") -> Iterator[tuple[str, list[Json]]]:
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         said = pull_words(facts, pod)
         is_so = re.search(pattern, said, re.IGNORECASE) and not re.search(but, said, re.IGNORECASE)
         return image_of(pod) if is_so else None
 
-    yield from grouped(facts, tell)
+    yield from grouped(facts, group_key)
 
 
 _ABSENT = r"not found|manifest unknown|NotFound"
@@ -78,7 +78,7 @@ def image_not_found(facts: Facts) -> Iterator[Cause]:
     "a container waits with `ErrImagePull` or `ImagePullBackOff`, and the registry says 401, 403 or `denied`",
 )
 def pull_denied(facts: Facts) -> Iterator[Cause]:
-    """Names and passwords are missing or wrong."""
+    """Credentials are missing or wrong."""
     for image, pods in _pulls(facts, _DENIED):
         secrets = [str(s.get("name")) for s in (pods[0].get("spec") or {}).get("imagePullSecrets") or ()]
         has = f"with the pull secret {listed(secrets)}" if secrets else "without a pull secret"
@@ -121,15 +121,15 @@ def registry_unreachable(facts: Facts) -> Iterator[Cause]:
     "a container waits with `ErrImageNeverPull`",
 )
 def image_never_pulled(facts: Facts) -> Iterator[Cause]:
-    """`imagePullPolicy: Never` on a node that was forgotten."""
+    """`imagePullPolicy: Never`, and the image was not loaded into this node."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         return next(
             (str(w["image"] or image_of(pod)) for w in waiting_states(pod) if w.get("reason") == "ErrImageNeverPull"),
             None,
         )
 
-    for image, pods in grouped(facts, tell):
+    for image, pods in grouped(facts, group_key):
         where = listed(dict.fromkeys(node_of(p) for p in pods))
         yield Cause(
             f"The image {image} is not on {where}, and the pull policy Never forbids to fetch it.",
@@ -140,12 +140,12 @@ def image_never_pulled(facts: Facts) -> Iterator[Cause]:
 
 @situation("image-name", "The image's name is not one", "a container waits with `InvalidImageName`")
 def image_name(facts: Facts) -> Iterator[Cause]:
-    """Nobody can read the name."""
+    """The name is malformed."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         return image_of(pod) if any(w.get("reason") == "InvalidImageName" for w in waiting_states(pod)) else None
 
-    for image, pods in grouped(facts, tell):
+    for image, pods in grouped(facts, group_key):
         yield Cause(
             f"{image!r} is not the name of an image, so {pods_words(pods)} cannot start.",
             f"Write it as REGISTRY/NAME:TAG, in small letters, under `kubernetes.image` in job.yaml and {AGAIN}.",
@@ -161,11 +161,11 @@ def image_name(facts: Facts) -> Iterator[Cause]:
 def wrong_architecture(facts: Facts) -> Iterator[Cause]:
     """Programs of one processor do not run on another."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         said = " ".join([pull_words(facts, pod), *last_words(facts, pod), *waiting_words(pod)])
         return image_of(pod) if re.search(r"exec format error|no match for platform", said) else None
 
-    for image, pods in grouped(facts, tell):
+    for image, pods in grouped(facts, group_key):
         node = node_of(pods[0])
         kind = architecture_of(facts, node)
         yield Cause(

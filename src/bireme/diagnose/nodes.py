@@ -21,18 +21,18 @@ from bireme.diagnose.facts import (
 from bireme.diagnose.words import AGAIN, capital, duration, names, node_of, nodes_words, of, pods_words, sentence
 
 SICK_S = 5.0
-"""A node that was well until so lately is not told of: conditions flicker."""
+"""How long a node must be unready before the sentence has a duration: conditions flicker."""
 
 
 @situation("evicted", "A node threw the pod out", "a pod failed with the reason `Evicted`")
 def evicted(facts: Facts) -> Iterator[Cause]:
     """The kubelet needed room, or the pod wrote more than it may."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         status = pod.get("status") or {}
         return str(status.get("message", "")) if status.get("reason") == "Evicted" else None
 
-    for said, pods in grouped(facts, tell):
+    for said, pods in grouped(facts, group_key):
         node = node_of(pods[0]) or "the node"
         low = re.search(r"low on resource: ([\w-]+)", said)
         advice = "Keep scratch files on the job's volume or raise the limit that it names"
@@ -53,7 +53,7 @@ _REFUSALS = (
 _DISRUPTIONS = {
     "EvictionByEvictionAPI": (
         "evicted through the API, as a drain of its node does",
-        "Nothing needs to be done: the job goes on from its snapshot; `kubectl get nodes` shows who is cordoned",
+        "Nothing needs to be done: the job goes on from its snapshot; `kubectl get nodes` shows cordoned ones",
     ),
     "PreemptionByScheduler": (
         "preempted by a pod of higher priority",
@@ -72,14 +72,14 @@ _DISRUPTIONS = {
     "a pod's condition `DisruptionTarget` names the API, the scheduler or the kubelet",
 )
 def disrupted(facts: Facts) -> Iterator[Cause]:
-    """The cluster took the pod's place away."""
+    """The cluster evicted the pod."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         reason = str(condition(pod, "DisruptionTarget").get("reason"))
-        is_told = (pod.get("status") or {}).get("reason") == "Evicted"
-        return reason if reason in _DISRUPTIONS and not is_told else None
+        is_evicted = (pod.get("status") or {}).get("reason") == "Evicted"
+        return reason if reason in _DISRUPTIONS and not is_evicted else None
 
-    for reason, pods in grouped(facts, tell):
+    for reason, pods in grouped(facts, group_key):
         what, advice = _DISRUPTIONS[reason]
         said = sentence(str(condition(pods[0], "DisruptionTarget").get("message", "")))
         yield Cause(
@@ -96,20 +96,20 @@ def disrupted(facts: Facts) -> Iterator[Cause]:
 )
 def node_lost(facts: Facts) -> Iterator[Cause]:
     """The machine under a pod is gone or cut off."""
-    known = {name_of(n): n for n in facts.nodes}
+    nodes = {name_of(n): n for n in facts.nodes}
     lost: dict[str, list[Json]] = {}
     for pod in troubled(facts):
         node = node_of(pod)
         is_taken = condition(pod, "DisruptionTarget").get("reason") in ("DeletionByTaintManager", "DeletionByPodGC")
-        is_sick = node in known and not is_true(known[node], "Ready")
-        if node and phase_of(pod) != "Succeeded" and (is_taken or is_sick or (known and node not in known)):
+        is_sick = node in nodes and not is_true(nodes[node], "Ready")
+        if node and phase_of(pod) != "Succeeded" and (is_taken or is_sick or (nodes and node not in nodes)):
             lost.setdefault(node, []).append(pod)
     for node, pods in lost.items():
-        told = condition(known.get(node, {}), "Ready")
-        long = since(facts, told.get("lastTransitionTime")) if told.get("status") != "True" else 0.0
+        ready = condition(nodes.get(node, {}), "Ready")
+        long = since(facts, ready.get("lastTransitionTime")) if ready.get("status") != "True" else 0.0
         state = f"has not answered for {duration(long)}" if long > SICK_S else "was lost"
-        state = state if node in known or not known else "is no longer in the cluster"
-        said = sentence(str(told.get("message", ""))) if told.get("status") != "True" else ""
+        state = state if node in nodes or not nodes else "is no longer in the cluster"
+        said = sentence(str(ready.get("message", ""))) if ready.get("status") != "True" else ""
         yield Cause(
             f"Node {node} {state}{f' ({said})' if said else ''}, and with it {pods_words(pods)}.",
             "Pods are replaced on other nodes by themselves if there is room; bring the node back, or "
@@ -126,13 +126,13 @@ def node_lost(facts: Facts) -> Iterator[Cause]:
 def kubelet_refused(facts: Facts) -> Iterator[Cause]:
     """Scheduler and kubelet disagree about a node."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         status = pod.get("status") or {}
         reason = str(status.get("reason") or "")
         is_it = phase_of(pod) == "Failed" and re.fullmatch(_REFUSALS, reason)
         return f"{reason}: {sentence(str(status.get('message', '')))}" if is_it else None
 
-    for said, pods in grouped(facts, tell):
+    for said, pods in grouped(facts, group_key):
         yield Cause(
             f"{nodes_words(pods)} took {pods_words(pods)} and sent it away ({said}).",
             f"The pod is tried again by itself; if that goes on, look at `kubectl describe node {node_of(pods[0])}`.",

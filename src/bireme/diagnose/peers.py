@@ -27,12 +27,14 @@ BLOCKED = r"(?i)does not answer|timed out|no route to host|connection refused|ha
 
 
 def _network_words(facts: Facts) -> str:
-    """All that is said about peers: the error, whom the coordinator waits for, and pods' last lines."""
-    error, told = own_error(facts), status_of(facts)
+    """All messages about peers: the error, what the coordinator waits for, and pods' last lines."""
+    error, status = own_error(facts), status_of(facts)
     said = (
         [f"{error['what']} {error['why']}"] if error and error["kind"] in ("NetworkError", "ProcessError", "") else []
     )
-    said += [str(w) for w in told.get("waits_for") or ()] if told.get("phase") in ("gathering", "setting-up") else []
+    said += (
+        [str(w) for w in status.get("waits_for") or ()] if status.get("phase") in ("gathering", "setting-up") else []
+    )
     if not said:
         said = [text for p in troubled(facts) if not is_ready(p) for text in last_words(facts, p)]
     return "\n".join(said)
@@ -87,22 +89,22 @@ def slow_pserver(facts: Facts) -> Iterator[Cause]:
 
 
 def _slow(facts: Facts, role: str) -> Iterator[Cause]:
-    told = status_of(facts)
-    found = [
-        str(w) for w in [*(told.get("waits_for") or ()), *(told.get("stragglers") or ())] if str(w).startswith(role)
+    status = status_of(facts)
+    slow = [
+        str(w) for w in [*(status.get("waits_for") or ()), *(status.get("stragglers") or ())] if str(w).startswith(role)
     ]
-    if told.get("phase") != "training" or not found or _is_over(facts):
+    if status.get("phase") != "training" or not slow or _is_over(facts):
         return
-    first = found[0]
+    first = slow[0]
     pod = _pod_of(facts, role, first)
-    rates = [float(t["rate"]) for t in told.get("trainers") or () if t.get("rate")]
+    rates = [float(t["rate"]) for t in status.get("trainers") or () if t.get("rate")]
     speed = f" ({sum(rates):,.0f} samples/s in all)" if rates else ""
     where = f", pod {name_of(pod)} on {node_of(pod)}" if pod else ""
     look = f" ({kubectl(facts, f'top pod {name_of(pod)}')}, `kubectl describe node {node_of(pod)}`)" if pod else ""
     has_pserver = role == "pserver" or (pod and "-trainer-" not in name_of(pod))
     cost = "the job goes on from its last snapshot" if has_pserver else "no work is lost"
     yield Cause(
-        f"Everybody waits for {first}{where}{speed}.",
+        f"The job waits for {first}{where}{speed}.",
         f"Look whether its {'node' if pod else 'machine'} is busy with something else{look}; "
         f"{'deleting the pod moves it, and' if pod else 'it can be killed:'} {cost}.",
         names([pod]) if pod else (),

@@ -1,4 +1,4 @@
-"""Jobs that nothing is wrong with, or that somebody told to wait: not there, suspended, waiting, running, finished."""
+"""Jobs without an error: missing, queued, suspended, waiting, running, cancelled or finished."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def queued(facts: Facts) -> Iterator[Cause]:
             yield Cause(
                 f"The job has waited for {long} in the queue {queue}, which has not admitted it yet{why}.",
                 f"Wait for your turn; {kubectl(facts, 'get workloads')} and "
-                f"{kubectl(facts, f'describe localqueue {queue}')} tell what is missing.",
+                f"{kubectl(facts, f'describe localqueue {queue}')} show what is missing.",
             )
 
 
 @situation("suspended", "The job is suspended", "the Job has `suspend: true` and no queue, or was stopped")
 def suspended(facts: Facts) -> Iterator[Cause]:
-    """Somebody stopped it, or submitted it to wait."""
+    """It was stopped, or submitted with `suspend`."""
     for job in facts.jobs[:1]:
         if (job.get("spec") or {}).get("suspend") and not queue_of(job):
             since_when = condition(job, "Suspended").get("lastTransitionTime")
@@ -100,7 +100,7 @@ def waiting_for_pods(facts: Facts) -> Iterator[Cause]:
     doing = "; ".join(filter(None, [_late(facts, late), _gone(gone), absent, waits]))
     yield Cause(
         f"{len(ready)} of {most} pods are ready, and the job waits for all{f': {doing}' if doing else ''}.",
-        f"Give it a moment; if that stays, {kubectl(facts, 'get events --sort-by=.lastTimestamp')} tells more.",
+        f"Give it a moment; if that stays, {kubectl(facts, 'get events --sort-by=.lastTimestamp')} shows more.",
     )
 
 
@@ -108,8 +108,8 @@ def _late(facts: Facts, pods: list[Json]) -> str:
     if not pods:
         return ""
     oldest = max(since(facts, meta(p).get("creationTimestamp")) for p in pods)
-    told = [str(e.get("message")) for e in events_about(facts, name_of(pods[0])) if e.get("reason") != "Unhealthy"]
-    said = f" (last: {sentence(told[0], 120)})" if told else ""
+    messages = [str(e.get("message")) for e in events_about(facts, name_of(pods[0])) if e.get("reason") != "Unhealthy"]
+    said = f" (last: {sentence(messages[0], 120)})" if messages else ""
     doing = "running without being ready" if phase_of(pods[0]) == "Running" else "starting"
     return f"{pods_words(pods)} {of(pods, 'has', 'have')} been {doing} for {duration(oldest)}{said}"
 
@@ -125,49 +125,49 @@ def _absent(count: int) -> str:
 @situation(
     "waiting-for-peers",
     "The job waits for processes",
-    "all pods are ready, and the job's status waits for somebody",
+    "all pods are ready, and the job's status waits for processes",
     kind="consequence",
 )
 def waiting_for_peers(facts: Facts) -> Iterator[Cause]:
     """Pods are there; trainers or pservers in them are not yet."""
-    told, waits = status_of(facts), _awaited(facts)
+    status, waits = status_of(facts), _awaited(facts)
     if waits:
         yield Cause(
-            f"The job is {'gathering its processes' if told['phase'] == 'gathering' else 'handing out parameters'} and "
-            f"waits for {listed(waits)}.",
+            f"The job is {'gathering its processes' if status['phase'] == 'gathering' else 'handing out parameters'} "
+            f"and waits for {listed(waits)}.",
             f"Give it a moment; if that stays, {bireme(facts, 'logs')} shows what those processes say.",
         )
 
 
 def _awaited(facts: Facts) -> list[str]:
-    """Whom the coordinator waits for before it can train."""
-    told = status_of(facts)
+    """The processes that the coordinator waits for before it can train."""
+    status = status_of(facts)
     is_over = facts.where == "local" and facts.record.get("state") != "running"
-    if told.get("phase") not in ("gathering", "setting-up") or is_over:
+    if status.get("phase") not in ("gathering", "setting-up") or is_over:
         return []
-    missing = [f"trainer {rank}" for rank in told.get("trainers_missing") or ()]
-    return [str(w) for w in told.get("waits_for") or ()] or missing
+    missing = [f"trainer {rank}" for rank in status.get("trainers_missing") or ()]
+    return [str(w) for w in status.get("waits_for") or ()] or missing
 
 
-@situation("died-here", "The job's process is gone", "a run on this machine has no process and no last word")
+@situation("died-here", "The job's process is gone", "a run on this machine has no process and no final state")
 def died_here(facts: Facts) -> Iterator[Cause]:
     """Killed with SIGKILL, a crash, or the machine was switched off."""
     if facts.where == "local" and facts.record.get("state") == "died":
         far = _far(status_of(facts), facts.record)
         yield Cause(
-            f"The job's process is gone without a last word{f', {far}' if far else ''}: it was killed, or the machine "
-            "was switched off.",
+            f"The job's process is gone and left no final state{f', {far}' if far else ''}: it was killed, or the "
+            "machine was switched off.",
             f"Go on from its last snapshot with `{facts.command} resume {facts.record.get('output', '')}`.",
         )
 
 
 @situation("cancelled-here", "The job was stopped", "a run on this machine ended with `cancelled`")
 def cancelled_here(facts: Facts) -> Iterator[Cause]:
-    """Somebody stopped it."""
+    """It was stopped by a command or a signal."""
     if facts.where == "local" and facts.record.get("state") == "cancelled":
         far = _far(status_of(facts), facts.record)
         yield Cause(
-            f"Somebody stopped the job{f', {far}' if far else ''}.",
+            f"The job was stopped{f', {far}' if far else ''}.",
             f"Go on with `{facts.command} resume {facts.record.get('output', '')}`.",
         )
 
@@ -191,13 +191,13 @@ def is_finished(facts: Facts) -> bool:
     """Whether the job has ended well."""
     if facts.where == "local":
         return facts.record.get("state") == "finished"
-    # The job's own word wins: pods may leave without a complaint after a job has failed.
+    # The job's own status wins: pods may exit with 0 after a job has failed.
     has_failed = status_of(facts).get("phase") == "failed"
     return bool(facts.jobs) and not has_failed and all(is_true(job, "Complete") for job in facts.jobs)
 
 
 def since_moment(facts: Facts, moment_s: float) -> str:
-    """How long ago something was, in words; empty where we do not know."""
+    """How long ago a moment was, in words; empty for 0."""
     return duration(max(0.0, facts.now - moment_s)) if moment_s else ""
 
 
@@ -205,20 +205,20 @@ def _space(facts: Facts) -> str:
     return f" --namespace {facts.namespace}" if facts.namespace else ""
 
 
-@situation("running", "The job runs well", "the job trains, everybody is there and nobody is waited for", kind="calm")
+@situation("running", "The job runs well", "the job trains with all its processes and waits for none", kind="calm")
 def running(facts: Facts) -> Iterator[Cause]:
     """Nothing is wrong."""
-    told = status_of(facts)
+    status = status_of(facts)
     is_local_end = facts.where == "local" and facts.record.get("state") != "running"
-    if told.get("phase") != "training" or is_finished(facts) or is_local_end:
+    if status.get("phase") != "training" or is_finished(facts) or is_local_end:
         return
-    rates = [float(t["rate"]) for t in told.get("trainers") or () if t.get("rate")]
-    there = {role: told.get(f"{role}s") or () for role in ("trainer", "pserver")}
+    rates = [float(t["rate"]) for t in status.get("trainers") or () if t.get("rate")]
+    there = {role: status.get(f"{role}s") or () for role in ("trainer", "pserver")}
     people = " and ".join(f"{len(some)} {role}{of(some, '', 's')}" for role, some in there.items())
     speed = f" at {sum(rates):,.0f} samples/s" if rates else ""
     yield Cause(
-        f"The job runs well: it trains pass {int(told.get('pass') or 0) + 1} of {_passes(told)}{speed} with {people}, "
-        "and nobody is waited for.",
+        f"The job runs well: it trains pass {int(status.get('pass') or 0) + 1} of {_passes(status)}{speed} with "
+        f"{people}, and waits for none of them.",
         f"Watch it with {bireme(facts, 'status')}.",
     )
 
@@ -226,33 +226,33 @@ def running(facts: Facts) -> Iterator[Cause]:
 @situation(
     "no-word-yet",
     "The job has just begun",
-    "pods are ready (or the process runs), and the job has said nothing yet",
+    "pods are ready (or the process runs), and the job has no status yet",
     kind="calm",
 )
-def no_word_yet(facts: Facts) -> Iterator[Cause]:
-    """Between the start of processes and the coordinator's first word; also any plain Job of others."""
+def no_status_yet(facts: Facts) -> Iterator[Cause]:
+    """Between the start of processes and the coordinator's first status; also any plain Job of others."""
     is_live = facts.record.get("state") == "running" if facts.where == "local" else bool(facts.jobs)
     if is_live and not is_finished(facts) and status_of(facts).get("phase") != "training":
         ready = (
             f"{sum(map(is_ready, facts.pods))} of {wanted(facts)} pods are ready" if facts.jobs else "its process runs"
         )
         yield Cause(
-            f"Nothing is wrong that can be seen from here: {ready}, and the job has not said more yet.",
+            f"Nothing is wrong that can be seen from here: {ready}, and the job has not reported more yet.",
             f"Give it a moment; {bireme(facts, 'logs')} shows what it does.",
         )
 
 
-def _passes(told: Json) -> int:
-    return int(told.get("first_pass") or 0) + int(told.get("passes") or 0)
+def _passes(status: Json) -> int:
+    return int(status.get("first_pass") or 0) + int(status.get("passes") or 0)
 
 
-def _far(told: Json, record: Json | None = None) -> str:
-    """How far it came, in words; empty where nobody knows."""
+def _far(status: Json, record: Json | None = None) -> str:
+    """How far it came, in words; empty where the number of passes is missing."""
     done = (record or {}).get("passes_done")
     most = (record or {}).get("passes")
     if done is None or not most:
-        most = _passes(told)
+        most = _passes(status)
         done = max(
-            int(told.get("saved", -1)) + 1, int(told.get("first_pass") or 0) + len(told.get("passes_done") or ())
+            int(status.get("saved", -1)) + 1, int(status.get("first_pass") or 0) + len(status.get("passes_done") or ())
         )
     return f"with {done} of {most} passes done" if most else ""

@@ -1,9 +1,9 @@
-"""Pods that no node takes. The scheduler says why in one sentence with a count of nodes for each reason:
+"""Pods that no node takes. The scheduler's message has a count of nodes for each reason:
 
     0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint {dedicated: infra}. preemption: …
 
-The sentence is taken apart once; each situation below knows one reason. A pod may be kept off different nodes by
-different reasons: then each is told, and mending any of them may be enough.
+It is parsed once; each situation below handles one reason. A pod may be kept off different nodes by different reasons:
+then each is reported, and solving any of them may be enough.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _SICK = {
 
 
 def unscheduled(facts: Facts) -> dict[str, list[Json]]:
-    """Pods that the scheduler could not place, by what it says about them."""
-    found: dict[str, list[Json]] = {}
+    """Pods that the scheduler could not place, by its message about them."""
+    pods: dict[str, list[Json]] = {}
     for pod in troubled(facts) if not is_suspended(facts) else ():
-        told = condition(pod, "PodScheduled")
-        is_waiting = told.get("status") == "False" and told.get("reason") == "Unschedulable"
+        scheduled = condition(pod, "PodScheduled")
+        is_waiting = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
         if is_waiting and not meta(pod).get("deletionTimestamp"):
-            found.setdefault(str(told.get("message", "")), []).append(pod)
-    return found
+            pods.setdefault(str(scheduled.get("message", "")), []).append(pod)
+    return pods
 
 
 def reasons(message: str) -> dict[str, int]:
-    """The scheduler's reasons, each with its number of nodes; what comes after the full stop is about preemption."""
+    """The scheduler's reasons, each with its number of nodes; the text after the full stop is about preemption."""
     _, _, body = message.partition(": ")
     return {text.strip(" ."): int(count) for count, text in _REASON.findall(body.split(". ")[0])}
 
@@ -86,7 +86,7 @@ def _insufficient(facts: Facts, resource: str) -> Iterator[Cause]:
 
 
 def kubectl_nodes() -> str:
-    """The command that shows what nodes have given away."""
+    """The command that shows what is allocated on nodes."""
     return "`kubectl describe nodes`"
 
 
@@ -104,16 +104,16 @@ def too_little_memory(facts: Facts) -> Iterator[Cause]:
 
 @situation("too-little-else", "Too little of something else", "the scheduler says `Insufficient` and a resource's name")
 def too_little_else(facts: Facts) -> Iterator[Cause]:
-    """No node has the disk, the accelerators or whatever else a pod asks for."""
-    found = {reason for _, reason, _, _ in kept_off(facts, lambda r: r.startswith("Insufficient "))}
-    for resource in sorted(r.removeprefix("Insufficient ") for r in found):
+    """No node has the disk, the accelerators or another resource that a pod requests."""
+    lacks = {reason for _, reason, _, _ in kept_off(facts, lambda r: r.startswith("Insufficient "))}
+    for resource in sorted(r.removeprefix("Insufficient ") for r in lacks):
         if resource not in ("cpu", "memory"):
             yield from _insufficient(facts, resource)
 
 
 @situation("taint", "A taint is not tolerated", "the scheduler says `untolerated taint`, and a node has one")
 def taint(facts: Facts) -> Iterator[Cause]:
-    """Nodes are kept for others. Taints that Kubernetes itself sets on sick nodes are another story."""
+    """Nodes are reserved for other pods; Kubernetes' own taints belong to `sick_nodes`."""
     for pods, reason, _, total in kept_off(facts, lambda r: "untolerated taint" in r):
         for (key, value, effect), nodes in untolerated(facts, pods[0], reason).items():
             if key.startswith(OWN_TAINTS):
@@ -129,15 +129,15 @@ def taint(facts: Facts) -> Iterator[Cause]:
 
 
 def untolerated(facts: Facts, pod: Json, reason: str) -> dict[tuple[str, str, str], list[str]]:
-    """Taints that keep a pod off, each with its nodes: newer schedulers count them and do not say which."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    """Taints that keep a pod off, each with its nodes: newer schedulers count them without their names."""
+    taints: dict[tuple[str, str, str], list[str]] = {}
     for node in facts.nodes:
         for mark in (node.get("spec") or {}).get("taints") or ():
             kind = (str(mark.get("key")), str(mark.get("value") or ""), str(mark.get("effect")))
             if kind[2] != "PreferNoSchedule" and not _is_tolerated(pod, kind):
-                found.setdefault(kind, []).append(name_of(node))
+                taints.setdefault(kind, []).append(name_of(node))
     said = re.search(r"\{([^:}]*):? ?([^}]*)\}", reason)
-    return found or ({(said[1], said[2], "NoSchedule"): ["NODE"]} if said else {})
+    return taints or ({(said[1], said[2], "NoSchedule"): ["NODE"]} if said else {})
 
 
 def _is_tolerated(pod: Json, kind: tuple[str, str, str]) -> bool:
@@ -155,7 +155,7 @@ def _is_tolerated(pod: Json, kind: tuple[str, str, str]) -> bool:
     "the scheduler says `untolerated taint`, and a node's taint begins with `node.kubernetes.io/`",
 )
 def sick_nodes(facts: Facts) -> Iterator[Cause]:
-    """Nodes that Kubernetes itself has marked as unfit."""
+    """Nodes with taints that Kubernetes itself has set."""
     for pods, reason, _, total in kept_off(facts, lambda r: "untolerated taint" in r):
         sick: dict[str, list[str]] = {}
         for (key, _value, _effect), nodes in untolerated(facts, pods[0], reason).items():
@@ -166,7 +166,7 @@ def sick_nodes(facts: Facts) -> Iterator[Cause]:
             yield Cause(
                 f"{len(which)} of {total} nodes are {_SICK.get(kind, kind)} ({listed(which)}), so "
                 f"{pods_words(pods)} cannot go there.",
-                f"Bring {of(which, 'it', 'them')} back or add nodes ({kubectl_nodes()} tells what is wrong); the job "
+                f"Bring {of(which, 'it', 'them')} back or add nodes ({kubectl_nodes()} shows what is wrong); the job "
                 "goes on by itself then.",
                 names(pods),
             )
@@ -174,7 +174,7 @@ def sick_nodes(facts: Facts) -> Iterator[Cause]:
 
 @situation("cordoned", "Nodes are cordoned", "the scheduler says `node(s) were unschedulable`")
 def cordoned(facts: Facts) -> Iterator[Cause]:
-    """Somebody closed nodes for new pods."""
+    """Nodes are closed for new pods."""
     for pods, _, count, total in kept_off(facts, lambda r: r == "node(s) were unschedulable"):
         closed = [name_of(n) for n in facts.nodes if (n.get("spec") or {}).get("unschedulable")]
         which = f" ({listed(closed)})" if closed else ""
@@ -249,7 +249,7 @@ def too_many_pods(facts: Facts) -> Iterator[Cause]:
     for pods, _, count, total in kept_off(facts, lambda r: r == "Too many pods"):
         yield Cause(
             f"{count} of {total} nodes hold as many pods as they may, so {pods_words(pods)} cannot go there.",
-            "Delete pods that are not needed (`kubectl get pods -A -o wide` shows who is where), or add nodes.",
+            "Delete pods that are not needed (`kubectl get pods -A -o wide` shows where they are), or add nodes.",
             names(pods),
         )
 
@@ -262,7 +262,7 @@ def gated(facts: Facts) -> Iterator[Cause]:
         gates = [str(g.get("name")) for g in (held[0].get("spec") or {}).get("schedulingGates") or ()]
         yield Cause(
             f"{capital(pods_words(held))} {of(held, 'waits', 'wait')} behind the gate "
-            f"{listed(gates)}, which whoever set it has to open.",
+            f"{listed(gates)}, which its controller has to open.",
             "Look at the queue or the controller of that name (for Kueue: `kubectl get workloads`).",
             names(held),
         )
@@ -275,7 +275,7 @@ def gated(facts: Facts) -> Iterator[Cause]:
     kind="consequence",
 )
 def unschedulable(facts: Facts) -> Iterator[Cause]:
-    """What the scheduler said, as it said it."""
+    """The scheduler's message as it is."""
     for message, pods in unscheduled(facts).items():
         yield Cause(
             f"No node takes {pods_words(pods)}: {sentence(message)}.",

@@ -1,4 +1,4 @@
-"""Pods that have a node but do not start: images, what they mount, and what they are to run.
+"""Pods that have a node but do not start: commands, mounts, users and sandboxes.
 
 The kubelet puts a reason and a message into a container's `waiting` state, and events where that is not enough.
 """
@@ -45,7 +45,7 @@ from bireme.diagnose.words import (
 def command_missing(facts: Facts) -> Iterator[Cause]:
     """An image that is not one of bireme's."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         said = " ".join(
             [
                 *(
@@ -56,13 +56,13 @@ def command_missing(facts: Facts) -> Iterator[Cause]:
                 *waiting_words(pod),
             ]
         )
-        found = re.search(
+        match = re.search(
             r'exec: \\?"([^"\\]+)\\?": .*(?:executable file not found|no such file or directory|permission denied)',
             said,
         )
-        return found[1] if found else None
+        return match[1] if match else None
 
-    for program, pods in grouped(facts, tell):
+    for program, pods in grouped(facts, group_key):
         yield Cause(
             f"The image {image_of(pods[0])} has no program {program}, so {pods_words(pods)} cannot start.",
             f"Use an image that `{facts.command} image build` made (`kubernetes.image` in job.yaml), or correct the "
@@ -83,17 +83,17 @@ def object_missing(facts: Facts) -> Iterator[Cause]:
         r"(?:references non-existent (secret|config) key: (\S+))"
     )
 
-    def tell(pod: Json) -> str | None:
-        found = re.search(pattern, " ".join([*waiting_words(pod), *mount_failures(facts, pod)]))
-        if not found:
+    def group_key(pod: Json) -> str | None:
+        match = re.search(pattern, " ".join([*waiting_words(pod), *mount_failures(facts, pod)]))
+        if not match:
             return None
-        if found[1]:
-            return f"{'Secret' if found[1] == 'secret' else 'ConfigMap'} {found[2]} does not exist"
-        if found[3]:
-            return f"{found[4]} {found[5].rpartition('/')[2]} has no key {found[3]}"
-        return f"{'Secret' if found[6] == 'secret' else 'ConfigMap'} that it mounts has no key {found[7]}"
+        if match[1]:
+            return f"{'Secret' if match[1] == 'secret' else 'ConfigMap'} {match[2]} does not exist"
+        if match[3]:
+            return f"{match[4]} {match[5].rpartition('/')[2]} has no key {match[3]}"
+        return f"{'Secret' if match[6] == 'secret' else 'ConfigMap'} that it mounts has no key {match[7]}"
 
-    for lack, pods in grouped(facts, tell):
+    for lack, pods in grouped(facts, group_key):
         yield Cause(
             f"The {lack}, so {pods_words(pods)} cannot start.",
             "Submit the job again, which makes its own, or create it if it is yours "
@@ -108,13 +108,13 @@ def object_missing(facts: Facts) -> Iterator[Cause]:
     "a container waits with `CreateContainerConfigError`, and the message has `runAsNonRoot`",
 )
 def runs_as_root(facts: Facts) -> Iterator[Cause]:
-    """Pods must not be root, and the image says nothing else."""
+    """Pods must not run as root, and the image sets no other user."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         said = " ".join(waiting_words(pod))
         return image_of(pod) if re.search(r"runAsNonRoot|cannot verify user is non-root|run as root", said) else None
 
-    for image, pods in grouped(facts, tell):
+    for image, pods in grouped(facts, group_key):
         yield Cause(
             f"The image {image} would run as root, which {pods_words(pods)} must not.",
             f"Use an image that `{facts.command} image build` made, or give it a number with "
@@ -129,13 +129,13 @@ def runs_as_root(facts: Facts) -> Iterator[Cause]:
 def sandbox(facts: Facts) -> Iterator[Cause]:
     """The container runtime or the network plugin is in trouble."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         if phase_of(pod) != "Pending" or has_ended(facts):
             return None
         said = [e for e in events_about(facts, name_of(pod)) if e.get("reason") == "FailedCreatePodSandBox"]
         return sentence(str(said[0].get("message", ""))) if said else None
 
-    for said, pods in grouped(facts, tell):
+    for said, pods in grouped(facts, group_key):
         node = node_of(pods[0])
         yield Cause(
             f"{nodes_words(pods)} cannot make a sandbox for {pods_words(pods)}: {said}.",
@@ -152,9 +152,9 @@ def sandbox(facts: Facts) -> Iterator[Cause]:
     kind="consequence",
 )
 def cannot_start(facts: Facts) -> Iterator[Cause]:
-    """What the kubelet said, as it said it."""
+    """The kubelet's message as it is."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         for state in waiting_states(pod):
             if re.search(r"Err|BackOff", str(state.get("reason"))) and state.get("reason") != "CrashLoopBackOff":
                 return f"{state['reason']}: {sentence(str(state.get('message', '')))}"
@@ -163,7 +163,7 @@ def cannot_start(facts: Facts) -> Iterator[Cause]:
                 return f"{state['reason']}: {sentence(str(state.get('message', '')))}"
         return None
 
-    for said, pods in grouped(facts, tell):
+    for said, pods in grouped(facts, group_key):
         yield Cause(
             f"{capital(pods_words(pods))} cannot start: {said}.",
             f"Look at {kubectl(facts, 'describe pod ' + name_of(pods[0]))}, then {bireme(facts, 'logs')}.",

@@ -1,7 +1,7 @@
-"""What the job itself says: its error in the status or in a pod's last words, who is slow, who is not reached.
+"""The job's own errors, from its status or the end of a pod's log.
 
-An error of bireme has a kind (the names of core/errors), what happened, why and a fix; on the way through a log the
-kind is lost, and the exit code brings it back.
+An error of bireme has a kind (the names of core/errors), what happened, why and a fix; a log loses the kind, and the
+exit code restores it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _WORDS = {
     "StorageError": f"{FULL}|cannot write",
     "DataError": r"^.*shard \d+.*missing",
 }
-"""Where neither the kind nor an exit code is left."""
+"""Kinds by message, where both the kind and the exit code are missing."""
 
 
 def own_error(facts: Facts) -> Json:
-    """The job's error with its kind; empty while it runs well or has said nothing."""
-    told = error_of(facts)
-    if not told:
+    """The job's error with its kind; empty while it has reported none."""
+    error = error_of(facts)
+    if not error:
         return {}
     codes = [int(s.get("exitCode") or 0) for p in troubled(facts) for s in ended_states(p)]
-    by_words = (kind for kind, pattern in _WORDS.items() if re.search(pattern, str(told["what"])))
-    kind = told.get("kind") or next((_KINDS[c] for c in codes if c in _KINDS), "") or next(by_words, "")
-    return {"what": "", "why": "", "fix": "", **told, "kind": str(kind)}
+    by_words = (kind for kind, pattern in _WORDS.items() if re.search(pattern, str(error["what"])))
+    kind = error.get("kind") or next((_KINDS[c] for c in codes if c in _KINDS), "") or next(by_words, "")
+    return {"what": "", "why": "", "fix": "", **error, "kind": str(kind)}
 
 
 def about_end(facts: Facts) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def about_end(facts: Facts) -> tuple[str, ...]:
     return (facts.job, *names(p for p in troubled(facts) if any(True for _ in ended_states(p))))
 
 
-def _said(error: Json, *kinds: str, pattern: str = "", but: str = r"(?!)") -> bool:
+def _matches(error: Json, *kinds: str, pattern: str = "", but: str = r"(?!)") -> bool:
     words = f"{error.get('what', '')} {error.get('why', '')}"
     return bool(error) and error["kind"] in kinds and bool(re.search(pattern, words)) and not re.search(but, words)
 
@@ -80,7 +80,7 @@ def _advice(error: Json, otherwise: str) -> str:
 def config_error(facts: Facts) -> Iterator[Cause]:
     """The user's own file fails."""
     error = own_error(facts)
-    if _said(error, "SpecError", "ConfigScriptError"):
+    if _matches(error, "SpecError", "ConfigScriptError"):
         again = AGAIN if facts.where == "kubernetes" else "start it again"
         check = f"`{facts.command} train JOB.yaml --dry-run` checks the file here before you {again}."
         is_in_data = str(error["why"]).startswith(errors.ConfigScriptError.IN_DATA)
@@ -98,13 +98,13 @@ def config_error(facts: Facts) -> Iterator[Cause]:
     "the job's error is a `DataError`, or a pod ended with exit code 5",
 )
 def data_missing(facts: Facts) -> Iterator[Cause]:
-    """A shard is not where it should be, or not what it should be."""
+    """A shard is missing or malformed."""
     error = own_error(facts)
-    if _said(error, "DataError"):
+    if _matches(error, "DataError"):
         where = (
             f"send the shards with `{facts.command} data push JOB.yaml`"
             if facts.where == "kubernetes"
-            else (f"`{facts.command} data check` tells what is wrong with a shard")
+            else (f"`{facts.command} data check` shows what is wrong with a shard")
         )
         fix = sentence(str(error["fix"]))
         is_enough = not fix or "data push" in fix
@@ -116,7 +116,7 @@ def data_missing(facts: Facts) -> Iterator[Cause]:
 def not_a_number(facts: Facts) -> Iterator[Cause]:
     """A gradient or the cost is not a number any more."""
     error = own_error(facts)
-    if _said(error, "NumericError"):
+    if _matches(error, "NumericError"):
         otherwise = "Lower the learning rate or clip gradients, then go on from the last pass."
         yield Cause(_cause(error, "The training has gone astray"), _advice(error, otherwise), about_end(facts))
 
@@ -129,7 +129,7 @@ def not_a_number(facts: Facts) -> Iterator[Cause]:
 def disk_full(facts: Facts) -> Iterator[Cause]:
     """Snapshots and models find no room."""
     error, claim = own_error(facts), _claim(facts)
-    if _said(error, "StorageError", "ProcessError", "", pattern=FULL):
+    if _matches(error, "StorageError", "ProcessError", "", pattern=FULL):
         on = f" of claim {claim}" if claim else ""
         more = f" or enlarge it ({kubectl(facts, f'edit pvc {claim}')})" if claim else ""
         yield Cause(
@@ -154,9 +154,9 @@ def _claim(facts: Facts) -> str:
     "the job's error is a `StorageError` with `Permission denied` or `Read-only file system`",
 )
 def not_writable(facts: Facts) -> Iterator[Cause]:
-    """Pods run as user 1000; the volume belongs to somebody else, or is read-only."""
+    """Pods run as user 1000; the volume belongs to another user, or is read-only."""
     error, claim = own_error(facts), _claim(facts)
-    if _said(error, "StorageError", pattern=UNWRITABLE, but=FULL):
+    if _matches(error, "StorageError", pattern=UNWRITABLE, but=FULL):
         own = _user(facts)
         advice = _advice(error, "Choose a directory that you may write to.")
         if facts.where == "kubernetes":
@@ -198,7 +198,7 @@ def certificate_expired(facts: Facts) -> Iterator[Cause]:
 
 @situation("forbidden", "A permission is missing", "the API server answers 403 to the job's pods or to this command")
 def forbidden(facts: Facts) -> Iterator[Cause]:
-    """RBAC says no, to us or to the job."""
+    """RBAC refuses a request of this command or of the job."""
     ours = [d for d in facts.denied if d.get("needed")]
     if ours:
         what = listed(f"{d['verb']} {d['resource']}" for d in ours)
@@ -208,11 +208,11 @@ def forbidden(facts: Facts) -> Iterator[Cause]:
         )
     pattern = r'is forbidden: User "([^"]+)" cannot (\w+) resource "([^"]+)"'
     for pod in facts.pods:
-        found = next((f for text in last_words(facts, pod) if (f := re.search(pattern, text))), None)
-        if found:
+        match = next((f for text in last_words(facts, pod) if (f := re.search(pattern, text))), None)
+        if match:
             yield Cause(
-                f"The account {found[1].removeprefix('system:serviceaccount:')}, as which {name_of(pod)} runs, may not "
-                f"{found[2]} {found[3]}.",
+                f"The account {match[1].removeprefix('system:serviceaccount:')}, as which {name_of(pod)} runs, may not "
+                f"{match[2]} {match[3]}.",
                 f"Submit the job again, which gives its own account what it needs, or grant it to that one "
                 f"({kubectl(facts, 'get role,rolebinding')}).",
                 (name_of(pod),),
@@ -223,7 +223,7 @@ def forbidden(facts: Facts) -> Iterator[Cause]:
 @situation(
     "version-skew",
     "Pods run another version than this command",
-    "the version in the job's status is not the one that asks",
+    "the version in the job's status is not this command's",
 )
 def version_skew(facts: Facts) -> Iterator[Cause]:
     """Another bireme in the image than in the terminal. Harmless while the job runs well."""
@@ -238,12 +238,12 @@ def version_skew(facts: Facts) -> Iterator[Cause]:
 
 @situation(
     "own-error",
-    "The job says itself what went wrong",
-    "the job's status or a pod's last words hold an error, and nothing above fits",
+    "The job reports its own error",
+    "the job's status or the end of a pod's log holds an error, and nothing above fits",
     kind="consequence",
 )
 def own_words(facts: Facts) -> Iterator[Cause]:
-    """Any other error of bireme, in its own words."""
+    """Any other error of bireme, as it is."""
     error = own_error(facts)
     if error:
         otherwise = f"Read the logs ({bireme(facts, 'logs')}), mend it, and go on with {bireme(facts, 'resume')}."

@@ -32,7 +32,7 @@ from bireme.diagnose.words import (
 )
 
 YOUNG_S = 10.0
-"""A node does not know a pod's Secrets at once: what it says before is no news."""
+"""A node gets a pod's Secrets late: mount failures before this age do not count."""
 
 
 @situation(
@@ -86,8 +86,8 @@ def claim_unbound(facts: Facts) -> Iterator[Cause]:
 
 
 def _unbound(facts: Facts, claim: str, thing: Json, pods: list[Json]) -> Cause:
-    spec, told = thing.get("spec") or {}, [str(e.get("message", "")) for e in events_about(facts, claim)]
-    why = next((f": {sentence(m)}" for m in told if "waiting for first consumer" not in m), "")
+    spec, messages = thing.get("spec") or {}, [str(e.get("message", "")) for e in events_about(facts, claim)]
+    why = next((f": {sentence(m)}" for m in messages if "waiting for first consumer" not in m), "")
     storage = spec.get("storageClassName")
     size = ((spec.get("resources") or {}).get("requests") or {}).get("storage", "")
     modes = listed(spec.get("accessModes") or ())
@@ -119,8 +119,8 @@ def mount_failures(facts: Facts, pod: Json) -> list[str]:
     is_mounting = any(w.get("reason") in ("ContainerCreating", "PodInitializing") for w in waiting_states(pod))
     if not is_mounting or has_ended(facts):
         return []
-    told = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-    said = [str(e.get("message", "")) for e in events_about(facts, name_of(pod)) if e.get("reason") in told]
+    failures = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+    said = [str(e.get("message", "")) for e in events_about(facts, name_of(pod)) if e.get("reason") in failures]
     return said if since(facts, meta(pod).get("creationTimestamp")) > YOUNG_S else []
 
 
@@ -128,14 +128,14 @@ def mount_failures(facts: Facts, pod: Json) -> list[str]:
     "mount-failed", "A volume cannot be mounted", "a `FailedMount` or `FailedAttachVolume` event of a pod that waits"
 )
 def mount_failed(facts: Facts) -> Iterator[Cause]:
-    """The node cannot get at a volume."""
+    """The node cannot mount a volume."""
 
-    def tell(pod: Json) -> str | None:
+    def group_key(pod: Json) -> str | None:
         said = [m for m in mount_failures(facts, pod) if not re.search(r"(secret|configmap) \"[^\"]+\" not found", m)]
-        said.sort(key=lambda m: "timed out waiting for the condition" in m)  # the other words tell more
+        said.sort(key=lambda m: "timed out waiting for the condition" in m)  # the other messages are more specific
         return sentence(said[0]) if said else None
 
-    for said, pods in grouped(facts, tell):
+    for said, pods in grouped(facts, group_key):
         yield Cause(
             f"{nodes_words(pods)} cannot mount a volume of {pods_words(pods)}: {said}.",
             f"Check the volume and the node's driver for it ({kubectl(facts, 'describe pod ' + name_of(pods[0]))}); "

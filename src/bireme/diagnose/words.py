@@ -1,4 +1,4 @@
-"""Names, amounts and commands in sentences: small pure functions that the situations share."""
+"""Names, amounts and commands for sentences: small pure functions that the situations share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bireme.diagnose.facts import Facts, Json, meta, name_of
 from bireme.spec.kubernetes import amount
 
 AGAIN = "submit it again with `--replace`"
-"""After a change in job.yaml: a Job cannot be changed, so the old one goes first."""
+"""After a change in job.yaml: a Job cannot be changed, so it is replaced."""
 SHOWN = 3
 """How many names stand in one sentence."""
 
@@ -27,9 +27,9 @@ def amount_words(resource: str, number: float) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """`a`, `a and b`, `a, b, c and 4 more`."""
-    found = list(names)
-    more = [f"{len(found) - SHOWN} more"] if len(found) > SHOWN + 1 else []
-    shown = found[:SHOWN] + more if more else found
+    items = list(names)
+    more = [f"{len(items) - SHOWN} more"] if len(items) > SHOWN + 1 else []
+    shown = items[:SHOWN] + more if more else items
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}" if shown else ""
 
 
@@ -74,15 +74,15 @@ def duration(seconds_: float) -> str:
 
 
 def sentence(text: str, limit: int = 300) -> str:
-    """Somebody else's words on one line, cut where they go on for too long, without a full stop."""
+    """A foreign message on one line, cut where it is too long, without a full stop."""
     line = " ".join(text.split())
     return (line[: limit - 1] + "…" if len(line) > limit else line).rstrip(".: ")
 
 
 def nodes_words(pods: Sequence[Json]) -> str:
     """`Node n1` or `Nodes n1 and n2`: where pods are, as the beginning of a sentence."""
-    found = list(dict.fromkeys(filter(None, map(node_of, pods))))
-    return f"{of(found, 'Node', 'Nodes')} {listed(found)}" if found else "The node"
+    nodes = list(dict.fromkeys(filter(None, map(node_of, pods))))
+    return f"{of(nodes, 'Node', 'Nodes')} {listed(nodes)}" if nodes else "The node"
 
 
 def image_of(pod: Json) -> str:
@@ -97,7 +97,7 @@ def node_of(pod: Json) -> str:
 
 
 def architecture_of(facts: Facts, node: str) -> str:
-    """What a node's processor is called, empty where we do not know."""
+    """The architecture of a node's processor, empty where the node is not listed."""
     for thing in facts.nodes:
         if name_of(thing) == node:
             labels = meta(thing).get("labels") or {}

@@ -2,8 +2,8 @@
 
 An archive is a tar of `oci-layout`, `index.json` and `blobs/sha256/…`. `ctr images import`, podman, skopeo and
 newer dockers take it; the extra `manifest.json` is for `docker load` of older ones. It is written by the same
-rules as layers are: equal images are equal files. Reading checks what it is given: every blob must have the
-digest that names it.
+rules as layers are: equal images are equal files. Reading checks every blob against the digest that
+names it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image: its layers from the lowest up, and what a container starts with."""
+    """An image: its layers from the lowest up, and its start configuration."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -46,12 +46,12 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """What names this image for ever, in any registry."""
+        """The image's identity in any registry."""
         return digest_of(self.manifest)
 
 
 def make_image(name: str, layers: tuple[Layer, ...], started: Json, labels: dict[str, str]) -> Image:
-    """Put layers and a start configuration together, for this machine's architecture; no time, host or path gets in."""
+    """Put layers and a start configuration together, for this machine's architecture; without time, host or path."""
     machine = platform.machine()
     created = "1980-01-01T00:00:00Z"
     config = encode(
@@ -76,7 +76,7 @@ def make_image(name: str, layers: tuple[Layer, ...], started: Json, labels: dict
 
 
 def encode(value: Json) -> bytes:
-    """JSON whose bytes follow from the value alone."""
+    """JSON whose bytes depend on the value alone."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -160,7 +160,8 @@ def _read(path: Path, tar: tarfile.TarFile, is_checked: bool) -> Image:
     if len(diff_ids) != len(parsed["layers"]):
         raise ImageError(f"{path}: the manifest has {len(parsed['layers'])} layers, its config {len(diff_ids)}")
     layers = [
-        _layer(path, tar, members, told, diff_id) for told, diff_id in zip(parsed["layers"], diff_ids, strict=True)
+        _layer(path, tar, members, descriptor, diff_id)
+        for descriptor, diff_id in zip(parsed["layers"], diff_ids, strict=True)
     ]
     if is_checked:
         for layer in layers:
@@ -180,14 +181,18 @@ def _one_manifest(path: Path, tar: tarfile.TarFile, members: dict[str, tarfile.T
     return heads[0]
 
 
-def _layer(path: Path, tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], told: Json, diff_id: str) -> Layer:
-    kind = _DOCKER_LAYERS.get(told["mediaType"], told["mediaType"])
+def _layer(
+    path: Path, tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], descriptor: Json, diff_id: str
+) -> Layer:
+    kind = _DOCKER_LAYERS.get(descriptor["mediaType"], descriptor["mediaType"])
     if kind not in (TAR, TAR_GZIP):
         raise ImageError(f"{path}: a layer of type {kind}", why="only plain and gzip layers are understood")
-    member = _member(path, members, told["digest"])
-    if member.size != told["size"]:
-        raise ImageError(f"{path}: layer {told['digest']} has {member.size} bytes instead of {told['size']}")
-    return Layer("layer", told["digest"], member.size, diff_id, path, member.offset_data, kind)
+    member = _member(path, members, descriptor["digest"])
+    if member.size != descriptor["size"]:
+        raise ImageError(
+            f"{path}: layer {descriptor['digest']} has {member.size} bytes instead of {descriptor['size']}"
+        )
+    return Layer("layer", descriptor["digest"], member.size, diff_id, path, member.offset_data, kind)
 
 
 def _member(path: Path, members: dict[str, tarfile.TarInfo], digest: str) -> tarfile.TarInfo:
@@ -220,10 +225,10 @@ def _parse(path: Path, data: bytes, what: str) -> Json:
 
 def check_blob(layer: Layer) -> None:
     """Compare a layer's bytes with its digest."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     with layer.open() as f:
         for data in blocks(f, layer.nbytes):
-            told.update(data)
-    if "sha256:" + told.hexdigest() != layer.digest:
+            digest.update(data)
+    if "sha256:" + digest.hexdigest() != layer.digest:
         what = f"{layer.path}: the layer {layer.digest} does not have that digest"
         raise ImageError(what, why="the file was changed or torn", fix="build or export it again")

@@ -1,6 +1,6 @@
-"""What an image stands on: a Debian made by debootstrap, a directory with a root file system, or an OCI archive.
+"""The base of an image: a Debian made by debootstrap, a directory with a root file system, or an OCI archive.
 
-Whatever it was, it becomes a tree to run Python in and one or more layers. A debootstrapped Debian is kept in the
+Each becomes a tree to run Python in and one or more layers. A debootstrapped Debian is kept in the
 cache, by the suite, the mirror and the packages asked for; `is_fresh` makes it anew, for newer packages.
 """
 
@@ -24,7 +24,7 @@ from bireme.images.layers import TAR, Layer, write_layer
 SUITE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
 PACKAGES = ("ca-certificates", "python3")
-# Left out: what only apt, people or another boot of the machine would use. Licences stay.
+# Left out: files that only apt, people or a boot of the machine use. Licences stay.
 _UNUSED = re.compile(
     r"usr/share/(?:man|info|locale|lintian|doc-base|bug|bash-completion)/.*"
     r"|usr/share/doc/[^/]+/(?!copyright$).*|var/cache/.+|var/lib/apt/lists/.+|var/log/.+|debootstrap"
@@ -47,18 +47,18 @@ class Base:
         return self.python.rpartition("python")[2]
 
 
-def open_base(given: str, cache: Cache, *, is_fresh: bool = False, on_step: Callable[[str], None]) -> Base:
+def open_base(source: str, cache: Cache, *, is_fresh: bool = False, on_step: Callable[[str], None]) -> Base:
     """Find or make the base: `debootstrap`, a directory, or an OCI archive."""
-    if given == "debootstrap":
+    if source == "debootstrap":
         tree = _debootstrapped(cache, is_fresh, on_step)
         facts = tree.stat()
         return _of_tree(tree, key_of(tree.name, str(facts.st_ino), str(facts.st_mtime_ns)), cache)
-    path = Path(given).absolute()
+    path = Path(source).absolute()
     if path.is_dir():
         return _of_tree(path, key_of_tree(path, _is_unused), cache)
     if path.is_file():
         return _of_archive(path, cache)
-    raise ImageError(f"there is no base {given}", fix="name a directory, an OCI archive, or `debootstrap`")
+    raise ImageError(f"there is no base {source}", fix="name a directory, an OCI archive, or `debootstrap`")
 
 
 def _debootstrapped(cache: Cache, is_fresh: bool, on_step: Callable[[str], None]) -> Path:
@@ -70,7 +70,7 @@ def _debootstrapped(cache: Cache, is_fresh: bool, on_step: Callable[[str], None]
         raise MissingError("debootstrap is not installed", fix=fix)
     if os.geteuid() != 0:
         fix = "run as root, or give `--base` a directory or an OCI archive"
-        raise ImageError("debootstrap needs root", why="it makes files that belong to others", fix=fix)
+        raise ImageError("debootstrap needs root", why="it makes files that belong to other users", fix=fix)
     on_step(f"Debian {SUITE} by debootstrap, once: a minute or two")
     with cache.making(tree, is_replacing=is_fresh) as half:
         command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(half), MIRROR]
@@ -89,7 +89,7 @@ def _path() -> str:
 
 
 def _normalise(root: Path) -> None:
-    """Take out what differs from one debootstrap to the next: the day when passwords were last changed."""
+    """Remove the difference between debootstraps: the day when passwords were last changed."""
     shadow = root / "etc" / "shadow"
     shadow.write_text(re.sub(r"(?m)^([^:]*:[^:]*):\d+:", r"\1:0:", shadow.read_text("ascii")), "ascii")
 
@@ -107,19 +107,19 @@ def _is_unused(path: str) -> bool:
 
 def find_python(tree: Path) -> str:
     """The newest Python of a root file system, 3.11 or later."""
-    found = []
+    pythons = []
     for folder in ("usr/bin", "usr/local/bin"):
         for path in sorted((tree / folder).glob("python3.*")):
-            if (told := re.fullmatch(r"python3\.(\d+)", path.name)) and int(told[1]) >= 11:
-                found.append((int(told[1]), f"/{folder}/{path.name}"))
-    if not found:
+            if (match := re.fullmatch(r"python3\.(\d+)", path.name)) and int(match[1]) >= 11:
+                pythons.append((int(match[1]), f"/{folder}/{path.name}"))
+    if not pythons:
         fix = "choose one that has /usr/bin/python3.11, or leave `--base` out"
         raise ImageError(f"{tree} holds no Python 3.11 or newer", why="bireme runs on it", fix=fix)
-    return max(found)[1]
+    return max(pythons)[1]
 
 
 def _of_archive(path: Path, cache: Cache) -> Base:
-    """An archive's layers stay as they are; they are unpacked to have something to run Python in."""
+    """Keep an archive's layers as they are, and unpack them into a tree to run Python in."""
     image = read_archive(path)
     tree = cache.trees / f"archive-{key_of(*(layer.digest for layer in image.layers))[:16]}"
     if not tree.is_dir():
@@ -130,9 +130,9 @@ def _of_archive(path: Path, cache: Cache) -> Base:
 
 
 def unpack(layer: Layer, root: Path) -> None:
-    """Put a layer's files over what is in `root`, and take away what it says is gone."""
+    """Extract a layer over the files in `root`, and apply its whiteouts."""
     with layer.open() as f, tarfile.open(fileobj=f, mode="r|" if layer.media_type == TAR else "r|gz") as tar:
-        # All that a filter would look at is looked at here, on any version of Python.
+        # _replace and _inside check what a filter would, on any version of Python.
         tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
         for member in tar:
             folder, _, name = member.name.removeprefix("./").rstrip("/").rpartition("/")
@@ -158,7 +158,7 @@ def _replace(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
 
 
 def _inside(root: Path, name: str) -> Path:
-    """Where a name of a layer lies, never through a link that leads out of the root: Debian's tarfile does not look."""
+    """Where a name of a layer lies, never through a link out of the root: Debian's tarfile does not check."""
     place = root / name.lstrip("/")
     is_inside = Path(os.path.realpath(place.parent)).is_relative_to(os.path.realpath(root))
     if not is_inside or name.rpartition("/")[2] in ("", ".", ".."):

@@ -1,11 +1,11 @@
-"""Building an image: one layer for each thing that changes at its own pace, each kept until its inputs change.
+"""Build an image: one layer for each part that changes at its own pace, each kept until its inputs change.
 
 base          the root file system                          changes with Debian
 python        the standard library as byte code             with the base
 dependencies  numba, numpy, lightkube … with byte code      with their versions
 bireme        our package, its environment, start scripts   with every release
-kernels       machine code that Numba made of ours          with our kernels, or the processor
-program       what `--with` named                           with the user's own work
+kernels       machine code of our kernels, by Numba         with our kernels, or the processor
+program       directories of `--with`                       with the user's own work
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NUMBA_COPY = "/tmp/numba-cache"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is asked of an image."""
+    """The options of an image."""
 
     tag: str
     base: str = "debootstrap"
@@ -77,7 +77,7 @@ class Builder:
         self._add_stdlib(base)
         self._add_dependencies(base, wanted)
         with tempfile.TemporaryDirectory() as folder:
-            # A copy: somebody may be working on the original, and a layer must be what its key says.
+            # A copy: the original may change during the build, and a layer must match its key.
             package = Path(folder) / "bireme"
             contents.copy_tree(installed, package)
             self._add_package(base, package, wanted)
@@ -101,14 +101,14 @@ class Builder:
         self._add("python", key, lambda tree: None, self._compiling(base, library, "-f", "-x", _STDLIB_UNUSED))
 
     def _add_dependencies(self, base: Base, wanted: list[str]) -> None:
-        found = wheels.download(wanted, base.version, platform.machine(), self._cache)
+        downloaded = wheels.download(wanted, base.version, platform.machine(), self._cache)
         site = contents.site_of(base)
 
         def fill(tree: Path) -> None:
-            for wheel in found:
+            for wheel in downloaded:
                 wheels.unpack_wheel(wheel, tree / site)
 
-        key = key_of("dependencies", self._content("python"), *wheels.digests(found))
+        key = key_of("dependencies", self._content("python"), *wheels.digests(downloaded))
         self._add("dependencies", key, fill, self._compiling(base, f"/{site}"))
 
     def _add_package(self, base: Base, package: Path, wanted: list[str]) -> None:
@@ -118,7 +118,7 @@ class Builder:
             contents.write_environment(tree, base)
             contents.write_package(tree, package, site, wanted)
 
-        below = [layer.diff_id for layer in base.layers]  # the list of users is theirs and ours
+        below = [layer.diff_id for layer in base.layers]  # /etc/passwd is merged from the base's
         key = key_of("bireme", *below, self._content("python"), *wanted, key_of_tree(package, contents.is_stale))
         self._add("bireme", key, fill, self._compiling(base, f"/{site}/bireme"))
 
@@ -134,7 +134,7 @@ class Builder:
         self._add("program", key, lambda tree: contents.copy_tree(source, tree / place.lstrip("/")), then)
 
     def _add(self, name: str, key: str, fill: Callable[[Path], None], then: Callable[[Path], None]) -> None:
-        """Add the layer of this key; to make it, fill a tree, then run something with it on top of those so far."""
+        """Add the layer of this key; to make it, fill a tree, then run `then` on it, on top of the layers so far."""
         begun = time.monotonic()
         tree = self._cache.trees / f"{name}-{key[:16]}"
 
@@ -162,11 +162,11 @@ class Builder:
         self.steps.append(Step(layer.name, layer.nbytes, layer.digest, seconds, layer.path not in self._cache.made))
 
     def _content(self, name: str) -> str:
-        """What names a layer's files, compressed or not."""
+        """The digest of a layer's files, compressed or not."""
         return next(layer.diff_id for layer in self._layers if layer.name == name)
 
     def _compiling(self, base: Base, folder: str, *flags: str, is_strict: bool = True) -> Callable[[Path], None]:
-        """A function that adds byte code to a tree; never checked against its source, so times do not matter."""
+        """A function that adds byte code to a tree; never checked against the source, so file times do not matter."""
         command = [base.python, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", *flags, folder]
         if not is_strict:
             command = ["/bin/sh", "-c", '"$@" >/dev/null 2>&1 || true', "sh", *command]
@@ -178,7 +178,7 @@ class Builder:
 
 
 def start_config(recipe: Recipe) -> Json:
-    """What a container of the image starts with, unless its pod says otherwise."""
+    """The start configuration of the image, which a pod may override."""
     environment = {
         "PATH": f"/{contents.HOME}/bin:{_SYSTEM_PATH}",
         "HOME": "/tmp",
@@ -196,7 +196,7 @@ def start_config(recipe: Recipe) -> Json:
 
 
 def _open_to_all(tree: Path) -> None:
-    """Give files the modes that they would have under the usual umask: all may read, only root may write."""
+    """Set the modes of the usual umask: all may read, only root may write."""
     for path in _below(tree):
         if not path.is_symlink():
             is_run = path.is_dir() or path.stat().st_mode & 0o100

@@ -1,7 +1,7 @@
-"""Where finished layers and trees wait for the next build: by a hash of all that they were made from.
+"""The cache of finished layers and trees, by a hash of all their inputs.
 
-Everything is written under another name first, so what is there is whole. Removing the directory is always safe:
-the next build makes everything again.
+Everything is written under another name first, so entries are complete. Removing the directory is always safe: the
+next build makes everything again.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ KEPT = 8
 
 
 def key_of(*parts: str) -> str:
-    """One name for a list of facts."""
-    told = hashlib.sha256()
+    """One key for a list of inputs."""
+    digest = hashlib.sha256()
     for part in (FORMAT, *parts):
-        told.update(f"{len(part)}:{part}".encode())
-    return told.hexdigest()
+        digest.update(f"{len(part)}:{part}".encode())
+    return digest.hexdigest()
 
 
 def key_of_tree(tree: Path, skip: Skip = lambda path: False) -> str:
-    """One name for the files of a directory: their paths, their contents, and what may be done with them."""
-    told = hashlib.sha256()
+    """One key for the files of a directory: their paths, contents and modes."""
+    digest = hashlib.sha256()
     for name, path in walk(tree, skip):
         mode = path.lstat().st_mode
         content = (
             b"" if stat.S_ISDIR(mode) else os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
         )
-        told.update(f"{name}\0{mode:o}\0{hashlib.sha256(content).hexdigest()}\n".encode("utf-8", "surrogateescape"))
-    return told.hexdigest()
+        digest.update(f"{name}\0{mode:o}\0{hashlib.sha256(content).hexdigest()}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Cache:
 
     root: Path
     made: list[Path] = field(default_factory=list)
-    """Layers that were not there."""
+    """Layers that this build made."""
 
     @property
     def layers(self) -> Path:
@@ -60,7 +60,7 @@ class Cache:
 
     @property
     def trees(self) -> Path:
-        """What layers were made of, to run commands in."""
+        """The files of layers, to run commands in."""
         return self._folder("trees")
 
     @property
@@ -79,19 +79,21 @@ class Cache:
         target, facts = self.layers / f"{name}-{key[:16]}.tar", self.layers / f"{name}-{key[:16]}.json"
         if target.is_file() and facts.is_file():
             facts.touch()
-            told = json.loads(facts.read_text("utf-8"))
-            return Layer(name, told["digest"], told["nbytes"], told["diff_id"], target, media_type=told["media_type"])
+            record = json.loads(facts.read_text("utf-8"))
+            return Layer(
+                name, record["digest"], record["nbytes"], record["diff_id"], target, media_type=record["media_type"]
+            )
         made = make(target)
         self.made.append(target)
-        told = {"digest": made.digest, "nbytes": made.nbytes, "diff_id": made.diff_id, "media_type": made.media_type}
-        write_atomic(facts, json.dumps(told).encode())
+        record = {"digest": made.digest, "nbytes": made.nbytes, "diff_id": made.diff_id, "media_type": made.media_type}
+        write_atomic(facts, json.dumps(record).encode())
         self._prune(name)
         return made
 
     def _prune(self, name: str) -> None:
-        """Remove what was not used for longest, its facts first: without these a layer is made anew."""
-        found = sorted(self.layers.glob(f"{name}-*.json"), key=lambda path: path.stat().st_mtime_ns)
-        for facts in found[:-KEPT]:
+        """Remove the least recently used layers, each one's facts first: without these it is made again."""
+        newest_last = sorted(self.layers.glob(f"{name}-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        for facts in newest_last[:-KEPT]:
             facts.unlink(missing_ok=True)
             facts.with_suffix(".tar").unlink(missing_ok=True)
             shutil.rmtree(self.trees / facts.stem, ignore_errors=True)
@@ -102,9 +104,9 @@ class Cache:
 
     @contextmanager
     def making(self, target: Path, *, is_replacing: bool = False) -> Iterator[Path]:
-        """Lend a directory that becomes `target` when all went well.
+        """A directory that becomes `target` if the block succeeds.
 
-        If somebody else has made the same meanwhile, theirs stays, as they may be running in it.
+        If another build has made the same meanwhile, its directory stays, as it may be running commands in it.
         """
         half = half_of(target)
         shutil.rmtree(half, ignore_errors=True)

@@ -14,7 +14,7 @@ NAMESPACE = "k8s.io"
 
 
 def load(archive: Path, address: str = SOCKET, namespace: str = NAMESPACE) -> None:
-    """Import an OCI archive; a newer image of the same name takes the name over."""
+    """Import an OCI archive; it takes the name over from an older image."""
     if shutil.which("ctr") is None:
         raise MissingError("`ctr` is not installed", fix="it comes with containerd: `apt-get install containerd`")
     if not Path(address).is_socket():

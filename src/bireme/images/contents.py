@@ -43,7 +43,7 @@ def write_environment(root: Path, base: Base) -> None:
     (root / "root").chmod(0o755)
     for name, line in (("passwd", f"bireme:x:{USER}:{USER}::/tmp:/usr/sbin/nologin"), ("group", f"bireme:x:{USER}:")):
         lines = (base.tree / "etc" / name).read_text("utf-8").splitlines()
-        taken = [known for known in lines if known.split(":")[2:3] == [str(USER)]]
+        taken = [entry for entry in lines if entry.split(":")[2:3] == [str(USER)]]
         _write(root / "etc" / name, "\n".join([*lines, *([] if taken else [line])]) + "\n")
 
 
@@ -56,13 +56,13 @@ def write_package(root: Path, package: Path, site: str, wanted: list[str]) -> No
 
 
 def _version(package: Path) -> str:
-    told = re.search(r'__version__ = "([^"]+)"', (package / "__init__.py").read_text("utf-8"))
-    assert told is not None, "bireme has no version; this is a bug"
-    return told[1]
+    match = re.search(r'__version__ = "([^"]+)"', (package / "__init__.py").read_text("utf-8"))
+    assert match is not None, "bireme has no version; this is a bug"
+    return match[1]
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy files that matter; modes become 0644, or 0755 for what may be run, whatever the umask was."""
+    """Copy files without by-products; modes become 0644, or 0755 for executables, whatever the umask."""
     if not source.is_dir():
         raise ImageError(f"there is no directory {source}", fix="`--with DIR` or `--with DIR:/path/in/the/image`")
     target.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def is_stale(path: str) -> bool:
-    """Whether a file is a by-product that another machine would make again."""
+    """Whether a file is a by-product, such as byte code."""
     return _STALE.fullmatch(path) is not None
 
 

@@ -1,8 +1,8 @@
-"""Who we are to a registry: what `docker login` (or podman, or a credential helper) has left in its config file.
+"""Logins to registries, from the config files of `docker login`, podman or a credential helper.
 
-Registries ask in one of two ways: `Basic`, a name and password with every request, or `Bearer`, a token that a
-server of theirs gives for these. Passwords are never logged, nor sent over a connection that is not encrypted
-unless the registry itself was asked for without encryption.
+Registries use one of two schemes: `Basic`, a name and password with every request, or `Bearer`, a token that a server
+of theirs issues for these. Passwords are never logged, nor sent over an unencrypted connection unless the user chose
+that for the registry itself.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _HUB_KEY = "https://index.docker.io/v1/"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A name and what proves it; neither is shown when this is printed."""
+    """A user name with a password or token; `repr` shows none of them."""
 
     user: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
     refresh: str = field(default="", repr=False)
-    """A token that other tokens are asked with, instead of a password."""
+    """A refresh token, instead of a password."""
 
     def header(self) -> str:
         """The `Authorization` of a Basic request."""
@@ -37,19 +37,19 @@ class Login:
 
 
 def config_files(environment: Mapping[str, str], home: Path) -> list[Path]:
-    """Where logins are left: podman's two places, then docker's."""
+    """The files that hold logins: podman's two, then docker's."""
     runtime, docker = environment.get("XDG_RUNTIME_DIR"), environment.get("DOCKER_CONFIG")
-    found = [Path(runtime) / "containers" / "auth.json"] if runtime else []
-    found.append(Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json")
-    return [*found, (Path(docker) if docker else home / ".docker") / "config.json"]
+    files = [Path(runtime) / "containers" / "auth.json"] if runtime else []
+    files.append(Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers" / "auth.json")
+    return [*files, (Path(docker) if docker else home / ".docker") / "config.json"]
 
 
 def find_login(host: str, configs: Iterable[Path]) -> Login | None:
-    """Look a registry up in config files; None where nobody has logged in to it."""
+    """Look a registry up in config files; None where they hold no login to it."""
     for config in configs:
         try:
-            if (found := _login_in(json.loads(config.read_text("utf-8")), host)) is not None:
-                return found
+            if (login := _login_in(json.loads(config.read_text("utf-8")), host)) is not None:
+                return login
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, AttributeError) as e:
@@ -57,11 +57,11 @@ def find_login(host: str, configs: Iterable[Path]) -> Login | None:
     return None
 
 
-def _login_in(told: dict[str, Any], host: str) -> Login | None:
+def _login_in(config: dict[str, Any], host: str) -> Login | None:
     names = [_HUB_KEY] if host == "docker.io" else [host, f"https://{host}", f"https://{host}/v1/", f"http://{host}"]
-    helper = told.get("credHelpers", {}).get(host) or told.get("credsStore", "")
+    helper = config.get("credHelpers", {}).get(host) or config.get("credsStore", "")
     for name in names:
-        entry = told.get("auths", {}).get(name, {})
+        entry = config.get("auths", {}).get(name, {})
         if entry.get("identitytoken"):
             return Login(refresh=entry["identitytoken"])
         if entry.get("auth"):
@@ -77,21 +77,21 @@ def _ask_helper(helper: str, host: str) -> Login | None:
     done = subprocess.run([program, "get"], input=host, capture_output=True, text=True, check=False)
     if done.returncode:
         return None
-    told = json.loads(done.stdout)
-    if told.get("Username") == "<token>":
-        return Login(refresh=told["Secret"])
-    return Login(told.get("Username", ""), told.get("Secret", ""))
+    answer = json.loads(done.stdout)
+    if answer.get("Username") == "<token>":
+        return Login(refresh=answer["Secret"])
+    return Login(answer.get("Username", ""), answer.get("Secret", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """How a registry wants to be asked."""
+    """The authentication scheme that a registry demands."""
 
     scheme: str
     parameters: dict[str, str]
 
 
 def parse_challenge(header: str) -> Challenge:
-    """Take a `WWW-Authenticate` header apart."""
+    """Parse a `WWW-Authenticate` header."""
     scheme, _, rest = header.strip().partition(" ")
     return Challenge(scheme.lower(), dict(re.findall(r'(\w+)="([^"]*)"', rest)))

@@ -1,4 +1,4 @@
-"""Run a command within an image that is being made, and keep what it writes.
+"""Run a command within an image that is being built, and keep the files that it writes.
 
 The trees of the layers so far are stacked with overlayfs in a mount namespace of its own; the command sees them as
 its root and writes to a tree on top. Nothing is mounted on the machine itself. Needs root, or a kernel that lets
@@ -23,16 +23,16 @@ mount --rbind /dev "$ROOT/dev"
 exec chroot "$ROOT" /usr/bin/env -i "$@"
 """
 MOUNTED = ("proc", "tmp", "dev", "sys", "run")
-"""What is never part of a layer."""
+"""Directories whose contents are never part of a layer."""
 
 
 def run_inside(trees: list[Path], upper: Path, command: list[str], environment: Mapping[str, str]) -> str:
-    """Run a command on top of trees (lowest first) and return what it printed; its files land in `upper`."""
+    """Run a command on top of trees (lowest first) and return its output; its files land in `upper`."""
     _need_tools("unshare", "mount", "chroot")
     root, work = upper.with_name(upper.name + ".root"), upper.with_name(upper.name + ".work")
     for directory in (upper, root, work):
         directory.mkdir(parents=True, exist_ok=True)
-    told = {
+    variables = {
         "LOWER": ":".join(str(tree).replace("\\", r"\\").replace(":", r"\:") for tree in reversed(trees)),
         "UPPER": str(upper),
         "WORK": str(work),
@@ -43,10 +43,14 @@ def run_inside(trees: list[Path], upper: Path, command: list[str], environment: 
     spaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts"]
     if os.geteuid() != 0:
         spaces.append("--map-root-user")
-        told["MORE"] = ",userxattr"
+        variables["MORE"] = ",userxattr"
     pairs = [f"{name}={value}" for name, value in environment.items()]
     done = subprocess.run(
-        [*spaces, "sh", "-euc", _STACK, "sh", *pairs, *command], env=told, capture_output=True, text=True, check=False
+        [*spaces, "sh", "-euc", _STACK, "sh", *pairs, *command],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     for directory in (root, work):
         shutil.rmtree(directory, ignore_errors=True)

@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 _KINDS = {stat.S_IFREG: tarfile.REGTYPE, stat.S_IFDIR: tarfile.DIRTYPE, stat.S_IFLNK: tarfile.SYMTYPE}
 
 Skip = Callable[[str], bool]
-"""Told a path within the tree (`usr/share/doc`), says whether to leave it and all below it out."""
+"""Whether to leave out a path within the tree (`usr/share/doc`) and all below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ def write_layer(name: str, tree: Path, target: Path, skip: Skip = lambda path: F
     with storage_errors(str(target)):
         try:
             with half.open("wb") as f:
-                told = _Hashed(f)
-                _write_entries(walk(tree, skip), told)
+                hashed = _Hashed(f)
+                _write_entries(walk(tree, skip), hashed)
             half.replace(target)
         finally:
             half.unlink(missing_ok=True)
-    return Layer(name, told.digest(), told.nbytes, told.digest(), target)
+    return Layer(name, hashed.digest(), hashed.nbytes, hashed.digest(), target)
 
 
 def walk(tree: Path, skip: Skip) -> Iterator[tuple[str, Path]]:
@@ -81,11 +81,11 @@ def _walk(path: Path, name: str, skip: Skip) -> Iterator[tuple[str, Path]]:
             yield from _walk(Path(entry.path), f"{name}/{entry.name}", skip)
 
 
-def _write_entries(found: Iterator[tuple[str, Path]], out: _Hashed) -> None:
+def _write_entries(paths: Iterator[tuple[str, Path]], out: _Hashed) -> None:
     linked: dict[tuple[int, int], str] = {}
     # A stream: tarfile must not seek, as every byte goes through the hash once.
     with tarfile.open(fileobj=cast(IO[bytes], out), mode="w|", format=tarfile.GNU_FORMAT, bufsize=_BLOCK) as tar:
-        for name, path in found:
+        for name, path in paths:
             facts = path.lstat()
             entry = _entry(name, path, facts)
             inode = (facts.st_dev, facts.st_ino)
@@ -111,7 +111,7 @@ def _entry(name: str, path: Path, facts: os.stat_result) -> tarfile.TarInfo:
 
 
 class _Hashed:
-    """Hashes what is written to a file; all of a file that tarfile and gzip need for a stream."""
+    """Hashes bytes on their way to a file; has the methods that tarfile and gzip need for a stream."""
 
     def __init__(self, f: IO[bytes]) -> None:
         self._f, self._hash, self.nbytes = f, hashlib.sha256(), 0
@@ -133,14 +133,14 @@ def compress(layer: Layer, target: Path) -> Layer:
     with storage_errors(str(target)):
         try:
             with layer.open() as source, half.open("wb") as f:
-                told = _Hashed(f)
-                with gzip.GzipFile("", "wb", 6, cast(IO[bytes], told), mtime=0) as packed:
+                hashed = _Hashed(f)
+                with gzip.GzipFile("", "wb", 6, cast(IO[bytes], hashed), mtime=0) as packed:
                     for data in blocks(source, layer.nbytes):
                         packed.write(data)
             half.replace(target)
         finally:
             half.unlink(missing_ok=True)
-    return Layer(layer.name, told.digest(), told.nbytes, layer.diff_id, target, media_type=TAR_GZIP)
+    return Layer(layer.name, hashed.digest(), hashed.nbytes, layer.diff_id, target, media_type=TAR_GZIP)
 
 
 def blocks(source: IO[bytes], nbytes: int) -> Iterator[bytes]:
@@ -155,5 +155,5 @@ def blocks(source: IO[bytes], nbytes: int) -> Iterator[bytes]:
 
 
 def digest_of(data: bytes) -> str:
-    """The name that bytes have in a registry."""
+    """The digest that names bytes in a registry."""
     return "sha256:" + hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""Names of images in registries: `registry.example:5000/team/bireme:1`, taken apart and checked."""
+"""Names of images in registries: `registry.example:5000/team/bireme:1`, parsed and checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::\d{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where an image is, or is to be."""
+    """The place of an image in a registry."""
 
     host: str
     repository: str
@@ -23,7 +23,7 @@ class Reference:
 
     @property
     def address(self) -> str:
-        """The host to talk to; Docker Hub's registry is not at its name."""
+        """The host to connect to; Docker Hub's registry has another host than its name."""
         return "registry-1.docker.io" if self.host == _HUB else self.host
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Understand a name as docker does: without a registry it is Docker Hub's, without a tag it is `latest`."""
+    """Parse a name as docker does: the default registry is Docker Hub, the default tag `latest`."""
     first, slash, rest = text.partition("/")
     has_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
     host, path = (first, rest) if has_host else (_HUB, text)

@@ -1,8 +1,8 @@
-"""Pushing an image to a registry by the OCI distribution protocol.
+"""Push an image to a registry by the OCI distribution protocol.
 
-Blobs first, the manifest last, so an image appears when all of it is there. A blob that the registry has is
-skipped. One whose upload breaks off goes on where the registry says that it stopped, or from its beginning with
-registries that do not keep half a blob. The registry checks each against its digest.
+Blobs first, the manifest last, so an image appears when it is complete. A blob that the registry has is skipped. An
+upload that breaks off resumes at the offset that the registry reports, or from 0 with registries that do not keep a
+partial blob. The registry checks each against its digest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bireme.images.reference import Reference
 from bireme.images.transport import Reply, Transport
 
 ATTEMPTS = 4
-"""How often an upload is taken up before we give up."""
+"""Attempts of an upload before it fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push came to."""
+    """The result of a push."""
 
     digest: str
     sent: int
@@ -46,7 +46,7 @@ class Pushed:
 
 
 class Registry:
-    """One repository of a registry, to be pushed to."""
+    """One repository of a registry, as the target of pushes."""
 
     def __init__(self, reference: Reference, transport: Transport, pause: Callable[[float], None] = time.sleep) -> None:
         self._reference, self._transport, self._pause = reference, transport, pause
@@ -58,22 +58,22 @@ class Registry:
         total = sum(blob.nbytes for blob in blobs.values())
         done = sent = 0
 
-        def tell(part: int) -> None:
+        def advance(part: int) -> None:
             on_progress(done + part, total)
 
         for blob in blobs.values():
             if not self.has_blob(blob.digest):
-                self._upload(blob, tell)
+                self._upload(blob, advance)
                 sent += blob.nbytes
             done += blob.nbytes
-            tell(0)
+            advance(0)
         self._put_manifest(image)
         return Pushed(image.digest, sent, total - sent)
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository holds a blob."""
         reply = self._transport.ask("HEAD", self._url(f"blobs/{digest}"))
-        # Some registries send readers on to where they keep their blobs.
+        # Some registries redirect to the storage of their blobs.
         if reply.status in (200, 301, 302, 303, 307, 308):
             return True
         if reply.status != 404:
@@ -129,7 +129,7 @@ class Registry:
         return self._location(reply)
 
     def _resume(self, place: str) -> tuple[str, int]:
-        """Where an upload goes on, and from which byte."""
+        """URL and offset to resume an upload at."""
         reply = self._transport.ask("GET", place)
         last = reply.headers.get("Range", "").rpartition("-")[2]
         if reply.status == 204 and last.isdecimal() and int(last):
@@ -143,9 +143,9 @@ class Registry:
         reply = self._transport.ask("PUT", url, lambda: iter([image.manifest]), headers)
         if reply.status != 201:
             self._transport.refuse(reply, "take the manifest")
-        told = reply.headers.get("Docker-Content-Digest", image.digest)
-        if told != image.digest:
-            raise ImageError(f"the registry names the image {told} instead of {image.digest}", why="it changed it")
+        digest = reply.headers.get("Docker-Content-Digest", image.digest)
+        if digest != image.digest:
+            raise ImageError(f"the registry names the image {digest} instead of {image.digest}", why="it changed it")
 
     def _url(self, rest: str) -> str:
         return f"/v2/{self._reference.repository}/{rest}"

@@ -1,6 +1,6 @@
-"""Requests to a registry: one connection each, over TLS unless told otherwise, and with a login where one is wanted.
+"""Requests to a registry: one connection each, over TLS unless the user chose plain HTTP, and with a login on demand.
 
-Failures come out as errors for people: NetworkError where trying again may help, ImageError where it will not.
+A failure is a NetworkError where a retry may help, and an ImageError where it will not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bireme.images.reference import Reference
 
 TIMEOUT_S = 60.0
 Body = Callable[[], Iterator[bytes]]
-"""Begins anew at each call, as a request may have to be sent twice."""
+"""Restarts at each call, as a request may have to be sent twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Reply:
     body: bytes
 
     def reason(self) -> str:
-        """Why a request was refused, in the registry's words."""
+        """The registry's reason for a refusal."""
         try:
             errors = json.loads(self.body)["errors"]
             return "; ".join(f"{e.get('code', '')}: {e.get('message', '')}" for e in errors)
@@ -41,7 +41,7 @@ class Reply:
 
 
 class Transport:
-    """Talks to the registry that holds one repository."""
+    """Requests to the registry of one repository."""
 
     def __init__(
         self, reference: Reference, *, login: Login | None = None, is_plain: bool = False, ca: Path | None = None
@@ -51,7 +51,7 @@ class Transport:
         self._authorization = ""
 
     def ask(self, method: str, url: str, body: Body | None = None, headers: dict[str, str] | None = None) -> Reply:
-        """Send a request; where the registry asks who we are, tell it and send it again."""
+        """Send a request; on a 401 authenticate and send it again."""
         reply = self._send(method, url, body, headers or {})
         if reply.status != 401:
             return reply
@@ -59,13 +59,13 @@ class Transport:
         return self._send(method, url, body, headers or {})
 
     def refuse(self, reply: Reply, what: str) -> NoReturn:
-        """Raise what an answer means that was not the one hoped for."""
+        """Raise the error for an unexpected answer."""
         if reply.status in (401, 403):
             raise self._denied(reply.reason())
-        told = f"{self._reference.host} does not {what}: {reply.reason()}"
+        message = f"{self._reference.host} does not {what}: {reply.reason()}"
         if reply.status >= 500 or reply.status == 429:
-            raise NetworkError(told, fix="try again later: layers that are there are not sent again")
-        raise ImageError(told, fix="check the name of the image, and whether the registry allows it")
+            raise NetworkError(message, fix="try again later: layers that are there are not sent again")
+        raise ImageError(message, fix="check the name of the image, and whether the registry allows it")
 
     def _send(self, method: str, url: str, body: Body | None, headers: dict[str, str]) -> Reply:
         parts = urllib.parse.urlsplit(url)
@@ -85,8 +85,8 @@ class Transport:
             fix = "`--plain-http` is for registries without TLS, e.g. on this machine"
             raise ImageError(f"{address} does not speak TLS: {e.reason}", fix=fix) from e
         except (OSError, http.client.HTTPException) as e:
-            told = f"cannot talk to the registry {address}: {e or type(e).__name__}"
-            raise NetworkError(told, fix="check its name, the network, and whether it runs") from e
+            message = f"cannot talk to the registry {address}: {e or type(e).__name__}"
+            raise NetworkError(message, fix="check its name, the network, and whether it runs") from e
         finally:
             connection.close()
 
@@ -108,8 +108,8 @@ class Transport:
         if reply.status != 200:
             raise self._denied(f"{urllib.parse.urlsplit(realm).netloc} gives no token: {reply.reason()}")
         try:
-            told = json.loads(reply.body)
-            return f"Bearer {told.get('token') or told['access_token']}"
+            answer = json.loads(reply.body)
+            return f"Bearer {answer.get('token') or answer['access_token']}"
         except (ValueError, KeyError, AttributeError) as e:
             raise self._denied(f"{urllib.parse.urlsplit(realm).netloc} answers with something else than a token") from e
 

@@ -1,7 +1,7 @@
 """Compile every kernel once, so that an image carries the machine code: `python -m bireme.images.warming`.
 
 Runs in the image's own root file system, where paths and versions are those that Numba will look for later.
-Each part of bireme knows how to warm itself before a job's first round; here all methods and codings get their turn.
+Each part of bireme has a `warm` for a job's first round; this calls it for all methods and codings.
 """
 
 from __future__ import annotations

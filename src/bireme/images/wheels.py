@@ -1,8 +1,8 @@
 """The packages that bireme needs, as an image's Python needs them.
 
-Versions are those of the installation that runs this: an image holds what was tried here. pip chooses and
-downloads wheels for the image's Python, which may be another one than ours; wheels are zip files and are unpacked
-here, without pip's notes on when, from where and by which interpreter that was done.
+Versions are those of the installation that runs this: an image holds the versions in use here. pip chooses and
+downloads wheels for the image's Python, which may be another one than ours; they are unpacked here and not by pip,
+which would add files that depend on the time, the source and the interpreter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bireme.core.errors import ImageError, MissingError
 from bireme.images.cache import Cache, key_of
 
 EXTRAS = ("kube", "tls")
-"""What a pod needs beyond the plain installation."""
+"""The extras that a pod needs."""
 _GLIBC = range(28, 16, -1)
 """Wheels may ask for a C library as new as 2.28: Debian 10, Ubuntu 20.04, RHEL 8 and all later ones have it."""
 # Never imported by a job, and a fifth of all files.
@@ -34,9 +34,9 @@ def requirements(package: Path) -> list[str]:
     if project.is_file():
         import tomllib
 
-        told = tomllib.loads(project.read_text("utf-8"))["project"]
-        extras = told.get("optional-dependencies", {})
-        return sorted([*told["dependencies"], *(line for name in EXTRAS for line in extras.get(name, []))])
+        metadata = tomllib.loads(project.read_text("utf-8"))["project"]
+        extras = metadata.get("optional-dependencies", {})
+        return sorted([*metadata["dependencies"], *(line for name in EXTRAS for line in extras.get(name, []))])
     return sorted(_chosen(importlib.metadata.requires("bireme") or []))
 
 
@@ -51,28 +51,28 @@ def _chosen(lines: Iterable[str]) -> Iterable[str]:
 
 def pins(wanted: Iterable[str]) -> list[str]:
     """The versions that are installed here of what requirements need, and of what that needs in turn."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     todo = [_name(line) for line in wanted]
     while todo:
         name = todo.pop()
-        if name in found:
+        if name in versions:
             continue
         try:
-            known = importlib.metadata.distribution(name)
+            distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue  # pip will choose
-        found[name] = known.version
-        todo += [_name(line) for line in known.requires or () if "extra ==" not in line]
-    return [f"{name}=={version}" for name, version in sorted(found.items()) if "+" not in version]
+        versions[name] = distribution.version
+        todo += [_name(line) for line in distribution.requires or () if "extra ==" not in line]
+    return [f"{name}=={version}" for name, version in sorted(versions.items()) if "+" not in version]
 
 
 def _name(requirement: str) -> str:
-    told = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return re.sub(r"[-_.]+", "-", told[0]).lower() if told else ""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
 
 
 def download(wanted: list[str], python: str, machine: str, cache: Cache) -> list[Path]:
-    """Get the wheels of requirements and all that these need; from the cache where the same was asked before."""
+    """Get the wheels of requirements and their dependencies, from the cache if it has them."""
     fixed = pins(wanted)
     folder = cache.wheels / key_of(python, machine, *wanted, "--", *fixed)[:16]
     if not folder.is_dir():
@@ -99,7 +99,7 @@ def _pip_download(wanted: list[str], python: str, machine: str, folder: Path) ->
 
 
 def digests(wheels: Iterable[Path]) -> list[str]:
-    """What was downloaded, one line each: the layer is a function of these."""
+    """Name and hash of each wheel: the key of the layer."""
     return [f"{wheel.name} {hashlib.sha256(wheel.read_bytes()).hexdigest()}" for wheel in sorted(wheels)]
 
 
@@ -118,7 +118,7 @@ def unpack_wheel(wheel: Path, site: Path) -> None:
 
 
 def _place(name: str) -> str | None:
-    """Where a wheel's file belongs below the site directory; None for what does not."""
+    """A wheel's file's path below the site directory; None for files that do not belong there."""
     parts = PurePosixPath(name).parts
     if ".." in parts or name.startswith("/"):
         raise ImageError(f"a wheel wants to write to {name}", why="that is outside of the image's packages")

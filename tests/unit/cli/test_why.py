@@ -55,7 +55,7 @@ def test_a_failed_job_says_its_error_and_its_fix() -> None:
     assert said("small") == [
         "Training data is missing or not what the program expects: trainer 1: shard 1: there is no file "
         "data/train.txt.",
-        "Split the data again; or `bireme data check` tells what is wrong with a shard.",
+        "Split the data again; or `bireme data check` shows what is wrong with a shard.",
     ]
 
 
@@ -73,13 +73,13 @@ def test_a_failure_from_before_errors_were_kept_is_told_all_the_same() -> None:
 
 def test_a_job_whose_process_is_gone_is_told_how_to_go_on() -> None:
     ran("running", {"passes": 4, "saved": 1}, birth="another boot/1")
-    assert "gone without a last word, with 2 of 4 passes done" in said("small")[0]
+    assert "gone and left no final state, with 2 of 4 passes done" in said("small")[0]
     assert said("small")[1] == "Go on from its last snapshot with `bireme resume out`."
 
 
 def test_a_stopped_job_is_told_how_to_go_on() -> None:
     ran("cancelled", {"passes": 4, "saved": 1})
-    assert said()[0] == "Somebody stopped the job, with 2 of 4 passes done."
+    assert said()[0] == "The job was stopped, with 2 of 4 passes done."
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_a_stopped_job_is_told_how_to_go_on() -> None:
         (
             {},
             "running",
-            "pass 2 of 4 at 2,000 samples/s with 2 trainers and 1 pserver, and nobody is waited for",
+            "pass 2 of 4 at 2,000 samples/s with 2 trainers and 1 pserver, and waits for none of them",
         ),
-        ({"waits_for": ["trainer 1"]}, "slow-trainer", "Everybody waits for trainer 1 (2,000 samples/s in all)."),
+        ({"waits_for": ["trainer 1"]}, "slow-trainer", "The job waits for trainer 1 (2,000 samples/s in all)."),
         ({"waits_for": ["pserver 0, which has said nothing for 9 s"]}, "slow-pserver", "said nothing for 9 s"),
         ({"phase": "gathering", "waits_for": ["trainer 0"]}, "waiting-for-peers", "waits for trainer 0."),
         ({"phase": "starting"}, "no-word-yet", "its process runs"),

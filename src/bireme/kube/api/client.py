@@ -1,8 +1,8 @@
-"""Talking to a cluster's API server in plain values: every object is a dict, every refusal a BiremeError.
+"""The client of a cluster's API server, in plain values: every object is a dict, every refusal a BiremeError.
 
-lightkube does the talking (credentials, TLS, watching, exec). Its own resource classes are not used: a kind here is a
-name, a version and a plural, and what comes back is what the server sent, so that the parts which decide stay free of
-any client. Imported only where a cluster is spoken to.
+lightkube does credentials, TLS, requests and watches. Its own resource classes are not used: a kind here is a name, a
+version and a plural, and an object is the dict that the server sent, so that code which decides depends on no client.
+Imported only by commands that contact a cluster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Objects = list[Object]
 TIMEOUT_S = 20.0
 QUIET_S = 30.0
 VOLUME_CONTAINER = "volume"
-"""The container of a pod on a volume; somebody may have put others beside it."""
+"""The container of a pod on a volume; admission webhooks may have added others."""
 
 
 class Kind(NamedTuple):
@@ -48,7 +48,7 @@ CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 SECRET = Kind("", "v1", "Secret", "secrets")
 WORKLOAD = Kind("kueue.x-k8s.io", "v1beta1", "Workload", "workloads")
-"""A job as Kueue sees it; there are such objects only where Kueue is."""
+"""A job as Kueue sees it; the kind exists only where Kueue is installed."""
 _RBAC = "rbac.authorization.k8s.io"
 KINDS = {
     kind.kind: kind
@@ -66,24 +66,24 @@ KINDS = {
 
 
 class Target(NamedTuple):
-    """Which cluster is meant, as the command line says; what is left out comes from the kubeconfig."""
+    """The cluster that the command line selects; what it leaves out comes from the kubeconfig."""
 
     files: Sequence[Path] = ()
-    """Kubeconfig files, the first to say something wins; none: as a pod inside the cluster."""
+    """Kubeconfig files, the first one that sets a value wins; none: use the service account of this pod."""
     context: str | None = None
     namespace: str | None = None
 
 
 class AbsentError(ClusterError):
-    """What was asked for is not on the cluster."""
+    """The requested object does not exist."""
 
 
 class ConflictError(ClusterError):
-    """It is there already, or was changed meanwhile."""
+    """The object exists already, or was changed meanwhile."""
 
 
 class ForbiddenError(ClusterError):
-    """The user may not do that."""
+    """The user lacks the permission."""
 
 
 class Cluster:
@@ -95,12 +95,12 @@ class Cluster:
             from lightkube import Client
             from lightkube.models.meta_v1 import Status
 
-        # msgspec learns a type when it first meets it, and two threads that do so at once crash the process.
+        # msgspec builds its decoder of a type at the first use, and two threads doing so at once crash the process.
         Status.from_dict({})
         self._target = target
         self._config = config = _config(target)
         self.context = config.context_name
-        with _told(f"the cluster of context {self.context}"):
+        with _api_errors(f"the cluster of context {self.context}"):
             self._client: Any = Client(
                 config=config,
                 namespace=target.namespace,
@@ -117,12 +117,12 @@ class Cluster:
         self._client.close()
 
     def impatient(self, timeout_s: float) -> Cluster:
-        """Another connection to the same place, which waits less long for answers."""
+        """Another connection to the same namespace, with a shorter timeout."""
         return Cluster(self._target, timeout_s=timeout_s)
 
     def get(self, kind: Kind, name: str) -> Object:
         """One object; `AbsentError` if there is none."""
-        with _told(f"{kind.kind} {name}"):
+        with _api_errors(f"{kind.kind} {name}"):
             return dict(self._client.get(_resource(kind), name, namespace=self.namespace))
 
     def find(self, kind: Kind, name: str) -> Object | None:
@@ -134,56 +134,58 @@ class Cluster:
 
     def list(self, kind: Kind, labels: Mapping[str, str], *, chunk: int = 2000) -> Objects:
         """All objects with these labels."""
-        with _told(f"the list of {kind.plural}"):
-            found = self._client.list(_resource(kind), namespace=self.namespace, labels=dict(labels), chunk_size=chunk)
-            return [dict(each) for each in found]
+        with _api_errors(f"the list of {kind.plural}"):
+            listing = self._client.list(
+                _resource(kind), namespace=self.namespace, labels=dict(labels), chunk_size=chunk
+            )
+            return [dict(each) for each in listing]
 
     def nodes(self) -> Objects:
         """All machines of the cluster; `ForbiddenError` for users of a namespace only."""
         from lightkube.resources.core_v1 import Node
 
-        with _told("the list of nodes"):
+        with _api_errors("the list of nodes"):
             return [node.to_dict() for node in self._client.list(Node)]
 
     def apply(self, made: Object, *, is_trial: bool = False) -> Object:
         """Create an object or bring it up to date by server-side apply; a trial changes nothing."""
         kind = KINDS[made["kind"]]
-        with _told(f"{kind.kind} {made['metadata']['name']}"):
-            # A field of ours that somebody else has changed is ours again.
+        with _api_errors(f"{kind.kind} {made['metadata']['name']}"):
+            # Force: take back fields of ours that another manager has changed.
             return dict(
                 self._client.apply(_resource(kind)(made), namespace=self.namespace, force=True, dry_run=is_trial)
             )
 
     def apply_to(self, made: Object, kind: Kind | None = None) -> Object:
-        """As `apply`, into the namespace that the object names; `kind` for one that is in none."""
+        """As `apply`, into the namespace that the object names; `kind` for a cluster-wide one."""
         of = _global_resource(kind) if kind else _resource(KINDS[made["kind"]])
         where = {} if kind else {"namespace": made["metadata"]["namespace"]}
-        with _told(f"{made['kind']} {made['metadata']['name']}"):
+        with _api_errors(f"{made['kind']} {made['metadata']['name']}"):
             return dict(self._client.apply(of(made), force=True, **where))
 
     def everywhere(self, kind: Kind) -> Objects:
         """All objects of a kind, of every namespace."""
-        with _told(f"the list of {kind.plural}"):
+        with _api_errors(f"the list of {kind.plural}"):
             return [dict(each) for each in self._client.list(_resource(kind), namespace="*")]
 
     def delete_in(self, kind: Kind, name: str, namespace: str) -> None:
         """Delete an object of another namespace and, in the background, what it owns."""
         from lightkube.types import CascadeType
 
-        with _told(f"{kind.kind} {name}"):
+        with _api_errors(f"{kind.kind} {name}"):
             self._client.delete(_resource(kind), name, namespace=namespace, cascade=CascadeType.BACKGROUND)
 
     def create(self, made: Object) -> Object:
         """Create an object; `ConflictError` if there is one of that name."""
         kind = KINDS[made["kind"]]
-        with _told(f"{kind.kind} {made['metadata']['name']}"):
+        with _api_errors(f"{kind.kind} {made['metadata']['name']}"):
             return dict(self._client.create(_resource(kind)(made), namespace=self.namespace))
 
     def patch(self, kind: Kind, name: str, change: Object) -> Object:
         """Merge a change into an object."""
         from lightkube.types import PatchType
 
-        with _told(f"{kind.kind} {name}"):
+        with _api_errors(f"{kind.kind} {name}"):
             return dict(
                 self._client.patch(_resource(kind), name, change, namespace=self.namespace, patch_type=PatchType.MERGE)
             )
@@ -193,7 +195,7 @@ class Cluster:
         from lightkube.types import CascadeType
 
         try:
-            with _told(f"{kind.kind} {name}"):
+            with _api_errors(f"{kind.kind} {name}"):
                 self._client.delete(
                     _resource(kind),
                     name,
@@ -206,17 +208,18 @@ class Cluster:
         return True
 
     def watch_all(self, kind: Kind, labels: Mapping[str, str]) -> Iterator[tuple[str, Object]]:
-        """All objects with these labels as `LISTED`, and then what happens to them, until nothing has for QUIET_S.
+        """All objects with these labels as `LISTED`, then their events; NetworkError after QUIET_S without one.
 
-        NetworkError then, or where the connection is lost.
+        A lost connection is a NetworkError too.
         """
         where = {"namespace": self.namespace, "labels": dict(labels)}
-        # lightkube waits for ever for the next event, also on a connection whose other end is gone.
+        # lightkube waits for ever for the next event, even on a dead connection. The timeout stays set on this client,
+        # so every watch has a `Cluster` of its own.
         self._client._client._watch_timeout.read = QUIET_S
-        with _told(f"the list of {kind.plural}"):
-            found = self._client.list(_resource(kind), **where)
-            yield "LISTED", {"items": [dict(each) for each in found]}
-            since = found.resourceVersion
+        with _api_errors(f"the list of {kind.plural}"):
+            listing = self._client.list(_resource(kind), **where)
+            yield "LISTED", {"items": [dict(each) for each in listing]}
+            since = listing.resourceVersion
             for what, thing in self._client.watch(_resource(kind), **where, resource_version=since):
                 yield str(what), dict(thing)
 
@@ -225,7 +228,7 @@ class Cluster:
         tail: int | None = None,
     ) -> Iterator[str]:  # fmt: skip
         """A pod's log, line by line, each line beginning with its time; a pod of several containers needs a name."""
-        with _told(f"the log of {pod}"):
+        with _api_errors(f"the log of {pod}"):
             yield from self._client.log(
                 pod, namespace=self.namespace, container=container, follow=is_following, since=since_s,
                 tail_lines=tail, timestamps=True, newlines=False,
@@ -234,7 +237,7 @@ class Cluster:
     def run(
         self, pod: str, command: Sequence[str], *, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None
     ) -> tuple[int, bytes, str]:
-        """Run a command in a pod on a volume: its exit code, its output unless `stdout` takes it, its complaints."""
+        """Run a command in a pod on a volume: its exit code, its output (empty with `stdout`), its stderr."""
         from urllib.parse import urlencode
 
         from bireme.kube.api.pod_exec import STDOUT, execute
@@ -242,22 +245,22 @@ class Cluster:
         wanted = [("command", word) for word in command] + [(s, "true") for s in ("stdin", "stdout", "stderr")]
         wanted.append(("container", VOLUME_CONTAINER))
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/exec?{urlencode(wanted)}"
-        output, complaints = bytearray(), bytearray()
+        output, errors = bytearray(), bytearray()
 
         def take(channel: int, content: bytes) -> None:
             if channel != STDOUT:
-                complaints.extend(content)
+                errors.extend(content)
             elif stdout is not None:
                 stdout.write(content)
             else:
                 output.extend(content)
 
         code = execute(_login(self._config), path, stdin, take)
-        return code, bytes(output), complaints.decode(errors="replace")
+        return code, bytes(output), errors.decode(errors="replace")
 
 
 def connect(context: str | None, namespace: str | None, *, timeout_s: float = TIMEOUT_S) -> Cluster:
-    """The cluster that a user means, by kubeconfig, or by the service account of the pod that this runs in."""
+    """Connect by kubeconfig, or by the service account of the pod that this runs in."""
     return Cluster(Target(kubeconfig_files(), context, namespace), timeout_s=timeout_s)
 
 
@@ -276,16 +279,16 @@ def _config(target: Target) -> Any:
     """The settings of one context, from all kubeconfig files together."""
     if not target.files:
         return _own_config()
-    found = [_read(path) for path in target.files]
-    name = target.context or next((each.current_context for each in found if each.current_context), None)
-    for each in found:
+    configs = [_read(path) for path in target.files]
+    name = target.context or next((each.current_context for each in configs if each.current_context), None)
+    for each in configs:
         if name is not None and name in each.contexts:
-            return _chosen(name, each, found)
-    known = sorted(context for each in found for context in each.contexts)
+            return _chosen(name, each, configs)
+    contexts = sorted(context for each in configs for context in each.contexts)
     where = ", ".join(map(str, target.files))
     if name is None:
-        raise UsageError(f"{where} has no current context", fix=f"choose one with --context: {', '.join(known)}")
-    raise UsageError(f"there is no context {name!r} in {where}", fix=f"known contexts: {', '.join(known)}")
+        raise UsageError(f"{where} has no current context", fix=f"choose one with --context: {', '.join(contexts)}")
+    raise UsageError(f"there is no context {name!r} in {where}", fix=f"known contexts: {', '.join(contexts)}")
 
 
 def _own_config() -> Any:
@@ -302,29 +305,29 @@ def _own_config() -> Any:
 
 
 def _read(path: Path) -> Any:
-    """What one kubeconfig file says."""
+    """Parse one kubeconfig file."""
     from lightkube.config.kubeconfig import KubeConfig
 
     try:
         return KubeConfig.from_file(path)
-    except Exception as e:  # lightkube reads YAML without checking it: anything may come of a wrong file
-        said = " ".join(str(e).replace('in "<unicode string>", ', "at ").split())
+    except Exception as e:  # lightkube does not validate: a wrong file may raise anything
+        cause = " ".join(str(e).replace('in "<unicode string>", ', "at ").split())
         if isinstance(e, AttributeError | TypeError):
-            said = "it is something else"
+            cause = "it is something else"
         raise UsageError(
-            f"{path} cannot be read as a kubeconfig: {f'it has no {said}' if isinstance(e, KeyError) else said}",
+            f"{path} cannot be read as a kubeconfig: {f'it has no {cause}' if isinstance(e, KeyError) else cause}",
             fix="mend the file (`kubectl config view` reads it too), or name another one with KUBECONFIG",
         ) from e
 
 
-def _chosen(name: str, first: Any, found: Sequence[Any]) -> Any:
+def _chosen(name: str, first: Any, configs: Sequence[Any]) -> Any:
     """A context with its cluster and user, which may be in other files than it is."""
     from lightkube.config.kubeconfig import SingleConfig
     from lightkube.config.models import User
 
     context = first.contexts[name]
-    home = next((each for each in found if context.cluster in each.clusters), None)
-    users = [each.users[context.user] for each in found if context.user in each.users]
+    home = next((each for each in configs if context.cluster in each.clusters), None)
+    users = [each.users[context.user] for each in configs if context.user in each.users]
     if home is None or (context.user and not users):
         lacks = f"user {context.user}" if home is not None else f"cluster {context.cluster}"
         raise UsageError(f"the context {name} names the {lacks}, which no kubeconfig has")
@@ -346,7 +349,9 @@ def _login(config: Any) -> Login:
     auth = user_auth(config.user)
     if auth is not None:
         request = httpx2.Request("GET", server)
-        with _told("a login"):  # a kubeconfig's program may fail: a cloud's credentials expire during a long transfer
+        with _api_errors(
+            "a login"
+        ):  # a kubeconfig's program may fail: a cloud's credentials expire during a long transfer
             next(auth.sync_auth_flow(request))
         headers = {"Authorization": request.headers["Authorization"]}
     is_plain = server.startswith("http://")
@@ -354,7 +359,7 @@ def _login(config: Any) -> Login:
 
 
 def no_cluster() -> UsageError:
-    """There is nothing to talk to."""
+    """The error of a command that finds no cluster to connect to."""
     named = child_environment().get("KUBECONFIG")
     if named:
         fix = "set KUBECONFIG to a file that is there; without it, ~/.kube/config is read"
@@ -369,7 +374,7 @@ _resources: dict[Kind, Any] = {}
 
 
 def _resource(kind: Kind) -> Any:
-    """A class that lightkube knows a kind by; outside of its registry, where kinds of other users live."""
+    """lightkube's class for a kind; kept out of its global registry, which other users of it share."""
     from lightkube.generic_resource import GenericNamespacedResource
 
     return _made_resource(kind, GenericNamespacedResource)
@@ -391,8 +396,8 @@ def _made_resource(kind: Kind, base: Any) -> Any:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turn the client's exceptions into words about `what` was asked for."""
+def _api_errors(what: str) -> Iterator[None]:
+    """Turn the client's exceptions into BiremeErrors about `what` was requested."""
     import httpx2
     from lightkube.core.exceptions import ApiError, ConfigError
 
@@ -410,7 +415,7 @@ def _told(what: str) -> Iterator[None]:
 
 
 def refusal(what: str, code: int, reason: str, message: str) -> BiremeError:
-    """What the API server says no with, in our words and its own."""
+    """The error for a refusal of the API server, with its message."""
     lacks = re.match(r'namespaces "([^"]+)" not found', message)
     if code == 404 and lacks:
         fix = f"`kubectl create namespace {lacks[1]}`, or name another one with --namespace"
@@ -424,7 +429,7 @@ def refusal(what: str, code: int, reason: str, message: str) -> BiremeError:
     if code == 429 or code >= 500:
         return NetworkError(f"the API server cannot answer now, asked for {what}: {message or reason}")
     if code == 401:
-        fix = "log in to the cluster again, as for kubectl; `kubectl auth whoami` tells who you are there"
+        fix = "log in to the cluster again, as for kubectl; `kubectl auth whoami` shows your user there"
         return ClusterError("the cluster does not accept your login (any more)", why=message, fix=fix)
     if code == 403:
         fix = "`bireme submit --permissions` prints a Role with all that is needed"

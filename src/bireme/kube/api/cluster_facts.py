@@ -1,7 +1,7 @@
-"""What a cluster says about itself: a ConfigMap that `bireme cluster up` leaves in the jobs' namespace.
+"""Facts about a cluster: a ConfigMap that `bireme cluster up` leaves in the jobs' namespace.
 
 job.yaml wins over it; what job.yaml leaves out comes from here: the image, the volume claim, the service account and
-the nodes for pservers and trainers. Clusters that were made otherwise have no such ConfigMap, and nothing changes.
+the nodes for pservers and trainers. Clusters that were made otherwise have no such ConfigMap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEY = "cluster.json"
 
 
 class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What jobs on a cluster may use. Keys that only a newer bireme knows are ignored."""
+    """What jobs on a cluster may use. Keys of a newer bireme are ignored."""
 
     name: str
     region: str = ""
@@ -55,27 +55,27 @@ def facts_in(config_map: dict[str, Any]) -> ClusterFacts:
         ) from e
 
 
-def with_facts(told: ClusterJob, facts: ClusterFacts | None) -> ClusterJob:
-    """The job with what its file leaves out and the cluster knows."""
+def with_facts(job: ClusterJob, facts: ClusterFacts | None) -> ClusterJob:
+    """Fill in what the job file leaves out from the facts."""
     if facts is None:
-        return told
-    settings = told.settings
+        return job
+    settings = job.settings
     more: dict[str, Any] = {}
     if settings.image is None and facts.image:
         more["image"] = facts.image
-    if facts.claim is not None and not told.has_claim:
+    if facts.claim is not None and not job.has_claim:
         more["volume"] = msgspec.structs.replace(settings.volume, claim=facts.claim)
     if settings.service_account is None and facts.service_account is not None:
         more["service_account"] = facts.service_account
     if not (settings.node_selector or settings.groups):
         more["groups"] = facts.groups
-    return told._replace(file=msgspec.structs.replace(told.file, kubernetes=msgspec.structs.replace(settings, **more)))
+    return job._replace(file=msgspec.structs.replace(job.file, kubernetes=msgspec.structs.replace(settings, **more)))
 
 
 def record_image(cluster: Cluster, image: str) -> None:
     """Make an image the one of jobs that name none; all else in the ConfigMap stays as it is."""
     there = cluster.get(CONFIG_MAP, NAME)
     facts_in(there)
-    told = msgspec.json.decode(there["data"][KEY], type=dict[str, Any]) | {"image": image}
-    text = msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+    changed = msgspec.json.decode(there["data"][KEY], type=dict[str, Any]) | {"image": image}
+    text = msgspec.json.format(msgspec.json.encode(changed), indent=2).decode()
     cluster.patch(CONFIG_MAP, NAME, {"data": {KEY: text}})

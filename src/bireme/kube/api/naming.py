@@ -1,6 +1,6 @@
-"""What a job's objects are called, how they are labelled, and where things are inside its pods. No I/O.
+"""Names and labels of a job's objects, and paths inside its pods. No I/O.
 
-The command line and the program in the pods must agree on all of this, so it is written down once.
+The command line and the program in the pods must agree on all of this.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ COMPONENT = "app.kubernetes.io/component"
 VOLUME_OF = "bireme.dev/volume-of"
 """Label of short-lived pods that only look after a job's volume; they are no part of the job."""
 STATUS = "bireme.dev/status"
-"""Annotation of a Job: the coordinator's last word."""
+"""Annotation of a Job: the coordinator's last status."""
 DIGEST = "bireme.dev/digest"
-"""Annotation of a Job: what it was submitted with, in one hash."""
+"""Annotation of a Job: the hash of its submission."""
 CANCELLED = "bireme.dev/cancelled"
-"""Annotation of a Job: somebody has stopped it; without it, one in a queue that is suspended waits for its turn."""
+"""Annotation of a Job that was stopped; a suspended one without it waits in its queue."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -35,14 +35,14 @@ PROGRAM_DIRECTORY = "/etc/bireme/program"
 TLS_DIRECTORY = "/etc/bireme/tls"
 USER = 1000
 MAX_NAME = {"": 57, "pserver": 49, "trainer": 49}
-"""Pods are called after their Job and index, and a host's name has at most 63 characters."""
+"""Pods are named after their Job and index, and a host's name has at most 63 characters."""
 
 Role = Literal["", "pserver", "trainer"]
 """What the pods of a Job run: '' for a pserver and a trainer each."""
 
 
 def labels_of(name: str) -> dict[str, str]:
-    """The labels by which all objects of a job are known."""
+    """The labels of all objects of a job."""
     return {NAME: "bireme", INSTANCE: name, MANAGED_BY: "bireme"}
 
 
@@ -61,7 +61,7 @@ def roles_of(job: Job, *, is_apart: bool) -> tuple[Role, ...]:
 
 
 def job_name(name: str, role: Role) -> str:
-    """What a Job is called."""
+    """The name of a Job."""
     return f"{name}-{role}" if role else name
 
 
@@ -71,7 +71,7 @@ def main_job(job: Job, *, is_apart: bool) -> str:
 
 
 def hosts_of(job: Job, namespace: str, *, is_apart: bool) -> tuple[str, ...]:
-    """Where the pservers are, by rank."""
+    """The host names of the pservers, by rank."""
     first = main_job(job, is_apart=is_apart)
     return tuple(f"{first}-{rank}.{job.name}.{namespace}.svc" for rank in range(job.pservers))
 
@@ -104,7 +104,7 @@ def check_name(job: Job, *, is_apart: bool) -> None:
 
 
 def queue_of(job: Mapping[str, Any]) -> str:
-    """The queue in which a Job waits while it is suspended; '' for one that is in none, or was stopped."""
+    """The queue in which a suspended Job waits; '' for one without a queue, or that was stopped."""
     metadata: Mapping[str, Any] = job.get("metadata") or {}
     was_stopped = CANCELLED in (metadata.get("annotations") or {})
     return "" if was_stopped else str((metadata.get("labels") or {}).get(QUEUE) or "")

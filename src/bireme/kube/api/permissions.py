@@ -1,7 +1,7 @@
-"""What the command line needs to be allowed in a namespace: the whole list, which a test tries on a real cluster.
+"""The permissions that the command line needs in a namespace; a test tries the whole list on a real cluster.
 
-A Role for the job's own pods is made by `submit`, with get and patch on their own Jobs, and nobody can give away what
-they do not have: that is why these stand here even for those who only submit.
+`submit` makes a Role for the job's own pods, with get and patch on their own Jobs. RBAC lets users grant only what they
+have themselves, so both verbs are needed even to submit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEEDED: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def role(namespace: str, name: str = "bireme-user") -> Object:
-    """A Role that allows what is needed and nothing more; bind it to whoever is to submit jobs."""
+    """A Role with the needed permissions and no others; bind it to users who submit jobs."""
     rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
         for (group, resource), verbs in NEEDED.items()

@@ -1,7 +1,7 @@
-"""A fresh cluster made ready for jobs, and emptied before it goes: what is outside of a single job's namespace.
+"""Prepare a fresh cluster for jobs, and empty it before it is deleted: objects outside of a single job's namespace.
 
-Machines are waited for by their readiness. Emptying deletes what costs something at a cloud or holds it up there: jobs,
-Services of type LoadBalancer, Ingresses, and claims whose volumes the cloud made for them.
+Emptying deletes what costs money at a cloud or blocks the deletion there: jobs, Services of type LoadBalancer,
+Ingresses, and claims whose volumes the cloud made for them.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ _INGRESSES = Kind("networking.k8s.io", "v1", "Ingress", "ingresses")
 _CLAIMS = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POLL_S = 3.0
 REACH_S = 300.0
-"""How long a new API server may be out of reach: its name must spread first."""
+"""How long a new API server may be unreachable: resolvers learn its name late."""
 NOTE_S = 180.0
-"""Between two lines about machines that are still missing."""
+"""Between two notes about machines that are still missing."""
 
 
 def apply_all(cluster: Cluster, objects: list[Object], note: Note, pause: Callable[[float], None] = time.sleep) -> None:
-    """Bring objects to the cluster, in their order; those of a namespace that was just made too."""
-    until, is_told = time.monotonic() + REACH_S, False
+    """Apply objects in their order, a new namespace before its objects; retry while the API server is unreachable."""
+    until, is_noted = time.monotonic() + REACH_S, False
     for made in objects:
         while True:
             try:
                 cluster.apply_to(made, GLOBAL.get(made["kind"]))
                 break
             except NetworkError as e:
-                # A new endpoint's name needs a while until every resolver knows it.
                 if time.monotonic() >= until:
                     fix = "may your address reach it? `access.api` in cluster.yaml says who may"
                     raise NetworkError(e.what, why=e.why, fix=fix) from e
-                if not is_told:
+                if not is_noted:
                     note(f"waiting for the API server: {e.what}")
-                    is_told = True
+                    is_noted = True
                 pause(POLL_S)
 
 
@@ -69,23 +68,23 @@ def wait_for_nodes(
     now: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[str]:
-    """Wait until so many machines are ready; their names.
+    """Wait until `count` machines are ready and return their names.
 
-    This has no end of its own: a cloud that is short of spot machines may have one in hours, and goes on trying.
-    `why` is asked for the cloud's own reason while machines are missing.
+    No deadline: a cloud that is short of spot machines keeps trying for hours. `why` returns the cloud's own reason
+    while machines are missing.
     """
-    told, told_at = -1, now()
+    noted, noted_at = -1, now()
     while True:
         nodes = _nodes(cluster, note, now, pause)
         ready = [node["metadata"]["name"] for node in nodes if is_ready(node)]
         if len(ready) >= count:
             return ready
-        is_due = now() - told_at >= NOTE_S
-        if len(ready) != told or is_due:
+        is_due = now() - noted_at >= NOTE_S
+        if len(ready) != noted or is_due:
             cordoned = sum(map(is_cordoned, nodes))
             text = f"{len(ready)} of {count} machines are Ready{f'; {cordoned} cordoned' if cordoned else ''}"
             note(text + (f"; still waiting for the others{_reason(why())}" if is_due else ""))
-            told, told_at = len(ready), now()
+            noted, noted_at = len(ready), now()
         pause(POLL_S)
 
 
@@ -94,17 +93,17 @@ def _reason(text: str) -> str:
 
 
 def _nodes(cluster: Cluster, note: Note, now: Callable[[], float], pause: Callable[[float], None]) -> list[Object]:
-    """The machines, as soon as the API server answers: in a wait of hours it may be out of reach for a moment."""
-    until, is_told = now() + REACH_S, False
+    """List the machines; retry, as the API server may be unreachable for a moment in a wait of hours."""
+    until, is_noted = now() + REACH_S, False
     while True:
         try:
             return cluster.nodes()
         except NetworkError as e:
             if now() >= until:
                 raise
-            if not is_told:
+            if not is_noted:
                 note(f"waiting for the API server: {e.what}")
-                is_told = True
+                is_noted = True
             pause(POLL_S)
 
 
@@ -124,15 +123,15 @@ def clear(cluster: Cluster, note: Note) -> None:
                 note(f"{kind.kind} {namespace}/{name} cannot be deleted: {e.what}")
 
 
-def _any(found: Mapping[str, Any]) -> bool:
+def _any(thing: Mapping[str, Any]) -> bool:
     return True
 
 
-def _is_balancer(found: Mapping[str, Any]) -> bool:
-    return bool(found.get("spec", {}).get("type") == "LoadBalancer")
+def _is_balancer(service: Mapping[str, Any]) -> bool:
+    return bool(service.get("spec", {}).get("type") == "LoadBalancer")
 
 
-def _is_made(found: Mapping[str, Any]) -> bool:
+def _is_made(claim: Mapping[str, Any]) -> bool:
     """Whether a claim's volume was made for it, by a provisioner: the shared volume was not."""
     key = "volume.kubernetes.io/storage-provisioner"
-    return key in (found["metadata"].get("annotations") or {})
+    return key in (claim["metadata"].get("annotations") or {})

@@ -1,9 +1,9 @@
 """Running a command in a pod, with its input and output as streams: the API server's exec, over a WebSocket.
 
-Written here because both directions must move at once and a failure at the far end must be seen while there is still
-input to send; one thread does both. The first byte of each message names a channel: 0 input, 1 output, 2 complaints,
-3 the outcome, and 255 followed by 0 ends the input (protocol `v5.channel.k8s.io`, Kubernetes 1.30 and later). The way
-there is the one that all other requests take, through a proxy where the surroundings name one.
+Not lightkube's exec: both directions must move at once, and a failure of the command must be seen while there is still
+input to send; one thread does both. The first byte of each message names a channel: 0 input, 1 output, 2 stderr, 3 the
+outcome, and 255 followed by 0 ends the input (protocol `v5.channel.k8s.io`, Kubernetes 1.30 and later). As all other
+requests it goes through the proxy that the environment names, if any.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROTOCOL = "v5.channel.k8s.io"
 CHUNK = 256 << 10
 CONNECT_S = 20.0
 SILENCE_S = 120.0
-"""A connection on which so long nothing came, and no input could be sent, is taken for dead."""
+"""A connection without received bytes or sent input for so long counts as dead."""
 PING_S = 20.0
 TURN_S = 1.0
 HEAD_NBYTES = 64 << 10
@@ -37,7 +37,7 @@ _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x1, 0x2, 0x8, 0x9, 0xA
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How to reach an API server as somebody."""
+    """The address of an API server and the credentials of a user."""
 
     server: str
     context: ssl.SSLContext | None
@@ -46,7 +46,7 @@ class Login:
 
 
 def frame(payload: bytes, kind: int = _BINARY) -> bytes:
-    """One whole message from a client, masked as the protocol wants it."""
+    """One whole message from a client, masked as the protocol demands."""
     length, mask = len(payload), os.urandom(4)
     if length < 126:
         head = struct.pack(">BB", 0x80 | kind, 0x80 | length)
@@ -60,16 +60,16 @@ def frame(payload: bytes, kind: int = _BINARY) -> bytes:
 
 @dataclass(slots=True)
 class Frames:
-    """Bytes from a server, taken apart into messages."""
+    """Parses bytes from a server into messages."""
 
     _buffer: bytearray = field(default_factory=bytearray)
     _message: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Kind and payload of every message that is whole now."""
+        """Kind and payload of every message that is complete now."""
         self._buffer += data
-        while (found := self._take()) is not None:
-            kind, is_last, payload = found
+        while (message := self._take()) is not None:
+            kind, is_last, payload = message
             if kind >= _CLOSE:
                 yield kind, payload  # may come between the frames of a message
                 continue
@@ -102,7 +102,7 @@ def execute(login: Login, path: str, stdin: BinaryIO | None, take: Callable[[int
 
 
 def _open(login: Login, path: str) -> tuple[socket.socket, bytes]:
-    """Connect and switch to WebSocket; the socket and what has come already."""
+    """Connect and switch to WebSocket; returns the socket and the bytes received after the head."""
     where = urlsplit(login.server)
     try:
         sock = _connect(where)
@@ -133,7 +133,7 @@ def _send_head(sock: socket.socket, first: str, headers: Mapping[str, str]) -> N
 
 
 def _read_head(sock: socket.socket, whose: str) -> tuple[str, bytes, bytes]:
-    """Read an answer up to the end of its head: status line, head, and what came after it."""
+    """Read an answer up to the end of its head: status line, head, and the bytes received after it."""
     answer = b""
     while b"\r\n\r\n" not in answer:
         chunk = sock.recv(65536)
@@ -160,14 +160,14 @@ def _connect(where: SplitResult) -> socket.socket:
 
 
 def proxy_of(where: SplitResult) -> SplitResult | None:
-    """The proxy that the surroundings name for a server: HTTPS_PROXY and the like, but for what NO_PROXY names."""
+    """The proxy that the environment names for a server: HTTPS_PROXY and the like, but for hosts in NO_PROXY."""
     from urllib.request import getproxies, proxy_bypass
 
     named = getproxies()
-    told = named.get(where.scheme) or named.get("all")
-    if not told or proxy_bypass(where.netloc.rpartition("@")[2]) or proxy_bypass(where.hostname or ""):
+    address = named.get(where.scheme) or named.get("all")
+    if not address or proxy_bypass(where.netloc.rpartition("@")[2]) or proxy_bypass(where.hostname or ""):
         return None
-    proxy = urlsplit(told if "://" in told else f"http://{told}")
+    proxy = urlsplit(address if "://" in address else f"http://{address}")
     if proxy.scheme != "http":
         raise ClusterError(
             f"commands in pods cannot be run through a proxy of the kind {proxy.scheme}://",
@@ -178,7 +178,7 @@ def proxy_of(where: SplitResult) -> SplitResult | None:
 
 
 def _through(sock: socket.socket, proxy: SplitResult, target: str) -> None:
-    """Have a proxy connect to somebody."""
+    """Open a tunnel through a proxy by CONNECT."""
     headers = {"Host": target}
     if proxy.username is not None:
         secret = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
@@ -194,7 +194,7 @@ def _through(sock: socket.socket, proxy: SplitResult, target: str) -> None:
 
 
 def _switched(sock: socket.socket) -> bytes:
-    """Read the answer to the wish to switch; what follows it belongs to the new protocol."""
+    """Read the answer to the upgrade request; bytes after it belong to the new protocol."""
     status, head, rest = _read_head(sock, "the API server")
     if " 101 " in status:
         if f"\r\nsec-websocket-protocol: {PROTOCOL}".encode() not in head.lower():
@@ -208,7 +208,7 @@ def _switched(sock: socket.socket) -> bytes:
 
 
 def _refused(code: str, message: str) -> BiremeError:
-    """Why a command cannot be run; what may pass by itself is an error of the network."""
+    """The error for a refused command; a NetworkError where a retry may help."""
     if code == "403":
         fix = "`bireme submit --permissions` prints a Role with all that is needed"
         return ClusterError(f"a command in a pod was refused: {message}", fix=fix)
@@ -217,7 +217,7 @@ def _refused(code: str, message: str) -> BiremeError:
 
 
 class _Session:
-    """An open connection; both directions move in one loop."""
+    """An open connection; one loop moves both directions."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class _Session:
         self._clock = clock
         self._frames = Frames()
         self._carries_input = False
-        """Whether what is to be sent holds input, and not only words about the connection."""
+        """Whether the pending bytes hold input, and not only control frames."""
         self._out = bytearray() if stdin is not None else bytearray(frame(bytes((CLOSE, STDIN))))
         self._code: int | None = None
         self._heard = self._pinged = clock()
@@ -278,7 +278,7 @@ class _Session:
             return
         del self._out[:sent]
         if self._carries_input:
-            self._heard = self._clock()  # input leaves as fast as it is taken; a ping leaves even when nobody is there
+            self._heard = self._clock()  # a peer that takes input is alive; a ping leaves into a dead connection too
         self._carries_input = self._carries_input and bool(self._out)
 
     def _receive(self) -> None:
@@ -317,13 +317,13 @@ class _Session:
 
 def exit_code(outcome: bytes) -> int:
     """The exit code in a command's outcome; a command that could not be run is an error."""
-    told = json.loads(outcome)
-    if told.get("status") == "Success":
+    status = json.loads(outcome)
+    if status.get("status") == "Success":
         return 0
-    for cause in (told.get("details") or {}).get("causes") or ():
+    for cause in (status.get("details") or {}).get("causes") or ():
         if cause.get("reason") == "ExitCode":
             return int(cause["message"])
-    message = str(told.get("message"))
-    # The container has just ended, or its machine does not answer: another attempt may find another one.
+    message = str(status.get("message"))
+    # The container has just ended, or its machine does not answer: a retry may find another one.
     kind = NetworkError if "unable to upgrade connection" in message else ClusterError
     raise kind(f"a command in a pod could not be run: {message}")

@@ -1,7 +1,7 @@
-"""Stopping a job on a cluster, going on with it, and taking it away.
+"""Stop, resume and delete a job on a cluster.
 
-A stop is a suspension: pods are asked to leave, take a snapshot and go, and all that describes the job stays. Going on
-undoes that. A job that has ended cannot be started again as it is, so its Jobs are made anew from what they left.
+A stop suspends the Jobs: their pods take a snapshot and end, and the other objects stay. Resuming undoes that. A job
+that has ended cannot be restarted, so its Jobs are created again from its ConfigMap.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ PATIENCE_S = GRACE_S + 15.0
 
 
 def jobs_of(cluster: Cluster, name: str) -> list[Object]:
-    """The Jobs of a job, the one with the status first; empty where there is none."""
+    """The Jobs of a job, the one with the status first; empty where it has none."""
     return by_name(cluster.list(JOB, naming.labels_of(name))).get(name, [])
 
 
 def find_job(cluster: Cluster, name: str) -> list[Object]:
-    """The Jobs of a job; says which jobs there are if it is not among them."""
-    found = jobs_of(cluster, name)
-    if found:
-        return found
-    known = sorted(by_name(cluster.list(JOB, {naming.MANAGED_BY: "bireme"})))
+    """The Jobs of a job; where it has none, the error names the jobs that exist."""
+    jobs = jobs_of(cluster, name)
+    if jobs:
+        return jobs
+    names = sorted(by_name(cluster.list(JOB, {naming.MANAGED_BY: "bireme"})))
     where = f"in the namespace {cluster.namespace} of context {cluster.context}"
-    hint = f"known jobs there: {', '.join(known)}" if known else "bring one there with `bireme submit JOB.yaml`"
+    hint = f"known jobs there: {', '.join(names)}" if names else "bring one there with `bireme submit JOB.yaml`"
     raise UsageError(f"there is no job {name!r} {where}", fix=hint)
 
 
 def suspend(cluster: Cluster, name: str, *, is_hasty: bool) -> bool:
-    """Ask a job's pods to leave and wait until they have; False if some are still there. Hasty: without a snapshot."""
+    """Stop a job's pods and wait until they have ended; False if some still run. Hasty: without a snapshot."""
     jobs = find_job(cluster, name)
-    _tell_queue(cluster, jobs, is_active=False)
+    _set_queue_active(cluster, jobs, is_active=False)
     for each in jobs:
         stopped = {"metadata": {"annotations": {naming.CANCELLED: "true"}}, "spec": {"suspend": True}}
         cluster.patch(JOB, each["metadata"]["name"], stopped)
@@ -59,25 +59,25 @@ def suspend(cluster: Cluster, name: str, *, is_hasty: bool) -> bool:
 
 
 def unsuspend(cluster: Cluster, name: str) -> None:
-    """Let a suspended job go on as it is; one in a queue goes back there, and the queue starts it."""
+    """Resume a suspended job as it is; one in a queue goes back there, and the queue starts it."""
     jobs = find_job(cluster, name)
-    is_queued = _tell_queue(cluster, jobs, is_active=True)
+    is_queued = _set_queue_active(cluster, jobs, is_active=True)
     for each in jobs:
         change: Object = going_on(each)
-        if is_queued:  # it is the queue that starts it
+        if is_queued:  # Kueue unsuspends the Job when it admits it
             del change["spec"]
         cluster.patch(JOB, each["metadata"]["name"], change)
 
 
-def _tell_queue(cluster: Cluster, jobs: Iterable[Object], *, is_active: bool) -> bool:
-    """Tell Kueue whether a job wants to run: else it would start again what was stopped. False where it has no say."""
+def _set_queue_active(cluster: Cluster, jobs: Iterable[Object], *, is_active: bool) -> bool:
+    """Set whether Kueue may start a job: else it would restart a stopped one. False where Kueue does not manage it."""
     owners = {each["metadata"]["uid"] for each in jobs if naming.QUEUE in (each["metadata"].get("labels") or {})}
     if not owners:
         return False
     try:
         loads = cluster.list(WORKLOAD, {})
     except AbsentError:
-        return False  # there is no Kueue
+        return False  # Kueue is not installed
     own = [w for w in loads if owners & {o.get("uid") for o in w["metadata"].get("ownerReferences") or ()}]
     for each in own:
         cluster.patch(WORKLOAD, each["metadata"]["name"], {"spec": {"active": is_active}})
@@ -85,25 +85,25 @@ def _tell_queue(cluster: Cluster, jobs: Iterable[Object], *, is_active: bool) ->
 
 
 def going_on(job: Object) -> Object:
-    """What lets a suspended Job go on; its last status would look as if its pods were there already."""
-    said: Object = {naming.CANCELLED: None}
+    """The patch that resumes a Job; it clears the members in its last status, as no pod runs yet."""
+    annotations: Object = {naming.CANCELLED: None}
     status = status_in(job)
     if status:
         status |= {"phase": "gathering", "trainers": [], "pservers": []}
         status |= {"waits_for": [], "stragglers": [], "warnings": [], "error": None}
-        said[naming.STATUS] = json.dumps(status)
-    return {"metadata": {"annotations": said}, "spec": {"suspend": False}}
+        annotations[naming.STATUS] = json.dumps(status)
+    return {"metadata": {"annotations": annotations}, "spec": {"suspend": False}}
 
 
 def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Submission:
-    """Make a job's Jobs anew, so that they go on from the newest snapshot; `changes` are fields of the job.
+    """Create a job's Jobs again, so that they resume from the newest snapshot; `changes` are fields of the job.
 
-    The Jobs may be gone already: whoever tried this before may have been interrupted.
+    The Jobs may be gone already, if an earlier call was interrupted.
     """
     then = read_back(cluster, name)
     now = resumed(then, changes)
     others = [each for each in build(then) if each["kind"] not in ("Job", "PersistentVolumeClaim")]
-    disown(cluster, others)
+    disown(cluster, others)  # first: deleting their owner would delete them too
     for each in jobs_of(cluster, name):
         cluster.delete(JOB, each["metadata"]["name"])
     see_off(cluster, name)
@@ -112,9 +112,9 @@ def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Subm
 
 
 def see_off(cluster: Cluster, name: str) -> None:
-    """Wait until the pods of Jobs that were deleted have left: they may be taking a snapshot.
+    """Wait until the pods of deleted Jobs have ended: they may be taking a snapshot.
 
-    One on a machine that is gone is never seen to leave; whoever comes next takes its seat, and it has no say any more.
+    A pod on a lost machine never ends for the API server. It does not count: its successor takes over its lease.
     """
     if wait_until(lambda: not jobs_of(cluster, name) and not _live_pods(cluster, name), PATIENCE_S):
         return
@@ -124,13 +124,13 @@ def see_off(cluster: Cluster, name: str) -> None:
 
 
 def has_left_its_plan(cluster: Cluster, name: str) -> bool:
-    """Whether what a job was submitted with is still there."""
+    """Whether the ConfigMap that a job was submitted with still exists."""
     there = cluster.find(CONFIG_MAP, name)
     return there is not None and naming.is_ours(there)
 
 
 def resumed(then: Submission, changes: Mapping[str, Any]) -> Submission:
-    """A submission that goes on where another has stopped; the same one goes on by itself."""
+    """A submission that resumes an earlier one, with changes."""
     job = msgspec.structs.replace(then.job, is_resumed=bool(changes) or then.job.is_resumed, **changes)
     if job.trainers > job.shards:
         raise SpecError(f"{job.trainers} trainers but only {job.shards} data shards", fix="ask for fewer trainers")
@@ -141,8 +141,8 @@ def resumed(then: Submission, changes: Mapping[str, Any]) -> Submission:
     return Submission(job, settings, then.namespace, then.image, then.program, then.certificates)
 
 
-class _Stay(NamedTuple):
-    """Where a job's files are and which image can read them, as far as what is on the cluster tells."""
+class _JobFiles(NamedTuple):
+    """Where a job's files are and which image can read them, as far as the cluster's objects show."""
 
     claim: str
     output: str
@@ -151,18 +151,18 @@ class _Stay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What was taken away of a job, and what has become of its volume."""
+    """The deleted objects of a job, and what became of its volume."""
 
     things: list[str]
     claim: str
     volume: Literal["deleted", "kept", "absent"]
     ignored: str = ""
-    """Why the volume is still there although it was to be deleted; empty if it was not."""
+    """Why the volume was kept although its deletion was requested; else empty."""
     fetching: str = ""
-    """The command that brings models from a volume that is still there."""
+    """The command that fetches models from a kept volume."""
 
     def words(self, name: str) -> Iterator[str]:
-        """What the user is told of it."""
+        """Lines for the user."""
         called = "its volume" if self.claim == name else f"its volume {self.claim}"
         if self.volume == "deleted":
             yield f"{name} is deleted, with {called}"
@@ -176,29 +176,29 @@ class Deleted:
 
 
 def delete(cluster: Cluster, name: str, *, with_volume: bool) -> Deleted:
-    """Take a job away; the volume claim only if that is asked for, if it is ours and if no other job uses it."""
+    """Delete a job; its volume claim only on request, if bireme made it and no other job uses it."""
     kinds = [kind for kind in KINDS.values() if kind.kind not in ("Pod", "Event", CLAIM.kind)]
     kinds += [CLAIM] if with_volume else []
-    found = [(kind, called) for kind in kinds for called in _own_names(cluster, kind, name)]
-    if not found:
+    things = [(kind, called) for kind in kinds for called in _own_names(cluster, kind, name)]
+    if not things:
         find_job(cluster, name)
-    refuse_shared(cluster, name, {called for kind, called in found if kind is CLAIM})
-    stay = _stay_of(cluster, name)
-    # Jobs first: pods take a snapshot before they leave, for which they need what is around them.
-    gone = _delete_all(cluster, [each for each in found if each[0] is JOB])
+    refuse_shared(cluster, name, {called for kind, called in things if kind is CLAIM})
+    files = _files_of(cluster, name)
+    # Jobs first: pods take a snapshot before they end, and need the other objects for it.
+    gone = _delete_all(cluster, [each for each in things if each[0] is JOB])
     see_off(cluster, name)
-    gone += _delete_all(cluster, [each for each in found if each[0] is not JOB])
-    if f"{CLAIM.kind} {stay.claim}" in gone:
-        return Deleted(gone, stay.claim, "deleted")
-    there = cluster.find(CLAIM, stay.claim)
+    gone += _delete_all(cluster, [each for each in things if each[0] is not JOB])
+    if f"{CLAIM.kind} {files.claim}" in gone:
+        return Deleted(gone, files.claim, "deleted")
+    there = cluster.find(CLAIM, files.claim)
     if there is None or there["metadata"].get("deletionTimestamp"):
-        return Deleted(gone, stay.claim, "absent")
+        return Deleted(gone, files.claim, "absent")
     ignored = _whose(there, cluster.namespace) if with_volume else ""
-    return Deleted(gone, stay.claim, "kept", ignored, _fetching(name, stay, cluster.namespace))
+    return Deleted(gone, files.claim, "kept", ignored, _fetching(name, files, cluster.namespace))
 
 
 def _own_names(cluster: Cluster, kind: Kind, name: str) -> list[str]:
-    """What a job has on the cluster of one kind; its Secret by name, as to list them would be to read them all."""
+    """Names of a job's objects of one kind; the Secret is looked up by name, as a list would read all Secrets."""
     if kind is not SECRET:
         return names_of(cluster.list(kind, naming.labels_of(name)))
     there = cluster.find(SECRET, f"{name}-tls")
@@ -211,7 +211,7 @@ def _delete_all(cluster: Cluster, things: Iterable[tuple[Kind, str]]) -> list[st
 
 
 def refuse_shared(cluster: Cluster, name: str, claims: set[str]) -> None:
-    """Refuse to delete volume claims that other jobs use: their models are on the same volume."""
+    """Refuse to delete volume claims that other jobs use."""
     used = claims_by_job(cluster) if claims else {}
     others = sorted(other for other, theirs in used.items() if other != name and theirs & claims)
     if others:
@@ -224,17 +224,17 @@ def refuse_shared(cluster: Cluster, name: str, claims: set[str]) -> None:
 
 
 def claims_by_job(cluster: Cluster) -> dict[str, set[str]]:
-    """The volume claims that each job of the namespace uses, also one whose Jobs are gone but which can be resumed."""
-    found: dict[str, set[str]] = {}
+    """The volume claims of each job of the namespace, including resumable jobs whose Jobs are gone."""
+    claims: dict[str, set[str]] = {}
     for each in cluster.list(JOB, {naming.MANAGED_BY: "bireme"}):
         labels = each["metadata"]["labels"]
-        # (Data is split on a volume for a job that may not be there yet.)
+        # A Job that splits data names its job in another label.
         whose = labels.get(naming.INSTANCE) or labels.get(naming.VOLUME_OF) or each["metadata"]["name"]
-        found.setdefault(whose, set()).update(_claims_in(each))
+        claims.setdefault(whose, set()).update(_claims_in(each))
     for each in cluster.list(CONFIG_MAP, {naming.MANAGED_BY: "bireme"}):
         name = str(each["metadata"]["name"])
-        found.setdefault(name, set()).add(_claim_told(name, _told_in(each, "settings.json")))
-    return found
+        claims.setdefault(name, set()).add(_submitted_claim(name, _json_in(each, "settings.json")))
+    return claims
 
 
 def _claims_in(job: Object) -> list[str]:
@@ -244,27 +244,27 @@ def _claims_in(job: Object) -> list[str]:
     return [str(v["persistentVolumeClaim"]["claimName"]) for v in ordered if v.get("persistentVolumeClaim")]
 
 
-def _claim_told(name: str, settings: Mapping[str, Any]) -> str:
+def _submitted_claim(name: str, settings: Mapping[str, Any]) -> str:
     """The claim that a job was submitted with."""
     return naming.claim_of(name, (settings.get("volume") or {}).get("claim"))
 
 
-def _told_in(config_map: Object | None, key: str) -> dict[str, Any]:
-    """What a job's ConfigMap says under a key; empty where another version has written it so that we cannot read it."""
+def _json_in(config_map: Object | None, key: str) -> dict[str, Any]:
+    """The JSON object under a key of a job's ConfigMap; empty where it cannot be parsed."""
     try:
-        told = json.loads(((config_map or {}).get("data") or {}).get(key) or "{}")
+        parsed = json.loads(((config_map or {}).get("data") or {}).get(key) or "{}")
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
-def _stay_of(cluster: Cluster, name: str) -> _Stay:
+def _files_of(cluster: Cluster, name: str) -> _JobFiles:
     there = cluster.find(CONFIG_MAP, name)
     own = there if there is not None and naming.is_ours(there) else None
-    settings = _told_in(own, "settings.json")
+    settings = _json_in(own, "settings.json")
     claims = [claim for each in jobs_of(cluster, name) for claim in _claims_in(each)]
-    claim = claims[0] if claims else _claim_told(name, settings)
-    return _Stay(claim, str(_told_in(own, "job.json").get("output", "")), str(settings.get("image") or "NAME"))
+    claim = claims[0] if claims else _submitted_claim(name, settings)
+    return _JobFiles(claim, str(_json_in(own, "job.json").get("output", "")), str(settings.get("image") or "NAME"))
 
 
 def _whose(claim: Object, namespace: str) -> str:
@@ -277,15 +277,15 @@ def _whose(claim: Object, namespace: str) -> str:
     return f"bireme did not make the claim {called}; `kubectl delete pvc {called} -n {namespace}` deletes it"
 
 
-def _fetching(name: str, stay: _Stay, namespace: str) -> str:
-    """The command that brings a deleted job's models: by its name where most have their files, else by its file."""
-    is_usual = stay.claim == name and stay.output in ("", str(directory_of(name) / "output"))
+def _fetching(name: str, files: _JobFiles, namespace: str) -> str:
+    """The command that fetches a deleted job's models: by name if its files are in the usual place, else by file."""
+    is_usual = files.claim == name and files.output in ("", str(directory_of(name) / "output"))
     job = name if is_usual else "JOB.yaml"
-    return f"{command_name()} fetch {job} DIR --image {stay.image} --namespace {namespace}"
+    return f"{command_name()} fetch {job} DIR --image {files.image} --namespace {namespace}"
 
 
 def view_of(cluster: Cluster, name: str) -> JobView:
-    """How a job is doing."""
+    """The state of a job."""
     return job_view(find_job(cluster, name))
 
 
@@ -299,7 +299,7 @@ def is_live(pod: Object) -> bool:
 
 
 def wait_until(is_so: Callable[[], bool], patience_s: float) -> bool:
-    """Look again and again whether something is so, for a while; an API server that is busy is asked again."""
+    """Poll a condition until it holds or `patience_s` is over; retry while the API server is unreachable."""
     deadline = time.monotonic() + patience_s
     while True:
         is_last = time.monotonic() > deadline
@@ -315,5 +315,5 @@ def wait_until(is_so: Callable[[], bool], patience_s: float) -> bool:
 
 
 def names_of(things: Iterable[Object]) -> list[str]:
-    """What objects are called."""
+    """The names of objects."""
     return [str(each["metadata"]["name"]) for each in things]

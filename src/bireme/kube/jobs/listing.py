@@ -1,7 +1,7 @@
-"""How a job on a cluster is doing, read off its Jobs, its pods and the coordinator's last word. No I/O.
+"""The state of a job on a cluster, from its Jobs, its pods and the coordinator's last status. No I/O.
 
-Kubernetes knows about pods, the coordinator about training; a `JobView` is both in one plain value. What Kubernetes
-says of an ended job wins, because the coordinator cannot speak after its end.
+Kubernetes has the state of pods, the coordinator that of training; a `JobView` holds both. For an ended job Kubernetes
+wins, because the coordinator cannot report its own end.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class PodView:
     is_ready: bool
     restarts: int
     trains: Mapping[str, Any] = field(default_factory=dict)
-    """What the coordinator last heard from its trainer: pass, batch, batches, rate, cost."""
+    """The last report of its trainer: pass, batch, batches, rate, cost."""
     is_straggler: bool = False
     waits: str = ""
-    """What it waits for while it does not run yet, or what it has failed of, in Kubernetes' words."""
+    """What it waits for before it runs, or why it has failed: Kubernetes' reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class JobView:
     reason: str
     started: float
     pods: int
-    """How many it is to have."""
+    """The wanted number."""
     ready: int
     status: Mapping[str, Any]
-    """The coordinator's last word; empty before its first."""
+    """The coordinator's last status; empty before its first."""
     error: Mapping[str, str] = field(default_factory=dict)
-    """kind, what, why and fix, where it has failed and said why."""
+    """kind, what, why and fix, where it has failed and reported an error."""
 
 
 def moment(text: str | None) -> float:
@@ -63,14 +63,14 @@ def moment(text: str | None) -> float:
 
 
 def by_name(jobs: Iterable[Object]) -> dict[str, list[Object]]:
-    """The Jobs of each job, the one with the status first; those that only split data are no part of one."""
-    found: dict[str, list[Object]] = {}
+    """The Jobs of each job, the one with the status first; Jobs that only split data are left out."""
+    groups: dict[str, list[Object]] = {}
     for each in jobs:
         if name := each["metadata"]["labels"].get(naming.INSTANCE):
-            found.setdefault(name, []).append(each)
-    for parts in found.values():
+            groups.setdefault(name, []).append(each)
+    for parts in groups.values():
         parts.sort(key=lambda each: str(each["metadata"]["name"]))  # -pserver before -trainer
-    return found
+    return groups
 
 
 def job_view(jobs: Sequence[Object]) -> JobView:
@@ -93,12 +93,12 @@ def job_view(jobs: Sequence[Object]) -> JobView:
 
 
 def status_in(main: Object) -> dict[str, Any]:
-    """The coordinator's last word on a Job; empty where it has said nothing that can be read."""
+    """The coordinator's last status on a Job; empty where there is none that can be parsed."""
     try:
-        told = json.loads((main["metadata"].get("annotations") or {}).get(naming.STATUS) or "{}")
+        parsed = json.loads((main["metadata"].get("annotations") or {}).get(naming.STATUS) or "{}")
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def condition(thing: Object, kind: str) -> Mapping[str, Any] | None:
@@ -121,7 +121,7 @@ def _state(jobs: Sequence[Object], status: Mapping[str, Any]) -> tuple[str, str]
         return ("queued", f"in the queue {queue}") if queue else ("suspended", "")
     if phase in ("finished", "cancelled"):
         return phase, str(status.get("reason") or "")
-    if phase == "failed":  # and Kubernetes makes new pods, until it has had enough
+    if phase == "failed":  # Kubernetes still replaces pods, up to its backoff limit
         return "starting", f"again, after: {status.get('reason') or 'a failure'}"
     if phase:
         return ("running" if phase == "training" else "starting"), ""
@@ -130,7 +130,7 @@ def _state(jobs: Sequence[Object], status: Mapping[str, Any]) -> tuple[str, str]
 
 
 def is_ended(state: str) -> bool:
-    """Whether nothing more will come of a job by itself."""
+    """Whether a job has ended for good."""
     return state in ("finished", "failed", "cancelled")
 
 
@@ -153,7 +153,7 @@ def role_of(pod: Object) -> str:
 
 
 def rank_of(pod: Object) -> int:
-    """Which of its kind a pod is; -1 for one that belongs to no Job."""
+    """The rank of a pod; -1 for one that belongs to no Job."""
     return int((pod["metadata"].get("annotations") or {}).get(naming.INDEX, -1))
 
 
@@ -177,7 +177,7 @@ def _pod(pod: Object, older: int, trains: Mapping[Any, Mapping[str, Any]], late:
 
 
 def waits_for(pod: Object) -> str:
-    """What a pod that does not run yet waits for, or what it has failed of, in Kubernetes' words."""
+    """What a pod waits for before it runs, or why it has failed: Kubernetes' reason."""
     status = pod.get("status") or {}
     if status.get("phase") == "Failed":
         ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
@@ -195,12 +195,12 @@ def waits_for(pod: Object) -> str:
 
 
 def _short(text: str) -> str:
-    """No more than a line or two; `bireme why` tells all."""
+    """No more than a line or two; `bireme why` shows all."""
     return text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"
 
 
 def gathering(view: JobView, pods: Sequence[PodView]) -> str:
-    """Where a job stands that has not begun to train, in one line."""
+    """The state of a job that has not begun to train, in one line."""
     if view.state in ("suspended", "queued"):
         return view.state + (f", {view.reason}" if view.reason else "")
     running = sum(pod.phase == "Running" for pod in pods)

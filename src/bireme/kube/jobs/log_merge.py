@@ -1,4 +1,4 @@
-"""Log files of a job's processes as one stream in the order of time.
+"""Merge the log files of a job's processes by time.
 
 Lines begin with month, day and time (`I1116 06:31:44.123456 …`); those that do not belong to the line before them.
 There is no year in them: it is the file's own, or the year before where a month lies ahead of the file's last change.
@@ -30,18 +30,18 @@ class Line(NamedTuple):
 
 
 def log_files(output: Path, node: int | None, role: str | None) -> dict[str, list[Path]]:
-    """The files of each log, those that were moved aside first."""
+    """The files of each log, rotated ones first."""
     names = [FILES[role]] if role else list(FILES.values())
     folders = sorted(output.glob("node_*"), key=lambda d: int(d.name[5:]) if d.name[5:].isdecimal() else -1)
-    found = {}
+    logs = {}
     for folder in folders:
         if node is not None and folder.name != f"node_{node}":
             continue
         for name in names:
             aside = [p for p in folder.glob(f"{name}.*") if p.suffix[1:].isdecimal()]
             files = [*sorted(aside, key=lambda p: -int(p.suffix[1:])), folder / name]
-            found[f"{folder.name}/{name}"] = [path for path in files if path.is_file()]
-    return {log: files for log, files in found.items() if files}
+            logs[f"{folder.name}/{name}"] = [path for path in files if path.is_file()]
+    return {log: files for log, files in logs.items() if files}
 
 
 def moment_of(text: str, year: int, latest: float, *, is_utc: bool = False) -> float | None:
@@ -51,10 +51,10 @@ def moment_of(text: str, year: int, latest: float, *, is_utc: bool = False) -> f
         return None
     month, day, hour, minute, second = (int(part) for part in match.groups()[:5])
     seconds = calendar.timegm if is_utc else time.mktime
-    found = seconds((year, month, day, hour, minute, second, 0, 0, -1)) + float(match[6])
-    if found > latest + 86400:
-        found = seconds((year - 1, month, day, hour, minute, second, 0, 0, -1)) + float(match[6])
-    return found
+    moment = seconds((year, month, day, hour, minute, second, 0, 0, -1)) + float(match[6])
+    if moment > latest + 86400:
+        moment = seconds((year - 1, month, day, hour, minute, second, 0, 0, -1)) + float(match[6])
+    return moment
 
 
 def lines_of(log: str, files: Iterable[Path]) -> Iterator[Line]:
@@ -71,7 +71,7 @@ def lines_of(log: str, files: Iterable[Path]) -> Iterator[Line]:
 
 
 def merged(logs: Mapping[str, list[Path]], *, last: int | None = None, since: float = 0.0) -> Iterator[Line]:
-    """All lines in the order of time: of each log at most the last so many, none from before a moment."""
+    """All lines by time: of each log at most the `last` ones, none from before `since`."""
     streams = []
     for log, files in logs.items():
         lines: Iterable[Line] = (line for line in lines_of(log, files) if line.when >= since)
@@ -84,7 +84,7 @@ def merged(logs: Mapping[str, list[Path]], *, last: int | None = None, since: fl
 
 
 def write_logs(output: Path, wanted: Mapping[str, Any], sink: BinaryIO) -> None:
-    """Print merged lines as JSON, for somebody at the other end of a pipe."""
+    """Print merged lines as JSON, for the command that runs this in a pod."""
     files = log_files(output, wanted.get("node"), wanted.get("role"))
     for line in merged(files, last=wanted.get("last"), since=wanted.get("since") or 0.0):
         sink.write(json.dumps({"log": line.log, "line": line.text}).encode() + b"\n")
@@ -92,7 +92,7 @@ def write_logs(output: Path, wanted: Mapping[str, Any], sink: BinaryIO) -> None:
 
 
 def seconds_of(text: str) -> float:
-    """How long `90`, `90s`, `5m`, `2h` or `3d` is; ValueError for anything else."""
+    """`90`, `90s`, `5m`, `2h` or `3d` in seconds; ValueError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no time: write 90s, 5m, 2h or 3d")

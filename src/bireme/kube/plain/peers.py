@@ -1,7 +1,7 @@
 """How the pods of a plain Job see each other: through the API server, or where that is forbidden, on the volume.
 
-Both ways end in the same list of peers and the same record on the volume (ranks.py decides, this does). Every pod
-leaves signs of life on the volume in any case: another one may not be let through to the API server.
+Both ways give the same list of peers and use the same record on the volume (ranks.py decides, this does I/O). Every pod
+writes heartbeats to the volume in any case: other pods may not reach the API server.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, S
 log = logging.getLogger(__name__)
 BEAT_S = 1.0
 PATIENCE_S = 10.0
-"""After so many seconds without a sign of life a pod is taken for gone."""
+"""After so many seconds without a heartbeat a pod counts as gone."""
 ABSENCE_S = 2.5
-"""A pod that has a rank and still is not seen after so long is gone; before, it may be newer than what was seen."""
+"""A pod that has a rank and is not listed for so long is gone; before, it may be newer than the list."""
 TRIES = 3
-"""How often the API server is asked in vain before the volume has to do."""
+"""Failed watches in a row before the volume is used instead."""
 REST_S = 0.5
 
 
 class VisiblePods(NamedTuple):
-    """The pods that are known, names of those of which it is not known yet whether they live, and when that was."""
+    """The listed pods, names of those that are neither live nor gone yet, and the time of the list."""
 
     peers: list[Peer]
     unsure: set[str]
@@ -43,23 +43,23 @@ class VisiblePods(NamedTuple):
 
 
 class PeerLister(Protocol):
-    """A way to see the other pods."""
+    """A way to list the other pods."""
 
     is_blind: bool
-    """Whether nothing will ever be seen this way."""
+    """Whether this way has failed for good."""
 
     def look(self) -> VisiblePods | None:
-        """What can be seen now; None if that is not known yet, which is not the same as nobody."""
+        """The pods now; None before the first list, which differs from an empty one."""
 
 
 class ApiPeerLister:
-    """Pods as the API server shows them: listed, and then watched by a thread, until nobody needs to see them any more.
+    """Pods as the API server shows them: a thread lists and then watches them until `close`.
 
-    A watch that says nothing for a while is taken for broken, and begun anew with a list.
+    A watch without events for a while counts as broken and is started again with a list.
     """
 
     def __init__(self, watch: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-        """Take what yields `("LISTED", all pods)`, then `(event, pod)`, and ends after some quiet time."""
+        """`watch` yields `("LISTED", all pods)`, then `(event, pod)`, and ends after some quiet time."""
         self._watch = watch
         self._pods: dict[str, Peer] | None = None
         self._is_over = threading.Event()
@@ -68,7 +68,7 @@ class ApiPeerLister:
         self._thread.start()
 
     def look(self) -> VisiblePods | None:
-        """The pods right now; of those without an address nothing is known yet."""
+        """The pods right now; those without an address count as unsure."""
         pods = self._pods
         if pods is None:
             return None
@@ -76,7 +76,7 @@ class ApiPeerLister:
         return VisiblePods(list(pods.values()), unsure, time.monotonic())
 
     def close(self) -> None:
-        """Look no more: the thread ends with the next event, or with the quiet time."""
+        """Stop watching: the thread ends with the next event, or with the quiet time."""
         self._is_over.set()
 
     def _run(self) -> None:
@@ -96,14 +96,14 @@ class ApiPeerLister:
                     if self._is_over.is_set():
                         return
             except BiremeError as e:
-                if in_vain:  # else it was only quiet for long
+                if in_vain:  # else the watch only had no events
                     log.info("the API server does not show the pods: %s", e.what)
                 if isinstance(e, ForbiddenError):
                     return
-            rest_s = REST_S * max(in_vain, 1)  # also after a list: a server that refuses only the watch is spared
+            rest_s = REST_S * max(in_vain, 1)  # also after a list, to spare a server that refuses only the watch
 
     def _see(self, event: str, thing: Mapping[str, Any]) -> None:
-        pods = dict(self._pods or {})  # a new one, as somebody may be reading the old
+        pods = dict(self._pods or {})  # a new dict: `look` may be reading the old one in the main thread
         if event == "LISTED":
             pods = {peer.name: peer for peer in map(peer_of, thing["items"])}
         elif event == "DELETED":
@@ -114,7 +114,7 @@ class ApiPeerLister:
 
 
 def peer_of(pod: Mapping[str, Any]) -> Peer:
-    """A pod in the API server's words."""
+    """A pod of the API server as a Peer."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     return Peer(
         metadata["name"], status.get("podIP") or "", status.get("phase") or "", bool(metadata.get("deletionTimestamp"))
@@ -128,7 +128,7 @@ class _Sign(msgspec.Struct):
 
 
 class HeartbeatFiles:
-    """Signs of life on the volume: one small file each, changed again and again by whoever is there."""
+    """Heartbeats on the volume: one small file for each pod, which that pod rewrites while it lives."""
 
     is_blind = False
 
@@ -146,30 +146,30 @@ class HeartbeatFiles:
             directory.mkdir(parents=True, exist_ok=True)
 
     def beat(self) -> None:
-        """Say that we live, if it is time to."""
+        """Write a heartbeat if one is due."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
         self._next_s = now_s + self._every_s
         self._sign.beat += 1
         half = half_of(self._path)
-        # Not synced: what matters is that it changes, not that it stays.
+        # No fsync: a heartbeat must change, not survive a crash.
         try:
             half.write_bytes(msgspec.json.encode(self._sign))
             half.replace(self._path)
             self._is_mute = False
         except OSError as e:
             if not self._is_mute:
-                log.warning("no sign of life on the volume: %s", e)
+                log.warning("heartbeat failed path=%s error=%s", self._path, e)
             self._is_mute = True
 
     def leave(self) -> None:
-        """Say that we are gone, so that nobody has to find out."""
+        """Remove the heartbeat, so that other pods need not wait for it to expire."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
     def look(self) -> VisiblePods:
-        """Whoever has given a sign of life lately."""
+        """The pods with a recent heartbeat."""
         signs = self._signs()
         now_s = time.monotonic()
         self._seen.see({name: sign.beat for name, sign in signs.items()}, now_s)
@@ -177,15 +177,15 @@ class HeartbeatFiles:
         return VisiblePods([Peer(name, signs[name].ip) for name in living], self._seen.unsure(now_s), now_s)
 
     def _signs(self) -> dict[str, _Sign]:
-        found = {}
+        signs = {}
         for path in self._directory.glob("*.json"):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                found[path.stem] = msgspec.json.decode(path.read_bytes(), type=_Sign)
-        return found
+                signs[path.stem] = msgspec.json.decode(path.read_bytes(), type=_Sign)
+        return signs
 
 
 class RankBook:
-    """The record of ranks on the volume: files that are made once and never changed."""
+    """The record of ranks on the volume: files that are created once and never changed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -193,19 +193,19 @@ class RankBook:
             directory.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> RankRecord:
-        """What is written down."""
+        """Read the record."""
         first = self._directory / "first.json"
         written = first.read_bytes() if first.is_file() else b""
         names = msgspec.json.decode(written, type=tuple[str, ...]) if written else ()
         taken = []
         for path in self._directory.iterdir():
-            found = re.fullmatch(r"rank-(\d+)\.(\d+)", path.name)
-            if found:
-                taken.append(Taken(int(found[1]), int(found[2]), path.read_text()))
+            match = re.fullmatch(r"rank-(\d+)\.(\d+)", path.name)
+            if match:
+                taken.append(Taken(int(match[1]), int(match[2]), path.read_text()))
         return RankRecord(names, taken)
 
     def write(self, order: RankAll | Take) -> bool:
-        """Write something down; False if somebody has been faster."""
+        """Write a decision; False if another pod was faster."""
         if isinstance(order, RankAll):
             return create_once(self._directory / "first.json", msgspec.json.encode(order.first))
         taken = order.taken
@@ -213,7 +213,7 @@ class RankBook:
 
 
 def create_once(path: Path, data: bytes) -> bool:
-    """Make a file with all its content at once, unless it is there; returns whether it was made."""
+    """Create a file with all its content at once unless it exists; returns whether it was created."""
     half = half_of(path)
     with storage_errors(str(path)):
         try:
@@ -222,7 +222,7 @@ def create_once(path: Path, data: bytes) -> bool:
                 os.link(half, path)
             except FileExistsError:
                 raise
-            except OSError:  # a volume without links: whoever reads at the wrong moment sees it empty
+            except OSError:  # a volume without hard links: a reader may see the file empty for a moment
                 volume().create(path, data)
         except FileExistsError:
             return False
@@ -234,7 +234,7 @@ def create_once(path: Path, data: bytes) -> bool:
 def take_rank(
     name: str, nodes: int, book: RankBook, eyes: tuple[PeerLister | None, HeartbeatFiles], rest: Callable[[Wait], bool]
 ) -> int | None:
-    """Find out which node this pod is; None if `rest`, told what is waited for, says to stop."""
+    """Get a rank for this pod; None if `rest`, called with each wait, returns False."""
     api, meeting = eyes
     waits_for, missing = "", SignsOfLife(ABSENCE_S)
     while True:
@@ -255,4 +255,4 @@ def take_rank(
             if not rest(decision):
                 return None
         elif not book.write(decision):
-            log.info("another pod was faster; looking again")
+            log.info("rank taken by another pod; retrying")

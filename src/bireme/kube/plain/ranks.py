@@ -1,9 +1,9 @@
-"""Which pod of a plain Job is which node: decided from the pods that live and a record that all of them share. No I/O.
+"""The rank of each pod of a plain Job, decided from the live pods and a record that all of them share. No I/O.
 
-The pods of a plain Job are all alike. The first of them that sees as many live ones as there are nodes ranks them by
-address and writes that down, once: the first writer wins. From then on a rank belongs to whoever took it last. A
-replacement takes the rank of a pod that is gone, by a file that can be made only once, so no two take the same. A pod
-that merely is started again finds itself in the record.
+The pods of a plain Job are all alike. The first one that sees as many live pods as there are nodes ranks them by
+address and writes the record, once: the first writer wins. From then on a rank belongs to the pod that took it last. A
+replacement takes the rank of a pod that is gone, by a file that can be created only once, so no two take the same. A
+pod whose container restarts is in the record already.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ FINISHED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A pod of the Job as it was last seen."""
+    """A pod of the Job as last listed."""
 
     name: str
-    """Its identity: no two pods of a Job are ever called the same, and every pod knows its own without asking."""
+    """Its identity: unique among all pods that a Job ever has, and set in the pod's environment."""
     ip: str = ""
     phase: str = "Running"
     is_deleted: bool = False
-    """Whether it was told to go; it may never hear that, so it does not count even while it runs."""
+    """Whether it is being deleted; on a lost machine it may run on, so it does not count even while it runs."""
 
     @property
     def is_live(self) -> bool:
@@ -33,13 +33,13 @@ class Peer:
 
     @property
     def may_live(self) -> bool:
-        """Whether it is not known to be gone: its container can run before the cluster has learnt its address."""
+        """Whether it is not gone: its container can run before the API server has its address."""
         return self.phase not in FINISHED and not self.is_deleted
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Somebody has taken a rank; a later turn counts more than an earlier one."""
+    """A pod took a rank; the latest turn counts."""
 
     rank: int
     turn: int
@@ -48,18 +48,18 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What is written down so far."""
+    """The ranks written so far."""
 
     first: Sequence[str] = ()
-    """The names that were ranked first, by rank; empty as long as nobody has."""
+    """The names that were ranked first, by rank; empty before that."""
     taken: Sequence[Taken] = field(default=())
 
     def holders(self) -> dict[int, Taken]:
-        """Who has each rank."""
-        found = {rank: Taken(rank, 0, name) for rank, name in enumerate(self.first)}
+        """The pod that has each rank."""
+        holders = {rank: Taken(rank, 0, name) for rank, name in enumerate(self.first)}
         for one in sorted(self.taken, key=lambda one: one.turn):
-            found[one.rank] = one
-        return found
+            holders[one.rank] = one
+        return holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +71,34 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class RankAll:
-    """Write this down, unless somebody has been faster; then look again."""
+    """Write the first ranking; decide again if another pod was faster."""
 
     first: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Take a rank that is free, unless somebody has been faster; then look again."""
+    """Take a free rank; decide again if another pod was faster."""
 
     taken: Taken
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be done yet."""
+    """This pod has to wait."""
 
     why: str
     is_surplus: bool = False
-    """Whether all ranks have somebody: there is one pod too many, until another has left."""
+    """Whether all ranks are taken by live pods: this pod is one too many until another ends."""
 
 
 Decision = Hold | RankAll | Take | Wait
 
 
 def decide(me: str, peers: Iterable[Peer], record: RankRecord, nodes: int, silent: Iterable[str] = ()) -> Decision:
-    """What the pod called `me` is to do; `silent` are names that cannot be told to be gone yet.
+    """What the pod `me` is to do; `silent` are names of pods that are neither live nor gone yet.
 
-    One that has not been looked at for long enough, or has no address yet, is neither live nor gone.
+    Those have no address yet, or were not watched for long enough.
     """
     live = {peer.name: peer for peer in peers if peer.is_live}
     if not record.first:
@@ -110,7 +110,7 @@ def decide(me: str, peers: Iterable[Peer], record: RankRecord, nodes: int, silen
     unsure = set(silent)
     free = [rank for rank, one in sorted(holders.items()) if one.name not in live and one.name not in unsure]
     if free:
-        # Several replacements at once begin with different ranks, so that they seldom meet.
+        # Several replacements at once try different ranks first, so that they seldom collide.
         waiting = sorted((set(live) | {me}) - {one.name for one in holders.values()})
         rank = free[waiting.index(me) % len(free)]
         return Take(Taken(rank, holders[rank].turn + 1, me))
@@ -129,9 +129,10 @@ def _names(holders: Mapping[int, Taken]) -> str:
 
 
 class SignsOfLife:
-    """Who lives, told by numbers that pods keep changing. No clock but the reader's own, which is passed in.
+    """Which pods live, judged by numbers that they keep changing; uses only the reader's clock, which is passed in.
 
-    A pod lives if its number has changed lately; it is gone if it has not for long; before either is known, nothing is.
+    A pod lives if its number has changed within `patience_s`, and is gone if it has not; one that was watched for less
+    and has not changed yet is unsure.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -139,7 +140,7 @@ class SignsOfLife:
         self._seen: dict[str, tuple[int, float, bool]] = {}
 
     def see(self, beats: Mapping[str, int], now_s: float) -> None:
-        """Take what is there now."""
+        """Take the current numbers."""
         for name, beat in beats.items():
             before = self._seen.get(name)
             if before is None:
@@ -154,5 +155,5 @@ class SignsOfLife:
         return {name for name, (_, at_s, moves) in self._seen.items() if moves and now_s - at_s < self._patience_s}
 
     def unsure(self, now_s: float) -> set[str]:
-        """Those that have not been looked at for long enough to tell."""
+        """Those that were not watched for long enough to judge."""
         return {name for name, (_, at_s, moves) in self._seen.items() if not moves and now_s - at_s < self._patience_s}

@@ -1,4 +1,4 @@
-"""Jobs as the original's tutorial writes them: what their pods are told by their environment, as a job of ours.
+"""Jobs as the original's tutorial writes them: the environment of their pods, read as a job of ours.
 
     JOB_NAME, JOB_PATH, JOB_NAMESPACE    the Job, the volume that all pods see, and the namespace
     TRAIN_CONFIG_DIR                     the program's directory below JOB_PATH/JOB_NAME
@@ -24,14 +24,14 @@ from bireme.spec.load import count_shards, is_shard_name, overrides_from
 from bireme.spec.model import Snapshots
 
 CONFIGS = ("trainer_config.lr.py", "trainer_config.py")
-"""What the original's images start with, the newer ones first."""
+"""The configs of the original's images, the newer first."""
 PASSES, LOG_PERIOD = 10, 50
 CONNECT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TutorialSettings:
-    """What the environment of a pod says."""
+    """The settings in a pod's environment."""
 
     name: str
     place: Path
@@ -47,13 +47,13 @@ class TutorialSettings:
     seed: int = 1
 
 
-def is_told(environment: Mapping[str, str]) -> bool:
-    """Whether this is the environment of such a pod."""
+def is_tutorial_pod(environment: Mapping[str, str]) -> bool:
+    """Whether this is the environment of a tutorial's pod."""
     return bool(environment.get("JOB_NAME") and environment.get("JOB_PATH"))
 
 
 def read(environment: Mapping[str, str]) -> TutorialSettings:
-    """Read the variables; one that is missing or makes no sense is named."""
+    """Read the variables; the error for a missing or malformed one names it."""
     name = _text(environment, "JOB_NAME")
     overrides = overrides_from(environment)
     return TutorialSettings(
@@ -89,24 +89,24 @@ def _number(environment: Mapping[str, str], name: str, least: int, most: int) ->
     return int(text)
 
 
-def job_of(told: TutorialSettings) -> Job:
-    """The job that such a pod takes part in; looks at the volume for the config and the shards."""
-    output = told.place / "output"
-    data = _data(told)
-    shards = _shards(told, data)
+def job_of(settings: TutorialSettings) -> Job:
+    """The job of a tutorial's pod; reads the volume for the config and the shards."""
+    output = settings.place / "output"
+    data = _data(settings)
+    shards = _shards(settings, data)
     return Job(
-        name=told.name,
-        config=str(_config(told)),
+        name=settings.name,
+        config=str(_config(settings)),
         config_args={},
         data=str(data),
         shards=shards,
-        pservers=told.nodes,
-        trainers=told.nodes,
-        port=told.port,
-        ports_num=told.ports_num,
-        ports_num_for_sparse=told.ports_num_for_sparse,
-        passes=told.passes,
-        seed=told.seed,
+        pservers=settings.nodes,
+        trainers=settings.nodes,
+        port=settings.port,
+        ports_num=settings.ports_num,
+        ports_num_for_sparse=settings.ports_num_for_sparse,
+        passes=settings.passes,
+        seed=settings.seed,
         output=str(output),
         log_period=LOG_PERIOD,
         connect_timeout_s=CONNECT_TIMEOUT_S,
@@ -114,8 +114,8 @@ def job_of(told: TutorialSettings) -> Job:
     )
 
 
-def _config(told: TutorialSettings) -> Path:
-    directory = told.place / told.config_directory
+def _config(settings: TutorialSettings) -> Path:
+    directory = settings.place / settings.config_directory
     for name in CONFIGS:
         if (directory / name).is_file():
             return directory / name
@@ -125,12 +125,12 @@ def _config(told: TutorialSettings) -> Path:
     )
 
 
-def _data(told: TutorialSettings) -> Path:
-    """Where the shards are as ours are; those of the oldest tutorial are given that shape by links."""
-    old = told.place / "data"
-    if not (old / "0").is_dir() or (told.place / "0" / "data").is_dir():
-        return told.place
-    shaped = told.place / "output" / "shards"
+def _data(settings: TutorialSettings) -> Path:
+    """The directory of the shards in our layout; for the oldest tutorial, links that imitate it."""
+    old = settings.place / "data"
+    if not (old / "0").is_dir() or (settings.place / "0" / "data").is_dir():
+        return settings.place
+    shaped = settings.place / "output" / "shards"
     with storage_errors(str(shaped)):
         for shard in (each for each in old.iterdir() if is_shard_name(each.name)):
             (shaped / shard.name).mkdir(parents=True, exist_ok=True)
@@ -139,17 +139,17 @@ def _data(told: TutorialSettings) -> Path:
     return shaped
 
 
-def _shards(told: TutorialSettings, data: Path) -> int:
+def _shards(settings: TutorialSettings, data: Path) -> int:
     try:
         shards = count_shards(data)
     except SpecError as e:
         raise DataError(
             f"there is no training data on the volume: {e.what}", fix="run the data job first, on the same volume"
         ) from e
-    if shards < told.nodes:
+    if shards < settings.nodes:
         raise DataError(
-            f"{told.nodes} pods but only {shards} data shards in {data}",
+            f"{settings.nodes} pods but only {shards} data shards in {data}",
             why=f"trainers from rank {shards} up would have nothing to read",
-            fix=f"set SPLIT_COUNT of the data job to {told.nodes}, or CONF_PADDLE_GRADIENT_NUM to {shards}",
+            fix=f"set SPLIT_COUNT of the data job to {settings.nodes}, or CONF_PADDLE_GRADIENT_NUM to {shards}",
         )
     return shards

@@ -1,8 +1,8 @@
-"""What a pod runs: finds out which node of which job it is, waits for the others, and runs that node's processes.
+"""The main program of a pod: gets its rank, waits for the other nodes, and runs its node's processes.
 
-A job never half-starts: nothing is started before the job is settled (claims.py) and every node gives signs of life on
-the volume. Who is missing is told in the log, in the status, and when patience ends, in the error. From then on the
-entry looks after the node (job/node/entry.py) and a `PodWatch` after what the cluster wants to see of it.
+A job never half-starts: no process is started before the job is settled (ownership.py) and every node writes heartbeats
+to the volume. The log and the status name missing nodes; so does the error after the timeout. Then the entry runs the
+node (job/node/entry.py), and a `PodWatch` serves the probes and the copied logs.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ log = logging.getLogger(__name__)
 REST_S = 0.1
 BEAT_S = 1.0
 SAY_AFTER_S = 2.0
-"""Whoever comes within this time was not worth a word."""
+"""Nodes that arrive within this time are not logged as missing."""
 SIGN_EVERY_S = 0.2
-"""How often a node that waits says that it is there; one that runs says so every second."""
+"""Heartbeat interval of a waiting node; a running one writes every second."""
 SIGN_PATIENCE_S = 60.0
-"""For so long a node may be silent: volumes show late what others write, and who leaves in peace says so."""
+"""How long a node may be silent: volumes show writes late, and a node that ends cleanly removes its heartbeat."""
 SKEW_S = 30.0
-"""So much may machines' clocks differ."""
+"""How much machines' clocks may differ."""
 LOOK_EVERY_S, LOOK_EACH_S = 0.2, 0.01
-"""How often a node that waits looks for the others, and how much less for each of them: all look at all."""
+"""How often a waiting node reads the heartbeats, plus a delay for each node: all nodes read all files."""
 
 
 def run_pod(environment: Mapping[str, str]) -> None:
-    """Run this pod's node to its end; raises what went wrong first."""
+    """Run this pod's node to its end; raises the first error."""
     stops = note_signals()
     probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
     try:
@@ -65,7 +65,7 @@ def run_pod(environment: Mapping[str, str]) -> None:
 
 
 def _give_up_blindly(environment: Mapping[str, str], error: BiremeError) -> None:
-    """End the job of a pod that cannot even tell what it belongs to, by the names that its environment has."""
+    """End the job of a pod that cannot read its job, by the names in its environment."""
     main, is_inside = environment.get("BIREME_KUBE_JOB", ""), bool(environment.get("KUBERNETES_SERVICE_HOST"))
     if not (main and is_inside and is_hopeless(error)):
         return
@@ -78,11 +78,11 @@ def _end_jobs(connect: Callable[[], Jobs], names: Sequence[str], error: BiremeEr
     try:
         give_up(connect(), names, error)
     except BiremeError as e:
-        log.warning("the job cannot be ended, its pods will come again: %s", e.what)
+        log.warning("cannot end the job, Kubernetes will replace its pods: %s", e.what)
 
 
 def _rest(probes: Probes, stops: Sequence[int]) -> bool:
-    """Wait a little; whether to go on waiting."""
+    """Wait a little; False once this pod is asked to stop."""
     probes.set("started", is_so=True)
     probes.set("alive", is_so=True)
     time.sleep(REST_S)
@@ -90,11 +90,11 @@ def _rest(probes: Probes, stops: Sequence[int]) -> bool:
 
 
 class NodesMissingError(NetworkError):
-    """Some of a job's nodes did not come in time: the others give back what they hold."""
+    """Some of a job's nodes did not arrive in time; the others end, to free their machines."""
 
 
 class _Waiting:
-    """A pod of a plain Job that has no rank yet, because others are not there; with a deadline."""
+    """A pod of a plain Job that waits for its rank, with a deadline."""
 
     def __init__(self, probes: Probes, stops: Sequence[int]) -> None:
         self._probes = probes
@@ -102,7 +102,7 @@ class _Waiting:
         self._began_s = time.monotonic()
 
     def rest(self, wait: Wait) -> bool:
-        """Wait a little; whether to go on waiting. One pod too many may wait until another has left."""
+        """Wait a little; False once this pod is asked to stop. A surplus pod has no deadline."""
         waited_s = time.monotonic() - self._began_s
         if waited_s > PATIENCE * CONNECT_TIMEOUT_S and not wait.is_surplus:
             raise NodesMissingError(
@@ -114,7 +114,7 @@ class _Waiting:
 
 
 class Member:
-    """A pod from the moment it knows which node of the job it is."""
+    """A pod from the moment it has a rank."""
 
     def __init__(self, place: PodPlace, probes: Probes, stops: list[int]) -> None:
         self._place = place
@@ -131,16 +131,17 @@ class Member:
         self._reporter: Reporter | None = None
         self._born = time.time()
         self._old_reports = read_reports(self._run / "reports")
-        """Left before anybody could have seen us: of an earlier try."""
+        """Reports from before our first heartbeat: those of an earlier try."""
 
     def run(self) -> None:
         """Take part in the job until it is over."""
         place, output = self._place, Path(self._place.job.output)
         _keep_log(output / f"node_{place.rank}" / "node.log")
-        log.info("%s of %s, in pod %s on %s", self._name, place.job.name, place.pod.name, place.pod.machine or "?")
+        machine = place.pod.machine or "?"
+        log.info("starting %s job=%s pod=%s machine=%s", self._name, place.job.name, place.pod.name, machine)
         if self._leads and place.kube_job:
-            tell = Publisher(lambda job, change: cluster_of(place).patch(job, change), place.kube_job)
-            self._reporter = Reporter(self._status, tell)
+            publish = Publisher(lambda job, change: cluster_of(place).patch(job, change), place.kube_job)
+            self._reporter = Reporter(self._status, publish)
         self._meeting.beat()
         try:
             self._take_part()
@@ -179,7 +180,7 @@ class Member:
         watch.marks = [child.mark for child in children if child.mark is not None]
         watch.each_second += self._duties
         run_node(post, watch, self._stops)
-        # Whose own processes left in peace, or had to be ended after the job was over, has failed with the others.
+        # A node whose own processes ended cleanly, or were ended after the job, still fails with the job.
         failure = failure_of(Path(job.output), self._run)
         if failure is not None:
             raise failure
@@ -193,25 +194,28 @@ class Member:
         return is_so
 
     def _settle(self) -> Job:
-        """The job as all nodes run it: settled by the first of them, awaited by the others."""
-        given = self._place.job
+        """The job as all nodes run it: node 0 settles it, the others wait for that."""
+        job = self._place.job
         for report in self._own_reports():
             report.unlink(missing_ok=True)
         if self._leads:
             with self._alive():
-                return ownership.claim(given)
-        found: list[Job] = []
+                return ownership.claim(job)
+        settled: list[Job] = []
 
         def missing() -> list[str]:
-            found[:] = ownership.ready_job(given)
-            return [] if found else ["node 0 (it has not begun the job)"]
+            settled[:] = ownership.ready_job(job)
+            return [] if settled else ["node 0 (it has not begun the job)"]
 
         self._wait(missing)
-        return found[0]
+        return settled[0]
 
     @contextlib.contextmanager
     def _alive(self) -> Iterator[None]:
-        """Give signs of life while something takes long: a volume with many files is slow to look through."""
+        """Write heartbeats and probe files in a thread while the main one scans a slow volume.
+
+        The duties are not locked: the main thread runs none of them before this one has ended.
+        """
         over = threading.Event()
 
         def beat() -> None:
@@ -230,13 +234,13 @@ class Member:
             thread.join()
 
     def _own_reports(self) -> list[Path]:
-        """Where this node's processes say what went wrong."""
+        """The failure reports of this node's processes."""
         place = self._place
         names = [self._name, *(f"{role} {place.rank}" for role in roles_of(place.job, place.rank, place.role))]
         return [self._run / "reports" / f"{_file_name(name)}.json" for name in names]
 
     def _gather(self, job: Job) -> None:
-        """Wait until every node is there: what one that is gone has left on the volume does not count."""
+        """Wait until every node writes heartbeats; the stale one of a node that is gone does not count."""
         is_split = self._place.role is not None
         wanted = [f"node {rank}" for rank in range(job.nodes)]
         if is_split:
@@ -248,7 +252,7 @@ class Member:
         def missing() -> list[str]:
             nonlocal absent, look_s
             if has_ended(Path(job.output)):
-                return []  # whoever has left since will not come again
+                return []  # nodes that have ended with the job will not come again
             if time.monotonic() - look_s >= LOOK_EVERY_S + LOOK_EACH_S * len(wanted):
                 there = {peer.name for peer in self._meeting.look().peers}
                 absent = [name for name in wanted if name != self._name and _file_name(name) not in there]
@@ -258,52 +262,52 @@ class Member:
         self._wait(missing)
 
     def _wait(self, missing: Callable[[], list[str]]) -> None:
-        """Wait until nobody is missing; with a deadline, and with words about who is."""
-        began_s, said, look_s = time.monotonic(), [""], -math.inf
-        while found := missing():
+        """Wait until no node is missing, up to a deadline; log and report the missing ones."""
+        began_s, logged, look_s = time.monotonic(), [""], -math.inf
+        while absent := missing():
             if time.monotonic() - look_s >= BEAT_S:
                 look_s = time.monotonic()
                 if (cause := self._hopeless_cause()) is not None:
-                    raise cause  # who has failed and left will not come
+                    raise cause  # the failed node will not come
             waited_s = time.monotonic() - began_s
             if waited_s > self._place.job.connect_timeout_s:
                 raise NodesMissingError(
-                    f"waited {waited_s:.0f} s for {'; '.join(found)}",
+                    f"waited {waited_s:.0f} s for {'; '.join(absent)}",
                     why="a job starts when all its nodes are there",
-                    fix=f"`bireme why {self._place.job.name}` tells what their pods wait for",
+                    fix=f"`bireme why {self._place.job.name}` shows what their pods wait for",
                 )
             if waited_s > SAY_AFTER_S:
-                if found != said:
-                    said = found
-                    log.info("waiting for %s", "; ".join(found))
+                if absent != logged:
+                    logged = absent
+                    log.info("waiting for %s", "; ".join(absent))
                 if self._reporter is not None:
-                    self._reporter.hear(waiting_status(self._place.job.name, found), time.monotonic())
+                    self._reporter.hear(waiting_status(self._place.job.name, absent), time.monotonic())
             for duty in self._duties:
                 duty()
             if not _rest(self._probes, self._stops) or self._seat.is_lost():
                 raise SystemExit(STOPPED)
 
     def _hopeless_cause(self) -> BiremeError | None:
-        """What another node has failed of since we are here, if we would too.
+        """Another node's failure since this pod started, if this pod would fail alike.
 
-        A volume may show late what an earlier try has left, so it must not be much older than this pod, too.
+        A volume may show an earlier try's report late, so the report must not be much older than this pod either.
         """
         reports = read_reports(self._run / "reports")
-        news = (each for each in reports if each not in self._old_reports and each.time >= self._born - SKEW_S)
-        cause = first_cause(news)
+        recent = (each for each in reports if each not in self._old_reports and each.time >= self._born - SKEW_S)
+        cause = first_cause(recent)
         return cause.error() if cause is not None and is_hopeless(cause.error()) else None
 
     # While it runs, and after
 
     def _status(self) -> Status | None:
-        """What the cluster is told: the coordinator's word, and when the job's certificate is over."""
+        """The coordinator's status, with the end of the job's certificate."""
         from bireme.ps.wire import security
 
         status, until = self._ask(), security.good_until()
         return status if status is None or until is None else {**status, "certificate_until": until}
 
     def _ask(self, *, is_wish: bool = False) -> Status | None:
-        """The job's status, after asking for a snapshot if told to; None if nobody answers."""
+        """The job's status, after requesting a snapshot if `is_wish`; None if the coordinator does not answer."""
         from bireme.job.coordination import messages as m
         from bireme.job.coordination.query import ask
         from bireme.job.node.discovery import discovery_of
@@ -329,8 +333,8 @@ class Member:
             _end_jobs(lambda: cluster_of(self._place), self._place.all_jobs, error)
 
     def _report(self, error: BiremeError | None) -> None:
-        """Node 0's last word to the cluster; what went wrong first may have been told by another node."""
-        if self._reporter is None or self._seat.is_lost():  # then its successor speaks
+        """Publish the final status; the first failure may be in another node's report."""
+        if self._reporter is None or self._seat.is_lost():  # then the successor publishes
             return
         status: dict[str, Any] = last_status(Path(self._place.job.output))
         if error is not None:
@@ -340,17 +344,17 @@ class Member:
 
 
 def _file_name(name: str) -> str:
-    """What a node or a process is called on the volume."""
+    """The name of a node or a process in file names."""
     return name.replace(" ", "-")
 
 
 def _keep_log(path: Path) -> None:
-    """Let this process's own log lines go to the volume too."""
+    """Write this process's own log lines to the volume too."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)
     except OSError as e:
-        log.warning("no log on the volume: %s", e.strerror)
+        log.warning("cannot log to the volume path=%s error=%s", path, e.strerror)
         return
     handler.setFormatter(GlogFormatter())
     logging.getLogger("bireme").addHandler(handler)

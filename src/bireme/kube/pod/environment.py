@@ -1,7 +1,7 @@
-"""Which pod of which job this is, and where: read from the environment that Kubernetes gives it.
+"""The place of this pod in its job, read from the environment that Kubernetes sets.
 
-Two kinds of pods come here. Those that `bireme submit` makes are told their job by a file and their rank by an index.
-Those of a plain Job written for the original have to find out their rank (peers.py).
+Pods of `bireme submit` read their job from a file and have an index as rank. Pods of a plain Job written for the
+original have to agree on their ranks (peers.py).
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from bireme.spec.job import Job
 
 GRACE_S = 25.0
 PATIENCE = 5.0
-"""On a cluster everybody is waited for so many times longer: pods are scheduled, pulled and replaced first."""
+"""Factor on the timeouts of a job on a cluster: its pods are scheduled, pulled and replaced first."""
 API_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What a pod is, whatever it runs."""
+    """A pod, whatever it runs."""
 
     name: str
     namespace: str
     machine: str
     grace_s: float
-    """How long it may take to save what was done when it is told to end."""
+    """How long it may take to save a snapshot after SIGTERM."""
     scratch: Path
 
 
 @dataclass(frozen=True, slots=True)
 class PodPlace:
-    """Where this pod stands in its job."""
+    """The place of this pod in its job."""
 
     pod: Pod
     job: Job
-    """As it was given to this pod; it is settled for all nodes later."""
+    """As this pod read it; node 0 settles it for all nodes later."""
     rank: int
     role: Role | None
     host: str
     kube_job: str = ""
     """The Job that the status is written on; '' outside of a cluster."""
     all_jobs: tuple[str, ...] = ()
-    """The Jobs that end when the job is hopeless."""
+    """The Jobs to end when the job is hopeless."""
     each_second: tuple[Callable[[], None], ...] = ()
 
 
 class OwnJobs:
-    """The Jobs of this pod's namespace, as far as its account may touch them."""
+    """The Jobs of this pod's namespace that its account may change."""
 
     def __init__(self, namespace: str) -> None:
         self._cluster = Cluster(Target(namespace=namespace), timeout_s=API_TIMEOUT_S)
@@ -78,19 +78,19 @@ class OwnJobs:
 
 @lru_cache
 def jobs_in(namespace: str) -> OwnJobs:
-    """The Jobs of a namespace, one connection for all who ask."""
+    """The Jobs of a namespace, over one shared connection."""
     return OwnJobs(namespace)
 
 
 def cluster_of(place: PodPlace) -> OwnJobs:
-    """A connection to the API server, made when it is first needed."""
+    """The connection to the API server, made at its first use."""
     return jobs_in(place.pod.namespace)
 
 
 def place_of(
     environment: Mapping[str, str], rest: Callable[[Wait], bool], check: Callable[[Path], None] = lambda output: None
 ) -> PodPlace | None:
-    """Find out where this pod stands; None if `rest`, called while there is something to wait for, says to stop.
+    """Find this pod's place in its job; None if `rest`, called with each wait, returns False.
 
     `check` is called with the job's output directory before this pod writes anything there.
     """
@@ -98,7 +98,7 @@ def place_of(
         place = _of_index(environment)
         check(Path(place.job.output))
         return place
-    if tutorial.is_told(environment):
+    if tutorial.is_tutorial_pod(environment):
         return _of_seeds(environment, rest, check)
     raise UsageError(
         "`bireme node` does not know which job it belongs to: neither BIREME_JOB nor JOB_NAME and JOB_PATH are set",
@@ -133,36 +133,36 @@ def _of_seeds(
 ) -> PodPlace | None:
     from bireme.kube.plain.peers import ApiPeerLister, HeartbeatFiles, RankBook, take_rank
 
-    told = tutorial.read(environment)
-    job = tutorial.job_of(told)
+    settings = tutorial.read(environment)
+    job = tutorial.job_of(settings)
     check(Path(job.output))
     if (Path(naming.TLS_DIRECTORY) / "tls.crt").is_file():
         job = msgspec.structs.replace(job, tls=naming.TLS_DIRECTORY)
-    pod = replace(pod_of(environment), namespace=told.namespace)
-    host, run = environment.get("POD_IP") or own_address(told.nic), Path(job.output) / RUN_DIRECTORY
+    pod = replace(pod_of(environment), namespace=settings.namespace)
+    host, run = environment.get("POD_IP") or own_address(settings.nic), Path(job.output) / RUN_DIRECTORY
     meeting = HeartbeatFiles(run / "pods", pod.name, host)
     rank, is_inside = _index(environment), bool(environment.get("KUBERNETES_SERVICE_HOST"))
     if rank is None:
-        eyes = ApiPeerLister(lambda: _watch_pods(told)) if is_inside else None
+        eyes = ApiPeerLister(lambda: _watch_pods(settings)) if is_inside else None
         try:
-            found = take_rank(pod.name, told.nodes, RankBook(run / "ranks"), (eyes, meeting), rest)
+            taken = take_rank(pod.name, settings.nodes, RankBook(run / "ranks"), (eyes, meeting), rest)
         finally:
             if eyes is not None:
                 eyes.close()
-        if found is None:
+        if taken is None:
             return None
-        rank = found
-    kube_job = told.name if is_inside else ""
+        rank = taken
+    kube_job = settings.name if is_inside else ""
     return PodPlace(pod, _patient(job), rank, None, host, kube_job=kube_job, each_second=(meeting.beat,))
 
 
-def _watch_pods(told: tutorial.TutorialSettings) -> Iterator[tuple[str, Object]]:
-    with Cluster(Target(namespace=told.namespace), timeout_s=API_TIMEOUT_S) as cluster:
-        yield from cluster.watch_all(POD, {"job-name": told.name})
+def _watch_pods(settings: tutorial.TutorialSettings) -> Iterator[tuple[str, Object]]:
+    with Cluster(Target(namespace=settings.namespace), timeout_s=API_TIMEOUT_S) as cluster:
+        yield from cluster.watch_all(POD, {"job-name": settings.name})
 
 
 def pod_of(environment: Mapping[str, str]) -> Pod:
-    """What the downward API says."""
+    """The pod as the downward API describes it."""
     return Pod(
         name=environment.get("POD_NAME") or socket.gethostname(),
         namespace=environment.get("POD_NAMESPACE", ""),
@@ -206,7 +206,7 @@ def own_address(nic: str) -> str:
         try:
             return address_of(nic)
         except NetworkError:
-            pass  # it is called otherwise here
+            pass  # the interface has another name here
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent: the kernel only chooses the way

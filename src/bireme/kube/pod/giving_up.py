@@ -1,7 +1,7 @@
-"""Ending a job from inside that would fail again and again: its Jobs are given a deadline that has passed.
+"""End a job that would fail again and again, from inside: set a deadline on its Jobs that has passed.
 
-Kubernetes has a policy for that (exit codes that fail a Job), but does not accept it together with replacing pods that
-cannot be asked. So a pod that knows that another one would fail in the same way says so to the API server.
+Kubernetes has a policy for that (exit codes that fail a Job), but refuses it together with replacing pods on machines
+that do not answer. So a pod whose replacement would fail alike ends the Jobs through the API server.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Jobs(Protocol):
 
 
 def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
-    """End Jobs, and leave the reason on the first; where that is refused, pods fail until Kubernetes has enough."""
+    """End Jobs, and write the reason on the first; where that is refused, pods fail up to the backoff limit."""
     for number, name in enumerate(names):
         try:
             job = jobs.get(name)
-            change = ending_of(job, error, is_told=number == 0)
+            change = ending_of(job, error, is_main=number == 0)
             if change:
                 jobs.patch(name, change)
         except BiremeError as e:
@@ -45,22 +45,22 @@ def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
 
 
 def is_hopeless(error: BiremeError | type[BiremeError]) -> bool:
-    """Whether another pod would fail in the same way."""
+    """Whether a replacement would fail alike."""
     return error.exit_code in HOPELESS
 
 
-def _knows_why(status: Mapping[str, Any]) -> bool:
-    """Whether a Job's status tells already what ends it; what pods were replaced after does not."""
+def _has_cause(status: Mapping[str, Any]) -> bool:
+    """Whether a Job's status already holds a hopeless error; one after which pods are replaced does not count."""
     return is_hopeless(error_class((status.get("error") or {}).get("kind"), ProcessError))
 
 
-def ending_of(job: Object, error: BiremeError, *, is_told: bool) -> Object:
-    """What ends a Job and says why; one whose own policy ends it is only told why, unless it knows already."""
+def ending_of(job: Object, error: BiremeError, *, is_main: bool) -> Object:
+    """The patch that ends a Job, with the reason on the main one; where its own policy ends it, only the reason."""
     status = status_in(job)
     has_policy = bool(job["spec"].get("podFailurePolicy")) and is_hopeless(error)
     change: Object = {} if has_policy else {"spec": {"activeDeadlineSeconds": 1}}
-    if is_told and not (has_policy and _knows_why(status)):
-        told = {"phase": "failed", "reason": status.get("reason") or error.what, "error": error.told()}
-        text = msgspec.json.encode(compact(status) | told).decode()
+    if is_main and not (has_policy and _has_cause(status)):
+        failure = {"phase": "failed", "reason": status.get("reason") or error.what, "error": error.told()}
+        text = msgspec.json.encode(compact(status) | failure).decode()
         change["metadata"] = {"annotations": {naming.STATUS: text}}
     return change

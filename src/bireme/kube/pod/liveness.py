@@ -1,8 +1,8 @@
-"""What a pod asks of its node while its processes run.
+"""What a pod does for its node while the processes run: probe files, log copies, and a snapshot before it stops.
 
-Probes look at files, so that they cost no process of ours and no open port: `started` and `ready` are there or not,
-`alive` is touched by the main loop. The node's seat on the volume tells it when it was replaced behind its back. Before
-it leaves it has a snapshot made, if the job is at work: whoever comes next goes on from there.
+Probes test files, which needs no Python process and no open port: `started` and `ready` exist or not, the main loop
+touches `alive`. The node's lease on the volume shows when another pod has replaced it. Before it stops it requests a
+snapshot, if the job trains: its successor resumes from there.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LOOK_EVERY_S = 1.0
 COPY_EVERY_S = 0.2
 ASK_EVERY_S = 0.2
 GONE_S = 6.0
-"""After so long without an answer the coordinator has left too, and nobody can make a snapshot."""
+"""After so long without an answer the coordinator is gone too, and no snapshot can be made."""
 
 
 class Probes:
-    """Files that tell the kubelet how the node is."""
+    """Files that the kubelet's probes test."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -37,7 +37,7 @@ class Probes:
             self.set(name, is_so=False)
 
     def set(self, name: str, *, is_so: bool) -> None:
-        """Make a claim, or take it back; a full disk is not the node's death."""
+        """Create or remove a probe's file; errors are ignored, so that a full disk does not kill the node."""
         with contextlib.suppress(OSError):
             path = self._directory / name
             if is_so:
@@ -47,10 +47,10 @@ class Probes:
 
 
 class PreStopSnapshot:
-    """A node's last wish: a snapshot. Asked again and again whether it is fulfilled; no clock but the one passed in."""
+    """Requests a snapshot before the node stops; polled until it is over, with the time passed in."""
 
     def __init__(self, ask: Callable[[bool], dict[str, Any] | None], grace_s: float) -> None:
-        """`ask` returns the job's status, after asking for a snapshot if told to; None if nobody answers."""
+        """`ask` returns the job's status, after requesting a snapshot if called with True; None without an answer."""
         self._ask = ask
         self._grace_s = grace_s
         self._since_s = math.inf
@@ -59,12 +59,12 @@ class PreStopSnapshot:
         self._is_wanted = False
 
     def is_over(self, now_s: float) -> bool:
-        """Whether the snapshot is there, or there is no point in waiting for it."""
+        """Whether the snapshot is saved, or none will come."""
         if self._since_s == math.inf:
-            log.info("told to end: asking for a snapshot")
+            log.info("asked to stop: requesting a snapshot")
             self._since_s = self._heard_s = now_s
         if now_s - self._since_s >= self._grace_s:
-            log.warning("no snapshot within %.0f s", self._grace_s)
+            log.warning("snapshot missed grace_s=%.0f", self._grace_s)
             return True
         if now_s < self._next_s:
             return False
@@ -78,12 +78,12 @@ class PreStopSnapshot:
     def _is_alone(self, now_s: float) -> bool:
         if now_s - self._heard_s < GONE_S:
             return False
-        log.info("the coordinator has left")
+        log.info("snapshot skipped cause=coordinator-gone silent_s=%.1f", now_s - self._heard_s)
         return True
 
     def _is_settled(self, status: dict[str, Any]) -> bool:
         if status.get("phase") != "training":
-            log.info("nothing to save: the job is %s", status.get("phase"))
+            log.info("snapshot skipped cause=not-training phase=%s", status.get("phase"))
             return True
         if status.get("snapshot_wanted"):
             self._is_wanted = True
@@ -91,12 +91,12 @@ class PreStopSnapshot:
         if self._is_wanted:
             log.info("the snapshot of round %s is there", status.get("snapshot"))
         else:
-            log.info("this job makes snapshots at the end of passes only")
+            log.info("snapshot skipped cause=only-at-pass-end")
         return True
 
 
 class PodWatch:
-    """Looks after one node of a pod."""
+    """Watches one node of a pod."""
 
     def __init__(self, seat: Lease, probes: Probes, copier: Copier, farewell: PreStopSnapshot) -> None:
         self._seat = seat
@@ -105,11 +105,11 @@ class PodWatch:
         self._farewell = farewell
         self._look_s = self._copy_s = -math.inf
         self.marks: Sequence[Path] = ()
-        """What the node's processes leave while they take part."""
+        """Files of the node's processes, which exist while these take part."""
         self.each_second: list[Callable[[], None]] = []
 
     def may_go_on(self) -> bool:
-        """Copy logs, keep the probes' files, and look whether somebody else has our place."""
+        """Copy logs, update the probes' files, and check that no other pod has taken the lease."""
         now_s = time.monotonic()
         if now_s - self._copy_s >= COPY_EVERY_S:
             self._copy_s = now_s
@@ -128,10 +128,10 @@ class PodWatch:
         return True
 
     def may_leave(self) -> bool:
-        """Whether a snapshot was made, or cannot be."""
+        """Whether a snapshot was saved, or none will come."""
         return self._farewell.is_over(time.monotonic())
 
     def left(self) -> None:
-        """Copy the last words."""
+        """Copy the last lines of the logs."""
         self._probes.set("ready", is_so=False)
         self._copier.finish()

@@ -1,8 +1,8 @@
-"""Telling the cluster how the job is: node 0 asks the coordinator and writes its answer on the Job.
+"""The job's status on the cluster: node 0 asks the coordinator and writes the answer on the Job.
 
-The status is an annotation of the Job, so whoever may see the Job sees it, with the pods or after them. It is written
-when it has changed and seldom enough for an API server that serves many jobs. Nothing that goes wrong here harms the
-job: it is said once in the log, and tried again with the next status.
+The status is an annotation of the Job, so every user who may read the Job sees it, even after its pods have ended. It
+is written when it has changed, and rarely enough for an API server that serves many jobs. A failure here never harms
+the job: it is logged once, and the next status is the retry.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ from bireme.kube.api import naming
 
 log = logging.getLogger(__name__)
 ASK_EVERY_S = 1.0
-TELL_EVERY_S = 2.0
-LAST_WORD_S = 12.0
+SEND_EVERY_S = 2.0
+FINAL_STATUS_S = 12.0
 """Longer than the API server is given to take a status (5 s to connect, 5 s to answer)."""
 MAX_NBYTES = 200_000
 """All annotations of an object may have 256 KiB."""
-PASSES_TOLD = 20
+PASSES_KEPT = 20
 Status = dict[str, Any]
 
 
 def compact(status: Mapping[str, Any]) -> Status:
     """A status that fits into an annotation: the newest passes, and as many members as there is room for."""
-    told: Status = {
+    short: Status = {
         **status,
         "version": __version__,
-        "passes_done": list(status.get("passes_done") or ())[-PASSES_TOLD:],
+        "passes_done": list(status.get("passes_done") or ())[-PASSES_KEPT:],
     }
     keep = 1024
-    while len(msgspec.json.encode(told)) > MAX_NBYTES and keep:
+    while len(msgspec.json.encode(short)) > MAX_NBYTES and keep:
         keep //= 2
         for name in ("trainers", "pservers", "trainers_missing", "waits_for", "stragglers"):
-            told[name] = list(told.get(name) or ())[:keep]
-    return told
+            short[name] = list(short.get(name) or ())[:keep]
+    return short
 
 
 def essence(status: Mapping[str, Any]) -> Status:
-    """What must differ for a status to be news: clocks alone are none."""
-    found = {name: value for name, value in status.items() if name != "seconds"}
+    """A status without its clocks: what must differ for it to be sent."""
+    kept = {name: value for name, value in status.items() if name != "seconds"}
     for name in ("trainers", "pservers"):
-        found[name] = [{k: v for k, v in one.items() if k != "silent_s"} for one in status.get(name) or ()]
-    return found
+        kept[name] = [{k: v for k, v in one.items() if k != "silent_s"} for one in status.get(name) or ()]
+    return kept
 
 
 class Reporter:
-    """Asks how the job is, in a thread, and hands on what is new."""
+    """Polls the job's status in a thread, and publishes changes."""
 
-    def __init__(self, ask: Callable[[], Status | None], tell: Callable[[Status], None]) -> None:
-        """`ask` returns None while there is nobody to ask; neither may raise a BiremeError."""
+    def __init__(self, ask: Callable[[], Status | None], publish: Callable[[Status], None]) -> None:
+        """`ask` returns None while no coordinator answers; neither may raise a BiremeError."""
         self._ask = ask
-        self._tell = tell
-        self._told: Status = {}
-        self._told_s = -TELL_EVERY_S
+        self._publish = publish
+        self._sent: Status = {}
+        self._sent_s = -SEND_EVERY_S
         self._last: Status = {}
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start the thread; only it calls `hear` from then on, so the fields need no lock."""
         self._thread = threading.Thread(target=self._run, name="reporting", daemon=True)
         self._thread.start()
 
@@ -78,26 +78,26 @@ class Reporter:
                 self.hear(status, time.monotonic())
 
     def hear(self, status: Status, now_s: float) -> None:
-        """Take a status, and hand it on if it is new and the last time is long enough ago."""
+        """Take a status; publish it if it has changed and the last one was sent SEND_EVERY_S ago."""
         self._last = status
-        news = essence(status)
-        if now_s - self._told_s >= TELL_EVERY_S and news != self._told:
-            self._told, self._told_s = news, now_s
-            self._tell(compact(status))
+        content = essence(status)
+        if now_s - self._sent_s >= SEND_EVERY_S and content != self._sent:
+            self._sent, self._sent_s = content, now_s
+            self._publish(compact(status))
 
     def finish(self, status: Status | None = None, error: BiremeError | None = None) -> None:
-        """Ask no more, and hand on the last word: the coordinator's own, or what went wrong."""
+        """Stop polling, and publish the final status: the coordinator's last one, with an error if there was one."""
         self._is_over.set()
         if self._thread is not None:
-            self._thread.join(LAST_WORD_S)  # what it tells must not come after our last word
+            self._thread.join(FINAL_STATUS_S)  # its last status must not overwrite the final one
         last = compact(status or self._last)
         if error is not None:
             last |= {"phase": "failed", "reason": last.get("reason") or error.what, "error": error.told()}
-        self._tell(last)
+        self._publish(last)
 
 
 class Publisher:
-    """Writes a status on a Job; the connection to the API server is made when it is needed."""
+    """Writes a status on a Job; the connection to the API server is made at its first use."""
 
     def __init__(self, patch: Callable[[str, dict[str, Any]], object], job: str) -> None:
         """`patch` merges a change into the Job of a name, and raises a BiremeError where that fails."""
@@ -106,13 +106,13 @@ class Publisher:
         self._has_warned = False
 
     def __call__(self, status: Status) -> None:
-        """Write it, or say once that it cannot be."""
+        """Write it; log only the first failure."""
         text = msgspec.json.encode(status).decode()
         try:
             self._patch(self._job, {"metadata": {"annotations": {naming.STATUS: text}}})
         except BiremeError as e:
             if not self._has_warned:
-                log.warning("the cluster cannot be told how the job is: %s", e.what)
+                log.warning("cannot write the status on Job %s: %s", self._job, e.what)
             self._has_warned = True
 
 

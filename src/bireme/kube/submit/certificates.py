@@ -1,4 +1,4 @@
-"""A job's certificates: an authority of its own, whose key never leaves this machine, and one leaf for its pods."""
+"""A job's certificates: its own authority, whose key never leaves this machine, and one leaf for its pods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class JobIdentity(NamedTuple):
     """The job that an authority is for: jobs of one name in two clusters are two jobs."""
 
     server: str
-    """Where the cluster's API server is."""
+    """The URL of the cluster's API server."""
     namespace: str
     name: str
 
@@ -37,7 +37,7 @@ def make_certificates(state: Path, whose: JobIdentity, days: int) -> dict[str, b
 
 
 def needs_renewal(leaf: bytes) -> bool:
-    """Whether a certificate is soon over."""
+    """Whether a certificate expires soon."""
     from bireme.core.certificates import days_left
 
     return days_left(leaf) < RENEW_BELOW_DAYS
@@ -52,8 +52,8 @@ def forget(state: Path, whose: JobIdentity) -> None:
 def forgotten_unless_used(state: Path, whose: JobIdentity, in_use: Callable[[], bytes | None]) -> Iterator[None]:
     """Remove an authority that was made for a submission which then failed.
 
-    It stays where it is older than the submission, and where its certificate is `in_use` on the cluster, or may be:
-    a cluster that cannot be asked any more may have got it.
+    Keep one that is older than the submission, or whose certificate is `in_use` on the cluster, or may be: a cluster
+    that does not answer may have received it.
     """
     from bireme.core.certificates import read_ca
 
@@ -71,8 +71,8 @@ def forgotten_unless_used(state: Path, whose: JobIdentity, in_use: Callable[[], 
 
 
 def _remove_empty(directory: Path, end: Path) -> None:
-    """Remove directories that nothing is in any more, upwards to `end`, which stays."""
-    with suppress(OSError):  # somebody else needs it
+    """Remove empty directories upwards to `end`, which stays."""
+    with suppress(OSError):  # another job has files in it
         while directory != end:
             directory.rmdir()
             directory = directory.parent

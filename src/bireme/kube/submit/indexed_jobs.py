@@ -1,9 +1,8 @@
-"""The Indexed Jobs of a job: one pod per node, told apart by its completion index. No I/O.
+"""The Indexed Jobs of a job: one pod per node, whose rank is its completion index. No I/O.
 
 Pods run under Pod Security's `restricted` profile. The entry (`bireme node`) is a pod's first process and restarts its
-own children; Kubernetes replaces pods. Whether a lost pod is replaced while its machine cannot be asked decides which
-of two rules Kubernetes accepts: with `replace: at_once` it may not have a pod failure policy, and the entry itself ends
-a hopeless job; with `when_gone` the policy does.
+own children; Kubernetes replaces pods. With `replace: at_once`, which replaces a pod while its machine does not answer,
+Kubernetes accepts no pod failure policy, and the entry itself ends a hopeless job; with `when_gone` the policy does.
 """
 
 from __future__ import annotations
@@ -28,32 +27,32 @@ HOPELESS = sorted(
         )
     }
 )  # fmt: skip
-"""Exit codes after which another pod would end in the same way."""
+"""Exit codes after which a replacement would fail alike."""
 DEFAULT_REQUESTS = {"cpu": "500m", "memory": "512Mi"}
 STATE = "/tmp/bireme"
 """Where the entry keeps the files that probes look at."""
 SILENCE_S = 30
-"""How long the entry's main loop may stand still before its pod is taken for dead."""
+"""How long the entry's main loop may stand still before the liveness probe fails."""
 
 
-def indexed_job(told: Submission, role: naming.Role, head: Object) -> Object:
+def indexed_job(submission: Submission, role: naming.Role, head: Object) -> Object:
     """A Job whose pods run one node each, or only the pservers or trainers of the nodes."""
-    settings = told.settings
+    settings = submission.settings
     labels = head["metadata"]["labels"]
-    metadata = head["metadata"] | {"annotations": {naming.DIGEST: told.digest}}
+    metadata = head["metadata"] | {"annotations": {naming.DIGEST: submission.digest}}
     if settings.queue is not None:
         metadata["labels"] = labels | {naming.QUEUE: settings.queue}
     spec: Object = {
         "completionMode": "Indexed",
-        "completions": pods_of(told.job, role),
-        "parallelism": pods_of(told.job, role),
+        "completions": pods_of(submission.job, role),
+        "parallelism": pods_of(submission.job, role),
         "backoffLimitPerIndex": settings.pod_failures,
         "maxFailedIndexes": 0,
         "suspend": settings.suspend or settings.queue is not None,
         **_replacing(settings),
         "template": {
             "metadata": {"labels": labels | {naming.COMPONENT: role or "node"}},
-            "spec": pod_spec(told, role),
+            "spec": pod_spec(submission, role),
         },
     }
     if settings.deadline_s is not None:
@@ -73,9 +72,9 @@ def _replacing(settings: KubernetesFile) -> Object:
     return {"podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": rules}}
 
 
-def pod_spec(told: Submission, role: naming.Role) -> Object:
-    """What every pod of a Job is."""
-    settings, name = told.settings, told.job.name
+def pod_spec(submission: Submission, role: naming.Role) -> Object:
+    """The spec of a Job's pods."""
+    settings, name = submission.settings, submission.job.name
     spec: Object = {
         "serviceAccountName": settings.service_account or name,
         "automountServiceAccountToken": True,
@@ -85,14 +84,14 @@ def pod_spec(told: Submission, role: naming.Role) -> Object:
         "enableServiceLinks": False,
         **security(),
         **scheduling(settings, name, role),
-        "containers": [container(told, role)],
-        "volumes": list(_volumes(told)),
+        "containers": [container(submission, role)],
+        "volumes": list(_volumes(submission)),
     }
     return spec
 
 
 def security() -> Object:
-    """Who the processes of a pod are: nobody special."""
+    """The unprivileged user of a pod's processes."""
     return {
         "securityContext": {
             "runAsNonRoot": True,
@@ -106,7 +105,7 @@ def security() -> Object:
 
 
 def container_security() -> Object:
-    """What a container may do: nothing special."""
+    """A container without privileges."""
     return {
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -117,16 +116,16 @@ def container_security() -> Object:
 
 
 def scheduling(settings: KubernetesFile, name: str, role: naming.Role = "") -> Object:
-    """Where pods may run, and how soon they are given up with a machine that is lost."""
-    found: Object = {"tolerations": list(_tolerations(settings))}
+    """Where pods may run, and how soon they are evicted from a lost machine."""
+    fields: Object = {"tolerations": list(_tolerations(settings))}
     if labels := settings.node_selector | (settings.groups.get(role, {}) if role else {}):
-        found["nodeSelector"] = labels
+        fields["nodeSelector"] = labels
     if settings.priority_class is not None:
-        found["priorityClassName"] = settings.priority_class
+        fields["priorityClassName"] = settings.priority_class
     if settings.image_pull_secrets:
-        found["imagePullSecrets"] = [{"name": secret} for secret in settings.image_pull_secrets]
+        fields["imagePullSecrets"] = [{"name": secret} for secret in settings.image_pull_secrets]
     if settings.spread:
-        found["topologySpreadConstraints"] = [
+        fields["topologySpreadConstraints"] = [
             {
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
@@ -134,7 +133,7 @@ def scheduling(settings: KubernetesFile, name: str, role: naming.Role = "") -> O
                 "labelSelector": {"matchLabels": naming.selector_of(name)},
             }
         ]
-    return found
+    return fields
 
 
 def _tolerations(settings: KubernetesFile) -> Iterator[Object]:
@@ -145,46 +144,46 @@ def _tolerations(settings: KubernetesFile) -> Iterator[Object]:
             "effect": "NoExecute",
             "tolerationSeconds": settings.lost_node_s,
         }
-    for told in settings.tolerations:
-        found: Object = {"operator": "Exists" if told.value is None else "Equal"}
-        given = {"key": told.key, "value": told.value, "effect": told.effect, "tolerationSeconds": told.seconds}
-        yield found | {key: value for key, value in given.items() if value is not None}
+    for each in settings.tolerations:
+        toleration: Object = {"operator": "Exists" if each.value is None else "Equal"}
+        optional = {"key": each.key, "value": each.value, "effect": each.effect, "tolerationSeconds": each.seconds}
+        yield toleration | {key: value for key, value in optional.items() if value is not None}
 
 
-def container(told: Submission, role: naming.Role) -> Object:
+def container(submission: Submission, role: naming.Role) -> Object:
     """The one container of a pod."""
-    job = told.job
+    job = submission.job
     lanes = job.ports_num + job.ports_num_for_sparse
     ports = [{"name": f"lane-{k}", "containerPort": job.first_port + k} for k in range(lanes)]
     made: Object = {
         "name": naming.CONTAINER,
-        "image": told.image,
+        "image": submission.image,
         "command": ["bireme", "node"],
-        "env": list(_environment(told, role)),
-        "resources": resources(told.settings),
+        "env": list(_environment(submission, role)),
+        "resources": resources(submission.settings),
         **container_security(),
         **_probes(),
-        "volumeMounts": list(_mounts(told)),
+        "volumeMounts": list(_mounts(submission)),
     }
     if role != "trainer":
         made["ports"] = ports
-    if told.settings.image_pull_policy is not None:
-        made["imagePullPolicy"] = told.settings.image_pull_policy
+    if submission.settings.image_pull_policy is not None:
+        made["imagePullPolicy"] = submission.settings.image_pull_policy
     return made
 
 
 def resources(settings: KubernetesFile) -> Object:
-    """What a pod asks for and may use, amounts as text."""
+    """A pod's requests and limits, amounts as text."""
     asked, limits = settings.resources.requests, settings.resources.limits
     requests = {k: v for k, v in DEFAULT_REQUESTS.items() if k not in limits} | asked
-    found = {"requests": {k: str(v) for k, v in requests.items()}}
-    return found | ({"limits": {k: str(v) for k, v in limits.items()}} if limits else {})
+    amounts = {"requests": {k: str(v) for k, v in requests.items()}}
+    return amounts | ({"limits": {k: str(v) for k, v in limits.items()}} if limits else {})
 
 
-def _environment(told: Submission, role: naming.Role) -> Iterator[Object]:
+def _environment(submission: Submission, role: naming.Role) -> Iterator[Object]:
     fixed = {
         "BIREME_JOB": f"{naming.JOB_DIRECTORY}/job.json",
-        "BIREME_KUBE_JOB": told.main_job,
+        "BIREME_KUBE_JOB": submission.main_job,
         "BIREME_GRACE_S": str(GRACE_S - 5),
         "HOME": "/tmp",
     }
@@ -199,8 +198,8 @@ def _environment(told: Submission, role: naming.Role) -> Iterator[Object]:
         ("NODE_NAME", "spec.nodeName"),
     ):
         yield {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-    for name, given in told.settings.env.items():
-        yield {"name": name, "value": str(given).lower() if isinstance(given, bool) else str(given)}
+    for name, setting in submission.settings.env.items():
+        yield {"name": name, "value": str(setting).lower() if isinstance(setting, bool) else str(setting)}
 
 
 def _probes() -> Object:
@@ -222,12 +221,12 @@ def _probe(command: str, *, every_s: int, failures: int) -> Object:
     }
 
 
-def _volumes(told: Submission) -> Iterator[Object]:
-    name, settings = told.job.name, told.settings
+def _volumes(submission: Submission) -> Iterator[Object]:
+    name, settings = submission.job.name, submission.settings
     items = [{"key": "job.json", "path": "job.json"}]
     yield {"name": "job", "configMap": {"name": name, "items": items}}
-    if told.program:
-        files = [{"key": program_key(path), "path": path} for path in sorted(told.program)]
+    if submission.program:
+        files = [{"key": program_key(path), "path": path} for path in sorted(submission.program)]
         yield {"name": "program", "configMap": {"name": name, "items": files}}
     if settings.tls:
         yield {"name": "tls", "secret": {"secretName": f"{name}-tls", "defaultMode": 0o440}}
@@ -237,14 +236,14 @@ def _volumes(told: Submission) -> Iterator[Object]:
         yield {"name": extra.name, **extra.source}
 
 
-def _mounts(told: Submission) -> Iterator[dict[str, Any]]:
+def _mounts(submission: Submission) -> Iterator[dict[str, Any]]:
     yield {"name": "job", "mountPath": naming.JOB_DIRECTORY, "readOnly": True}
-    if told.program:
+    if submission.program:
         yield {"name": "program", "mountPath": naming.PROGRAM_DIRECTORY, "readOnly": True}
-    if told.settings.tls:
+    if submission.settings.tls:
         yield {"name": "tls", "mountPath": naming.TLS_DIRECTORY, "readOnly": True}
     yield {"name": "volume", "mountPath": naming.VOLUME_ROOT}
     yield {"name": "tmp", "mountPath": "/tmp"}
-    for extra in told.settings.volumes:
+    for extra in submission.settings.volumes:
         mount = {"name": extra.name, "mountPath": extra.path}
         yield mount | ({"readOnly": True} if extra.read_only else {})

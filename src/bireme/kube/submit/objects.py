@@ -1,7 +1,7 @@
 """All objects that a job is made of, as plain values: what `submit` sends and `submit --dry-run` prints. No I/O.
 
-The order is the order of creation: what pods need stands before the Jobs that make pods. The first Job owns all
-others but the volume claim, so deleting it deletes them; whoever sends them fills the owner's uid in.
+The order is the order of creation: what pods need precedes the Jobs that make pods. The first Job owns all others but
+the volume claim, so deleting it deletes them; `submit` fills in the owner's uid.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ from bireme.kube.submit.submission import Object, Submission, pods_of, program_k
 from bireme.spec.kubernetes import KubernetesFile
 
 
-def build(told: Submission) -> list[Object]:
+def build(submission: Submission) -> list[Object]:
     """Every object of a job, in the order of creation."""
-    return [merge(made, told.settings.patch.get(made["kind"], {})) for made in _objects(told)]
+    return [merge(made, submission.settings.patch.get(made["kind"], {})) for made in _objects(submission)]
 
 
-def _objects(told: Submission) -> Iterator[Object]:
-    settings = told.settings
+def _objects(submission: Submission) -> Iterator[Object]:
+    settings = submission.settings
     if settings.volume.claim is None:
-        yield claim(told.job.name, told.namespace, settings)
+        yield claim(submission.job.name, submission.namespace, settings)
     if settings.service_account is None:
-        yield from account(told)
-    yield config_map(told)
+        yield from account(submission)
+    yield config_map(submission)
     if settings.tls:
-        yield secret(told)
-    yield service(told)
+        yield secret(submission)
+    yield service(submission)
     if settings.network_policy:
-        yield network_policy(told)
-    yield disruption_budget(told)
-    for role in told.roles:
-        yield indexed_job(told, role, head_of(told, "batch/v1", "Job", naming.job_name(told.job.name, role)))
+        yield network_policy(submission)
+    yield disruption_budget(submission)
+    for role in submission.roles:
+        yield indexed_job(
+            submission, role, head_of(submission, "batch/v1", "Job", naming.job_name(submission.job.name, role))
+        )
 
 
-def head_of(told: Submission, api: str, kind: str, name: str) -> Object:
-    """The beginning of an object: what it is, what it is called, and whose it is."""
-    return _head(told.job.name, told.namespace, told.settings, (api, kind, name))
+def head_of(submission: Submission, api: str, kind: str, name: str) -> Object:
+    """The head of an object: its kind, name and labels."""
+    return _head(submission.job.name, submission.namespace, submission.settings, (api, kind, name))
 
 
 def _head(job: str, namespace: str, settings: KubernetesFile, what: tuple[str, str, str]) -> Object:
@@ -68,75 +70,75 @@ def claim(name: str, namespace: str, settings: KubernetesFile) -> Object:
     return {**_head(name, namespace, settings, ("v1", "PersistentVolumeClaim", name)), "spec": spec}
 
 
-def account(told: Submission) -> Iterator[Object]:
-    """Who the pods are to the API server: they may write the status on their own Jobs, and end these."""
-    name, rbac = told.job.name, "rbac.authorization.k8s.io"
-    own = [naming.job_name(name, role) for role in told.roles]
-    yield head_of(told, "v1", "ServiceAccount", name) | {"automountServiceAccountToken": False}
+def account(submission: Submission) -> Iterator[Object]:
+    """The account of the pods: it may read and patch the job's own Jobs, to write the status and to end them."""
+    name, rbac = submission.job.name, "rbac.authorization.k8s.io"
+    own = [naming.job_name(name, role) for role in submission.roles]
+    yield head_of(submission, "v1", "ServiceAccount", name) | {"automountServiceAccountToken": False}
     rules = [{"apiGroups": ["batch"], "resources": ["jobs"], "resourceNames": own, "verbs": ["get", "patch"]}]
-    yield head_of(told, f"{rbac}/v1", "Role", name) | {"rules": rules}
-    yield head_of(told, f"{rbac}/v1", "RoleBinding", name) | {
+    yield head_of(submission, f"{rbac}/v1", "Role", name) | {"rules": rules}
+    yield head_of(submission, f"{rbac}/v1", "RoleBinding", name) | {
         "roleRef": {"apiGroup": rbac, "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": told.namespace}],
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": submission.namespace}],
     }
 
 
-def config_map(told: Submission) -> Object:
-    """The job and its program, for the pods; and what it was submitted with, for whoever submits it again."""
-    job = msgspec.json.format(msgspec.json.encode(told.job), indent=2).decode()
+def config_map(submission: Submission) -> Object:
+    """The job and its program, for the pods; and its settings, for a later submit or resume."""
+    job = msgspec.json.format(msgspec.json.encode(submission.job), indent=2).decode()
     text = {
         "job.json": job + "\n",
-        "settings.json": msgspec.json.encode(settings_of(told), order="deterministic").decode(),
-        "program.json": msgspec.json.encode(sorted(told.program)).decode(),
+        "settings.json": msgspec.json.encode(settings_of(submission), order="deterministic").decode(),
+        "program.json": msgspec.json.encode(sorted(submission.program)).decode(),
     }
     binary = {}
-    for path, content in sorted(told.program.items()):
+    for path, content in sorted(submission.program.items()):
         try:
             text[program_key(path)] = content.decode("utf-8")
         except UnicodeDecodeError:
             binary[program_key(path)] = base64.b64encode(content).decode()
-    made = head_of(told, "v1", "ConfigMap", told.job.name) | {"data": text}
+    made = head_of(submission, "v1", "ConfigMap", submission.job.name) | {"data": text}
     return made | ({"binaryData": binary} if binary else {})
 
 
-def secret(told: Submission) -> Object:
-    """The certificate that every pod of the job shows, and the authority that it checks others against."""
-    data = {name: base64.b64encode(content).decode() for name, content in sorted(told.certificates.items())}
-    return head_of(told, "v1", "Secret", f"{told.job.name}-tls") | {"type": "Opaque", "data": data}
+def secret(submission: Submission) -> Object:
+    """The certificate that every pod of the job shows, and the authority that it checks peers against."""
+    data = {name: base64.b64encode(content).decode() for name, content in sorted(submission.certificates.items())}
+    return head_of(submission, "v1", "Secret", f"{submission.job.name}-tls") | {"type": "Opaque", "data": data}
 
 
-def service(told: Submission) -> Object:
-    """Stable names for the pods, known before they are ready: they find each other by them in order to become ready."""
-    first, lanes = told.job.first_port, told.job.ports_num + told.job.ports_num_for_sparse
+def service(submission: Submission) -> Object:
+    """Stable names for the pods, published before they are ready: pods need each other to become ready."""
+    first, lanes = submission.job.first_port, submission.job.ports_num + submission.job.ports_num_for_sparse
     ports = [{"name": f"lane-{k}", "port": first + k, "protocol": "TCP"} for k in range(lanes)]
-    return head_of(told, "v1", "Service", told.job.name) | {
+    return head_of(submission, "v1", "Service", submission.job.name) | {
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": naming.selector_of(told.job.name),
+            "selector": naming.selector_of(submission.job.name),
             "ports": ports,
         }
     }
 
 
-def network_policy(told: Submission) -> Object:
-    """Only the job's own pods may reach its lanes; nothing else of it can be reached."""
-    first, lanes = told.job.first_port, told.job.ports_num + told.job.ports_num_for_sparse
-    pods = {"podSelector": {"matchLabels": naming.selector_of(told.job.name)}}
+def network_policy(submission: Submission) -> Object:
+    """Only the job's own pods may reach its lanes; all other ports are closed."""
+    first, lanes = submission.job.first_port, submission.job.ports_num + submission.job.ports_num_for_sparse
+    pods = {"podSelector": {"matchLabels": naming.selector_of(submission.job.name)}}
     ports = [{"protocol": "TCP", "port": first, "endPort": first + lanes - 1}]
     spec = pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods], "ports": ports}]}
-    return head_of(told, "networking.k8s.io/v1", "NetworkPolicy", told.job.name) | {"spec": spec}
+    return head_of(submission, "networking.k8s.io/v1", "NetworkPolicy", submission.job.name) | {"spec": spec}
 
 
-def disruption_budget(told: Submission) -> Object:
-    """At most one pod at a time is drained away.
+def disruption_budget(submission: Submission) -> Object:
+    """A drain evicts at most one pod at a time.
 
     A Job has no scale, so only `minAvailable` with a whole number works: `maxUnavailable` would forbid every drain.
     """
-    pods = sum(pods_of(told.job, role) for role in told.roles)
+    pods = sum(pods_of(submission.job, role) for role in submission.roles)
     spec = {
         "minAvailable": pods - 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": naming.selector_of(told.job.name)},
+        "selector": {"matchLabels": naming.selector_of(submission.job.name)},
     }
-    return head_of(told, "policy/v1", "PodDisruptionBudget", told.job.name) | {"spec": spec}
+    return head_of(submission, "policy/v1", "PodDisruptionBudget", submission.job.name) | {"spec": spec}

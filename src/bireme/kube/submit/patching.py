@@ -1,8 +1,8 @@
-"""Merging what the user writes under `patch:` into finished objects, by the rules of kubectl's strategic merge. No I/O.
+"""Merge the user's `patch:` into finished objects, by the rules of kubectl's strategic merge. No I/O.
 
 Maps are merged key by key, and a null removes a key. Of the lists that Kubernetes merges, items that agree in their key
 (a container's name, a mount's path) are merged, others are added, and `$patch: delete` removes one. Any other list is
-replaced. What is given is never changed.
+replaced. Arguments are never changed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LIST_KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-"""Lists that are merged item by item, with the key by which items are told apart."""
+"""Lists that are merged item by item, with the key that identifies an item."""
 DIRECTIVE = "$patch"
 
 
 def merge(base: Any, patch: Any, at: str = "") -> Any:
-    """What comes of merging a patch into a value; `at` is the key under which both stand."""
+    """Merge a patch into a value; `at` is the key that holds both."""
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         merged = {key: value for key, value in base.items() if patch.get(key, value) is not None}
         for key, value in patch.items():
@@ -41,7 +41,7 @@ def merge(base: Any, patch: Any, at: str = "") -> Any:
 
 
 def without_nulls(value: Any) -> Any:
-    """A patch where there is nothing to merge it into: what it would remove is not there."""
+    """A patch without a value to merge it into: drop its nulls."""
     if isinstance(value, Mapping):
         return {k: without_nulls(v) for k, v in value.items() if v is not None}
     return [without_nulls(v) for v in value] if isinstance(value, list) else value

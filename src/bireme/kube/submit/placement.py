@@ -36,12 +36,12 @@ def place(cluster_job: ClusterJob, namespace: str) -> Job:
 
 def data_on_volume(cluster_job: ClusterJob) -> PurePosixPath:
     """Where the shards are on the volume."""
-    told = cluster_job.settings.volume.data
-    if told is not None:
+    wanted = cluster_job.settings.volume.data
+    if wanted is not None:
         root = PurePosixPath(naming.VOLUME_ROOT)
-        path = root / os.path.normpath(told.lstrip("/"))
+        path = root / os.path.normpath(wanted.lstrip("/"))
         if ".." in path.parts:
-            raise SpecError(f"kubernetes.volume.data: {told} is not on the volume", fix="give a path from its root")
+            raise SpecError(f"kubernetes.volume.data: {wanted} is not on the volume", fix="give a path from its root")
         return path
     return _inside(cluster_job, cluster_job.file.data.path, "data.path")
 

@@ -1,4 +1,4 @@
-"""The program's files as they are sent along: the directory of the config, without data and leftovers."""
+"""The program's files that a submission sends: the directory of the config, without data and leftovers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bireme.core.errors import SpecError
 from bireme.spec.load import is_shard_name
 
 LEFT_OUT = ("data", "__pycache__", "output")
-"""Names that are not looked into: data has its own way onto the volume."""
+"""Names that are skipped: `bireme data push` sends data."""
 MAX_NBYTES = 900_000
 """A ConfigMap holds at most 1 MiB, and the job itself needs some of that."""
 
@@ -20,9 +20,9 @@ def read_program(directory: Path, *, without: Path) -> dict[str, bytes]:
     A directory that is too large is refused before anything of it is read.
     """
     try:
-        found = {str(path.relative_to(directory)): path for path in _files(directory, without)}
-        check_size({name: path.stat().st_size for name, path in found.items()})
-        return {name: path.read_bytes() for name, path in found.items()}
+        files = {str(path.relative_to(directory)): path for path in _files(directory, without)}
+        check_size({name: path.stat().st_size for name, path in files.items()})
+        return {name: path.read_bytes() for name, path in files.items()}
     except OSError as e:
         raise SpecError(f"cannot read the program: {e.filename}: {e.strerror}") from e
 

@@ -1,4 +1,4 @@
-"""What a submission consists of, in one value: the job, how it is placed, its program and its certificates. No I/O."""
+"""A submission as one value: the job, its settings, its program and its certificates. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What is to be run, in full."""
+    """All that a job's objects are built from."""
 
     job: Job
     """As its pods see it."""
@@ -43,23 +43,23 @@ class Submission:
 
     @property
     def digest(self) -> str:
-        """One hash for all that makes it another job; certificates do not, nor that it was resumed."""
+        """A hash of all that identifies the job; certificates and resuming do not change it."""
         job = msgspec.structs.replace(self.job, is_resumed=False, accepts_changes=False)
         settings = msgspec.structs.replace(self.settings, suspend=False)
         parts = {
-            "job": _said(job),
-            "settings": {**_said(settings), "image": self.image, "namespace": self.namespace},
+            "job": _non_defaults(job),
+            "settings": {**_non_defaults(settings), "image": self.image, "namespace": self.namespace},
             "program": {path: hashlib.sha256(content).hexdigest() for path, content in self.program.items()},
         }
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
-def _said(value: Any) -> Any:
-    """What a struct says beyond its defaults, so that a key that is new in a later version changes no digest."""
+def _non_defaults(value: Any) -> Any:
+    """A struct without its defaults, so that a new key of a later version changes no digest."""
     if not isinstance(value, msgspec.Struct):
-        return [_said(each) for each in value] if isinstance(value, tuple) else value
+        return [_non_defaults(each) for each in value] if isinstance(value, tuple) else value
     fields = msgspec.structs.fields(value)
-    return {f.name: _said(given) for f in fields if (given := getattr(value, f.name)) != _default_of(f)}
+    return {f.name: _non_defaults(setting) for f in fields if (setting := getattr(value, f.name)) != _default_of(f)}
 
 
 def _default_of(field: msgspec.structs.FieldInfo) -> Any:
@@ -67,19 +67,19 @@ def _default_of(field: msgspec.structs.FieldInfo) -> Any:
     return field.default if made is msgspec.NODEFAULT else made()
 
 
-def settings_of(told: Submission) -> Object:
-    """What else than the job decides how its objects look."""
-    plain: Object = msgspec.to_builtins(told.settings)
-    if not told.settings.groups:
+def settings_of(submission: Submission) -> Object:
+    """What the objects depend on besides the job."""
+    plain: Object = msgspec.to_builtins(submission.settings)
+    if not submission.settings.groups:
         del plain["groups"]  # an older bireme reads the job back too, and refuses keys that it does not know
-    return plain | {"image": told.image, "namespace": told.namespace}
+    return plain | {"image": submission.image, "namespace": submission.namespace}
 
 
 def program_key(path: str) -> str:
     """The key of a program's file in the ConfigMap, where only plain names are allowed."""
     if re.fullmatch(r"[-._a-zA-Z0-9]+", path):
         return f"program.{path}"
-    escaped = re.sub(r"[^-.a-zA-Z0-9]", lambda found: "".join(f"_{b:02x}" for b in found[0].encode()), path)
+    escaped = re.sub(r"[^-.a-zA-Z0-9]", lambda match: "".join(f"_{b:02x}" for b in match[0].encode()), path)
     return f"program-path.{escaped}"
 
 

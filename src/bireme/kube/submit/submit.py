@@ -1,9 +1,9 @@
-"""Sending a job to a cluster, so that sending it twice is safe.
+"""Send a job to a cluster, so that sending it twice is safe.
 
-A name that belongs to somebody else is refused before anything is written. A job that is there with the same digest is
-left alone, but for what is missing around it; one with another digest is refused with what has changed, because a Job
-cannot be changed. Certificates are made when all that is known and they are about to be sent. All objects but the
-volume claim belong to the first Job, so deleting that deletes them.
+A name that is taken by foreign objects is refused before the first write. For a job that exists with the same digest
+only missing objects are created; one with another digest is refused with a list of changes, because a Job cannot be
+changed. Certificates are made last, just before they are sent. All objects but the volume claim belong to the first
+Job, so deleting that deletes them.
 """
 
 from __future__ import annotations
@@ -33,76 +33,79 @@ Certify = Callable[[], Mapping[str, bytes]]
 CAN_WAIT = ("PodDisruptionBudget", "Role", "RoleBinding")
 """What pods do not need in order to start."""
 _SHOWN = 6
-"""Changes that are told one by one."""
+"""Changes that an error lists one by one."""
 
 
-def submit(cluster: Cluster, told: Submission, certify: Certify = dict) -> Outcome:
-    """Bring a job to the cluster; refuses names that are taken and jobs that differ from what is there."""
-    found = look_up(cluster, build(told))
-    refuse_foreign(found, told.job.name)
-    main = found.get(("Job", told.main_job))
-    if has_other_shape(cluster, told) or (main is not None and digest_of(main) != told.digest):
-        # It may be this very file, and the job resumed with more passes since: its certificate must not run out.
-        raise _differs(cluster, told, is_renewed=_renew_alone(cluster, told, certify, found))
+def submit(cluster: Cluster, submission: Submission, certify: Certify = dict) -> Outcome:
+    """Create a job on the cluster; refuse a taken name, and a job that exists with another digest."""
+    existing = look_up(cluster, build(submission))
+    refuse_foreign(existing, submission.job.name)
+    main = existing.get(("Job", submission.main_job))
+    if has_other_shape(cluster, submission) or (main is not None and digest_of(main) != submission.digest):
+        # The file may be unchanged and the job resumed with more passes since: its certificate must not expire.
+        raise _differs(cluster, submission, is_renewed=_renew_alone(cluster, submission, certify, existing))
     if main is None:
-        send_first(cluster, build(replace(told, certificates=certify())), found)
+        send_first(cluster, build(replace(submission, certificates=certify())), existing)
         return "created"
-    if _needs_certificate(told, found):
-        told = replace(told, certificates=certify())
-    made = build(told)
-    # The Job is as it should be, the Secret is in use, and what the ConfigMap says may have been changed by `resume`:
-    # of the rest, what somebody has changed is put right.
+    if _needs_certificate(submission, existing):
+        submission = replace(submission, certificates=certify())
+    made = build(submission)
+    # The Job has this digest, the Secret is in use, and `resume` may have changed the ConfigMap: restore only the rest.
     kept = ("Job", "Secret", "ConfigMap")
-    send(cluster, [each for each in made if key_of(each) not in found or each["kind"] not in kept])
-    return _renew(cluster, told, made, found)
+    send(cluster, [each for each in made if key_of(each) not in existing or each["kind"] not in kept])
+    return _renew(cluster, submission, made, existing)
 
 
 def digest_of(job: Object) -> str | None:
-    """What a Job was submitted with, in one hash."""
-    told: str | None = (job["metadata"].get("annotations") or {}).get(naming.DIGEST)
-    return told
+    """The hash of a Job's submission."""
+    digest: str | None = (job["metadata"].get("annotations") or {}).get(naming.DIGEST)
+    return digest
 
 
-def is_as_told(jobs: Sequence[Object], told: Submission) -> bool:
-    """Whether the Jobs of a job, the one with the status first, are those that a submission would make."""
+def is_as_told(jobs: Sequence[Object], submission: Submission) -> bool:
+    """Whether the Jobs of a job, the one with the status first, equal those of a submission."""
     names = {each["metadata"]["name"] for each in jobs}
-    return names == _job_names(told) and digest_of(jobs[0]) == told.digest
+    return names == _job_names(submission) and digest_of(jobs[0]) == submission.digest
 
 
-def _job_names(told: Submission) -> set[str]:
-    return {naming.job_name(told.job.name, role) for role in told.roles}
+def _job_names(submission: Submission) -> set[str]:
+    return {naming.job_name(submission.job.name, role) for role in submission.roles}
 
 
-def _needs_certificate(told: Submission, found: Mapping[tuple[str, str], Object]) -> bool:
-    """Whether the certificate on the cluster is missing, torn or soon over."""
-    there = decoded(found.get(("Secret", f"{told.job.name}-tls")))
-    return told.settings.tls and not (_is_whole(there) and not needs_renewal(there["tls.crt"]))
+def _needs_certificate(submission: Submission, existing: Mapping[tuple[str, str], Object]) -> bool:
+    """Whether the certificate on the cluster is missing, incomplete or expires soon."""
+    there = decoded(existing.get(("Secret", f"{submission.job.name}-tls")))
+    return submission.settings.tls and not (_is_whole(there) and not needs_renewal(there["tls.crt"]))
 
 
 def _is_whole(certificates: Mapping[str, bytes]) -> bool:
     return {"ca.crt", "tls.crt", "tls.key"} <= certificates.keys()
 
 
-def _renew_alone(cluster: Cluster, told: Submission, certify: Certify, found: Mapping[tuple[str, str], Object]) -> bool:
-    """Renew the certificate of a job that is otherwise left as it is, if it is soon over and that can be done here."""
-    if not _needs_certificate(told, found):
+def _renew_alone(
+    cluster: Cluster, submission: Submission, certify: Certify, existing: Mapping[tuple[str, str], Object]
+) -> bool:
+    """Renew only a job's certificate, if it expires soon and its authority is on this machine."""
+    if not _needs_certificate(submission, existing):
         return False
-    told = replace(told, certificates=certify())
+    submission = replace(submission, certificates=certify())
     try:
-        return _renew(cluster, told, build(told), found) == "renewed"
+        return _renew(cluster, submission, build(submission), existing) == "renewed"
     except ClusterError:
         return False
 
 
-def _renew(cluster: Cluster, told: Submission, made: list[Object], found: Mapping[tuple[str, str], Object]) -> Outcome:
-    """Replace a certificate that is soon over; pods take the new one for new connections."""
-    name = f"{told.job.name}-tls"
-    there = decoded(found.get(("Secret", name)))
-    if not told.certificates:
+def _renew(
+    cluster: Cluster, submission: Submission, made: list[Object], existing: Mapping[tuple[str, str], Object]
+) -> Outcome:
+    """Replace a certificate that expires soon; pods use the new one for new connections."""
+    name = f"{submission.job.name}-tls"
+    there = decoded(existing.get(("Secret", name)))
+    if not submission.certificates:
         return "unchanged"
-    if _is_whole(there) and there["ca.crt"] != told.certificates["ca.crt"]:
+    if _is_whole(there) and there["ca.crt"] != submission.certificates["ca.crt"]:
         raise ClusterError(
-            f"the certificate of {told.job.name} is soon over, and cannot be renewed from here",
+            f"the certificate of {submission.job.name} is soon over, and cannot be renewed from here",
             why="the key of the job's authority is where it was submitted first",
             fix="submit it again there; or stop it with `bireme cancel`, delete the Secret, submit and resume it",
         )
@@ -111,22 +114,22 @@ def _renew(cluster: Cluster, told: Submission, made: list[Object], found: Mappin
 
 
 def key_of(thing: Object) -> tuple[str, str]:
-    """What tells an object from the others of its job."""
+    """Kind and name, which identify an object of a job."""
     return thing["kind"], thing["metadata"]["name"]
 
 
 def look_up(cluster: Cluster, made: list[Object]) -> dict[tuple[str, str], Object]:
-    """What is on the cluster already under the names of objects."""
+    """The objects that exist on the cluster under the names of `made`."""
     looked = {key_of(each): cluster.find(KINDS[each["kind"]], each["metadata"]["name"]) for each in made}
-    found = {key: there for key, there in looked.items() if there is not None}
-    for kind, name in (key for key, there in found.items() if there["metadata"].get("deletionTimestamp")):
+    existing = {key: there for key, there in looked.items() if there is not None}
+    for kind, name in (key for key, there in existing.items() if there["metadata"].get("deletionTimestamp")):
         raise ClusterError(f"the {kind} {name} is being deleted", fix="try again in a moment")
-    return found
+    return existing
 
 
-def refuse_foreign(found: Mapping[tuple[str, str], Object], name: str) -> None:
-    """Refuse to touch what bireme has not made, or has made for another job."""
-    for (kind, called), thing in found.items():
+def refuse_foreign(existing: Mapping[tuple[str, str], Object], name: str) -> None:
+    """Refuse to change objects that bireme has not made, or has made for another job."""
+    for (kind, called), thing in existing.items():
         labels = thing["metadata"].get("labels") or {}
         if naming.is_ours(thing) and labels.get(naming.INSTANCE) == name:
             continue
@@ -138,24 +141,24 @@ def refuse_foreign(found: Mapping[tuple[str, str], Object], name: str) -> None:
         )
 
 
-def has_other_shape(cluster: Cluster, told: Submission) -> bool:
-    """Whether a job is there with its pservers and trainers in Jobs of other names."""
-    there = cluster.list(JOB, naming.labels_of(told.job.name))
-    return any(each["metadata"]["name"] not in _job_names(told) for each in there)
+def has_other_shape(cluster: Cluster, submission: Submission) -> bool:
+    """Whether the job exists with Jobs of other names, as pservers and trainers moved together or apart."""
+    there = cluster.list(JOB, naming.labels_of(submission.job.name))
+    return any(each["metadata"]["name"] not in _job_names(submission) for each in there)
 
 
-def send_first(cluster: Cluster, made: list[Object], found: Mapping[tuple[str, str], Object]) -> None:
-    """Bring a job that is not there; where an object is refused, those that were just made are taken away again.
+def send_first(cluster: Cluster, made: list[Object], existing: Mapping[tuple[str, str], Object]) -> None:
+    """Create a new job; where an object is refused, delete those that were just created.
 
-    Where the API server is lost on the way they stay: pods may run already, and submitting again makes the rest.
+    On a NetworkError they stay: pods may run already, and submitting again creates the rest.
     """
     new: list[Object] = []
 
     def put(each: Object) -> None:
-        if key_of(each) in found:
+        if key_of(each) in existing:
             cluster.apply(each)
         else:
-            cluster.create(each)  # refused where somebody else has been faster, whose it then is
+            cluster.create(each)  # a conflict if another submission was faster, which owns it then
             new.append(each)
 
     try:
@@ -170,7 +173,7 @@ def send_first(cluster: Cluster, made: list[Object], found: Mapping[tuple[str, s
 def send(
     cluster: Cluster, made: list[Object], put: Callable[[Object], object] | None = None, *, is_trial: bool = False
 ) -> None:
-    """Apply objects: first what pods need, then the Jobs, and while these make pods, what is around them."""
+    """Apply objects: first those that pods need, then the Jobs, and the rest while pods are created."""
     put = put or (lambda each: cluster.apply(each, is_trial=is_trial))
     jobs = [each for each in made if each["kind"] == "Job"]
     others = [each for each in made if each["kind"] != "Job"]
@@ -181,7 +184,7 @@ def send(
         put(each)
     for each in others:
         if each["kind"] in CAN_WAIT and not (is_trial and each["kind"] == "RoleBinding"):
-            # (Whether a Role may be given away can only be checked once there is one.)
+            # A trial skips RoleBindings: the server checks them against a Role, which a trial has not created.
             put(each)
     if is_trial:
         return
@@ -191,7 +194,7 @@ def send(
 
 
 def _owner(cluster: Cluster, made: list[Object]) -> Object | None:
-    """The Job to which all else of a job belongs, be it sent just now or there before."""
+    """The Job that owns a job's other objects, just sent or older."""
     if not made:
         return None
     there = cluster.list(JOB, naming.labels_of(made[0]["metadata"]["labels"][naming.INSTANCE]))
@@ -216,7 +219,7 @@ def disown(cluster: Cluster, things: Iterable[Object]) -> None:
 
 
 def read_back(cluster: Cluster, name: str) -> Submission:
-    """What a job was submitted with, from what it left on the cluster."""
+    """Read a job's submission from its ConfigMap and Secret."""
     there = cluster.find(CONFIG_MAP, name)
     if there is None or "job.json" not in there.get("data", {}):
         raise ClusterError(
@@ -252,17 +255,17 @@ def decoded(secret: Object | None) -> dict[str, bytes]:
     return {name: base64.b64decode(text) for name, text in (secret or {}).get("data", {}).items()}
 
 
-def _differs(cluster: Cluster, told: Submission, *, is_renewed: bool) -> OutputExistsError:
-    name = told.job.name
+def _differs(cluster: Cluster, submission: Submission, *, is_renewed: bool) -> OutputExistsError:
+    name = submission.job.name
     try:
         then: Submission | None = read_back(cluster, name)
     except ClusterError:
-        then = None  # of another version: that it differs is all that can be said
-    changes = list(changes_between(then, told)) if then else []
+        then = None  # of another version: the changes cannot be listed
+    changes = list(changes_between(then, submission)) if then else []
     resume = f"{command_name()} resume {name} --namespace {cluster.namespace}"
     more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
-    # What only says how pods are placed leaves the run as it is: it goes on in the same directory.
-    is_same_run = then is not None and then.job == told.job and then.program == told.program
+    # A change of the settings only keeps the run: it resumes in the same directory.
+    is_same_run = then is not None and then.job == submission.job and then.program == submission.program
     elsewhere = "" if is_same_run else ", and with another `output` if that one has trained already"
     return OutputExistsError(
         f"{name} was submitted before, and not as it is now{'; its certificate was renewed' if is_renewed else ''}",
@@ -273,7 +276,7 @@ def _differs(cluster: Cluster, told: Submission, *, is_renewed: bool) -> OutputE
 
 
 def changes_between(then: Submission, now: Submission) -> Iterator[str]:
-    """In words, what is not as it was submitted."""
+    """The differences between two submissions, as sentences."""
     for was, is_ in (
         (msgspec.to_builtins(then.job), msgspec.to_builtins(now.job)),
         (settings_of(then), settings_of(now)),

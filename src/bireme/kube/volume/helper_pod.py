@@ -1,8 +1,8 @@
 """A short-lived pod on a job's volume, and commands run in it through the API server.
 
-The pod runs the job's own image as the job's own user, so whoever may read the job's files can be asked, wherever the
-volume is and whether or not the job's pods still exist. It ends by itself if this process cannot end it: soon after
-its last command, or after a day. One that has ended while it was still needed is replaced at the next command.
+The pod runs the job's own image as the job's own user, so it can read the job's files wherever the volume is, whether
+or not the job's pods still exist. It ends by itself if this process cannot delete it: some minutes after its last
+command, or after a day. One that has ended while it was still needed is replaced at the next command.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from bireme.spec.kubernetes import KubernetesFile, amount
 LIFETIME_S = 86400
 REQUESTS = {"cpu": "50m", "memory": "128Mi"}
 LIMITED = ("cpu", "memory", "ephemeral-storage")
-"""What the job's limits say that goes for a pod on the volume too; it needs nothing special, such as a GPU."""
+"""The job's limits that apply to a pod on the volume too; it needs no GPU or the like."""
 START_S = 600.0
-"""How long a pod may wait for its machine and its image: some clusters have to start one."""
+"""How long a pod may wait for its machine and its image: some clusters start machines on demand."""
 PULL_S = 60.0
-"""How long a registry may refuse an image without saying that this is final."""
+"""How long a registry may refuse an image with an error that may be temporary."""
 SAY_AFTER_S = 3.0
-"""Whatever comes within this time was not worth a word."""
+"""Shorter waits are not shown."""
 KILLED = (137, 143)
 """Exit codes of a command that was ended together with its container."""
 HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError")
-"""What a pod that has not begun will not get over soon."""
+"""Reasons of a waiting container that do not go away."""
 PULLING = ("ErrImagePull", "ImagePullBackOff")
 FINAL = re.compile(r"not found|manifest unknown|denied|unauthorized|forbidden|authorization failed", re.IGNORECASE)
-"""How a registry says that it will not give an image the next time either."""
+"""Errors of a registry that a retry does not change."""
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How time passes while something is waited for."""
+    """Clock and sleep of a wait; tests replace them."""
 
     now: Callable[[], float] = time.monotonic
     rest: Callable[[float], None] = time.sleep
@@ -58,13 +58,13 @@ REAL = Pacing()
 
 
 def on_stderr(line: str) -> None:
-    """Say something to whoever waits."""
+    """Print a note for the user who waits."""
     print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
 class VolumePlace:
-    """A volume, and what a pod on it looks like."""
+    """A volume, and the image and settings of a pod on it."""
 
     name: str
     """Of the job."""
@@ -78,7 +78,7 @@ class VolumePlace:
 
 
 def volume_pod(place: VolumePlace, namespace: str, suffix: str, command: Sequence[str]) -> Object:
-    """A pod that only has the volume, with what the user has patched into it."""
+    """A pod with the volume and nothing else, and the user's patch applied."""
     settings = place.settings
     labels = settings.labels | labels_of(place.name, suffix.partition("-")[0])
     where = scheduling(settings, place.name)
@@ -128,14 +128,14 @@ def _container(place: VolumePlace, command: Sequence[str]) -> Object:
 
 
 def _resources(settings: KubernetesFile) -> Object:
-    """Little, and no more than the job's pods may use: some namespaces demand a limit of every pod."""
+    """Small requests, and the job's limits: some namespaces demand limits of every pod."""
     limits = {k: str(v) for k, v in settings.resources.limits.items() if k in LIMITED}
     requests = {k: min(v, limits.get(k, v), key=amount) for k, v in REQUESTS.items()}
     return {"requests": requests} | ({"limits": limits} if limits else {})
 
 
 class Starting:
-    """Waiting for a pod to start: says what keeps it, and gives up where that will not pass, or has not for long."""
+    """Waits for a pod to start: notes the reason, and fails where that is final or lasts too long."""
 
     def __init__(self, tell: Tell, pace: Pacing) -> None:
         self._tell = tell
@@ -144,12 +144,12 @@ class Starting:
         self.begin()
 
     def begin(self) -> None:
-        """Count the time from now."""
+        """Restart the clock."""
         self._since = self._pace.now()
         self._pulls_since: float | None = None
 
     def look_at(self, who: str, pod: Object | None, why: Callable[[], str]) -> None:
-        """See a pod that has not started, None for one that is not even made; `why` tells more at the end."""
+        """Check a pod that has not started (None: not created yet); `why` explains a timeout."""
         waits = "a pod" if pod is None else waits_for(pod) or "its container"
         if pod is not None and self._is_hopeless(pod):
             raise ClusterError(f"the pod {who} does not start: {waits}")
@@ -173,7 +173,7 @@ class Starting:
 
 
 class PodEndedError(NetworkError):
-    """The pod on the volume has ended under a command; the next command gets another one."""
+    """The pod on the volume ended during a command; the next command starts another one."""
 
 
 class VolumePod:
@@ -198,11 +198,11 @@ class VolumePod:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(NetworkError):  # it ends by itself
+        with contextlib.suppress(NetworkError):  # the pod ends by itself
             self._cluster.delete(POD, self._name, grace_s=0)
 
     def _start(self) -> None:
-        """Make a pod and wait until it runs."""
+        """Create a pod and wait until it runs."""
         suffix = f"volume-{secrets.token_hex(3)}"
         command = ["bireme", "volume", "wait", str(LIFETIME_S)]
         made = volume_pod(self._place, self._cluster.namespace, suffix, command)
@@ -214,7 +214,7 @@ class VolumePod:
             raise
 
     def _sweep(self) -> None:
-        """Remove what earlier calls could not."""
+        """Remove ended pods that earlier calls could not delete."""
         for pod in self._cluster.list(POD, labels_of(self._place.name, "volume")):
             if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
                 self._cluster.delete(POD, pod["metadata"]["name"], grace_s=0)
@@ -241,15 +241,15 @@ class VolumePod:
             self._start()
         words = ["bireme", "volume", *command]
         try:
-            code, output, complaints = self._cluster.run(self._name, words, stdin=stdin, stdout=stdout)
+            code, output, stderr = self._cluster.run(self._name, words, stdin=stdin, stdout=stdout)
         except ClusterError as e:
             if self._is_there():
                 raise
             raise self._ended() from e
-        if code in KILLED and not complaints.strip():
+        if code in KILLED and not stderr.strip():
             raise self._ended()
         if code:
-            raise told_error(complaints, code)
+            raise command_error(stderr, code)
         return output
 
     def ask(self, command: Sequence[str], *, stdin: BinaryIO | None = None) -> Any:
@@ -257,20 +257,20 @@ class VolumePod:
         return json.loads(self.run(command, stdin=stdin))
 
     def _ended(self) -> PodEndedError:
-        """What has become of the pod under a command; the cluster learns that a little later than we do."""
+        """The error for a pod that ended during a command; the API server shows the end a little later."""
         looks = 0
-        while not (told := end_of(self._cluster.find(POD, self._name))) and looks < 20:
+        while not (end := end_of(self._cluster.find(POD, self._name))) and looks < 20:
             self._pace.rest(0.2)
             looks += 1
         return PodEndedError(
-            f"the pod {self._name} on the volume has ended under a command: {told or 'the command was killed'}",
+            f"the pod {self._name} on the volume has ended under a command: {end or 'the command was killed'}",
             why=f"such a pod lives for {LIFETIME_S // 3600} hours at most, and no longer than its machine",
             fix="the same command again goes on where this one was",
         )
 
 
 def labels_of(name: str, component: str) -> dict[str, str]:
-    """The labels of what looks after a job's volume for a while; it is no part of the job."""
+    """The labels of pods and Jobs that work on a job's volume; they are no part of the job."""
     return {
         naming.NAME: "bireme",
         naming.MANAGED_BY: "bireme",
@@ -280,25 +280,25 @@ def labels_of(name: str, component: str) -> dict[str, str]:
 
 
 def end_of(pod: Object | None) -> str:
-    """Why nothing can be run in a pod any more, in Kubernetes' words; empty where it can."""
+    """Why no command can run in a pod any more, as Kubernetes reports it; empty where one can."""
     if pod is None:
         return "it is gone"
     status = pod.get("status") or {}
     if status.get("phase") not in ("Succeeded", "Failed"):
         return "it is being deleted" if pod["metadata"].get("deletionTimestamp") else ""
     ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
-    for told in (status, *ends):
-        if told.get("reason"):
-            return f"{told['reason']}: {told.get('message', '')}".rstrip(": ")
+    for state in (status, *ends):
+        if state.get("reason"):
+            return f"{state['reason']}: {state.get('message', '')}".rstrip(": ")
     return str(status["phase"])
 
 
-def told_error(complaints: str, code: int) -> BiremeError:
-    """The error that a command in the pod has ended with, as the class it was."""
-    last = complaints.strip().splitlines()[-1:] or [""]
+def command_error(stderr: str, code: int) -> BiremeError:
+    """The error of a failed command in the pod, in its own class."""
+    last = stderr.strip().splitlines()[-1:] or [""]
     try:
-        told = json.loads(last[0])
-        kind = error_class(told["error"], ClusterError)
-        return kind(f"on the volume: {told['what']}", why=told["why"], fix=told["fix"])
+        report = json.loads(last[0])
+        kind = error_class(report["error"], ClusterError)
+        return kind(f"on the volume: {report['what']}", why=report["why"], fix=report["fix"])
     except (ValueError, KeyError, TypeError):
         return ClusterError(f"a command on the volume failed with exit code {code}: {last[0]}")

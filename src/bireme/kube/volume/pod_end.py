@@ -1,14 +1,14 @@
-"""The end of a transfer that runs in a pod on the job's volume: looks, takes and gives files through its own pipes.
+"""The pod's end of a transfer, which runs on the job's volume: lists, receives and sends files over stdin and stdout.
 
-    have ROOT     stdin {path: nbytes}, stdout {path: {nbytes, sha256, part}}: what is there, and the hash of as many
-                  bytes of it as were asked for
+    have ROOT     stdin {path: nbytes}, stdout {path: {nbytes, sha256, part}}: the files that exist, each with the hash
+                  of its first nbytes
     put ROOT      stdin pieces; each is checked, appended to .NAME.bireme-part, and the last one makes it NAME
     get ROOT      stdin {path: offset}, stdout pieces
     list ROOT     stdout {path: nbytes}
-    wait SECONDS  what keeps the pod there; at most so long, and not long after its last command
+    wait SECONDS  keeps the pod running; at most so long, and not long after its last command
 
 A piece is one line of JSON (path, offset, nbytes, total), the bytes, and 64 hex digits with their SHA-256. Nothing
-outside of ROOT is touched. Failures are told as {"error": …} in the last line.
+outside of ROOT is touched. A failure is a line {"error": …}, the last one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CHUNK = 1 << 20
 PART = ".bireme-part"
 DIGEST_NBYTES = 64
 HEAD_NBYTES = 64 << 10
-"""More than the head of any piece has."""
+"""Longer than the head of any piece."""
 IDLE_S = 600.0
-"""A pod in which nothing has run for so long is of no use to anybody."""
+"""A pod without a command for so long ends."""
 LOOK_EVERY_S = 5.0
 
 
@@ -45,11 +45,11 @@ class FileChunk(NamedTuple):
 
 
 class BrokenOffError(NetworkError):
-    """The other end has gone in the middle of a file; what came before is kept."""
+    """The other end closed in the middle of a file; the bytes before that are kept."""
 
 
 def inside(root: Path, path: str) -> Path:
-    """A file below the root; anything else is refused."""
+    """A path below the root; refuse any other."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise DataError(f"{path!r} is not a path below {root}")
@@ -57,7 +57,7 @@ def inside(root: Path, path: str) -> Path:
 
 
 def part_of(path: Path) -> Path:
-    """Where a file is gathered until it is whole; a name that no file of a user has."""
+    """Where a file is gathered until it is complete; a name that no file of a user has."""
     name = path.name
     if len(os.fsencode(name)) > 200:  # a name has at most 255 bytes
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -80,32 +80,32 @@ def prefix_digest(path: Path, nbytes: int) -> str:
 
 
 def have(root: Path, wanted: Mapping[str, int]) -> dict[str, Any]:
-    """What is there of some files, and the hash of as many bytes as were asked for, where there are so many."""
-    found = {}
+    """The sizes of wanted files that exist, with the hash of the first `nbytes` where they are that long."""
+    files = {}
     for name, nbytes in wanted.items():
         path = inside(root, name)
-        told: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         if path.is_file():
             there = path.stat().st_size
-            told |= {"nbytes": there, "sha256": prefix_digest(path, nbytes) if there >= nbytes else None}
+            facts |= {"nbytes": there, "sha256": prefix_digest(path, nbytes) if there >= nbytes else None}
         if part_of(path).is_file():
             there = part_of(path).stat().st_size
-            told["part"] = {"nbytes": there, "sha256": prefix_digest(part_of(path), there)}
-        if told:
-            found[name] = told
-    return found
+            facts["part"] = {"nbytes": there, "sha256": prefix_digest(part_of(path), there)}
+        if facts:
+            files[name] = facts
+    return files
 
 
 def list_files(root: Path) -> dict[str, int]:
     """Every whole file below a directory with its length; empty where there is no such directory."""
-    found = {}
+    lengths = {}
     for folder, _, names in os.walk(root, onerror=_refuse_unless_gone):
         for name in sorted(names):
             path = Path(folder) / name
             if not is_part(name) and path.is_file():
                 with contextlib.suppress(FileNotFoundError):  # a job that runs removes files
-                    found[str(path.relative_to(root))] = path.stat().st_size
-    return found
+                    lengths[str(path.relative_to(root))] = path.stat().st_size
+    return lengths
 
 
 def _refuse_unless_gone(error: OSError) -> None:
@@ -114,7 +114,7 @@ def _refuse_unless_gone(error: OSError) -> None:
 
 
 def read_pieces(source: BinaryIO) -> Iterator[tuple[FileChunk, Iterator[bytes]]]:
-    """Pieces with their bytes; each must be used up before the next. Raises where the digest does not fit."""
+    """Pieces with their bytes; read each to its end before the next. Raises where the digest does not match."""
     while line := source.readline(HEAD_NBYTES):
         if not line.endswith(b"\n") and len(line) < HEAD_NBYTES:
             raise BrokenOffError("the transfer broke off between two files")
@@ -143,17 +143,17 @@ def _content(source: BinaryIO, piece: FileChunk) -> Iterator[bytes]:
         digest.update(chunk)
         left -= len(chunk)
         yield chunk
-    told = source.read(DIGEST_NBYTES)
-    if len(told) < DIGEST_NBYTES:
+    received = source.read(DIGEST_NBYTES)
+    if len(received) < DIGEST_NBYTES:
         raise BrokenOffError(f"{piece.path}: the transfer broke off before its digest")
-    if told != digest.hexdigest().encode():
+    if received != digest.hexdigest().encode():
         raise DataError(f"{piece.path}: the bytes from {piece.offset:,} on are not those that were sent")
 
 
 def write_piece(piece: FileChunk, content: Iterator[bytes], path: Path) -> bool:
-    """Append a piece to what is there of its file; True once the file is whole.
+    """Append a piece to its partial file; True once the file is complete.
 
-    Of a piece with the wrong digest nothing is left; of one that broke off, what came: whoever goes on compares it.
+    A piece with the wrong digest leaves nothing; one that broke off leaves its bytes, which a retry compares by hash.
     """
     half = part_of(path)
     with storage_errors(str(path)):
@@ -179,7 +179,7 @@ def write_piece(piece: FileChunk, content: Iterator[bytes], path: Path) -> bool:
 
 
 def send_piece(path: Path, name: str, offset: int) -> Iterator[bytes]:
-    """A file's bytes from an offset on as one piece; as long as the file was when this began."""
+    """A file's bytes from an offset on as one piece, up to the file's length at the start."""
     try:
         with path.open("rb") as f:
             total = os.fstat(f.fileno()).st_size
@@ -202,7 +202,7 @@ def send_piece(path: Path, name: str, offset: int) -> Iterator[bytes]:
 
 
 def put(root: Path, source: BinaryIO) -> dict[str, int]:
-    """Take pieces; how many files became whole, and how many bytes came."""
+    """Receive pieces; returns the numbers of completed files and received bytes."""
     files = nbytes = 0
     for piece, content in read_pieces(source):
         files += write_piece(piece, content, inside(root, piece.path))
@@ -211,7 +211,7 @@ def put(root: Path, source: BinaryIO) -> dict[str, int]:
 
 
 def get(root: Path, wanted: Mapping[str, int], sink: BinaryIO) -> None:
-    """Give the rest of each file from an offset on."""
+    """Send the rest of each file from an offset on."""
     for name, offset in wanted.items():
         for chunk in send_piece(inside(root, name), name, offset):
             sink.write(chunk)
@@ -219,7 +219,7 @@ def get(root: Path, wanted: Mapping[str, int], sink: BinaryIO) -> None:
 
 
 def stay(lifetime_s: float, is_busy: Callable[[], bool], pause: Callable[[float], None] = time.sleep) -> None:
-    """Stay while there is something to do, but for a while without, and no longer than a lifetime."""
+    """Wait until `is_busy` was False for IDLE_S, at most `lifetime_s`."""
     lived_s = idle_s = 0.0
     while lived_s < lifetime_s and idle_s < IDLE_S:
         pause(LOOK_EVERY_S)
@@ -228,10 +228,10 @@ def stay(lifetime_s: float, is_busy: Callable[[], bool], pause: Callable[[float]
 
 
 def has_company(processes: Path = Path("/proc")) -> bool:
-    """Whether another command of these runs in this container."""
+    """Whether another `bireme volume` command runs in this container."""
     for each in processes.iterdir():
         if each.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
+            with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
                 command = (each / "cmdline").read_bytes()
                 if b"\0volume\0" in command and b"\0volume\0wait\0" not in command:
                     return True

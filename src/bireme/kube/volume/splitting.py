@@ -1,7 +1,7 @@
-"""Splitting data where it is: `bireme data split` as a Kubernetes Job on the job's volume.
+"""Split data on the volume: `bireme data split` as a Kubernetes Job.
 
 The Job is no part of the job whose volume it uses: it has a component of its own and names that job in another label.
-Whoever has started it waits for its end, and takes it along when leaving early.
+The command that starts it waits for its end, and deletes it when interrupted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bireme.kube.volume.helper_pod import REAL, Pacing, Starting, Tell, VolumePl
 COMPONENT = "split"
 LOOK_EVERY_S = 0.3
 SILENCE_S = 120.0
-"""How long the API server may be away while the Job runs."""
+"""How long the API server may be unreachable while the Job runs."""
 CLEAR_S = 60.0
-"""How long a Job that was deleted may stay."""
+"""How long a deleted Job may take to disappear."""
 
 
 def split_job(place: VolumePlace, namespace: str, command: Sequence[str]) -> Object:
-    """A Job with one pod on the volume; it is gone some minutes after its end."""
+    """A Job with one pod on the volume; Kubernetes removes it some minutes after its end."""
     pod = volume_pod(place, namespace, COMPONENT, command)
     labels, spec = pod["metadata"]["labels"], pod["spec"]
     spec.pop("activeDeadlineSeconds", None)
@@ -47,42 +47,42 @@ def split_job(place: VolumePlace, namespace: str, command: Sequence[str]) -> Obj
 def split_on_volume(
     cluster: Cluster, place: VolumePlace, command: Sequence[str], tell: Tell, pace: Pacing = REAL
 ) -> dict[str, Any]:
-    """Run the Job to its end and return the report that it printed; its failure is raised as the error it was."""
+    """Run the Job to its end and return the report that it printed; raise its error, in its own class."""
     made = split_job(place, cluster.namespace, command)
     name = made["metadata"]["name"]
     _clear(cluster, name, pace)
     try:
         watch = _Watch(cluster, cluster.create(made), tell, pace)
         job, pods = watch.until_ended(), watch.pods()
-        told = _last_words(cluster, pods)
+        report = _printed_report(cluster, pods)
     except (ConflictError, NetworkError):
-        raise  # it is another's, or cannot be reached and may well be at work
+        raise  # the Job belongs to another command, or is unreachable and may still work
     except BaseException:
         with contextlib.suppress(BiremeError):
             cluster.delete(JOB, name)
         raise
     cluster.delete(JOB, name)
     if failed := condition(job, "Failed"):
-        raise _failure(name, told, str(failed.get("message", "")), pods)
-    if "shards" not in told:
+        raise _failure(name, report, str(failed.get("message", "")), pods)
+    if "shards" not in report:
         raise ClusterError(
             f"{name} has ended well, but what it came to is not known: the log of its pod is empty",
             fix="the shards are on the volume, with their description in shards.json",
         )
-    return told
+    return report
 
 
-def _failure(name: str, told: dict[str, Any], message: str, pods: list[Object]) -> BiremeError:
-    """The error that the pod told of, or what Kubernetes says about its end."""
-    if "what" in told:
-        kind = error_class(told.get("error"), DataError)
-        return kind(told["what"], why=told.get("why", ""), fix=told.get("fix", ""))
+def _failure(name: str, report: dict[str, Any], message: str, pods: list[Object]) -> BiremeError:
+    """The error that the pod printed, or Kubernetes' reasons for its end."""
+    if "what" in report:
+        kind = error_class(report.get("error"), DataError)
+        return kind(report["what"], why=report.get("why", ""), fix=report.get("fix", ""))
     ends = "; ".join(f"{pod['metadata']['name']}: {end_of(pod)}" for pod in pods if end_of(pod))
     return ClusterError(f"{name} failed, and its log does not say why: {message}", why=ends)
 
 
 class _Watch:
-    """Waiting for a Job, with words about what it waits for itself."""
+    """Waits for a Job, with notes about what the Job waits for."""
 
     def __init__(self, cluster: Cluster, job: Object, tell: Tell, pace: Pacing) -> None:
         self._cluster = cluster
@@ -93,10 +93,10 @@ class _Watch:
         self._answered = pace.now()
 
     def pods(self) -> list[Object]:
-        """The Job's pods, and not those of one before it that had the same name."""
+        """The Job's pods, without those of an earlier Job of the same name."""
         head = self._job["metadata"]
-        found = self._cluster.list(POD, labels_of(head["labels"][naming.VOLUME_OF], COMPONENT))
-        return [pod for pod in found if head["uid"] in _owners(pod)]
+        pods = self._cluster.list(POD, labels_of(head["labels"][naming.VOLUME_OF], COMPONENT))
+        return [pod for pod in pods if head["uid"] in _owners(pod)]
 
     def until_ended(self) -> Object:
         """The Job, once it is complete or has failed."""
@@ -109,12 +109,12 @@ class _Watch:
                 self._answered = self._pace.now()
             except NetworkError as e:
                 if self._pace.now() - self._answered > SILENCE_S:
-                    why = f"the Job {self._name} may go on without anybody who waits for it"
+                    why = f"the Job {self._name} may go on, but this command no longer waits for it"
                     raise NetworkError(e.what, why=why, fix=e.fix) from e
             self._pace.rest(LOOK_EVERY_S)
 
     def _look_at(self, pods: Sequence[Object]) -> None:
-        """Say what keeps the pod from starting; give up where that will not pass, or has not for long."""
+        """Note what keeps the pod from starting; fail where that is final or lasts too long."""
         waiting = [pod for pod in pods if waits_for(pod)]
         if pods and not waiting:
             self._starting.begin()
@@ -124,10 +124,10 @@ class _Watch:
             self._starting.look_at(self._name, None, self._why_no_pod)
 
     def _why_no_pod(self) -> str:
-        """What the cluster says about a Job that has no pod."""
+        """The newest event about a Job that has no pod."""
         events = self._cluster.list(KINDS["Event"], {})
-        told = [e for e in events if e.get("involvedObject", {}).get("name") == self._name]
-        newest = max(told, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""), default={})
+        own = [e for e in events if e.get("involvedObject", {}).get("name") == self._name]
+        newest = max(own, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""), default={})
         return str(newest.get("message") or "the cluster makes no pod for it")
 
 
@@ -136,7 +136,7 @@ def _owners(pod: Object) -> list[str]:
 
 
 def _clear(cluster: Cluster, name: str, pace: Pacing) -> None:
-    """Remove what an earlier split has left; one that runs is not disturbed."""
+    """Remove the Job of an earlier split; refuse one that still runs."""
     there = cluster.find(JOB, name)
     if there is None:
         return
@@ -150,13 +150,13 @@ def _clear(cluster: Cluster, name: str, pace: Pacing) -> None:
     if not (condition(there, "Complete") or condition(there, "Failed")):
         raise ClusterError(
             f"there is a Job {name} already, and it has not ended",
-            fix=f"wait until it has; one that nobody waits for is removed by `kubectl delete job {name}`",
+            fix=f"wait until it has; if its command was interrupted, remove it with `kubectl delete job {name}`",
         )
     cluster.delete(JOB, name)
     deadline_s = pace.now() + CLEAR_S
     while (there := cluster.find(JOB, name)) is not None:
         if pace.now() > deadline_s:
-            held = ", ".join(there["metadata"].get("finalizers") or ()) or "nobody says by whom"
+            held = ", ".join(there["metadata"].get("finalizers") or ()) or "unknown"
             raise ClusterError(
                 f"the Job {name} of an earlier split was deleted {CLEAR_S:.0f} s ago and is still there",
                 why=f"it is held by: {held}",
@@ -165,17 +165,17 @@ def _clear(cluster: Cluster, name: str, pace: Pacing) -> None:
         pace.rest(LOOK_EVERY_S)
 
 
-def _last_words(cluster: Cluster, pods: Sequence[Object]) -> dict[str, Any]:
-    """The JSON object that the pod printed last."""
+def _printed_report(cluster: Cluster, pods: Sequence[Object]) -> dict[str, Any]:
+    """The last JSON object in the pods' logs."""
     for pod in pods:
         lines: list[str] = []
-        with contextlib.suppress(ClusterError):  # it never ran, or its log went with its machine
+        with contextlib.suppress(ClusterError):  # the pod never ran, or its log is lost with its machine
             lines = list(cluster.log(pod["metadata"]["name"], container=VOLUME_CONTAINER))
         for line in reversed(lines):
             try:
-                told = json.loads(line.partition(" ")[2])
+                parsed = json.loads(line.partition(" ")[2])
             except ValueError:
                 continue
-            if isinstance(told, dict):
-                return told
+            if isinstance(parsed, dict):
+                return parsed
     return {}

@@ -1,8 +1,8 @@
-"""Files to and from a job's volume: what is there already is not sent, and what was broken off goes on.
+"""Files to and from a job's volume: files that exist there are not sent, and partial ones are resumed.
 
-Both ends hash what they have before anything moves, so a second run of the same command costs a reading of the files
-and nothing else. A connection that is lost is taken up again. What a pod says is not trusted with this machine's
-files: names that lead out of the target, and files that nobody asked for, are refused.
+Both ends hash what they have before bytes move, so a second run of the same command only reads the files. A lost
+connection is retried. The pod is not trusted with this machine's files: names that lead out of the target, and files
+that were not requested, are refused.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from bireme.kube.volume.pod_end import (
 from bireme.spec.load import is_shard_name
 
 PAUSES_S = (1.0, 2.0, 4.0)
-"""How long a transfer that has lost its connection rests before each further attempt."""
+"""How long a transfer pauses after a lost connection, before each retry."""
 Tell = Callable[[int, int], None]
 Pause = Callable[[float], None]
 Agree = Callable[[list[str]], None]
-"""Told which files here would be replaced by others, before anything is written; raises where that must not be."""
+"""Gets the local files that a fetch would replace, before the first write; raises to refuse."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -56,15 +56,15 @@ class TransferEnd(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a transfer came to."""
+    """The result of a transfer."""
 
     files: int
     nbytes: int
-    """Bytes that were missing, and have been brought."""
+    """Bytes that were missing and were sent."""
     skipped: int
-    """Files that were there already."""
+    """Files that existed already."""
     resumed: int
-    """Files of which a part was there."""
+    """Files that existed in part."""
 
 
 class Pieces(io.RawIOBase):
@@ -101,16 +101,16 @@ def as_input(value: Any) -> BinaryIO:
 
 
 def shard_files(data: Path) -> dict[str, Path]:
-    """The files of all shards of a data directory, and the split's own description, by their path below it."""
+    """The files of all shards of a data directory, and shards.json, by their path below it."""
     folders = sorted((d for d in data.iterdir() if is_shard_name(d.name)), key=lambda d: int(d.name))
-    found = {f"{d.name}/data/{name}": d / "data" / name for d in folders for name in list_files(d / "data")}
+    files = {f"{d.name}/data/{name}": d / "data" / name for d in folders for name in list_files(d / "data")}
     if (data / "shards.json").is_file():
-        found["shards.json"] = data / "shards.json"
-    return found
+        files["shards.json"] = data / "shards.json"
+    return files
 
 
 def persist(attempt: Callable[[], T], pause: Pause) -> T:
-    """Do something that needs the network, again after a while where that fails."""
+    """Call `attempt`, and retry after a pause on a NetworkError."""
     for rest_s in PAUSES_S:
         try:
             return attempt()
@@ -121,7 +121,7 @@ def persist(attempt: Callable[[], T], pause: Pause) -> T:
 
 
 class _Tally:
-    """What the first look at both ends said must move; later attempts only finish it."""
+    """Counts bytes by the first comparison of both ends; later attempts only finish it."""
 
     def __init__(self, lengths: Mapping[str, int]) -> None:
         self.total = sum(lengths.values())
@@ -129,7 +129,7 @@ class _Tally:
         self._first: Mapping[str, int] | None = None
 
     def done(self, starts: Mapping[str, int]) -> int:
-        """How many bytes need not move, by the byte each file must be sent from."""
+        """How many bytes need not move, given the offset that each file is sent from."""
         self._first = starts if self._first is None else self._first
         return self.total - sum(self._lengths[name] - start for name, start in starts.items())
 
@@ -143,14 +143,14 @@ class _Tally:
 def push(
     pod: TransferEnd, files: Mapping[str, Path], root: str, on_progress: Tell | None = None, pause: Pause = time.sleep
 ) -> Transfer:
-    """Bring files onto the volume, below a directory."""
+    """Send files to a directory on the volume."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     tally = _Tally(sizes)
 
     def attempt() -> None:
         there = pod.ask(["have", root], stdin=as_input(sizes))
-        found = {name: push_start(files[name], sizes[name], there.get(name)) for name in files}
-        starts = {name: start for name, start in found.items() if start >= 0}
+        first_bytes = {name: push_start(files[name], sizes[name], there.get(name)) for name in files}
+        starts = {name: start for name, start in first_bytes.items() if start >= 0}
         done = tally.done(starts)
         chunks = (chunk for name, start in starts.items() for chunk in send_piece(files[name], name, start))
         if starts:
@@ -173,7 +173,7 @@ def _counting(chunks: Iterator[bytes], done: int, total: int, on_progress: Tell 
 
 
 def push_start(path: Path, nbytes: int, there: Mapping[str, Any] | None) -> int:
-    """From which byte a file must be sent; -1 if it is there."""
+    """The offset that a file must be sent from; -1 if it is complete there."""
     if there is None:
         return 0
     if there.get("nbytes") == nbytes and there.get("sha256") == prefix_digest(path, nbytes):
@@ -186,12 +186,12 @@ def push_start(path: Path, nbytes: int, there: Mapping[str, Any] | None) -> int:
 
 def listing(pod: TransferEnd, root: str, pause: Pause = time.sleep) -> dict[str, int]:
     """The files below a directory on the volume, with their lengths."""
-    told = persist(lambda: pod.ask(["list", root]), pause)
-    if not isinstance(told, dict) or not all(isinstance(n, int) and n >= 0 for n in told.values()):
-        raise DataError(f"the pod on the volume does not tell which files are in {root}")
-    for name in told:
+    lengths = persist(lambda: pod.ask(["list", root]), pause)
+    if not isinstance(lengths, dict) or not all(isinstance(n, int) and n >= 0 for n in lengths.values()):
+        raise DataError(f"the pod on the volume sent no list of the files in {root}")
+    for name in lengths:
         inside(Path(root), name)
-    return told
+    return lengths
 
 
 def fetch(
@@ -203,7 +203,7 @@ def fetch(
     pause: Pause = time.sleep,
     agree: Agree | None = None,
 ) -> Transfer:
-    """Bring files from a directory on the volume here; `wanted` are their lengths. Nothing outside `target` changes."""
+    """Fetch files from a directory on the volume; `wanted` are their lengths. Nothing outside `target` changes."""
     places = {name: place_below(target, name) for name in wanted}
     refuse_obstacles(target, wanted)
     tally = _Tally(wanted)
@@ -236,7 +236,7 @@ def refuse_obstacles(target: Path, names: Collection[str] = ()) -> None:
 
 
 def place_below(target: Path, name: str) -> Path:
-    """Where a file goes; refused where that is outside of the target, also by a link that leads out of it."""
+    """The path of a file below the target; refuse one outside of it, also through a link."""
     path, root = inside(target, name), target.resolve()
     for each in (path, part_of(path)):
         if not each.resolve().is_relative_to(root):
@@ -254,7 +254,7 @@ def _tell(on_progress: Tell | None, done: int, total: int) -> None:
 
 
 def fetch_starts(pod: TransferEnd, root: str, wanted: Mapping[str, int], places: Mapping[str, Path]) -> dict[str, int]:
-    """From which byte each file must be fetched; those that are here are left out."""
+    """The offset that each file must be fetched from; complete files are left out."""
     here = {}
     for name, path in places.items():
         if path.is_file() and path.stat().st_size <= wanted[name]:
@@ -275,7 +275,7 @@ def fetch_starts(pod: TransferEnd, root: str, wanted: Mapping[str, int], places:
 
 
 def _go_on_from(starts: Mapping[str, int], places: Mapping[str, Path]) -> None:
-    """Let a log that has grown be gathered from what is here of it, which stays until more of it has come."""
+    """Start the partial file of a log that has grown with its local copy, which stays until the rest has arrived."""
     for name, start in starts.items():
         path = places[name]
         if start and path.is_file() and path.stat().st_size == start:
@@ -286,7 +286,11 @@ def _go_on_from(starts: Mapping[str, int], places: Mapping[str, Path]) -> None:
 def _receive(
     pod: TransferEnd, root: str, starts: Mapping[str, int], places: Mapping[str, Path], tell: Callable[[int], None]
 ) -> None:
-    """Fetch files while a thread of its own writes what comes."""
+    """Fetch files while a thread writes the pieces.
+
+    Only that thread touches `due` and `failed` until it is joined. If it fails it closes its end of the pipe, so that
+    the fetch gets a BrokenPipeError instead of blocking.
+    """
     ours, theirs = os.pipe()
     due = dict(starts)
     failed: list[BaseException] = []
@@ -297,7 +301,7 @@ def _receive(
             try:
                 _write_pieces(source, due, places, tell)
             except BaseException as e:
-                failed.append(e)  # and whoever writes finds the pipe closed
+                failed.append(e)
 
     writer = threading.Thread(target=write, name="fetch")
     writer.start()
@@ -319,7 +323,7 @@ def _receive(
 def _write_pieces(
     source: BinaryIO, due: dict[str, int], places: Mapping[str, Path], tell: Callable[[int], None]
 ) -> None:
-    """Write the pieces that are due, and no others."""
+    """Write the pieces that are due; refuse others."""
     taken = 0
 
     def counted(content: Iterator[bytes]) -> Iterator[bytes]:

@@ -110,4 +110,4 @@ def test_a_program_that_is_not_there_is_told_with_where_it_was_looked_for(told: 
 
 @pytest.mark.parametrize(("environment", "is_so"), [({"JOB_NAME": "a", "JOB_PATH": "/b"}, True), ({}, False)])
 def test_such_a_pod_is_known_by_its_variables(environment: dict[str, str], is_so: bool) -> None:
-    assert tutorial.is_told(environment) is is_so
+    assert tutorial.is_tutorial_pod(environment) is is_so

@@ -123,9 +123,7 @@ def test_a_cluster_that_does_not_listen_is_named_once_and_harms_nobody(caplog: p
     with caplog.at_level(logging.WARNING):
         publish(status())
         publish(status())
-    assert [record.getMessage() for record in caplog.records] == [
-        "the cluster cannot be told how the job is: not today"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["cannot write the status on Job demo: not today"]
 
 
 def test_a_hopeless_job_is_ended_with_its_reason_on_the_first_of_its_jobs() -> None:
@@ -141,15 +139,15 @@ def test_a_hopeless_job_is_ended_with_its_reason_on_the_first_of_its_jobs() -> N
 
 def test_a_job_with_a_policy_of_its_own_is_left_to_it_and_told_the_reason_once() -> None:
     job = Cluster({"podFailurePolicy": {"rules": []}}).get("demo")
-    assert ending_of(job, DataError("x"), is_told=False) == {}
-    change = ending_of(job, DataError("a shard is torn"), is_told=True)
+    assert ending_of(job, DataError("x"), is_main=False) == {}
+    change = ending_of(job, DataError("a shard is torn"), is_main=True)
     assert "spec" not in change
     job["metadata"]["annotations"] = change["metadata"]["annotations"]
     assert status_in(job)["error"]["what"] == "a shard is torn"
-    assert ending_of(job, DataError("a peer went away"), is_told=True) == {}, "which is a consequence, most likely"
+    assert ending_of(job, DataError("a peer went away"), is_main=True) == {}, "which is a consequence, most likely"
     job["metadata"]["annotations"][STATUS] = json.dumps({"error": ProcessError("trainer 0 was killed").told()})
-    assert ending_of(job, DataError("a shard is torn"), is_told=True), "that was of an earlier try"
-    assert ending_of(job, NetworkError("nobody came"), is_told=False), "which no policy has a rule for"
+    assert ending_of(job, DataError("a shard is torn"), is_main=True), "that was of an earlier try"
+    assert ending_of(job, NetworkError("nobody came"), is_main=False), "which no policy has a rule for"
 
 
 def test_a_hopeless_job_that_may_not_be_ended_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:

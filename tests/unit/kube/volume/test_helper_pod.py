@@ -19,8 +19,8 @@ from bireme.kube.volume.helper_pod import (
     PodEndedError,
     VolumePlace,
     VolumePod,
+    command_error,
     error_class,
-    told_error,
     volume_pod,
 )
 from bireme.spec.kubernetes import KubernetesFile, ResourcesFile
@@ -257,9 +257,9 @@ def test_pods_of_a_split_are_not_swept_away(memory: Memory) -> None:
 
 def test_an_error_in_the_pod_is_the_same_error_here() -> None:
     told = json.dumps({"error": "DataError", "what": "torn", "why": "w", "fix": "f"})
-    found = told_error(f"a warning\n{told}\n", 5)
+    found = command_error(f"a warning\n{told}\n", 5)
     assert isinstance(found, DataError) and (found.what, found.fix) == ("on the volume: torn", "f")
-    assert "exit code 1: no such command" in told_error("no such command", 1).what
+    assert "exit code 1: no such command" in command_error("no such command", 1).what
 
 
 @pytest.mark.parametrize("name", ["annotations", "Nobody", "__name__", None, "BaseException"])

@@ -297,7 +297,7 @@ def test_what_does_not_come_is_missed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("told", [[], {"a": "4"}, {"a": -1}, None])
 def test_a_listing_that_is_none_is_refused(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_end, "list_files", lambda root: told)
-    with pytest.raises(DataError, match="does not tell which files"):
+    with pytest.raises(DataError, match="sent no list of the files"):
         transfer.listing(Volume(), "/job", Pauses())
 
 
