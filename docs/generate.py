@@ -4,8 +4,8 @@
     python docs/generate.py --check    write nothing; exit with 1 and name the pages that are out of date
 
 job.yaml and cluster.yaml are read off their structs (keys.py), the command line off click, the phases of a job off
-the coordinator's table, what follows a loss off the coordinator itself (losses.py), and what `why` says off its table
-(why_page.py).
+the coordinator's table, what follows a loss off the coordinator itself (losses.py), control messages off their structs
+(messages_page.py), and what `why` says off its table (why_page.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 import click
 import keys
 import losses
+import messages_page
 import msgspec
 import why_page
 
@@ -139,6 +140,7 @@ def permissions_block() -> str:
 
 BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
     "kubernetes.md": {"permissions": permissions_block},
+    "messages.md": {"messages": messages_page.messages_block, "structs": messages_page.structs_block},
     "recovery.md": {"phases": lambda: f"```mermaid\n{phases.diagram()}\n```", "times": times_block},
     "when-something-dies.md": {"losses": losses.table, "points": points_block},
 }
