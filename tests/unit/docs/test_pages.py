@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
+import messages_page
 import pytest
 
+import bireme
+from bireme.cli import processes
 from bireme.cli.main import COMMANDS
 from bireme.core import errors
 from bireme.core.errors import BiremeError
+from bireme.job.coordination import messages
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -88,3 +94,36 @@ def test_pages_name_only_options_of_dev_that_exist(page: Path) -> None:
     known = set(re.findall(r"^    ([a-z]+)[^()\n]*\)", (ROOT / "dev").read_text(encoding="utf-8"), flags=re.MULTILINE))
     named = set(re.findall(r"\./dev ([a-z]+)", page.read_text(encoding="utf-8")))
     assert named <= known, page.name
+
+
+def test_the_readme_fits_on_a_screen_and_a_half() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+
+
+def test_the_readme_shows_one_picture() -> None:
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(pictures) == 1 and (ROOT / pictures[0]).is_file()
+
+
+def test_the_page_about_starting_by_hand_uses_only_flags_that_exist() -> None:
+    text = (ROOT / "docs" / "tutorial" / "by-hand.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    used = re.findall(r"bireme (pserver|trainer) ((?:--\w+=\S+\s*)+)", text)
+    assert [name for name, _ in used] == ["pserver", "pserver", "trainer", "trainer"]
+    for name, flags in used:
+        known = {option for parameter in getattr(processes, name).params for option in parameter.opts}
+        assert {flag.partition("=")[0] for flag in flags.split()} <= known
+
+
+def test_the_page_about_compatibility_has_the_versions_of_the_code() -> None:
+    text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    told = re.findall(r"`(\w*VERSION)` (\d+) in \[([\w/]+)\.py\]", text)
+    assert len(told) == 5
+    for name, number, module in told:
+        code = importlib.import_module(f"bireme.{module.replace('/', '.')}")
+        assert getattr(code, name) == int(number), module
+    assert f"Version {bireme.__version__} is the first" in " ".join(text.split())
+
+
+def test_every_control_message_has_a_sender_a_receiver_and_a_meaning() -> None:
+    for message in get_args(messages.Message):
+        assert all(messages_page.direction_of(message)), message.__name__
