@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -22,6 +23,13 @@ from bireme.job.coordination import messages
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+HAND_WRITTEN = [
+    *ROOT.glob("*.md"),
+    *(p for p in (ROOT / "docs").glob("*.md") if p.name != "why.md"),
+    *(ROOT / "docs" / "tutorial").glob("*.md"),
+]
+MENTIONED = {"cli/aws", "programs/config"}
+"""Rooms that the architecture names in the row of their layer."""
 ERRORS = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, BiremeError)]
 
 
@@ -127,3 +135,37 @@ def test_the_page_about_compatibility_has_the_versions_of_the_code() -> None:
 def test_every_control_message_has_a_sender_a_receiver_and_a_meaning() -> None:
     for message in get_args(messages.Message):
         assert all(messages_page.direction_of(message)), message.__name__
+
+
+def definition(body: list[ast.stmt], name: str) -> list[ast.stmt] | None:
+    """What is inside the definition of a name; None where it is not defined."""
+    for each in body:
+        targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
+        if getattr(each, "name", None) == name or any(getattr(target, "id", None) == name for target in targets):
+            return getattr(each, "body", [])
+    return None
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_function_that_a_page_names_is_in_that_file(page: Path) -> None:
+    for file, names in re.findall(r"\b((?:[a-z_]+/)+[a-z_]+\.py):([A-Za-z_]\w*(?:\.\w+)*)", page.read_text("utf-8")):
+        body: list[ast.stmt] | None = ast.parse((ROOT / "src" / "bireme" / file).read_text("utf-8")).body
+        for name in names.split("."):
+            body = definition(body, name)
+            assert body is not None, f"{page.name} names {file}:{names}"
+
+
+def test_the_architecture_names_many_functions_and_every_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"\w\.py:[A-Za-z_]", text)) > 150
+    source = ROOT / "src" / "bireme"
+    rooms = {str(p.parent.relative_to(source)) for p in source.glob("**/__init__.py")} - {"."}
+    assert rooms <= set(re.findall(r"^\| \[\S+\]\(\.\./src/bireme/([\w/]+)\)", text, flags=re.MULTILINE)) | MENTIONED
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
+def test_lines_of_prose_are_at_most_120_characters_long(page: Path) -> None:
+    text = re.sub(r"```.*?```|<!-- (\w+): generated.*?<!-- end of \1 -->", "", page.read_text("utf-8"), flags=re.DOTALL)
+    # Tables cannot be wrapped, and a link or a span of code without a space has no place to break.
+    long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "!["))]
+    assert [line for line in long if len(re.sub(r"`[^`]*`", "`x`", line).split()) > 3] == []
