@@ -110,13 +110,11 @@ def times_block() -> str:
     cuts, restarts, patience_s = SnapshotsFile(), RestartsFile(), job["connect_timeout_s"]
     rows = {
         "a snapshot is taken every (`snapshots.every_s`; `every_rounds` for rounds)": f"{cuts.every_s:g} s",
-        "a process that says nothing is named in `bireme status` after": f"{status.SILENT_S:g} s",
+        "a process that sends nothing is named in `bireme status` after": f"{status.SILENT_S:g} s",
         "a connection to a machine that does not answer is given up after": f"{frame_io.SILENCE_S} s",
-        "whoever stops in the middle of a frame is hung up on after": f"{frame_io.STALL_S:g} s",
-        "whoever is missing is waited for (`connect_timeout_s`)": f"{patience_s:g} s",
-        "pservers, who may have kernels to compile and a snapshot to load, get more": (
-            f"{coordinator.SET_UP_PATIENCE_S:g} s"
-        ),
+        "a peer that stops in the middle of a frame is disconnected after": f"{frame_io.STALL_S:g} s",
+        "a missing process is waited for (`connect_timeout_s`)": f"{patience_s:g} s",
+        "pservers, which may compile kernels and load a snapshot, get more": (f"{coordinator.SET_UP_PATIENCE_S:g} s"),
         "a process that lived so long is started again at once": f"{supervisor.SHORT_S:g} s",
         "one that did not waits, twice as long each time, up to": f"{supervisor.MAX_DELAY_S:g} s",
         "the job is given up if one process dies more often than (`restarts`)": (
