@@ -16,6 +16,7 @@ from bireme.cli.progress import has_snapshot, way_on
 from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
 from bireme.job.output.inputs import origin_of, write_origin
 from bireme.job.preflight import check_program
+from bireme.job.shard_files import check_alike, empty_shards
 from bireme.local.runner import LocalRun
 from bireme.programs.program import Program
 from bireme.spec.job import Job
@@ -130,11 +131,15 @@ def follow(
     `program` is given where it was checked before; `each` is called whenever the status was asked for. Unless somebody
     is to be told so, the job outlives the terminal that it is shown on.
     """
-    origin = origin_of(job, program or check_program(job))
+    program = program or check_program(job)
+    origin = origin_of(job, program)
+    check_alike(job, program, origin.shards)
     is_first = not are_kernels_compiled()
     with Interrupts(outlives_terminal=each is None) as interrupts, LocalRun(job, job_file) as run, view:
         if run.job.snapshots.path:
             write_origin(Path(run.job.snapshots.path), run.job.since, origin)
+        if warning := empty_shards(job, origin.shards):
+            view = _say(view, view.alert, warning)
         if is_first:
             what = "compiling kernels, once on this machine: the first run starts up to a minute later"
             view = _say(view, view.note, what)
