@@ -40,6 +40,13 @@ def load(path: Path, environment: dict[str, str] | None = None, **flags: object)
 MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown key": (GOOD + "trainrs: 3\n", (":4: `trainrs` is not a known key; did you mean `trainers`?",)),
     "unknown key far from any": (GOOD + "zebra: 3\n", (":4: `zebra` is not a known key; known keys: name, program",)),
+    "key of another system": (GOOD + "epochs: 3\n", (":4: `epochs` is not a known key; did you mean `passes`?",)),
+    "workers": (GOOD + "workers: 3\n", (":4: `workers` is not a known key; did you mean `trainers`?",)),
+    "key of the config": (
+        GOOD + "learning_rate: 0.1\n",
+        ("`learning_rate` is not a known key; it is set in the config: settings(learning_rate=…)",),
+    ),
+    "key of a section": (GOOD + "shards: 3\n", ("did you mean `data.shards`?",)),
     "unknown inner key": (
         GOOD + "lanes:\n  port: 7164\n  port_num: 2\n",
         (":6: `lanes.port_num` is not a known key; did you mean `ports_num`?",),
