@@ -24,6 +24,8 @@ from bireme.spec.load import command_name
 AGAIN_S = 0.3
 """Between two signals of one kind: if both were pending, they would count once."""
 LAST_LINES = 20
+LISTED = 20
+"""How many jobs `list` shows, if nothing else is asked for."""
 SILENT = "pserver 0 (the coordinator), which does not answer"
 
 
@@ -38,21 +40,26 @@ def ago(moment: float) -> str:
 
 
 @click.command("list", epilog="\b\nExample: bireme list --limit 5")
-@click.option("--all", "shows_all", is_flag=True, help="Every run, not only the newest of each output directory.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
+@click.option(
+    "--all", "shows_all", is_flag=True, help="Every run, also older ones of an output directory or of one that is gone."
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.  [default: 20; all with --json]")
 @either_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def list_(shows_all: bool, limit: int | None, where: Where, as_json: bool) -> None:
     """List the jobs that run or ran on this machine, newest first, and those on the cluster.
 
-    A job that was stopped and resumed is listed once, with all its passes. A cluster that does not answer within two
-    seconds is left out, unless it is asked for.
+    A job that was stopped and resumed is listed once, with all its passes; one whose output directory is gone only
+    with --all. A cluster that does not answer within two seconds is left out, unless it is asked for.
     """
     from bireme.cli.cluster_jobs import as_row, listed
+    from bireme.view.plain import count
 
+    if limit is None and not as_json:
+        limit = LISTED
     newest = registry.newest_runs()
-    runs = [] if where.is_asked else (registry.all_runs() if shows_all else newest)[:limit]
-    ids = {r.id for r in newest}
+    here = [] if where.is_asked else registry.all_runs() if shows_all else [r for r in newest if not is_gone(r)]
+    runs, ids = here[:limit], {r.id for r in newest}
     found = [(r, progress_of(r, status_of(r), is_newest=r.id in ids)) for r in runs]
     there, note = listed(where)
     rows = [as_row(view) for view in there[:limit]]
@@ -60,19 +67,33 @@ def list_(shows_all: bool, limit: int | None, where: Where, as_json: bool) -> No
         told = {"jobs": [_short(r, progress) for r, progress in found], "cluster": rows}
         click.echo(json.dumps({**told, "note": note} if note else told))
         return
-    if not runs and not rows:
+    hidden = 0 if shows_all or where.is_asked else sum(map(is_gone, newest))
+    if not runs and not rows and not hidden:
         nowhere = "no job is there" if where.is_asked else "no job has run here yet"
         click.echo(f"{nowhere}; try `{command_name()} {'submit JOB.yaml' if where.is_asked else 'demo'}`")
+    else:
+        click.echo(f"{'job':<24} {'state':<10} {'started':>16} {'progress':<14} output")
     for r, progress in found:
-        click.echo(f"{r.name:<24} {r.state:<10} {ago(r.started):>12} ago  {progress!s:<14} {r.output}")
+        click.echo(
+            f"{r.name:<24} {r.state:<10} {ago(r.started):>12} ago  {progress!s:<14} {r.output}{' (gone)' if is_gone(r) else ''}"
+        )
         if r.state == "died" and r.id in ids and _can_go_on(r, progress):
             click.echo(f"{'':<24} {way_on(Path(r.output))}")
     for row in rows:
         far = str(Progress(row["passes_done"], row["passes"]))
         place = f"kubernetes/{row['namespace']}"
         click.echo(f"{row['name']:<24} {row['state']:<10} {ago(row['started']):>12} ago  {far:<14} {place}")
+    if more := len(here) - len(runs) + len(there) - len(rows):
+        click.echo(f"({more} more; `--limit {(limit or 0) + more}` shows them)")
+    if hidden:
+        click.echo(f"({count(hidden, 'job')} hidden, as the output directory is gone; `--all` shows them)")
     if note:
         click.echo(f"note: {note}", err=True)
+
+
+def is_gone(record: registry.Record) -> bool:
+    """Whether nothing is left of a run but its record."""
+    return record.state != "running" and not Path(record.output).is_dir()
 
 
 def _can_go_on(record: registry.Record, progress: Progress) -> bool:
