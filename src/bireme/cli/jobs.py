@@ -226,9 +226,9 @@ def logs(  # noqa: PLR0913 - its flags
     job: str | None, node: int | None, role: str | None, since: float | None, is_following: bool, lines: int | None,
     from_volume: bool, image: str | None, where: Where, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print what JOB's processes have said.
+    """Print what JOB's processes have said, in the order of time.
 
-    Of a job on a cluster the lines of all pods come in the order of time, also when the pods are gone.
+    Of a job on a cluster also when its pods are gone.
     """
     record = local_run(job, where)
     last = lines if lines is not None or since is not None else LAST_LINES
@@ -256,16 +256,13 @@ def logs(  # noqa: PLR0913 - its flags
 def _lines(
     files: list[Path], last: int | None, since_s: float | None, is_over: Callable[[], bool] | None
 ) -> Iterator[tuple[Path, str]]:
-    """Lines of logs; with `is_over`, those too that come until that is so."""
-    from bireme.kube.jobs.log_merge import lines_of
+    """Lines of logs in the order of time; with `is_over`, those too that come until that is so."""
+    from bireme.kube.jobs.log_merge import merged
 
     after = time.time() - since_s if since_s is not None else 0.0
-    places: dict[Path, tuple[int, int]] = {}
-    for path in files:
-        places[path] = path.stat().st_ino, path.stat().st_size
-        found = [line.text for line in lines_of(path.name, [path]) if line.when >= after]
-        for text in found if last is None else found[-last:] if last else ():
-            yield path, text
+    places = {path: (path.stat().st_ino, path.stat().st_size) for path in files}
+    for line in merged({str(path): [path] for path in files}, last=last, since=after):
+        yield Path(line.log), line.text
     while is_over is not None:
         sys.stdout.flush()
         time.sleep(0.2)

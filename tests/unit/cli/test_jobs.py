@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tests.unit.cli.conftest import Leave, closed
 
 from bireme.cli import jobs
-from bireme.cli.jobs import list_, status
+from bireme.cli.jobs import list_, logs, status
 from bireme.core.processes import birth_of
 from bireme.job.coordination import query
 from bireme.job.coordination.messages import Address
@@ -179,6 +179,18 @@ def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(
     left = iter([False, False, True])
     followed = jobs._lines([log], 0, None, lambda: next(left))
     assert [line for _, line in followed] == ["last", "first", "half"], "and that is all when the job is over"
+
+
+def test_logs_of_all_nodes_come_in_the_order_of_time(leave: Leave) -> None:
+    output = leave()
+    record(output, "finished", 1.0)
+    for node, seconds in ((0, (1, 4)), (1, (2, 3))):
+        (output / f"node_{node}").mkdir()
+        lines = "".join(f"I1118 20:46:0{s}.000000 1 a.py:1] said at {s}\n  more of {s}\n" for s in seconds)
+        (output / f"node_{node}/train.log").write_text(lines)
+    said = [line.split()[-1] for line in run(logs).splitlines()]
+    assert said == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    assert [line.split()[-1] for line in run(logs, "-n", 1).splitlines()] == ["3", "4"]
 
 
 def append_to(path: Path, text: str) -> None:
