@@ -261,8 +261,8 @@ def _lines(
 
     after = time.time() - since_s if since_s is not None else 0.0
     places = {path: (path.stat().st_ino, path.stat().st_size) for path in files}
-    for line in merged({str(path): [path] for path in files}, last=last, since=after):
-        yield Path(line.log), line.text
+    for found in merged({str(path): [path] for path in files}, last=last, since=after):
+        yield Path(found.log), found.text
     while is_over is not None:
         sys.stdout.flush()
         time.sleep(0.2)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 import click
 
-from bireme.cli.progress import has_snapshot, way_on
+from bireme.cli.progress import has_snapshot, passes_in, way_on
 from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
 from bireme.job.output.inputs import origin_of, write_origin
 from bireme.job.preflight import check_program
@@ -184,7 +184,18 @@ def finish(job: Job, job_file: str, *, as_json: bool, program: Program | None = 
         click.echo(json.dumps(told))
         return
     click.echo(f"finished: the model is in {model}")
+    if best := best_words(Path(job.output)):
+        click.echo(best)
     click.echo(f"hash: {digest}")
+
+
+def best_words(output: Path) -> str:
+    """Which of the passes in an output directory came out best; '' where that is no question."""
+    from bireme.job.output.model import pass_name
+    from bireme.view.plain import best_pass
+
+    best = best_pass(passes_in(output).values())
+    return f"best pass: {pass_name(best[0])} ({best[1]})" if best else ""
 
 
 def explain_end(job: Job, error: BiremeError) -> BiremeError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -72,6 +72,24 @@ def pass_lines(closed: Sequence[dict[str, Any]], *, shows_all: bool) -> Iterator
     if hidden:
         yield f"({count(hidden, 'pass', 'passes')} before these; --all shows all)"
     yield from (pass_line(one) for one in closed[hidden:])
+
+
+def best_pass(closed: Iterable[dict[str, Any]]) -> tuple[int, str] | None:
+    """The pass with the lowest test error, and how low it is; where nothing is tested, by its cost.
+
+    Of equals the first; None where there is nothing to choose from.
+    """
+    found = sorted(closed, key=lambda told: int(told["pass_id"]))
+    measured = [
+        {"test error": error_of(told["test_evals"]), "test cost": told["test_cost"], "cost": told["cost"]}
+        for told in found
+    ]
+    for name in ("test error", "test cost", "cost") if len(found) > 1 else ():
+        values = [value for each in measured if (value := each[name]) is not None]
+        if len(values) == len(found):
+            best = values.index(min(values))
+            return found[best]["pass_id"], f"{name} {(percent if name == 'test error' else number)(values[best])}"
+    return None
 
 
 def passes_of(status: dict[str, Any]) -> tuple[int, int]:

@@ -66,7 +66,7 @@ def test_the_shard_that_lacks_a_file_is_named(data: Path, name: str) -> None:
 
 def test_a_file_that_changes_the_program_is_named(data: Path) -> None:
     (data / "1/data/sizes.txt").write_text("5")
-    with pytest.raises(DataError, match="shard 1's sizes.txt differs") as told:
+    with pytest.raises(DataError, match=r"shard 1's sizes\.txt differs") as told:
         check(data)
     assert "config.py makes another program of it" in told.value.why
 
