@@ -31,7 +31,7 @@ SILENT = "pserver 0 (the coordinator), which does not answer"
 
 def ago(moment: float) -> str:
     """How long ago something was, for people."""
-    from bireme.view.terminal import duration
+    from bireme.view.plain import duration
 
     seconds = max(0.0, time.time() - moment)
     if seconds < 3600:
@@ -74,9 +74,8 @@ def list_(shows_all: bool, limit: int | None, where: Where, as_json: bool) -> No
     else:
         click.echo(f"{'job':<24} {'state':<10} {'started':>16} {'progress':<14} output")
     for r, progress in found:
-        click.echo(
-            f"{r.name:<24} {r.state:<10} {ago(r.started):>12} ago  {progress!s:<14} {r.output}{' (gone)' if is_gone(r) else ''}"
-        )
+        place = f"{r.output} (gone)" if is_gone(r) else r.output
+        click.echo(f"{r.name:<24} {r.state:<10} {ago(r.started):>12} ago  {progress!s:<14} {place}")
         if r.state == "died" and r.id in ids and _can_go_on(r, progress):
             click.echo(f"{'':<24} {way_on(Path(r.output))}")
     for row in rows:
@@ -152,24 +151,36 @@ def _has_trained(record: registry.Record) -> bool:
 @click.command(epilog="\b\nExample: bireme status quick-start")
 @click.argument("job", required=False)
 @click.option("--all", "shows_all", is_flag=True, help="Every pass, not only the last ten.")
+@click.option("--watch", "is_watching", is_flag=True, help="Show what is new until the job is over, or until Ctrl-C.")
 @either_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def status(job: str | None, shows_all: bool, where: Where, as_json: bool) -> None:
+def status(job: str | None, shows_all: bool, is_watching: bool, where: Where, as_json: bool) -> None:
     """Show how JOB is doing: a job's name, a run's id or its output directory (the newest when left out).
 
     A name that no job on this machine has is looked for on the cluster.
     """
+    if is_watching and as_json:
+        raise UsageError("--watch and --json do not go together", fix="ask again and again with --json alone")
     record = local_run(job, where)
     if record is None:
         from bireme.cli.cluster_jobs import show_status
+        from bireme.cli.watching import watch_there
 
         with where.connect() as cluster:
+            if is_watching:
+                watch_there(cluster, str(job))
             show_status(cluster, str(job), shows_all=shows_all, as_json=as_json)
         return
+    if is_watching:
+        from bireme.cli.watching import watch_here
+
+        record = watch_here(record, status_of)
     _show_local(record, shows_all=shows_all, as_json=as_json)
 
 
 def _show_local(record: registry.Record, *, shows_all: bool, as_json: bool) -> None:
+    from bireme.view.plain import number, pass_lines, time_left
+
     now = status_of(record)
     is_newest = record.id in {r.id for r in registry.newest_runs()}
     progress = progress_of(record, now, is_newest=is_newest)
@@ -177,11 +188,10 @@ def _show_local(record: registry.Record, *, shows_all: bool, as_json: bool) -> N
         click.echo(json.dumps({**_short(record, progress), "status": now}))
         return
     why = f" ({record.reason})" if record.reason else ""
-    far = f", {progress}" if progress.passes else ""
+    left = time_left(now) if record.state == "running" else ""
+    far = "".join(f", {word}" for word in (progress, left) if str(word))
     click.echo(f"{record.name}: {record.state}{why}, started {ago(record.started)} ago{far}")
     click.echo(f"output: {record.output}")
-    from bireme.view.plain import number, pass_lines
-
     # What this run says of its passes, and the models of those that runs before it did.
     closed = passes_in(Path(record.output)) if is_newest else {}
     closed |= {told["pass_id"]: told for told in now.get("passes_done", [])}

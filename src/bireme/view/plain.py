@@ -99,6 +99,20 @@ def passes_of(status: dict[str, Any]) -> tuple[int, int]:
     return done, first + status.get("passes", 0)
 
 
+def duration(seconds: float) -> str:
+    """A time span for people."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 100 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+def time_left(status: dict[str, Any]) -> str:
+    """How long a job will go on if its passes last as long as those before; '' while that is not known."""
+    closed, (done, total) = status.get("passes_done", ()), passes_of(status)
+    if not closed or done >= total:
+        return ""
+    return f"about {duration((total - done) * sum(c['seconds'] for c in closed) / len(closed))} left"
+
+
 def passes_after(pass_id: int, status: dict[str, Any]) -> list[dict[str, Any]]:
     """The finished passes that came after one; a cluster tells only of the last ones."""
     return [closed for closed in status.get("passes_done", ()) if closed["pass_id"] > pass_id]

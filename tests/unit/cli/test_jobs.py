@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.cli.conftest import Leave, closed
 
-from bireme.cli import jobs
+from bireme.cli import jobs, watching
 from bireme.cli.jobs import list_, logs, status
+from bireme.core.errors import UsageError
 from bireme.core.processes import birth_of
 from bireme.job.coordination import query
 from bireme.job.coordination.messages import Address
@@ -150,6 +151,32 @@ def test_what_is_wrong_though_training_goes_on_is_told(leave: Leave, stopped: Ad
     announce(made, stopped)
     assert f"\nwarning: {warning}\n" in run(status)
     assert json.loads(run(status, "--json"))["status"]["warnings"] == [warning]
+
+
+def test_a_running_job_says_how_long_it_will_take(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(leave(done=2, passes=100), "running", 1.0, pid=os.getpid(), birth=birth_of(os.getpid()))
+    told = {"phase": "training", "passes": 100, "saved": 1, "passes_done": [closed(0), closed(1)]}
+    monkeypatch.setattr(jobs, "status_of", lambda _: told)
+    assert run(status).splitlines()[0].endswith(" ago, 2/100 passes, about 49 s left")
+
+
+def test_a_job_is_watched_until_it_is_over(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = record(leave(done=2), "running", 1.0, pid=os.getpid(), birth=birth_of(os.getpid()))
+    monkeypatch.setattr(watching, "POLL_S", 0.0)
+
+    def tell(_: registry.Record) -> dict[str, Any]:
+        registry.save(msgspec.structs.replace(made, state="finished"))
+        return {"phase": "training", "trainers": [], "passes_done": [closed(0)]}
+
+    monkeypatch.setattr(jobs, "status_of", tell)
+    first, second, head, *_ = run(status, "--watch").splitlines()
+    assert (first, second[:8]) == ("training", "pass   0") and head.startswith("small: finished")
+
+
+def test_watching_has_no_single_object_to_print(leave: Leave) -> None:
+    record(leave(), "finished", 1.0)
+    with pytest.raises(UsageError, match="--watch and --json do not go together"):
+        run(status, "--watch", "--json")
 
 
 def test_the_last_status_is_kept_when_the_coordinator_does_not_answer(leave: Leave, stopped: Address) -> None:
