@@ -177,16 +177,26 @@ def finish(job: Job, job_file: str, *, as_json: bool, program: Program | None = 
     status = run_to_end(job, job_file, is_silent=as_json, program=program)
     from bireme.job.output.model import model_hash, pass_name
 
-    model = Path(job.output) / pass_name(job.passes - 1)
+    model = Path(job.output) / pass_name(last_pass(job, status))
     digest = model_hash(model)
     if as_json:
         told = {"job": job.name, "output": job.output, "model": str(model), "hash": digest, **status}
         click.echo(json.dumps(told))
         return
-    click.echo(f"finished: the model is in {model}")
+    early = f"after {last_pass(job, status) + 1} passes, {status['reason']}; " if _is_early(job, status) else ""
+    click.echo(f"finished: {early}the model is in {model}")
     if best := best_words(Path(job.output)):
         click.echo(best)
     click.echo(f"hash: {digest}")
+
+
+def last_pass(job: Job, status: dict[str, Any]) -> int:
+    """The pass that a job has ended with."""
+    return int(status["saved"]) if _is_early(job, status) else job.passes - 1
+
+
+def _is_early(job: Job, status: dict[str, Any]) -> bool:
+    return bool(job.stop_after) and status.get("saved", job.passes) < job.passes - 1
 
 
 def best_words(output: Path) -> str:

@@ -253,6 +253,8 @@ class Coordinating:
         place = Path(facts.snapshots.path) if facts.snapshots.path else None
         with self._lock:  # whoever still tells us something must not write meanwhile
             past = journal.mend(output, facts.shards, facts.since) if output is not None else journal.Past()
+            if output is not None and facts.stop_after:
+                past = past._replace(costs=journal.costs_in(output, past.saved))
         base, problems = snapshots.find_base(past, place, facts, effect)
         for problem in problems:
             log.warning("snapshot %s cannot be used: %s", problem.name, problem.what)

@@ -93,6 +93,7 @@ class TrainerOptions:
     data: str = ""
     """Fingerprint of the shards."""
     since: int = 0
+    stop_after: int = 0
     incarnation: int = 0
     """0: started by hand, so that a second one with the same id is a mistake and not a successor."""
     mark: Path | None = None
@@ -235,6 +236,7 @@ class TrainerProcess:
             is_resumed=options.is_resumed,
             accepts_changes=options.accepts_changes,
             since=options.since,
+            stop_after=options.stop_after,
             patience_s=options.connect_timeout_s,
             output=str(options.output or ""),
             is_set_by_trainer=options.init_model is not None,

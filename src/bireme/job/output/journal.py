@@ -19,7 +19,7 @@ from bireme.core.errors import StorageError
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 from bireme.job.coordination import messages as m
 from bireme.job.node.headway import METRICS as METRICS
-from bireme.job.output.model import finished_passes
+from bireme.job.output.model import finished_passes, pass_name
 
 LEDGER = "ledger.jsonl"
 BLOCK_NBYTES = 1 << 20
@@ -36,6 +36,8 @@ class Past(NamedTuple):
     """How long this run has gone on already; 0 for one that begins."""
     closed: Sequence[m.PassClosed] = ()
     """This run's passes."""
+    costs: Mapping[int, float | None] = {}
+    """The test costs of all passes that count, where the end of the job depends on them."""
 
 
 def append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
@@ -68,6 +70,19 @@ def mend(output: Path, shards: int, run: int) -> Past:
     # A date that was set back since must not make the job younger than it is; 0 would say that it begins now.
     elapsed_s = max(time.time() - began, 0.001) if isinstance(began, int | float) else 0.0
     return Past(saved, elapsed_s, closed)
+
+
+def costs_in(output: Path, saved: int) -> dict[int, float | None]:
+    """The test cost of each pass up to the last one that counts, from the words beside its model."""
+    found = {}
+    for pass_id in sorted(pass_id for pass_id in finished_passes(output) if pass_id <= saved):
+        path = output / pass_name(pass_id) / "metrics.json"
+        try:
+            cost = msgspec.json.decode(path.read_bytes(), type=Row).get("test_cost")
+        except (OSError, msgspec.MsgspecError):
+            continue  # `bireme verify` is for this
+        found[pass_id] = float(cost) if isinstance(cost, int | float) else None
+    return found
 
 
 def _make_safe(output: Path) -> None:

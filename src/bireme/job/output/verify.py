@@ -141,7 +141,7 @@ def verify(output: Path, *, is_running: bool = False) -> Verdict:
     _read_ledger(verdict, books)
     _read_metrics(verdict, books)
     known = models | set(books.rows)
-    if verdict.phase == "finished" and verdict.job is not None:
+    if verdict.phase == "finished" and verdict.job is not None and not verdict.job.stop_after:
         known.add(verdict.job.passes - 1)
     before = min(known, default=0) - 1
     for pass_id in sorted(known):
