@@ -72,18 +72,9 @@ def progress_of(record: Record, status: dict[str, Any], *, is_newest: bool = Tru
 
 def passes_in(output: Path) -> dict[int, dict[str, Any]]:
     """What each finished pass came to, by its number."""
-    import msgspec
+    from bireme.job.output.kept import metrics_in
 
-    from bireme.job.output.model import finished_passes, pass_name
-
-    found = {}
-    for pass_id in sorted(finished_passes(output)):
-        try:
-            data = (output / pass_name(pass_id) / "metrics.json").read_bytes()
-            found[pass_id] = msgspec.json.decode(data, type=dict[str, Any])
-        except (OSError, msgspec.MsgspecError):
-            continue  # `bireme verify` is for this
-    return found
+    return metrics_in(output)
 
 
 def has_snapshot(output: Path) -> bool:

@@ -26,6 +26,7 @@ Name = Annotated[
 Count = Annotated[int, Meta(ge=1, le=4096)]
 Passes = Annotated[int, Meta(ge=1, le=99_999)]
 """As many as directories `pass-%05d` can name."""
+KeepRule = Annotated[str, Meta(pattern=r"^(all|best|last [1-9][0-9]{0,4})$")]
 StopRule = Annotated[str, Meta(pattern=r"^no better for [1-9][0-9]{0,4} pass(es)?$")]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 PORT = 7164
@@ -178,6 +179,13 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = None
     lanes: Annotated[LanePorts, Meta(description="How pservers listen.")] = LanePorts()
     passes: Annotated[Passes, Meta(description="How often all the data is walked over.")] = 10
+    keep: Annotated[
+        KeepRule,
+        Meta(
+            description="Of which passes the models stay: `all`; `best`, the one with the lowest test error (or cost, "
+            "where nothing is tested) and the last; or `last N`."
+        ),
+    ] = "all"
     stop_when: Annotated[
         StopRule | None,
         Meta(
@@ -261,6 +269,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Directory of a saved model to start from; '' starts from the generator."""
     stop_after: int = 0
     """Passes without a lower test cost after which the job is over; 0: it has all its passes."""
+    keep: str = "all"
+    """Of which passes the models stay: `all`, `best` or `last N`."""
     since: int = 0
     """The runner's own incarnation: what was taken up to it is of earlier runs."""
     hosts: tuple[str, ...] = ()

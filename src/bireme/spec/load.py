@@ -310,6 +310,7 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
         ports_num=lanes.ports_num,
         ports_num_for_sparse=lanes.ports_num_for_sparse,
         passes=file.passes,
+        keep=file.keep,
         stop_after=int(file.stop_when.split()[3]) if file.stop_when else 0,
         seed=file.seed,
         output=str(output),

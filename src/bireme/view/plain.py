@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from bireme.job.output.kept import best_of
+
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 24
 LAST_PASSES = 10
@@ -79,17 +81,12 @@ def best_pass(closed: Iterable[dict[str, Any]]) -> tuple[int, str] | None:
 
     Of equals the first; None where there is nothing to choose from.
     """
-    found = sorted(closed, key=lambda told: int(told["pass_id"]))
-    measured = [
-        {"test error": error_of(told["test_evals"]), "test cost": told["test_cost"], "cost": told["cost"]}
-        for told in found
-    ]
-    for name in ("test error", "test cost", "cost") if len(found) > 1 else ():
-        values = [value for each in measured if (value := each[name]) is not None]
-        if len(values) == len(found):
-            best = values.index(min(values))
-            return found[best]["pass_id"], f"{name} {(percent if name == 'test error' else number)(values[best])}"
-    return None
+    told = {int(each["pass_id"]): each for each in closed}
+    best = best_of(told)
+    if len(told) < 2 or best is None:
+        return None
+    pass_id, name, value = best
+    return pass_id, f"{name} {(percent if name == 'test error' else number)(value)}"
 
 
 def passes_of(status: dict[str, Any]) -> tuple[int, int]:

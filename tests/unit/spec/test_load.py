@@ -344,3 +344,13 @@ def test_gradients_go_as_they_are_unless_the_file_says_otherwise(make: Make) -> 
 )
 def test_a_job_may_stop_when_it_gets_no_better(make: Make, text: str, stop_after: int) -> None:
     assert load(make(GOOD + text)).stop_after == stop_after
+
+
+@pytest.mark.parametrize("keep", ["all", "best", "last 3"])
+def test_a_job_may_keep_some_of_its_models_only(make: Make, keep: str) -> None:
+    assert load(make(GOOD + f"keep: {keep}\n")).keep == keep
+
+
+def test_no_model_at_all_cannot_be_kept(make: Make) -> None:
+    with pytest.raises(SpecError, match="`keep`: of which passes the models stay"):
+        load(make(GOOD + "keep: last 0\n"))

@@ -19,7 +19,8 @@ from bireme.core.errors import StorageError
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 from bireme.job.coordination import messages as m
 from bireme.job.node.headway import METRICS as METRICS
-from bireme.job.output.model import finished_passes, pass_name
+from bireme.job.output.kept import metrics_in
+from bireme.job.output.model import finished_passes
 
 LEDGER = "ledger.jsonl"
 BLOCK_NBYTES = 1 << 20
@@ -74,15 +75,8 @@ def mend(output: Path, shards: int, run: int) -> Past:
 
 def costs_in(output: Path, saved: int) -> dict[int, float | None]:
     """The test cost of each pass up to the last one that counts, from the words beside its model."""
-    found = {}
-    for pass_id in sorted(pass_id for pass_id in finished_passes(output) if pass_id <= saved):
-        path = output / pass_name(pass_id) / "metrics.json"
-        try:
-            cost = msgspec.json.decode(path.read_bytes(), type=Row).get("test_cost")
-        except (OSError, msgspec.MsgspecError):
-            continue  # `bireme verify` is for this
-        found[pass_id] = float(cost) if isinstance(cost, int | float) else None
-    return found
+    costs = {pass_id: told.get("test_cost") for pass_id, told in metrics_in(output).items() if pass_id <= saved}
+    return {pass_id: float(cost) if isinstance(cost, int | float) else None for pass_id, cost in costs.items()}
 
 
 def _make_safe(output: Path) -> None:
