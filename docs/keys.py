@@ -94,6 +94,8 @@ EXAMPLES: dict[str, Any] = {
     "trainers": 3,
     "lanes": {"port": 7164, "ports_num": 2},
     "passes": 10,
+    "keep": "last 3",
+    "stop_when": "no better for 3 passes",
     "mode": "sync",
     "staleness": 2,
     "local": {"every": 16, "method": "elastic"},

@@ -30,7 +30,7 @@ def test_a_job_that_died_is_found_explained_and_finished(cli: Cli, often: Path, 
     assert changed.code == 15
     assert "batch_size 4 → 8" in changed.err and "optimizer: learning_rate 0.002 → 0.001" in changed.err
     assert {path: path.stat().st_size for path in output.glob("node_*/*.log")} == logs, "a process was started"
-    assert cli.run("list").out.split()[1] == "died"
+    assert cli.run("list").out.splitlines()[1].split()[1] == "died"
     edit(
         often.parent / CONFIG, ("is_predict else 8", "is_predict else 4"), ("learning_rate=1e-3", "learning_rate=2e-3")
     )
@@ -39,7 +39,7 @@ def test_a_job_that_died_is_found_explained_and_finished(cli: Cli, often: Path, 
     assert done.code == 0, done.err
     assert re.match(r"going on from round \d+, batch \d+ of pass \d \(snapshot of \d\d:\d\d:\d\d\)\n", done.out)
     assert re.search(r"small +finished .* 4/4 passes", cli.run("list").out)
-    assert len(cli.run("list").out.splitlines()) == 1
+    assert len(cli.run("list").out.splitlines()) == 2  # a header, and the job
     again = cli.run("resume", output)
     assert again.code == 0
     assert again.out.startswith("already finished, all 4 passes: the model is in")

@@ -36,9 +36,13 @@ def job_in(output: Path) -> Job | None:
 
 
 def progress_in(output: Path, job: Job) -> Progress:
-    """How far a job is: a pass counts when its model is finished and the ledger has it for every shard."""
+    """How far a job is: a pass counts when its model is finished and the ledger has it for every shard.
+
+    A job that `stop_when` has ended has no more passes than it has done.
+    """
     import msgspec
 
+    from bireme.job.coordination.stopping import is_over
     from bireme.job.output import journal
     from bireme.job.output.model import finished_passes
 
@@ -49,6 +53,8 @@ def progress_in(output: Path, job: Job) -> Progress:
         except msgspec.MsgspecError:
             continue  # half a line at the end
     last = max(journal.counted(rows, job.shards) & finished_passes(output), default=-1)
+    if job.stop_after and is_over(journal.costs_in(output, last), job.stop_after):
+        return Progress(last + 1, last + 1)
     return Progress(last + 1, job.passes)
 
 
@@ -66,18 +72,9 @@ def progress_of(record: RunRecord, status: dict[str, Any], *, is_newest: bool = 
 
 def passes_in(output: Path) -> dict[int, dict[str, Any]]:
     """What each finished pass came to, by its number."""
-    import msgspec
+    from bireme.job.output.kept import metrics_in
 
-    from bireme.job.output.model import finished_passes, pass_name
-
-    found = {}
-    for pass_id in sorted(finished_passes(output)):
-        try:
-            data = (output / pass_name(pass_id) / "metrics.json").read_bytes()
-            found[pass_id] = msgspec.json.decode(data, type=dict[str, Any])
-        except (OSError, msgspec.MsgspecError):
-            continue  # `bireme verify` is for this
-    return found
+    return metrics_in(output)
 
 
 def has_snapshot(output: Path) -> bool:

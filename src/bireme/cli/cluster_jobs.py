@@ -73,7 +73,7 @@ def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) 
     from bireme.kube.api.client import POD
     from bireme.kube.jobs.lifecycle import view_of
     from bireme.kube.jobs.listing import gathering, is_ended, pod_views
-    from bireme.view.plain import pass_lines
+    from bireme.view.plain import pass_lines, time_left
 
     view = view_of(cluster, name)
     pods = pod_views(cluster.list(POD, naming.selector_of(name)), view.status)
@@ -86,6 +86,8 @@ def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) 
     row = as_row(view)
     why = f" ({view.reason})" if view.reason else ""
     far = f", {row['passes_done']}/{row['passes']} passes" if row["passes"] else ""
+    if view.state == "running" and (left := time_left(dict(view.status))):
+        far += f", {left}"
     click.echo(f"{name}: {view.state}{why}, submitted {ago(view.started)} ago{far}")
     click.echo(f"in the namespace {cluster.namespace} of context {cluster.context}")
     for line in pass_lines(view.status.get("passes_done", ()), shows_all=shows_all):

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from bireme.cli.running import run_to_end
+from bireme.cli.running import best_words, run_to_end
 from bireme.core.errors import UsageError
 from bireme.spec.load import command_name, load_job
 
@@ -109,17 +109,12 @@ def _summary(status: dict[str, Any], model: Path, digest: str, seconds: float) -
 
 
 def _words(told: dict[str, Any], target: Path) -> str:
-    from bireme.view.plain import error_of, number, percent
+    from bireme.view.plain import percent
 
-    lines = ["", "pass  train cost  train error  test error"]
-    for p in told["passes"]:
-        lines.append(
-            f"{p['pass_id']:>4}  {number(p['cost']):>10}  {percent(error_of(p['evals'])):>11}  "
-            f"{percent(error_of(p['test_evals'])):>10}"
-        )
-    me = command_name()
-    lines += [
+    me, best = command_name(), best_words(Path(told["model"]).parent)
+    lines = [
         "",
+        *([best] if best else []),
         f"test error {percent(told['test_error'])} (best possible: 5.00 %), {told['samples_per_s']:,.0f} samples/s, "
         f"{told['seconds']} s in all",
         f"model: {told['model']}",

@@ -153,7 +153,7 @@ def _faults(job: Job, options: dict[str, Any]) -> list[Fault]:
 
 def _run(job: Job, job_file: Path, tell: Any, faults: list[Fault] | None = None) -> dict[str, Any]:
     """Run to the end, disturbing if there is something to disturb with; returns what there is to know about it."""
-    from bireme.cli.running import follow
+    from bireme.cli.running import follow, last_pass
     from bireme.job.output.journal import METRICS
     from bireme.job.output.model import model_hash, pass_name
     from bireme.local.drilling import Drill, plan_of
@@ -171,7 +171,7 @@ def _run(job: Job, job_file: Path, tell: Any, faults: list[Fault] | None = None)
     teller.finished(status)
     lines = (output / METRICS).read_bytes().splitlines()
     return {
-        "hash": model_hash(output / pass_name(job.passes - 1)),
+        "hash": model_hash(output / pass_name(last_pass(job, status))),
         "seconds": status["seconds"],
         "metrics": [msgspec.json.decode(line, type=dict[str, Any]) for line in lines],
         "drill": controller,

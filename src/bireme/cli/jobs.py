@@ -22,11 +22,13 @@ from bireme.local import registry
 from bireme.spec.load import command_name
 
 LAST_LINES = 20
+LISTED = 20
+"""How many jobs `list` shows, if nothing else is asked for."""
 
 
 def ago(moment: float) -> str:
     """How long ago something was, for people."""
-    from bireme.view.terminal import duration
+    from bireme.view.plain import duration
 
     seconds = max(0.0, time.time() - moment)
     if seconds < 3600:
@@ -35,21 +37,26 @@ def ago(moment: float) -> str:
 
 
 @click.command("list", epilog="\b\nExample: bireme list --limit 5")
-@click.option("--all", "shows_all", is_flag=True, help="Every run, not only the newest of each output directory.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
+@click.option(
+    "--all", "shows_all", is_flag=True, help="Every run, also older ones of an output directory or of one that is gone."
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.  [default: 20; all with --json]")
 @either_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def list_(shows_all: bool, limit: int | None, where: Where, as_json: bool) -> None:
     """List the jobs that run or ran on this machine, newest first, and those on the cluster.
 
-    A job that was stopped and resumed is listed once, with all its passes. A cluster that does not answer within two
-    seconds is left out, unless it is asked for.
+    A job that was stopped and resumed is listed once, with all its passes; one whose output directory is gone only
+    with --all. A cluster that does not answer within two seconds is left out, unless it is asked for.
     """
     from bireme.cli.cluster_jobs import as_row, listed
+    from bireme.view.plain import count
 
+    if limit is None and not as_json:
+        limit = LISTED
     newest = registry.newest_runs()
-    runs = [] if where.is_asked else (registry.all_runs() if shows_all else newest)[:limit]
-    ids = {r.id for r in newest}
+    here = [] if where.is_asked else registry.all_runs() if shows_all else [r for r in newest if not is_gone(r)]
+    runs, ids = here[:limit], {r.id for r in newest}
     found = [(r, progress_of(r, status_of(r), is_newest=r.id in ids)) for r in runs]
     there, note = listed(where)
     rows = [as_row(view) for view in there[:limit]]
@@ -57,19 +64,32 @@ def list_(shows_all: bool, limit: int | None, where: Where, as_json: bool) -> No
         told = {"jobs": [_short(r, progress) for r, progress in found], "cluster": rows}
         click.echo(json.dumps({**told, "note": note} if note else told))
         return
-    if not runs and not rows:
+    hidden = 0 if shows_all or where.is_asked else sum(map(is_gone, newest))
+    if not runs and not rows and not hidden:
         nowhere = "no job is there" if where.is_asked else "no job has run here yet"
         click.echo(f"{nowhere}; try `{command_name()} {'submit JOB.yaml' if where.is_asked else 'demo'}`")
+    else:
+        click.echo(f"{'job':<24} {'state':<10} {'started':>16} {'progress':<14} output")
     for r, progress in found:
-        click.echo(f"{r.name:<24} {r.state:<10} {ago(r.started):>12} ago  {progress!s:<14} {r.output}")
+        place = f"{r.output} (gone)" if is_gone(r) else r.output
+        click.echo(f"{r.name:<24} {r.state:<10} {ago(r.started):>12} ago  {progress!s:<14} {place}")
         if r.state == "died" and r.id in ids and _can_go_on(r, progress):
             click.echo(f"{'':<24} {way_on(Path(r.output))}")
     for row in rows:
         far = str(Progress(row["passes_done"], row["passes"]))
         place = f"kubernetes/{row['namespace']}"
         click.echo(f"{row['name']:<24} {row['state']:<10} {ago(row['started']):>12} ago  {far:<14} {place}")
+    if more := len(here) - len(runs) + len(there) - len(rows):
+        click.echo(f"({more} more; `--limit {(limit or 0) + more}` shows them)")
+    if hidden:
+        click.echo(f"({count(hidden, 'job')} hidden, as the output directory is gone; `--all` shows them)")
     if note:
         click.echo(f"note: {note}", err=True)
+
+
+def is_gone(record: registry.RunRecord) -> bool:
+    """Whether nothing is left of a run but its record."""
+    return record.state != "running" and not Path(record.output).is_dir()
 
 
 def _can_go_on(record: registry.RunRecord, progress: Progress) -> bool:
@@ -85,24 +105,36 @@ def _short(record: registry.RunRecord, progress: Progress) -> dict[str, Any]:
 @click.command(epilog="\b\nExample: bireme status quick-start")
 @click.argument("job", required=False)
 @click.option("--all", "shows_all", is_flag=True, help="Every pass, not only the last ten.")
+@click.option("--watch", "is_watching", is_flag=True, help="Show what is new until the job is over, or until Ctrl-C.")
 @either_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def status(job: str | None, shows_all: bool, where: Where, as_json: bool) -> None:
+def status(job: str | None, shows_all: bool, is_watching: bool, where: Where, as_json: bool) -> None:
     """Show how JOB is doing: a job's name, a run's id or its output directory (the newest when left out).
 
     A name that no job on this machine has is looked for on the cluster.
     """
+    if is_watching and as_json:
+        raise UsageError("--watch and --json do not go together", fix="ask again and again with --json alone")
     record = local_run(job, where)
     if record is None:
         from bireme.cli.cluster_jobs import show_status
+        from bireme.cli.watching import watch_there
 
         with where.connect() as cluster:
+            if is_watching:
+                watch_there(cluster, str(job))
             show_status(cluster, str(job), shows_all=shows_all, as_json=as_json)
         return
+    if is_watching:
+        from bireme.cli.watching import watch_here
+
+        record = watch_here(record, status_of)
     _show_local(record, shows_all=shows_all, as_json=as_json)
 
 
 def _show_local(record: registry.RunRecord, *, shows_all: bool, as_json: bool) -> None:
+    from bireme.view.plain import number, pass_lines, time_left
+
     now = status_of(record)
     is_newest = record.id in {r.id for r in registry.newest_runs()}
     progress = progress_of(record, now, is_newest=is_newest)
@@ -110,11 +142,10 @@ def _show_local(record: registry.RunRecord, *, shows_all: bool, as_json: bool) -
         click.echo(json.dumps({**_short(record, progress), "status": now}))
         return
     why = f" ({record.reason})" if record.reason else ""
-    far = f", {progress}" if progress.passes else ""
+    left = time_left(now) if record.state == "running" else ""
+    far = "".join(f", {word}" for word in (progress, left) if str(word))
     click.echo(f"{record.name}: {record.state}{why}, started {ago(record.started)} ago{far}")
     click.echo(f"output: {record.output}")
-    from bireme.view.plain import number, pass_lines
-
     # What this run says of its passes, and the models of those that runs before it did.
     closed = passes_in(Path(record.output)) if is_newest else {}
     closed |= {told["pass_id"]: told for told in now.get("passes_done", [])}
@@ -159,9 +190,9 @@ def logs(  # noqa: PLR0913 - its flags
     job: str | None, node: int | None, role: str | None, since: float | None, is_following: bool, lines: int | None,
     from_volume: bool, image: str | None, where: Where, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print what JOB's processes have said.
+    """Print what JOB's processes have said, in the order of time.
 
-    Of a job on a cluster the lines of all pods come in the order of time, also when the pods are gone.
+    Of a job on a cluster also when its pods are gone.
     """
     record = local_run(job, where)
     last = lines if lines is not None or since is not None else LAST_LINES
@@ -189,16 +220,13 @@ def logs(  # noqa: PLR0913 - its flags
 def _lines(
     files: list[Path], last: int | None, since_s: float | None, is_over: Callable[[], bool] | None
 ) -> Iterator[tuple[Path, str]]:
-    """Lines of logs; with `is_over`, those too that come until that is so."""
-    from bireme.kube.jobs.log_merge import lines_of
+    """Lines of logs in the order of time; with `is_over`, those too that come until that is so."""
+    from bireme.kube.jobs.log_merge import merged
 
     after = time.time() - since_s if since_s is not None else 0.0
-    places: dict[Path, tuple[int, int]] = {}
-    for path in files:
-        places[path] = path.stat().st_ino, path.stat().st_size
-        found = [line.text for line in lines_of(path.name, [path]) if line.when >= after]
-        for text in found if last is None else found[-last:] if last else ():
-            yield path, text
+    places = {path: (path.stat().st_ino, path.stat().st_size) for path in files}
+    for found in merged({str(path): [path] for path in files}, last=last, since=after):
+        yield Path(found.log), found.text
     while is_over is not None:
         sys.stdout.flush()
         time.sleep(0.2)

@@ -43,6 +43,40 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "volume": ("bireme.cli.volume", ""),
 }
 
+MEANT = {
+    "version": "--version",
+    "help": "--help",
+    "run": "train",
+    "start": "train",
+    "fit": "train",
+    "stop": "cancel",
+    "kill": "cancel",
+    "ls": "list",
+    "ps": "list",
+    "jobs": "list",
+    "watch": "status --watch",
+    "top": "status --watch",
+    "tail": "logs --follow",
+    "log": "logs",
+    "plot": "status --all",
+    "metrics": "status --all",
+    "eval": "test",
+    "evaluate": "test",
+    "infer": "predict",
+    "init": "demo --prepare DIR",
+    "new": "demo --prepare DIR",
+    "split": "data split",
+    "check": "data check",
+    "push": "data push",
+    "show": "model show",
+    "hash": "model hash",
+    "diff": "model diff",
+    "export": "model export",
+    "up": "cluster up",
+    "down": "cluster down",
+}
+"""What people may mean by a command that there is not."""
+
 
 class Front(click.Group):
     """A group that knows its commands' names and one-line helps without importing them."""
@@ -65,17 +99,23 @@ class Front(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or say which one may have been meant."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"Did you mean `{close[0]}`?" if close else "`bireme --help` lists the commands."
-            raise click.UsageError(f"There is no command `{args[0]}`. {hint}")
+            raise click.UsageError(f"There is no command `{args[0]}`. {_hint(args[0])}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table above."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items() if text])
+
+
+def _hint(word: str) -> str:
+    """What may have been meant by a word that is no command."""
+    import difflib
+
+    if word in MEANT:
+        return f"Did you mean `bireme {MEANT[word]}`?"
+    close = difflib.get_close_matches(word, [name for name, (_, text) in COMMANDS.items() if text], n=1)
+    return f"Did you mean `{close[0]}`?" if close else "`bireme --help` lists the commands."
 
 
 @click.group(

@@ -41,7 +41,11 @@ def predict(model: Path, samples: str | None, job_file: Path | None, as_json: bo
     job = _job(model, job_file)
     with tempfile.NamedTemporaryFile(suffix=".txt") as typed:
         path = Path(samples) if samples else None
+        if samples is None:
+            click.echo("predicting on the config's own list; give a file, or `-` for standard input", err=True)
         if samples == "-":
+            if sys.stdin.isatty():
+                click.echo("type one sample a line; Ctrl-D ends the input", err=True)
             typed.write(sys.stdin.buffer.read())
             typed.flush()
             path = Path(typed.name)

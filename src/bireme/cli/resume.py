@@ -88,7 +88,9 @@ def _resume_here(output: str | None, given: dict[str, Any], *, accept_changes: b
     _refuse_running(place)
     job = job_to_resume(place, given)
     progress = progress_in(place, job)
-    if progress.done >= job.passes:
+    if given.get("passes") and progress.done == progress.passes < job.passes:
+        job, progress = msgspec.structs.replace(job, stop_after=0), progress._replace(passes=job.passes)
+    if progress.done >= progress.passes:
         tell_finished(place, job, progress, asked=given.get("passes"), as_json=as_json)
         return
     share_out(job.shards, job.trainers)

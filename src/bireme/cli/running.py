@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
-from bireme.api.progress import has_snapshot, way_on
+from bireme.api.progress import has_snapshot, passes_in, way_on
 from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
 from bireme.job.output.inputs import origin_of, write_origin
 from bireme.job.preflight import check_program
+from bireme.job.shard_files import check_alike, empty_shards
 from bireme.local.runner import LocalRun
 from bireme.programs.program import Program
 from bireme.spec.job import Job
@@ -99,11 +100,15 @@ def follow(
     `program` is given where it was checked before; `each` is called whenever the status was asked for. Unless somebody
     is to be told so, the job outlives the terminal that it is shown on.
     """
-    origin = origin_of(job, program or check_program(job))
+    program = program or check_program(job)
+    origin = origin_of(job, program)
+    check_alike(job, program, origin.shards)
     is_first = not are_kernels_compiled()
     with Interrupts(outlives_terminal=each is None) as interrupts, LocalRun(job, job_file) as run, view:
         if run.job.snapshots.path:
             write_origin(Path(run.job.snapshots.path), run.job.since, origin)
+        if warning := empty_shards(job, origin.shards):
+            view = _say(view, view.alert, warning)
         if is_first:
             what = "compiling kernels, once on this machine: the first run starts up to a minute later"
             view = _say(view, view.note, what)
@@ -141,14 +146,35 @@ def finish(job: Job, job_file: str, *, as_json: bool, program: Program | None = 
     status = run_to_end(job, job_file, is_silent=as_json, program=program)
     from bireme.job.output.model import model_hash, pass_name
 
-    model = Path(job.output) / pass_name(job.passes - 1)
+    model = Path(job.output) / pass_name(last_pass(job, status))
     digest = model_hash(model)
     if as_json:
         told = {"job": job.name, "output": job.output, "model": str(model), "hash": digest, **status}
         click.echo(json.dumps(told))
         return
-    click.echo(f"finished: the model is in {model}")
+    early = f"after {last_pass(job, status) + 1} passes, {status['reason']}; " if _is_early(job, status) else ""
+    click.echo(f"finished: {early}the model is in {model}")
+    if best := best_words(Path(job.output)):
+        click.echo(best)
     click.echo(f"hash: {digest}")
+
+
+def last_pass(job: Job, status: dict[str, Any]) -> int:
+    """The pass that a job has ended with."""
+    return int(status["saved"]) if _is_early(job, status) else job.passes - 1
+
+
+def _is_early(job: Job, status: dict[str, Any]) -> bool:
+    return bool(job.stop_after) and status.get("saved", job.passes) < job.passes - 1
+
+
+def best_words(output: Path) -> str:
+    """Which of the passes in an output directory came out best; '' where that is no question."""
+    from bireme.job.output.model import pass_name
+    from bireme.view.plain import best_pass
+
+    best = best_pass(passes_in(output).values())
+    return f"best pass: {pass_name(best[0])} ({best[1]})" if best else ""
 
 
 def explain_end(job: Job, error: BiremeError) -> BiremeError:

@@ -1,3 +1,3 @@
 """Preparing training data: splitting, checking, and the demo's reviews."""
 
-__all__ = ["check", "draws", "scan", "split", "staging"]
+__all__ = ["check", "draws", "layout", "scan", "split", "staging"]

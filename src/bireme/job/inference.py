@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import DataError, SpecError
 from bireme.job.node.entry import read_job
-from bireme.job.output.model import load_into, load_rows
+from bireme.job.output.model import check_copy, load_into, load_rows
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.columns import Batch
 from bireme.programs.config import load_config
 from bireme.programs.lookups import RowIds, compact
-from bireme.programs.program import Arrays, Computation, Program, Sums
+from bireme.programs.program import Arrays, Computation, Program, Source, Sums
 from bireme.ps.plan import Layout, aligned_zeros
 from bireme.ps.wire.row_frames import Block
 from bireme.spec.job import Job
@@ -60,6 +60,7 @@ class SavedModel:
         flat = aligned_zeros(layout.size)
         self._values = layout.views(flat)
         self._grads = layout.views(aligned_zeros(layout.size))
+        check_copy(model)
         load_into(model, layout.parameters, self._values)
         self._tables = [(p, load_rows(model, p)) for p in program.parameters if p.is_sparse]
 
@@ -123,6 +124,17 @@ def measure(job: Job, model: Path) -> Running:
         return totals
 
 
+def _files_of(source: Source, workdir: Path, *, is_given: bool) -> tuple[str, ...]:
+    """The files to predict on; where the config's own list cannot be read, say what to give in its place."""
+    try:
+        return source.facts(workdir).files
+    except DataError as e:
+        if is_given:
+            raise
+        why = "without FILE, `bireme predict` reads the list that the config names"
+        raise DataError(e.what, why=why, fix="give a file with one sample a line, or `-` for standard input") from e
+
+
 def predictions(job: Job, model: Path, samples: Path | None) -> Iterator[dict[str, NDArray[np.float32]]]:
     """One set of outputs per sample, in order. The config is loaded with is_predict=1."""
     with program_with(job, model, {"is_predict": "1"}, instead=samples) as (program, bound, workdir):
@@ -132,7 +144,7 @@ def predictions(job: Job, model: Path, samples: Path | None) -> Iterator[dict[st
                 f"{program.name} has no data source for prediction",
                 fix="let the config define one when get_config_arg('is_predict', bool) is true",
             )
-        read = source.facts(workdir).files
+        read = _files_of(source, workdir, is_given=samples is not None)
         if samples is not None and read != (str(samples.resolve()),):
             raise DataError(
                 f"{program.name} predicts on {', '.join(read) or 'nothing'} and does not read data/pred.list",

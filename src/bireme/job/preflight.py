@@ -47,6 +47,13 @@ def check_lanes(program: Program, sparse_lanes: int) -> None:
         )
 
 
+def check_stop(program: Program, stop_after: int) -> None:
+    """Refuse a job that ends by its test costs and has none."""
+    if stop_after and program.source("test") is None:
+        fix = "give define_py_data_sources2 a test_list, or leave `stop_when` out"
+        raise SpecError(f"`stop_when` is about the test cost, and {program.name} defines no test data", fix=fix)
+
+
 def check_program(job: Job) -> Program:
     """Load the program and refuse what cannot be trained; reads no sample."""
     with borrowed_workdir(job) as workdir:
@@ -62,4 +69,5 @@ def check_program(job: Job) -> Program:
         if source is None:
             raise DataError(f"{program.name} defines no training data", fix="give define_py_data_sources2 a train_list")
         source.facts(workdir)
+        check_stop(program, job.stop_after)
     return program

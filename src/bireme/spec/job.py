@@ -26,6 +26,8 @@ Name = Annotated[
 Count = Annotated[int, Meta(ge=1, le=4096)]
 Passes = Annotated[int, Meta(ge=1, le=99_999)]
 """As many as directories `pass-%05d` can name."""
+KeepRule = Annotated[str, Meta(pattern=r"^(all|best|last [1-9][0-9]{0,4})$")]
+StopRule = Annotated[str, Meta(pattern=r"^no better for [1-9][0-9]{0,4} pass(es)?$")]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 PORT = 7164
 """The first port of each pserver where it has an address of its own and job.yaml names none."""
@@ -177,6 +179,22 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = None
     lanes: Annotated[LanePorts, Meta(description="How pservers listen.")] = LanePorts()
     passes: Annotated[Passes, Meta(description="How often all the data is walked over.")] = 10
+    keep: Annotated[
+        KeepRule,
+        Meta(
+            description="Of which passes the models stay: `all`; `best`, the one with the lowest test error (or cost, "
+            "where nothing is tested) and the last; or `last N`."
+        ),
+    ] = "all"
+    stop_when: Annotated[
+        StopRule | None,
+        Meta(
+            description="`no better for N passes` ends the job once N passes in a row have no lower test cost than "
+            "the best before them. Left out: it has all its passes. Which pass is the last depends on the test costs "
+            "alone, so it is the same in every layout and after a resume. `bireme resume OUTPUT --passes N` goes on "
+            "with a job that was ended so, then without the rule."
+        ),
+    ] = None
     mode: Annotated[
         UpdateMode | None,
         Meta(
@@ -249,6 +267,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     start_pass: int = 0
     init_model: str = ""
     """Directory of a saved model to start from; '' starts from the generator."""
+    stop_after: int = 0
+    """Passes without a lower test cost after which the job is over; 0: it has all its passes."""
+    keep: str = "all"
+    """Of which passes the models stay: `all`, `best` or `last N`."""
     since: int = 0
     """The runner's own incarnation: what was taken up to it is of earlier runs."""
     hosts: tuple[str, ...] = ()

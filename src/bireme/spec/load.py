@@ -17,6 +17,7 @@ import msgspec
 from bireme.core.errors import SpecError
 from bireme.spec.job import CarrierChoice, Job, JobFile, LocalFile, WireFile
 from bireme.spec.kubernetes import KubernetesFile, find_cluster_clashes
+from bireme.spec.meant import MEANT
 from bireme.spec.mistakes import Mistake, find_mistakes, lines_of, plain, read_yaml, refusal, says_more
 from bireme.spec.model import Logs, Restarts, Snapshots, Updates, Wire
 
@@ -151,7 +152,7 @@ def _load(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str]) 
     if path.is_dir():
         path = path / "job.yaml"
     data = read_job_file(path)
-    if wrong := find_mistakes(JobFile, data):
+    if wrong := find_mistakes(JobFile, data, meant=MEANT):
         raise refusal(path, wrong + find_clashes(data))
     overrides = {**overrides_from(environment), **{k: v for k, v in flags.items() if v is not None}}
     if "output" in overrides:
@@ -309,6 +310,8 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
         ports_num=lanes.ports_num,
         ports_num_for_sparse=lanes.ports_num_for_sparse,
         passes=file.passes,
+        keep=file.keep,
+        stop_after=int(file.stop_when.split()[3]) if file.stop_when else 0,
         seed=file.seed,
         output=str(output),
         log_period=file.log_period,

@@ -57,15 +57,17 @@ def plain(value: Any) -> Any:
     return value
 
 
-def find_mistakes(struct: type[msgspec.Struct], value: Any, path: str = "", line: int = 1) -> list[Mistake]:
-    """Compare a parsed mapping with a struct, field by field."""
+def find_mistakes(
+    struct: type[msgspec.Struct], value: Any, path: str = "", line: int = 1, *, meant: Mapping[str, str] | None = None
+) -> list[Mistake]:
+    """Compare a parsed mapping with a struct, field by field; `meant` says what stands for keys of other systems."""
     if not isinstance(value, Mapping):
         where = f"`{path}` must hold" if path else "the file must hold"
         fix = _for_empty(struct, path) if path and value is None else ""
         return [Mistake(line, f"{where} keys and values, not {_name_of(value)}", fix=fix)]
     hints = get_type_hints(struct, include_extras=True)
     lines = lines_of(value, line)
-    found = [Mistake(lines[key], _unknown_key(path, key, hints)) for key in value if key not in hints]
+    found = [Mistake(lines[key], _unknown_key(path, key, hints, meant or {})) for key in value if key not in hints]
     for info in msgspec.structs.fields(struct):
         full = f"{path}.{info.name}" if path else info.name
         if info.name not in value:
@@ -155,8 +157,10 @@ def _did_you_mean(value: Any, hint: Any) -> str:
     return f" (did you mean `{close[0]}`?)" if close else f" (one of: {', '.join(choices)})" if choices else ""
 
 
-def _unknown_key(path: str, key: Any, known: Mapping[str, Any]) -> str:
+def _unknown_key(path: str, key: Any, known: Mapping[str, Any], meant: Mapping[str, str]) -> str:
     full = f"{path}.{key}" if path else str(key)
+    if key in meant:
+        return f"`{full}` is not a known key; {meant[key]}"
     close = difflib.get_close_matches(str(key), list(known), n=1)
     hint = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known)}"
     return f"`{full}` is not a known key; {hint}"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core import draws
-from bireme.core.errors import DataError
+from bireme.core.errors import ConfigScriptError, DataError
 from bireme.programs.columns import Batch, pack
 from bireme.programs.program import Source, SourceFacts
 
@@ -88,11 +88,24 @@ class ShardReader:
         return cached(self._cache, key, self._facts, lambda: self._pack(seed))
 
     def _pack(self, seed: int) -> Batch:
+        samples = self._source.samples(self._workdir, seed)
         try:
-            return pack(self._source.samples(self._workdir, seed), self._facts.inputs)
+            return pack(samples, self._facts.inputs)
         except DataError as e:
-            fix = e.fix or "`bireme data check` on the job's directory finds such lines"
-            raise DataError(f"shard {self.shard}: {e.what}", why=e.why, fix=fix) from e
+            raise DataError(f"shard {self.shard}: {e.what}", why=e.why, fix=e.fix or self._way_to_mend(samples)) from e
+        except ConfigScriptError as e:
+            if not e.why.startswith(e.IN_DATA):
+                raise
+            why = e.why.replace(e.IN_DATA, f"{e.IN_DATA} shard {self.shard}'s", 1)
+            raise ConfigScriptError(e.what, why=why, fix=e.fix or self._way_to_mend(samples)) from e
+
+    def _way_to_mend(self, samples: object) -> str:
+        """What finds a wrong line in the file that samples come from, and what it means if there is none."""
+        path = (self._workdir / getattr(samples, "where", "")).resolve()
+        shard = next((p for p in path.parents if p.name == "data" and p.parent.name == str(self.shard)), None)
+        if shard is None:
+            return "mend that line, or the provider"
+        return f"`bireme data check {shard.parents[1]}` finds wrong lines; if it finds none, mend the provider"
 
 
 def content_key(facts: SourceFacts, workdir: Path, seed: int) -> str:

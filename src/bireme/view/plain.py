@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import click
+
+from bireme.job.output.kept import best_of
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 24
@@ -74,11 +76,38 @@ def pass_lines(closed: Sequence[dict[str, Any]], *, shows_all: bool) -> Iterator
     yield from (pass_line(one) for one in closed[hidden:])
 
 
+def best_pass(closed: Iterable[dict[str, Any]]) -> tuple[int, str] | None:
+    """The pass with the lowest test error, and how low it is; where nothing is tested, by its cost.
+
+    Of equals the first; None where there is nothing to choose from.
+    """
+    told = {int(each["pass_id"]): each for each in closed}
+    best = best_of(told)
+    if len(told) < 2 or best is None:
+        return None
+    pass_id, name, value = best
+    return pass_id, f"{name} {(percent if name == 'test error' else number)(value)}"
+
+
 def passes_of(status: dict[str, Any]) -> tuple[int, int]:
     """How many passes of the job are done, over all its runs, and how many there are; (0, 0) if unknown."""
     first = status.get("first_pass", 0)
     done = max(status.get("saved", -1) + 1, first + len(status.get("passes_done", ())))
     return done, first + status.get("passes", 0)
+
+
+def duration(seconds: float) -> str:
+    """A time span for people."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 100 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+def time_left(status: dict[str, Any]) -> str:
+    """How long a job will go on if its passes last as long as those before; '' while that is not known."""
+    closed, (done, total) = status.get("passes_done", ()), passes_of(status)
+    if not closed or done >= total:
+        return ""
+    return f"about {duration((total - done) * sum(c['seconds'] for c in closed) / len(closed))} left"
 
 
 def passes_after(pass_id: int, status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -23,16 +23,11 @@ from bireme.view.plain import (
     passes_of,
     percent,
     sparkline,
+    time_left,
 )  # fmt: skip
 
 BESIDE_BAR = 46
 """Columns that a trainer's line needs for all but its bar."""
-
-
-def duration(seconds: float) -> str:
-    """A time span for people."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 100 else f"{whole // 60} min {whole % 60:02d} s"
 
 
 class LiveView:
@@ -122,10 +117,9 @@ def _footer(status: dict[str, Any], width: int) -> Text:
     if not closed:
         text.append(f"{done}/{total} passes" if done else f"first of {count(total, 'pass', 'passes')}", style="dim")
         return text
-    left_s = (total - done) * sum(c["seconds"] for c in closed) / len(closed)
     tested = error_of(closed[-1]["test_evals"])
     words = f"test error {percent(tested)}  " if tested is not None else ""
-    progress = f"{done}/{total} passes, about {duration(left_s)} left"
+    progress = f"{done}/{total} passes" + (f", {left}" if (left := time_left(status)) else "")
     curve = sparkline([c["cost"] for c in closed], min(CURVE_WIDTH, max(4, width - 7 - len(words + progress))))
     text.append(f"cost {curve}  ", style="cyan")
     text.append(words)

@@ -30,7 +30,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def leave(tmp_path: Path) -> Leave:
     """Write the output of a job with some passes done; returns the directory."""
 
-    def write(name: str = "out", *, done: int = 0, passes: int = 4, has_snapshot: bool = False) -> Path:
+    def write(
+        name: str = "out", *, done: int = 0, passes: int = 4, has_snapshot: bool = False, stop_after: int = 0
+    ) -> Path:
         output = tmp_path / name
         output.mkdir()
         config = tmp_path / "config.py"
@@ -39,6 +41,7 @@ def leave(tmp_path: Path) -> Leave:
             name="small", config=str(config), config_args={}, data=str(tmp_path), shards=2, pservers=1, trainers=1,
             port=None, ports_num=1, ports_num_for_sparse=1, passes=passes, seed=1, output=str(output), log_period=50,
             connect_timeout_s=1.0, snapshots=Snapshots(path=str(output / "snapshots")),
+            stop_after=stop_after,
         )  # fmt: skip
         (output / "job.json").write_bytes(msgspec.json.encode(job))
         rows = [{"pass": p, "shard": s} for p in range(done) for s in range(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.cli.conftest import Leave, closed
 
-from bireme.cli import jobs
-from bireme.cli.jobs import list_, status
+from bireme.cli import jobs, watching
+from bireme.cli.jobs import list_, logs, status
+from bireme.core.errors import UsageError
+from bireme.core.processes import birth_of
 from bireme.job.coordination import query
 from bireme.job.coordination.messages import Address
 from bireme.job.node.discovery import SharedDirectory
@@ -39,7 +42,7 @@ def record(output: Path, state: registry.State, started: float, **more: Any) -> 
 def test_a_run_that_died_shows_its_passes_and_how_to_go_on(leave: Leave) -> None:
     output = leave(done=3)
     made = record(output, "running", 1.0, birth="another boot/1")
-    lines = run(list_).splitlines()
+    lines = run(list_).splitlines()[1:]
     assert "died" in lines[0] and "3/4 passes" in lines[0]
     assert lines[1].strip() == f"go on with `bireme resume {output}`"
     told = run(status, made.id)
@@ -53,10 +56,10 @@ def test_a_job_that_was_killed_and_resumed_is_listed_once_with_all_its_passes(le
     record(output, "died", 1.0)
     last = {"first_pass": 0, "passes": 4, "saved": 3, "passes_done": [closed(3)]}
     record(output, "finished", 2.0, status=last)
-    lines = run(list_).splitlines()
+    lines = run(list_).splitlines()[1:]
     assert len(lines) == 1
     assert "finished" in lines[0] and "4/4 passes" in lines[0]
-    assert [line.split()[1] for line in run(list_, "--all").splitlines()] == ["finished", "died"]
+    assert [line.split()[1] for line in run(list_, "--all").splitlines()[1:]] == ["finished", "died"]
     assert run(status).count("\npass ") == 4
 
 
@@ -73,14 +76,34 @@ def test_a_resume_that_failed_takes_no_pass_away(leave: Leave) -> None:
 def test_a_list_is_as_long_as_asked_for(leave: Leave) -> None:
     for number in range(5):
         record(leave(f"out-{number}", done=4), "finished", float(number))
-    assert [line.rsplit("/", 1)[1] for line in run(list_, "--limit", 2).splitlines()] == ["out-4", "out-3"]
-    assert len(run(list_).splitlines()) == 5
+    header, *rows, more = run(list_, "--limit", 2).splitlines()
+    assert header.split() == ["job", "state", "started", "progress", "output"]
+    assert [line.rsplit("/", 1)[1] for line in rows] == ["out-4", "out-3"]
+    assert more == "(3 more; `--limit 5` shows them)"
+    assert len(run(list_).splitlines()) == 6
+
+
+def test_a_long_list_ends_with_how_many_more_there_are(leave: Leave) -> None:
+    for number in range(22):
+        record(leave(f"out-{number}"), "finished", float(number))
+    assert run(list_).splitlines()[21:] == ["(2 more; `--limit 22` shows them)"]
+    assert len(json.loads(run(list_, "--json"))["jobs"]) == 22
+
+
+def test_a_job_whose_output_is_gone_is_shown_with_all_only(leave: Leave, tmp_path: Path) -> None:
+    record(leave(done=4), "finished", 1.0)
+    record(tmp_path / "gone", "finished", 2.0)
+    record(tmp_path / "going", "running", 3.0, pid=os.getpid(), birth=birth_of(os.getpid()))
+    told = run(list_)
+    assert "/going\n" in told and "/gone" not in told
+    assert told.endswith("(1 job hidden, as the output directory is gone; `--all` shows them)\n")
+    assert "/gone (gone)\n" in run(list_, "--all")
 
 
 def test_an_output_that_is_gone_leaves_what_the_run_said_last(tmp_path: Path) -> None:
     last = {"first_pass": 1, "passes": 3, "saved": 2, "passes_done": [closed(1), closed(2)]}
     record(tmp_path / "gone", "cancelled", 1.0, status=last)
-    assert "3/4 passes" in run(list_)
+    assert "3/4 passes" in run(list_, "--all")
 
 
 def test_json_has_the_passes_of_the_job(leave: Leave) -> None:
@@ -130,6 +153,32 @@ def test_what_is_wrong_though_training_goes_on_is_told(leave: Leave, stopped: Ad
     assert json.loads(run(status, "--json"))["status"]["warnings"] == [warning]
 
 
+def test_a_running_job_says_how_long_it_will_take(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(leave(done=2, passes=100), "running", 1.0, pid=os.getpid(), birth=birth_of(os.getpid()))
+    told = {"phase": "training", "passes": 100, "saved": 1, "passes_done": [closed(0), closed(1)]}
+    monkeypatch.setattr(jobs, "status_of", lambda _: told)
+    assert run(status).splitlines()[0].endswith(" ago, 2/100 passes, about 49 s left")
+
+
+def test_a_job_is_watched_until_it_is_over(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = record(leave(done=2), "running", 1.0, pid=os.getpid(), birth=birth_of(os.getpid()))
+    monkeypatch.setattr(watching, "POLL_S", 0.0)
+
+    def tell(_: registry.Record) -> dict[str, Any]:
+        registry.save(msgspec.structs.replace(made, state="finished"))
+        return {"phase": "training", "trainers": [], "passes_done": [closed(0)]}
+
+    monkeypatch.setattr(jobs, "status_of", tell)
+    first, second, head, *_ = run(status, "--watch").splitlines()
+    assert (first, second[:8]) == ("training", "pass   0") and head.startswith("small: finished")
+
+
+def test_watching_has_no_single_object_to_print(leave: Leave) -> None:
+    record(leave(), "finished", 1.0)
+    with pytest.raises(UsageError, match="--watch and --json do not go together"):
+        run(status, "--watch", "--json")
+
+
 def test_the_last_status_is_kept_when_the_coordinator_does_not_answer(leave: Leave, stopped: Address) -> None:
     output = leave(done=1)
     last = {"phase": "training", "round": 77, "waits_for": ["trainer 1"], "passes": 4, "first_pass": 0}
@@ -157,6 +206,18 @@ def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(
     left = iter([False, False, True])
     followed = jobs._lines([log], 0, None, lambda: next(left))
     assert [line for _, line in followed] == ["last", "first", "half"], "and that is all when the job is over"
+
+
+def test_logs_of_all_nodes_come_in_the_order_of_time(leave: Leave) -> None:
+    output = leave()
+    record(output, "finished", 1.0)
+    for node, seconds in ((0, (1, 4)), (1, (2, 3))):
+        (output / f"node_{node}").mkdir()
+        lines = "".join(f"I1118 20:46:0{s}.000000 1 a.py:1] said at {s}\n  more of {s}\n" for s in seconds)
+        (output / f"node_{node}/train.log").write_text(lines)
+    said = [line.split()[-1] for line in run(logs).splitlines()]
+    assert said == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    assert [line.split()[-1] for line in run(logs, "-n", 1).splitlines()] == ["3", "4"]
 
 
 def append_to(path: Path, text: str) -> None:

@@ -137,3 +137,13 @@ def test_a_job_that_runs_is_left_alone(leave: Leave) -> None:
         find_output(None)
     with pytest.raises(OutputExistsError, match=f"belongs to a job that runs now .process {os.getpid()}."):
         run("small")
+
+
+def test_a_job_that_its_costs_have_ended_is_finished(leave: Leave) -> None:
+    output = leave(done=3, passes=9, stop_after=2)  # without test costs, none is better than the first
+    record(output, "finished")
+    assert run(output).output.startswith("already finished, all 3 passes: the model is in")
+    with pytest.raises(UsageError, match="no job on this machine waits to be resumed"):
+        run()
+    assert progress_in(output, job_to_resume(output, {})) == (3, 3)
+    assert progress_in(leave("on", done=2, passes=9, stop_after=2), job_to_resume(output, {})) == (2, 9)

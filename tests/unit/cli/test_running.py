@@ -14,7 +14,8 @@ import pytest
 from tests.unit.cli.conftest import Leave
 
 from bireme.api.progress import job_in
-from bireme.cli.running import Interrupts, are_kernels_compiled, explain_end, show
+from bireme.cli.demo import _words
+from bireme.cli.running import Interrupts, are_kernels_compiled, best_words, explain_end, show
 from bireme.core.errors import BiremeError, Cancelled, NetworkError, ProcessError
 from bireme.spec.job import Job
 from bireme.view.plain import PlainView, SilentView
@@ -116,3 +117,15 @@ def test_when_nobody_reads_any_more_the_job_goes_on_in_silence(number: int) -> N
     view = show(Unread(number), {})
     assert isinstance(view, SilentView)
     assert show(view, {}) is view
+
+
+def test_the_best_pass_is_named_when_a_job_has_finished(leave: Leave) -> None:
+    assert best_words(leave(done=4)) == "best pass: pass-00000 (cost 0.5000)"
+    assert best_words(leave("one", done=1)) == ""
+
+
+def test_the_demo_shows_its_passes_once(leave: Leave) -> None:
+    output = leave(done=2)
+    told = {"passes": [], "test_error": 0.07, "samples_per_s": 1.0, "seconds": 1.0, "model": str(output / "pass-00001")}
+    words = _words({**told, "hash": "abc"}, output.parent)
+    assert "train cost" not in words and words.startswith("\nbest pass: pass-00000 (cost 0.5000)\ntest error 7.00 %")

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from bireme.core.errors import SpecError
-from bireme.job.preflight import check_lanes, updates_of
+from bireme.job.preflight import check_lanes, check_stop, updates_of
 from bireme.programs.program import Program
 from bireme.spec.model import Parameter, Rows, Updates, Wire
 
@@ -54,3 +54,10 @@ def test_sparse_parameters_without_a_lane_for_them_are_refused_with_both_ways_to
     assert "lanes.ports_num_for_sparse" in caught.value.fix and "--ports_num_for_sparse" in caught.value.fix
     check_lanes(program(DENSE, TABLE), 1)
     check_lanes(program(DENSE), 0)
+
+
+def test_a_job_that_stops_by_test_costs_needs_test_data() -> None:
+    without = cast(Program, SimpleNamespace(name="config.py", source=lambda role: None))
+    with pytest.raises(SpecError, match=r"`stop_when` is about the test cost, and config\.py defines no test data"):
+        check_stop(without, 3)
+    check_stop(without, 0)

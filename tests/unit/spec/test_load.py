@@ -40,6 +40,17 @@ def load(path: Path, environment: dict[str, str] | None = None, **flags: object)
 MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown key": (GOOD + "trainrs: 3\n", (":4: `trainrs` is not a known key; did you mean `trainers`?",)),
     "unknown key far from any": (GOOD + "zebra: 3\n", (":4: `zebra` is not a known key; known keys: name, program",)),
+    "key of another system": (GOOD + "epochs: 3\n", (":4: `epochs` is not a known key; did you mean `passes`?",)),
+    "workers": (GOOD + "workers: 3\n", (":4: `workers` is not a known key; did you mean `trainers`?",)),
+    "key of the config": (
+        GOOD + "learning_rate: 0.1\n",
+        ("`learning_rate` is not a known key; it is set in the config: settings(learning_rate=…)",),
+    ),
+    "key of a section": (GOOD + "shards: 3\n", ("did you mean `data.shards`?",)),
+    "another rule to stop": (
+        GOOD + "stop_when: worse\n",
+        (":4: `stop_when`: `no better for N passes` ends the job", "got 'worse'"),
+    ),
     "unknown inner key": (
         GOOD + "lanes:\n  port: 7164\n  port_num: 2\n",
         (":6: `lanes.port_num` is not a known key; did you mean `ports_num`?",),
@@ -325,3 +336,21 @@ def test_gradients_go_as_they_are_unless_the_file_says_otherwise(make: Make) -> 
     assert load(path).wire == Wire()
     path.write_text(GOOD + "wire: {gradients: top_k, top_k: 0.02}\n")
     assert load(path).wire == Wire(gradients="top_k", top_k=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop_after"),
+    [("", 0), ("stop_when: no better for 3 passes\n", 3), ("stop_when: no better for 1 pass\n", 1)],
+)
+def test_a_job_may_stop_when_it_gets_no_better(make: Make, text: str, stop_after: int) -> None:
+    assert load(make(GOOD + text)).stop_after == stop_after
+
+
+@pytest.mark.parametrize("keep", ["all", "best", "last 3"])
+def test_a_job_may_keep_some_of_its_models_only(make: Make, keep: str) -> None:
+    assert load(make(GOOD + f"keep: {keep}\n")).keep == keep
+
+
+def test_no_model_at_all_cannot_be_kept(make: Make) -> None:
+    with pytest.raises(SpecError, match="`keep`: of which passes the models stay"):
+        load(make(GOOD + "keep: last 0\n"))

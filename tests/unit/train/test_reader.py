@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bireme.core.errors import DataError
+from bireme.core.errors import ConfigScriptError, DataError
 from bireme.programs.columns import Batch, InputType
 from bireme.programs.program import SourceFacts
 from bireme.train import reader as reader_module
@@ -213,3 +214,51 @@ def test_a_flipped_bit_in_the_cache_is_noticed(tmp_path: Path, position: int) ->
     source = Numbers()
     assert labels(open_shard(tmp_path, source, cache=tmp_path / "cache").batch(0, 0)) == right
     assert source.walks == 1
+
+
+class Torn(Numbers):
+    """A source of a shard whose second line is wrong: for the provider, or for the slot that it fills."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__()
+        self.fingerprint, self.fails = "", fails
+
+    def samples(self, workdir: Path, seed: int) -> Any:
+        return Walk(self.fails)
+
+
+class Walk:
+    where = "data/train.txt"
+
+    def __init__(self, fails: bool) -> None:
+        self._samples = iter([([1], 1), None if fails else ([1], 1000)])
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> Any:
+        sample = next(self._samples)
+        if sample is None:
+            why = "the provider was in data/train.txt, after 1 sample: one of the two does not suit the other"
+            raise ConfigScriptError("spam.py:24: ValueError", why=why)
+        return sample
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_wrong_line_is_told_with_shard_file_and_check(tmp_path: Path, fails: bool) -> None:
+    (tmp_path / "shards/3/data").mkdir(parents=True)
+    reader = open_shard(tmp_path / "shards/3", Torn(fails=fails), shard=3)
+    with pytest.raises(ConfigScriptError if fails else DataError) as told:
+        reader.open(0)
+    if fails:
+        assert told.value.why.startswith("the provider was in shard 3's data/train.txt, after 1 sample")
+    else:
+        assert told.value.what.startswith("shard 3: data/train.txt: sample 2: slot 'label'")
+    check = f"`bireme data check {tmp_path}/shards` finds wrong lines; if it finds none, mend the provider"
+    assert told.value.fix == check
+
+
+def test_a_wrong_line_outside_the_shards_names_no_check(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as told:
+        open_shard(tmp_path, Torn(fails=False)).open(0)
+    assert told.value.fix == "mend that line, or the provider"

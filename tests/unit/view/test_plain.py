@@ -11,6 +11,7 @@ from bireme.view.plain import (
     PlainView,
     SilentView,
     alert,
+    best_pass,
     count,
     pass_line,
     pass_lines,
@@ -53,6 +54,21 @@ def test_one_is_told_in_the_singular(number: int, text: str) -> None:
 
 def test_a_plural_that_is_not_made_with_s_is_given() -> None:
     assert (count(1, "pass", "passes"), count(3, "pass", "passes")) == ("1 pass", "3 passes")
+
+
+@pytest.mark.parametrize(
+    ("tested", "best"),
+    [
+        ([(0.4, {"error": 0.08}), (0.3, {"error": 0.05}), (0.2, {"error": 0.05})], (1, "test error 5.00 %")),
+        ([(0.4, {}), (0.3, {}), (0.2, {})], (2, "test cost 0.2000")),
+        ([(None, {}), (None, {})], (0, "cost 0.3095")),
+        ([(0.4, {"error": 0.08})], None),
+        ([], None),
+    ],
+)
+def test_the_best_pass_has_the_lowest_test_error_or_cost(tested: list[Any], best: tuple[int, str] | None) -> None:
+    closed = [{**CLOSED, "pass_id": n, "test_cost": c, "test_evals": e} for n, (c, e) in enumerate(tested)]
+    assert best_pass(reversed(closed)) == best
 
 
 def test_passes_of_earlier_runs_count() -> None:

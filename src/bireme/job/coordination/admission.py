@@ -12,6 +12,10 @@ from bireme.ps.tree import share_out
 _TRAINER_0_KNOWS = ("output", "start_samples")
 """Facts that only trainer 0's word matters for: it alone reads and writes models."""
 
+_OTHER_PROGRAM = (
+    "its config, or a file that the config reads such as dict.txt, is not that of the trainers that came before it"
+)
+
 
 def settle_facts(facts: m.Facts, trainers: int) -> m.Facts:
     """Facts with the counts filled in: as in the original, only pservers know how many were started by hand."""
@@ -41,7 +45,10 @@ def why_not(
         return f"{facts.trainers} trainers but only {facts.shards} data shards", ""
     differs = difference(known, facts, trainers)
     if differs:
-        return f"trainer {join.trainer} runs another job: {differs}", "give all trainers the same config and flags"
+        fix = "give all trainers the same config and flags"
+        if differs == _OTHER_PROGRAM:
+            fix += ", and all shards the same files; `bireme data check DIR` finds those that differ"
+        return f"trainer {join.trainer} runs another job: {differs}", fix
     return None
 
 
@@ -65,6 +72,8 @@ def difference(ours: m.Facts | None, theirs: m.Facts, trainers: int) -> str:
     known, told = msgspec.to_builtins(ours), msgspec.to_builtins(theirs)
     for name in known:
         if known[name] != told[name] and name not in _TRAINER_0_KNOWS:
+            if name == "fingerprint":
+                return _OTHER_PROGRAM
             return f"`{name}` is {_short(told[name])} there and {_short(known[name])} with the others"
     return ""
 

@@ -39,6 +39,7 @@ from bireme.job.coordination.effects import (
 from bireme.job.coordination.members import Members, Pserver, Trainer, is_noted, progress_facts
 from bireme.job.coordination.passes import Passes
 from bireme.job.coordination.phases import ENDED, ENDINGS, TRANSITIONS, Phase, Reason
+from bireme.job.coordination.stopping import is_over, reason_of
 from bireme.job.output.manifest import Manifest
 from bireme.ps.lanes.authority import view_of
 from bireme.ps.lanes.rounds import PassTotals
@@ -287,6 +288,7 @@ class Coordinator:
         ended = manifest.ended.totals() if manifest is not None and manifest.ended is not None else None
         is_saved = ended is not None and ended.pass_id <= past.saved
         self.passes.rewind(max(past.saved, facts.start_pass - 1), None if is_saved else ended)
+        self.passes.costs = dict(past.costs)
         self._has_base = manifest is not None
         self._base_round = manifest.round if manifest is not None else 0
         if past.elapsed_s and not self.begun_s:
@@ -447,6 +449,8 @@ class Coordinator:
 
     def _end_if_done(self, facts: m.Facts) -> list[Effect]:
         is_done = self.passes.saved + 1 >= facts.start_pass + facts.passes
+        if not is_done and is_over(self.passes.costs, facts.stop_after):
+            return self._end("finished", reason_of(facts.stop_after))
         return self._end("finished", "all passes done") if is_done else []
 
     # Endings

@@ -72,6 +72,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Incarnations up to this one are of earlier runs, as are their snapshots."""
     patience_s: float = 60.0
     """How long to wait for somebody who was lost."""
+    stop_after: int = 0
+    """Passes without a lower test cost after which the job is over; 0: it has all its passes."""
 
 
 class Join(_Message, frozen=True):

@@ -19,6 +19,8 @@ class Passes:
         self.closed: list[m.PassClosed] = []
         """What this coordinator has seen saved."""
         self.saved = -1
+        self.costs: dict[int, float | None] = {}
+        """The test costs of all passes that count, also of earlier runs where they matter."""
         self._totals: dict[int, PassTotals] = {}
         self._reports: dict[int, dict[int, m.PassDone]] = {}
         self._settled: set[int] = set()
@@ -91,6 +93,7 @@ class Passes:
             return None
         totals, reports = self._totals.pop(pass_id), self._reports.pop(pass_id)
         self.closed.append(closed)
+        self.costs[pass_id] = closed.test_cost
         self.saved, self._unsaved, self._begun_s = pass_id, None, now_s
         return closed, _ledger_rows(pass_id, totals.shards, list(reports.values()))
 

@@ -257,6 +257,8 @@ class CoordinatorService:
                 if output is not None
                 else journal.JournalSummary()
             )
+            if output is not None and facts.stop_after:
+                past = past._replace(costs=journal.costs_in(output, past.saved))
         base, problems = snapshots.find_base(past, place, facts, effect)
         for problem in problems:
             log.warning("snapshot %s cannot be used: %s", problem.name, problem.what)

@@ -26,6 +26,7 @@ from bireme.core import faults
 from bireme.core.errors import NetworkError
 from bireme.core.files import storage_errors, sync_directory
 from bireme.job.coordination import messages as m
+from bireme.job.output.kept import drop_models
 from bireme.job.output.model import Array, pass_name, save_model, table_arrays
 from bireme.ps.client.push_pull import Position
 from bireme.ps.lanes.slow_trainers import Slowest
@@ -63,6 +64,10 @@ class ModelPlace:
     """Whether the same pass always ends with the same values."""
     incarnation: int = 1
     """The trainer's: one that it was replaced by, or has replaced, may be writing the same model."""
+    keep: str = "all"
+    """Of which passes the models stay."""
+    needs_costs: bool = False
+    """Whether the end of the job depends on test costs, so that the lowest must stay known."""
 
 
 def _finite(totals: Running) -> m.Sum:
@@ -169,6 +174,8 @@ class PassReporter:
         self._control.send(m.Saved(trainer=self._trainer, pass_id=pass_id))
         # Were that word lost after the next pass has begun, nobody could say any more what this one ended with.
         self._await(m.Counted, pass_id)
+        if output is not None:
+            drop_models(output, pass_id, self._place.keep, needs_costs=self._place.needs_costs)
 
     def _write(self, target: Path, closed: m.PassClosed, values: NDArray[np.float32], tables: Tables) -> None:
         place = self._place

@@ -93,6 +93,8 @@ class TrainerOptions:
     data: str = ""
     """Fingerprint of the shards."""
     since: int = 0
+    stop_after: int = 0
+    keep: str = "all"
     incarnation: int = 0
     """0: started by hand, so that a second one with the same id is a mistake and not a successor."""
     mark: Path | None = None
@@ -235,6 +237,7 @@ class TrainerProcess:
             is_resumed=options.is_resumed,
             accepts_changes=options.accepts_changes,
             since=options.since,
+            stop_after=options.stop_after,
             patience_s=options.connect_timeout_s,
             output=str(options.output or ""),
             is_set_by_trainer=options.init_model is not None,
@@ -273,8 +276,9 @@ class TrainerProcess:
             raise AssertionError(f"told to own {begin.shares[options.trainer]}, prepared {worker.share}: this is a bug")
         is_exact = not self._updates.is_streamed
         model = ModelPlace(
-            worker.layout, worker.tables, options.seed, options.output, options.config, is_exact, options.incarnation
-        )
+            worker.layout, worker.tables, options.seed, options.output, options.config, is_exact, options.incarnation,
+            keep=options.keep, needs_costs=bool(options.stop_after),
+        )  # fmt: skip
         faults.at("view.begin")
         exchange = self._open_exchange(worker, begin)
         me = (options.trainer, begin.view, begin.saved)

@@ -53,6 +53,8 @@ def options_of_job(job: Job, rank: int, scratch: Path, mark: Path | None = None)
         accepts_changes=job.accepts_changes,
         data=job.data_fingerprint,
         since=job.since,
+        stop_after=job.stop_after,
+        keep=job.keep,
         incarnation=incarnations.take(Path(job.output), f"trainer {rank}"),
         mark=mark,
         on_program=functools.partial(_leave_origin, job) if rank == 0 else None,

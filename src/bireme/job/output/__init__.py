@@ -1,3 +1,14 @@
 """The output directory: models, snapshots, metrics and ledger, who may write there, and their check."""
 
-__all__ = ["data_hash", "inputs", "journal", "manifest", "model", "ownership", "snapshots", "verify", "volume_probe"]
+__all__ = [
+    "data_hash",
+    "inputs",
+    "journal",
+    "kept",
+    "manifest",
+    "model",
+    "ownership",
+    "snapshots",
+    "verify",
+    "volume_probe",
+]

@@ -19,6 +19,7 @@ from bireme.core.errors import StorageError
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 from bireme.job.coordination import messages as m
 from bireme.job.node.headway import METRICS as METRICS
+from bireme.job.output.kept import metrics_in
 from bireme.job.output.model import finished_passes
 
 LEDGER = "ledger.jsonl"
@@ -36,6 +37,8 @@ class JournalSummary(NamedTuple):
     """How long this run has gone on already; 0 for one that begins."""
     closed: Sequence[m.PassClosed] = ()
     """This run's passes."""
+    costs: Mapping[int, float | None] = {}
+    """The test costs of all passes that count, where the end of the job depends on them."""
 
 
 def append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
@@ -68,6 +71,12 @@ def repair_tail(output: Path, shards: int, run: int) -> JournalSummary:
     # A date that was set back since must not make the job younger than it is; 0 would say that it begins now.
     elapsed_s = max(time.time() - began, 0.001) if isinstance(began, int | float) else 0.0
     return JournalSummary(saved, elapsed_s, closed)
+
+
+def costs_in(output: Path, saved: int) -> dict[int, float | None]:
+    """The test cost of each pass up to the last one that counts, from the words beside its model."""
+    costs = {pass_id: told.get("test_cost") for pass_id, told in metrics_in(output).items() if pass_id <= saved}
+    return {pass_id: float(cost) if isinstance(cost, int | float) else None for pass_id, cost in costs.items()}
 
 
 def _make_safe(output: Path) -> None:

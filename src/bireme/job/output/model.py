@@ -149,6 +149,22 @@ def load_values(directory: Path) -> dict[str, Array]:
     return {name: read_parameter(directory / name) for name in parameter_names(directory)}
 
 
+def check_copy(directory: Path) -> None:
+    """Refuse a model whose copy in `model.safetensors` was cut; one that has no copy is as the original left it."""
+    from safetensors import SafetensorError, safe_open
+
+    path = directory / "model.safetensors"
+    try:
+        with safe_open(path, "numpy"):
+            return
+    except FileNotFoundError:
+        return
+    except SafetensorError as e:
+        why = "the directory was changed after it was written, so its other files may be wrong as well"
+        fix = "use the model of another pass, or train this one again"
+        raise ModelError(f"{path} is not whole: {e}", why=why, fix=fix) from e
+
+
 def load_into(directory: Path, parameters: Iterable[Parameter], target: Values) -> None:
     """Fill a program's arrays from a model made for it."""
     wanted = {p.name: p for p in parameters}

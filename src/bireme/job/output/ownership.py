@@ -31,7 +31,7 @@ _FILLED_IN = ("data_fingerprint", "since", "init_model", "is_resumed", "accepts_
 """What a job is given when it is settled, and says nothing about which job it is."""
 _LAYOUT = frozenset({
     "passes", "pservers", "trainers", "hosts", "port", "ports_num", "ports_num_for_sparse", "tls", "carrier", "faults",
-    "connect_timeout_s", "log_period", "logs", "restarts", "snapshots", "accepts_changes",
+    "connect_timeout_s", "log_period", "logs", "restarts", "snapshots", "accepts_changes", "stop_after", "keep",
 })  # fmt: skip
 """What may be another when a job is resumed: the result of a pass does not depend on it."""
 _SHOWN = 6

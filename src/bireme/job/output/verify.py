@@ -141,7 +141,7 @@ def verify(output: Path, *, is_running: bool = False) -> Verdict:
     _read_ledger(verdict, books)
     _read_metrics(verdict, books)
     known = models | set(books.rows)
-    if verdict.phase == "finished" and verdict.job is not None:
+    if verdict.phase == "finished" and verdict.job is not None and not verdict.job.stop_after:
         known.add(verdict.job.passes - 1)
     before = min(known, default=0) - 1
     for pass_id in sorted(known):
@@ -298,10 +298,10 @@ def _read_metrics(verdict: Verdict, books: _Books) -> None:
 def _check_pass(verdict: Verdict, books: _Books, pass_id: int) -> None:
     """Look at one pass: its model, its rows of the ledger, and whether all count the same."""
     name, rows, before = pass_name(pass_id), books.rows.get(pass_id), len(verdict.problems)
-    digest = ""
+    digest, has_model = "", not _was_dropped(verdict, books, pass_id)
     if (verdict.output / name).is_dir():
         digest = _check_model(verdict, name)
-    else:
+    elif has_model:
         means = "the ledger says that it was saved" if rows else "the job has come further than that"
         verdict.blame(name, f"pass {pass_id} is missing", means=means, fix=f"{_FROM_COPY}; other passes are not harmed")
     if rows and _check_rows(verdict, books, pass_id):
@@ -312,7 +312,14 @@ def _check_pass(verdict: Verdict, books: _Books, pass_id: int) -> None:
     verdict.passes.append(PassFound(pass_id, is_sound, samples, digest))
     if is_sound:
         words = f"{_count(samples, 'sample')}, each exactly once; " if samples is not None else ""
-        verdict.add(name, "good", f"{words}model {digest[:12]}")
+        verdict.add(name, "good", words + (f"model {digest[:12]}" if has_model else "its model was not to be kept"))
+
+
+def _was_dropped(verdict: Verdict, books: _Books, pass_id: int) -> bool:
+    """Whether a pass has no model because the job keeps only some, of which the last is always one."""
+    is_earlier = pass_id in books.rows and pass_id < max(books.rows)
+    keeps_some = verdict.job is not None and verdict.job.keep != "all"
+    return keeps_some and is_earlier and not (verdict.output / pass_name(pass_id)).is_dir()
 
 
 def _check_model(verdict: Verdict, name: str) -> str:

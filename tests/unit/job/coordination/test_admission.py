@@ -53,6 +53,7 @@ def test_a_rank_out_of_range_is_refused(rank: int) -> None:
     [
         ({"seed": 2}, "`seed` is 2 there and 1 with the others"),
         ({"batch_size": 20}, "`batch_size` is 20 there and 10 with the others"),
+        ({"fingerprint": "other"}, "its config, or a file that the config reads such as dict.txt, is not that"),
         ({"program": "other.py"}, "`program` is 'other.py' there"),
         ({"shards": 4}, "`shards` is 4 there and 3"),
         ({"parameters": (Parameter(name="w", shape=(5,)),)}, "`parameters` is"),
@@ -72,6 +73,13 @@ def test_facts_that_differ_are_refused_by_the_name_of_the_field(change: dict[str
     assert refusal.reason.startswith("trainer 1 runs another job: ")
     assert words in refusal.reason
     assert story.machine.missing() == ["trainer 1", "pserver 0", "pserver 1"]
+
+
+def test_another_program_points_at_the_shards_files() -> None:
+    story = Story()
+    story.join(0)
+    assert "`bireme data check DIR`" in only(RefuseJoin, story.join(1, fingerprint="other")).fix
+    assert "data check" not in only(RefuseJoin, story.join(1, batch_size=20)).fix
 
 
 def test_only_trainer_0_has_a_say_in_where_models_go() -> None:

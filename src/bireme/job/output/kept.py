@@ -1,0 +1,87 @@
+"""Which pass is the best, and of which passes the models stay: all, the last ones, or the best one and the last.
+
+The last pass that counts always stays, as a job goes on from there, and so does the one with the lowest test cost where
+the end of the job depends on it. Others are renamed before they are deleted, so what has its name is whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bireme.job.output.model import finished_passes, pass_name
+
+log = logging.getLogger(__name__)
+Told = Mapping[int, Mapping[str, Any]]
+"""Of each pass what it came to."""
+
+
+def metrics_in(output: Path) -> dict[int, dict[str, Any]]:
+    """What each pass came to whose model is there, by its number."""
+    found = {}
+    for pass_id in sorted(finished_passes(output)):
+        try:
+            data = (output / pass_name(pass_id) / "metrics.json").read_bytes()
+            found[pass_id] = msgspec.json.decode(data, type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError):
+            continue  # `bireme verify` is for this
+    return found
+
+
+def best_of(told: Told) -> tuple[int, str, float] | None:
+    """The pass with the lowest test error; where nothing is tested, by its cost. Of equals the first.
+
+    Returns its number, by what it was chosen, and how low that is.
+    """
+    found = sorted(told.items())
+    for name in ("test error", "test cost", "cost"):
+        values = [value for _, each in found if (value := _value(each, name)) is not None]
+        if found and len(values) == len(found):
+            best = values.index(min(values))
+            return found[best][0], name, values[best]
+    return None
+
+
+def _value(told: Mapping[str, Any], name: str) -> float | None:
+    if name == "test error":
+        return next(iter((told.get("test_evals") or {}).values()), None)
+    value: float | None = told.get(name.replace(" ", "_"))
+    return value
+
+
+def passes_kept(told: Told, keep: str, *, needs_costs: bool = False) -> set[int]:
+    """The passes that stay by `keep`: `all`, `best` or `last N`."""
+    if keep == "all" or not told:
+        return set(told)
+    kept = {max(told)}
+    if keep == "best":
+        best = best_of(told)
+        kept |= {best[0]} if best else set(told)
+    else:
+        kept |= set(sorted(told)[-int(keep.split()[1]) :])
+    costs = {pass_id: cost for pass_id, each in told.items() if (cost := _value(each, "test cost")) is not None}
+    return kept | ({min(costs, key=lambda pass_id: (costs[pass_id], pass_id))} if needs_costs and costs else set())
+
+
+def drop_models(output: Path, counted: int, keep: str, *, needs_costs: bool) -> None:
+    """Delete the models that do not stay, of passes up to one that counts; a model that cannot go is no error."""
+    if keep == "all":
+        return
+    told = {pass_id: each for pass_id, each in metrics_in(output).items() if pass_id <= counted}
+    try:
+        _drop(output, sorted(told.keys() - passes_kept(told, keep, needs_costs=needs_costs)))
+    except OSError as e:
+        log.warning("older models stay: %s", e)
+
+
+def _drop(output: Path, passes: Iterable[int]) -> None:
+    for left in output.glob(".pass-*.dropped.tmp"):  # by those who died over it
+        shutil.rmtree(left)
+    for pass_id in passes:
+        path = output / pass_name(pass_id)
+        shutil.rmtree(path.replace(path.with_name(f".{path.name}.dropped.tmp")))
