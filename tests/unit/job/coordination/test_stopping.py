@@ -73,10 +73,10 @@ def test_a_cost_that_is_no_number_is_never_better() -> None:
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=12), st.integers(1, 4))
 def test_it_is_the_first_pass_after_so_many_that_are_no_better(costs: list[int | None], stop_after: int) -> None:
-    told = dict(enumerate(costs))
+    by_pass = dict(enumerate(costs))
     values = [9 if cost is None else cost for cost in costs]
     worse = len(values) > stop_after and min(values[-stop_after:]) >= min(values[:-stop_after])
-    assert is_over(told, stop_after) == worse
+    assert is_over(by_pass, stop_after) == worse
 
 
 def test_costs_are_read_beside_the_models_that_count(tmp_path: Path) -> None:
