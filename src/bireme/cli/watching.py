@@ -23,9 +23,9 @@ def watch_here(
     view = choose_view(is_silent=False)
     with Interrupts() as interrupts, view:
         while record.state == "running" and not interrupts.count:
-            told = status_of(record)
-            if told.get("phase") != "training" or "trainers" in told:  # else its coordinator has never answered
-                view = show(view, told)
+            news = status_of(record)
+            if news.get("phase") != "training" or "trainers" in news:  # else its coordinator has never answered
+                view = show(view, news)
             time.sleep(POLL_S)
             record = registry.find_run(record.id)
     return record

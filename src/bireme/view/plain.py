@@ -81,9 +81,9 @@ def best_pass(closed: Iterable[dict[str, Any]]) -> tuple[int, str] | None:
 
     Of equals the first; None where there is nothing to choose from.
     """
-    told = {int(each["pass_id"]): each for each in closed}
-    best = best_of(told)
-    if len(told) < 2 or best is None:
+    metrics = {int(each["pass_id"]): each for each in closed}
+    best = best_of(metrics)
+    if len(metrics) < 2 or best is None:
         return None
     pass_id, name, value = best
     return pass_id, f"{name} {(percent if name == 'test error' else number)(value)}"

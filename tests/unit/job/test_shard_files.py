@@ -52,9 +52,9 @@ def check(data: Path) -> None:
 @pytest.mark.parametrize(("odd", "other"), [(2, 0), (0, 1)])
 def test_the_shard_whose_dictionary_differs_is_named(data: Path, odd: int, other: int) -> None:
     (data / f"{odd}/data/dict.txt").write_text("unk\t-1\nb\t1\n")
-    with pytest.raises(DataError, match=f"shard {odd}'s dict.txt differs from shard {other}'s") as told:
+    with pytest.raises(DataError, match=f"shard {odd}'s dict.txt differs from shard {other}'s") as error:
         check(data)
-    assert f"`bireme data check {data}` finds all such files" in told.value.fix
+    assert f"`bireme data check {data}` finds all such files" in error.value.fix
 
 
 @pytest.mark.parametrize("name", ["dict.txt", "train.txt", "train.list"])
@@ -66,9 +66,9 @@ def test_the_shard_that_lacks_a_file_is_named(data: Path, name: str) -> None:
 
 def test_a_file_that_changes_the_program_is_named(data: Path) -> None:
     (data / "1/data/sizes.txt").write_text("5")
-    with pytest.raises(DataError, match=r"shard 1's sizes\.txt differs") as told:
+    with pytest.raises(DataError, match=r"shard 1's sizes\.txt differs") as error:
         check(data)
-    assert "config.py makes another program of it" in told.value.why
+    assert "config.py makes another program of it" in error.value.why
 
 
 def change_samples(data: Path) -> None:
@@ -103,5 +103,5 @@ def test_shards_may_differ_in_what_does_not_matter(data: Path, change: Callable[
 def test_shards_without_training_data_are_mentioned(data: Path, empty: list[int], said: str) -> None:
     for shard in empty:
         (data / f"{shard}/data/train.txt").write_text("")
-    told = empty_shards(cast(Any, job_of(data)), [files_of(data / str(shard) / "data") for shard in range(3)])
-    assert said in told and bool(said) == bool(told)
+    warning = empty_shards(cast(Any, job_of(data)), [files_of(data / str(shard) / "data") for shard in range(3)])
+    assert said in warning and bool(said) == bool(warning)

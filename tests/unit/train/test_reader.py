@@ -248,17 +248,17 @@ class Walk:
 def test_a_wrong_line_is_told_with_shard_file_and_check(tmp_path: Path, fails: bool) -> None:
     (tmp_path / "shards/3/data").mkdir(parents=True)
     reader = open_shard(tmp_path / "shards/3", Torn(fails=fails), shard=3)
-    with pytest.raises(ConfigScriptError if fails else DataError) as told:
+    with pytest.raises(ConfigScriptError if fails else DataError) as error:
         reader.open(0)
     if fails:
-        assert told.value.why.startswith("the provider was in shard 3's data/train.txt, after 1 sample")
+        assert error.value.why.startswith("the provider was in shard 3's data/train.txt, after 1 sample")
     else:
-        assert told.value.what.startswith("shard 3: data/train.txt: sample 2: slot 'label'")
+        assert error.value.what.startswith("shard 3: data/train.txt: sample 2: slot 'label'")
     check = f"`bireme data check {tmp_path}/shards` finds wrong lines; if it finds none, mend the provider"
-    assert told.value.fix == check
+    assert error.value.fix == check
 
 
 def test_a_wrong_line_outside_the_shards_names_no_check(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as error:
         open_shard(tmp_path, Torn(fails=False)).open(0)
-    assert told.value.fix == "mend that line, or the provider"
+    assert error.value.fix == "mend that line, or the provider"

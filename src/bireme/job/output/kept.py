@@ -17,7 +17,7 @@ import msgspec
 from bireme.job.output.model import finished_passes, pass_name
 
 log = logging.getLogger(__name__)
-Told = Mapping[int, Mapping[str, Any]]
+Metrics = Mapping[int, Mapping[str, Any]]
 """Of each pass what it came to."""
 
 
@@ -33,12 +33,12 @@ def metrics_in(output: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-def best_of(told: Told) -> tuple[int, str, float] | None:
+def best_of(metrics: Metrics) -> tuple[int, str, float] | None:
     """The pass with the lowest test error; where nothing is tested, by its cost. Of equals the first.
 
     Returns its number, by what it was chosen, and how low that is.
     """
-    found = sorted(told.items())
+    found = sorted(metrics.items())
     for name in ("test error", "test cost", "cost"):
         values = [value for _, each in found if (value := _value(each, name)) is not None]
         if found and len(values) == len(found):
@@ -47,24 +47,24 @@ def best_of(told: Told) -> tuple[int, str, float] | None:
     return None
 
 
-def _value(told: Mapping[str, Any], name: str) -> float | None:
+def _value(metrics: Mapping[str, Any], name: str) -> float | None:
     if name == "test error":
-        return next(iter((told.get("test_evals") or {}).values()), None)
-    value: float | None = told.get(name.replace(" ", "_"))
+        return next(iter((metrics.get("test_evals") or {}).values()), None)
+    value: float | None = metrics.get(name.replace(" ", "_"))
     return value
 
 
-def passes_kept(told: Told, keep: str, *, needs_costs: bool = False) -> set[int]:
+def passes_kept(metrics: Metrics, keep: str, *, needs_costs: bool = False) -> set[int]:
     """The passes that stay by `keep`: `all`, `best` or `last N`."""
-    if keep == "all" or not told:
-        return set(told)
-    kept = {max(told)}
+    if keep == "all" or not metrics:
+        return set(metrics)
+    kept = {max(metrics)}
     if keep == "best":
-        best = best_of(told)
-        kept |= {best[0]} if best else set(told)
+        best = best_of(metrics)
+        kept |= {best[0]} if best else set(metrics)
     else:
-        kept |= set(sorted(told)[-int(keep.split()[1]) :])
-    costs = {pass_id: cost for pass_id, each in told.items() if (cost := _value(each, "test cost")) is not None}
+        kept |= set(sorted(metrics)[-int(keep.split()[1]) :])
+    costs = {pass_id: cost for pass_id, each in metrics.items() if (cost := _value(each, "test cost")) is not None}
     return kept | ({min(costs, key=lambda pass_id: (costs[pass_id], pass_id))} if needs_costs and costs else set())
 
 
@@ -72,9 +72,9 @@ def drop_models(output: Path, counted: int, keep: str, *, needs_costs: bool) -> 
     """Delete the models that do not stay, of passes up to one that counts; a model that cannot go is no error."""
     if keep == "all":
         return
-    told = {pass_id: each for pass_id, each in metrics_in(output).items() if pass_id <= counted}
+    metrics = {pass_id: each for pass_id, each in metrics_in(output).items() if pass_id <= counted}
     try:
-        _drop(output, sorted(told.keys() - passes_kept(told, keep, needs_costs=needs_costs)))
+        _drop(output, sorted(metrics.keys() - passes_kept(metrics, keep, needs_costs=needs_costs)))
     except OSError as e:
         log.warning("older models stay: %s", e)
 

@@ -13,7 +13,7 @@ from tests.unit.job.story import Story, leaves, pass_done
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.effects import Base, Effect
 from bireme.job.coordination.stopping import is_over
-from bireme.job.output.journal import Past, costs_in
+from bireme.job.output.journal import JournalSummary, costs_in
 from bireme.job.output.model import pass_name
 
 COSTS = [0.5, 0.3, 0.4, 0.3, 0.2]
@@ -42,14 +42,14 @@ def test_a_job_ends_once_so_many_passes_are_no_better() -> None:
 
 @pytest.mark.parametrize("saved", [0, 1, 2])
 def test_a_job_that_goes_on_ends_with_the_same_pass(saved: int) -> None:
-    past = Past(saved, costs=dict(enumerate(COSTS[: saved + 1])))
+    past = JournalSummary(saved, costs=dict(enumerate(COSTS[: saved + 1])))
     assert walk(Story(passes=9, stop_after=2).train(Base(None, (), past)), saved + 1) == 3
 
 
 def test_a_job_that_was_over_ends_at_once_when_it_goes_on() -> None:
     story = Story(passes=9, stop_after=2)
     story.gather()
-    effects = story.load(Base(None, (), Past(3, costs=dict(enumerate(COSTS[:4])))))
+    effects = story.load(Base(None, (), JournalSummary(3, costs=dict(enumerate(COSTS[:4])))))
     assert leaves(effects).reason == "no better test cost for 2 passes"
 
 
@@ -73,10 +73,10 @@ def test_a_cost_that_is_no_number_is_never_better() -> None:
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=12), st.integers(1, 4))
 def test_it_is_the_first_pass_after_so_many_that_are_no_better(costs: list[int | None], stop_after: int) -> None:
-    told = dict(enumerate(costs))
+    by_pass = dict(enumerate(costs))
     values = [9 if cost is None else cost for cost in costs]
     worse = len(values) > stop_after and min(values[-stop_after:]) >= min(values[:-stop_after])
-    assert is_over(told, stop_after) == worse
+    assert is_over(by_pass, stop_after) == worse
 
 
 def test_costs_are_read_beside_the_models_that_count(tmp_path: Path) -> None:

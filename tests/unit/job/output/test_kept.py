@@ -12,18 +12,18 @@ from bireme.job.output.kept import best_of, drop_models, passes_kept
 from bireme.job.output.model import finished_passes, pass_name
 
 
-def told_of(error: float | None, cost: float | None = None) -> dict[str, Any]:
+def metrics_of(error: float | None, cost: float | None = None) -> dict[str, Any]:
     return {"test_evals": {} if error is None else {"error": error}, "test_cost": cost, "cost": 1.0}
 
 
-TOLD = {n: told_of(e, c) for n, (e, c) in enumerate([(0.3, 0.5), (0.1, 0.6), (0.1, 0.4), (0.2, 0.7), (0.2, 0.9)])}
+PASSES = {n: metrics_of(e, c) for n, (e, c) in enumerate([(0.3, 0.5), (0.1, 0.6), (0.1, 0.4), (0.2, 0.7), (0.2, 0.9)])}
 
 
 def leave(output: Path) -> None:
-    for pass_id, told in TOLD.items():
+    for pass_id, metrics in PASSES.items():
         (output / pass_name(pass_id)).mkdir()
         (output / pass_name(pass_id) / "done").touch()
-        (output / pass_name(pass_id) / "metrics.json").write_bytes(msgspec.json.encode(told))
+        (output / pass_name(pass_id) / "metrics.json").write_bytes(msgspec.json.encode(metrics))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def leave(output: Path) -> None:
 )
 def test_what_stays_is_what_was_asked_for(tmp_path: Path, keep: str, needs_costs: bool, kept: set[int]) -> None:
     leave(tmp_path)
-    assert passes_kept(TOLD, keep, needs_costs=needs_costs) == kept
+    assert passes_kept(PASSES, keep, needs_costs=needs_costs) == kept
     drop_models(tmp_path, 4, keep, needs_costs=needs_costs)
     assert finished_passes(tmp_path) == kept
     assert len(list(tmp_path.iterdir())) == len(kept)
@@ -73,7 +73,7 @@ def test_a_model_that_cannot_go_is_no_error(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Path, "replace", refuse)
     drop_models(tmp_path, 4, "last 1", needs_costs=False)
-    assert finished_passes(tmp_path) == set(TOLD)
+    assert finished_passes(tmp_path) == set(PASSES)
 
 
 def test_nothing_is_best_of_no_passes() -> None:
