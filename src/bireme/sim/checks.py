@@ -176,17 +176,17 @@ class Checks:
         left = self._world.disk.worst()
         try:
             with mounted(left):
-                found, _ = snapshots.load_newest(left.at(SNAPSHOTS), None)
+                newest, _ = snapshots.load_newest(left.at(SNAPSHOTS), None)
         except BiremeError as e:
             raise Broken(f"3: after a power cut nothing could be loaded: {e.what}") from e
-        self._newest_is(found)
+        self._newest_is(newest)
 
-    def chosen(self, found: Manifest | None) -> None:
+    def chosen(self, base: Manifest | None) -> None:
         """Lanes are about to load a snapshot, or to begin at the beginning."""
-        self._newest_is(found)
-        if found is not None:  # its coordinator may have died between the commit and `committed`
-            self._whole(found)
-            self._newest = found
+        self._newest_is(base)
+        if base is not None:  # its coordinator may have died between the commit and `committed`
+            self._whole(base)
+            self._newest = base
 
     def _newest_is(self, found: Manifest | None) -> None:
         if self._newest is None:

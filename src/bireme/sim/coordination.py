@@ -80,17 +80,17 @@ class SimCoordinatorService:
             self._do(self.machine.told(number, message, now))
 
     def save_soon(self) -> None:
-        """Somebody is about to leave."""
+        """Request a snapshot for a client about to leave."""
         self._do(self.machine.snapshot_wanted(self.pserver.monotonic()))
 
     def lost(self, end: End) -> None:
-        """A connection has closed."""
+        """Handle a closed connection."""
         number = self._number(end)
         if self.connections.pop(number, None) is not None:
             self._do(self.machine.lost(number, self.pserver.monotonic()))
 
     def lane_passed(self, history: int, totals: PassTotals) -> None:
-        """The first lane has closed a pass."""
+        """Handle a pass that the first lane has closed."""
         self._do(self.machine.lane_passed(history, totals, self.pserver.monotonic()))
 
     def _do(self, effects: list[Effect]) -> None:
@@ -138,7 +138,7 @@ class SimCoordinatorService:
             if may_retry:
                 self.pserver.later(REACH_S, self._reach, effect, False)
             else:
-                self._do(self.machine.pserver_out_of_reach(effect.pserver, "nobody answers"))
+                self._do(self.machine.pserver_out_of_reach(effect.pserver, "no answer"))
             return
         end.on_message, end.on_closed = self._pserver_sent, self._pserver_lost
         number = self._number(end)

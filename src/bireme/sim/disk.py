@@ -91,10 +91,10 @@ class Disk:
         """What lies at a path."""
         node: Node = self.root
         for part in parts:
-            found = node.names.get(part) if type(node) is Directory else None
-            if found is None:
+            child = node.names.get(part) if type(node) is Directory else None
+            if child is None:
                 return None
-            node = found
+            node = child
         return node
 
     def directory(self, parts: tuple[str, ...]) -> Directory:
@@ -339,24 +339,24 @@ class DiskPath:
         return self._file().data
 
     def read_text(self) -> str:
-        """All of a file of words."""
+        """All of a text file."""
         return self._file().data.decode()
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Make a directory."""
         node = self.disk.root
         for depth, part in enumerate(self.where, 1):
-            found = node.names.get(part)
-            if found is None:
+            child = node.names.get(part)
+            if child is None:
                 if depth < len(self.where) and not parents:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
                 self.disk.step()
-                found = Directory()
-                node.alter({part: found})
+                child = Directory()
+                node.alter({part: child})
             elif depth == len(self.where) and not exist_ok:
                 raise FileExistsError(errno.EEXIST, "File exists", str(self))
-            assert isinstance(found, Directory)
-            node = found
+            assert isinstance(child, Directory)
+            node = child
 
     def open(self, mode: str) -> DiskFile:
         """Open a file as `rb`, `wb` or `ab`."""

@@ -194,10 +194,10 @@ class FaultInjector:
     def _spoil(self) -> None:
         """Flip a bit of the newest snapshot, as disks do, if there is another one."""
         place = self._world.disk.at(SNAPSHOTS)
-        found, problems = candidates(place)
-        if len(found) > 1 and not problems and not self._is_spoiled:
+        manifests, problems = candidates(place)
+        if len(manifests) > 1 and not problems and not self._is_spoiled:
             self._is_spoiled = True
-            newest, before = found[:2]
+            newest, before = manifests[:2]
             self._world.disk.spoil(place / newest.name / newest.parts[0].file, self._rng)
             self._stage.checks.spoiled(newest, before)
             self._kill_all()

@@ -65,23 +65,23 @@ def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
 
     Both are empty where a job has not committed anything yet. Parts are not looked at.
     """
-    found, problems = [], []
+    manifests, problems = [], []
     for name in _names(directory):
         try:
-            found.append(unseal((directory / name / MANIFEST).read_bytes(), name))
+            manifests.append(unseal((directory / name / MANIFEST).read_bytes(), name))
         except FileNotFoundError:
             continue
         except SnapshotError as e:
             problems.append(Problem(name, e.what))
         except OSError as e:
             problems.append(Problem(name, f"its manifest cannot be read: {e.strerror or e}"))
-    return found, problems
+    return manifests, problems
 
 
 def has_any(directory: Path, since: int) -> bool:
     """Whether a coordinator of a later incarnation than this has committed anything, readable or not."""
-    found, problems = candidates(directory)
-    return any(manifest.incarnation > since for manifest in found) or bool(_later(problems, since))
+    manifests, problems = candidates(directory)
+    return any(manifest.incarnation > since for manifest in manifests) or bool(_later(problems, since))
 
 
 def _later(problems: Iterable[Problem], since: int) -> list[Problem]:
@@ -95,11 +95,11 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
     Also returns the problems of newer ones. Refuses a snapshot of other inputs; None accepts any. Skips those of
     incarnations up to `since`, which belong to an earlier run in the same directory.
     """
-    found, problems = candidates(directory)
-    found = [manifest for manifest in found if manifest.incarnation > since]
+    manifests, problems = candidates(directory)
+    manifests = [manifest for manifest in manifests if manifest.incarnation > since]
     problems = _later(problems, since)
-    check = _Check(directory, found)
-    for manifest in found:
+    check = _Check(directory, manifests)
+    for manifest in manifests:
         wrong = check.snapshot(manifest)
         if not wrong:
             _refuse_changes(manifest, inputs)
@@ -131,18 +131,18 @@ def find_base(past: JournalSummary, directory: Path | None, facts: Facts, load: 
 
 def files_of(directory: Path, manifest: Manifest) -> tuple[tuple[str, ...], ...]:
     """Paths of a good snapshot's parts, after those of the snapshots that it builds on."""
-    known = {found.name: found for found in candidates(directory)[0]}
-    chain = [*(known[name] for name in manifest.base), manifest]
+    by_name = {m.name: m for m in candidates(directory)[0]}
+    chain = [*(by_name[name] for name in manifest.base), manifest]
     return tuple(tuple(str(directory / one.name / part.file) for part in one.parts) for one in chain)
 
 
 def check_all(directory: Path) -> tuple[list[Manifest], list[Problem]]:
     """Every committed snapshot that is whole, and every problem: for reports, not to resume."""
-    found, problems = candidates(directory)
-    check = _Check(directory, found)
-    wrong = {manifest.name: check.snapshot(manifest) for manifest in found}
+    manifests, problems = candidates(directory)
+    check = _Check(directory, manifests)
+    wrong = {manifest.name: check.snapshot(manifest) for manifest in manifests}
     problems += [Problem(name, what) for name, what in wrong.items() if what]
-    return [m for m in found if not wrong[m.name]], sorted(problems, key=_by_name, reverse=True)
+    return [m for m in manifests if not wrong[m.name]], sorted(problems, key=_by_name, reverse=True)
 
 
 def _by_name(problem: Problem) -> str:
@@ -219,14 +219,14 @@ def keep(directory: Path, count: int) -> list[str]:
     Uncommitted ones are removed once a newer one is committed. "Newest" is by round and also by view: after a rewind
     past a broken snapshot, rounds restart below it, and neither it nor the newer ones may crowd out the other.
     """
-    found, _ = candidates(directory)
-    if not found:
+    manifests, _ = candidates(directory)
+    if not manifests:
         return []
     count = max(count, 1)
-    later = sorted(found, key=lambda m: (m.view, m.round), reverse=True)
-    kept = _needed([*found[:count], *later[:count]], {m.name: m for m in found})
+    later = sorted(manifests, key=lambda m: (m.view, m.round), reverse=True)
+    kept = _needed([*manifests[:count], *later[:count]], {m.name: m for m in manifests})
     oldest = min(_age(name) for name in kept)
-    gone = {m.name for m in found} - kept
+    gone = {m.name for m in manifests} - kept
     for name in set(_names(directory)) - gone - kept:
         # Pservers may still be writing an uncommitted one unless a newer one is committed; a broken manifest may be
         # of a newer bireme, so it stays until all others of its time are removed.
