@@ -428,7 +428,7 @@ def news_are_not_heard_while_lanes_are_being_opened() -> Iterator[None]:
 
     def opening(self: Any, begin: m.Begin) -> None:
         orders = self._orders
-        with patch.object(orders, "is_news", lambda view: False):
+        with patch.object(orders, "has_newer", lambda view: False):
             real(self, begin)
 
     with patch.object(trainer_module.SimTrainer, "_open", opening):

@@ -75,7 +75,7 @@ def train(cli: Cli, job: Path, between: Cable, place: Path, pulls: tuple[float, 
         logs = [path.read_text() for path in place.rglob("*.log")]
         assert codes == [0] * 4, logs
         if pulls:
-            assert any("waiting for another view" in text or "went away" in text for text in logs), logs
+            assert any("lost lane" in text or "lost coordinator" in text for text in logs), logs
         return model_hash(place / "model" / f"pass-{PASSES - 1:05d}")
     finally:
         for process in machines.running:

@@ -1,4 +1,4 @@
-"""A job's plan before anything starts: processes, ports, slices, shards and bytes, as a plain value."""
+"""A job's plan, made before anything starts: processes, ports, slices, shards and bytes, as a plain value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bireme.spec.model import Wire
 
 
 def describe(job: Job) -> dict[str, Any]:
-    """Everything that follows from a job without running it; loads the config, reads no sample."""
+    """Compute a job's plan; loads the config, reads no sample."""
     program = check_program(job)
     updates = updates_of(program, job.updates, job.wire)
     layout = Layout([p for p in program.parameters if not p.is_sparse])

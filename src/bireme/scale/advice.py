@@ -1,7 +1,7 @@
-"""How many pservers a job needs, by adding up what each part of a round takes if nothing gets in its way.
+"""How many pservers a job needs, by the sum of the times of a round's parts, without any queueing.
 
-The sums leave out what only events show (who waits behind whom), so they are a little below what `scale`
-finds; but they take no time, and every number of pservers can be tried.
+The sums leave out queueing, which only events show, so they are a little below the results of `simulate`;
+but they take no time, so that every number of pservers can be tried.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Advice:
 
 
 def sum_of_parts(plan: Plan) -> float:
-    """Seconds for a round in which everybody keeps in step."""
+    """Seconds for a round in which all trainers keep in step."""
     cluster, costs = plan.cluster, plan.costs
     (sends, receives), (takes, gives) = plan.trainer_rates(), plan.pserver_rates()
     lanes, own = range(len(plan.slices)), range(cluster.lanes)  # of the first pserver; others' are as large
@@ -51,14 +51,14 @@ def sum_of_parts(plan: Plan) -> float:
 
 def advise(load: Load, cluster: Cluster, costs: Costs) -> Advice:
     """Try every number of pservers from 1 to one for each trainer."""
-    found = [(count, sum_of_parts(Plan(load, replace(cluster, pservers=count), costs))) for count in _counts(cluster)]
-    best = min(seconds for _, seconds in found)
-    count, seconds = next((n, s) for n, s in found if s <= GOOD_ENOUGH * best)
+    rounds = [(count, sum_of_parts(Plan(load, replace(cluster, pservers=count), costs))) for count in _counts(cluster)]
+    best = min(seconds for _, seconds in rounds)
+    count, seconds = next((n, s) for n, s in rounds if s <= GOOD_ENOUGH * best)
     return Advice(count, seconds, best)
 
 
 def _counts(cluster: Cluster) -> list[int]:
-    """All small numbers, then in steps of a fiftieth: nobody needs to know whether it is 700 or 701."""
+    """All small numbers, then in steps of a fiftieth: the difference between 700 and 701 does not matter."""
     counts, count = [], 1
     while count <= max(cluster.trainers, 1):
         counts.append(count)

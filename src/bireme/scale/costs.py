@@ -1,7 +1,7 @@
-"""What a processor needs for the parts of a round: read from the file that `./dev bench costs` measures.
+"""A processor's costs for the parts of a round, read from the file that `./dev bench costs` measures.
 
-Everything is in seconds, per float, byte, frame or round. A file may come from another machine: it
-says which, and so does whoever prints a result.
+All costs are in seconds, per float, byte, frame or round. A file may come from another machine, which
+it names; printed results name it too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bireme.spec.model import Coding, Method
 
 HERE = Path(__file__).resolve()
 PLACES = (HERE.parent / "costs.json", HERE.parents[3] / "bench" / "results" / "costs.json")
-"""Where the measured file lies: beside this one when installed, with the other benches' results in a clone."""
+"""The measured file: beside this one when installed, with the other benches' results in a clone."""
 MEASURE = "measure them with `./dev bench costs`, or name a file with --costs"
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of one core; `spread` is a share of the computing time. Left out, a thing costs nothing."""
+    """Seconds of one core; `spread` is a share of the computing time. The default is no cost."""
 
     kernel: Mapping[Method, float] = field(default_factory=dict)
     """The update of one float, by method, with two rows to sum."""
@@ -39,9 +39,9 @@ class Costs:
     receive: float = 0.0
     """One byte through a socket."""
     frame: float = 0.0
-    """What one end does for a frame besides its payload."""
+    """One end's work for a frame besides its payload."""
     wake: float = 0.0
-    """Until somebody who waits has woken."""
+    """The wake-up of a waiting thread."""
     spread: float = 0.0
     """Standard deviation of a batch's computing time, as a share of it."""
     source: str = "nothing measured"
@@ -64,25 +64,25 @@ class _File(msgspec.Struct, frozen=True):
 
 def load_costs(path: Path | None = None) -> Costs:
     """Read a file of measured costs; without a path, the one that comes with bireme."""
-    found = path or next((place for place in PLACES if place.is_file()), None)
-    if found is None:
+    file = path or next((place for place in PLACES if place.is_file()), None)
+    if file is None:
         raise UsageError("there is no file of measured costs", fix=MEASURE)
     try:
-        told = msgspec.json.decode(found.read_bytes(), type=_File)
+        result = msgspec.json.decode(file.read_bytes(), type=_File)
     except OSError as e:
-        raise UsageError(f"costs: {found} cannot be read: {e.strerror or e}", fix=MEASURE) from e
+        raise UsageError(f"costs: {file} cannot be read: {e.strerror or e}", fix=MEASURE) from e
     except msgspec.MsgspecError as e:
-        raise UsageError(f"costs: {found} is not a file of measured costs: {e}", fix=MEASURE) from e
-    if told.bench != "costs":
-        raise UsageError(f"costs: {found} is the result of another bench, {told.bench}", fix=MEASURE)
-    return _costs_of(told, found)
+        raise UsageError(f"costs: {file} is not a file of measured costs: {e}", fix=MEASURE) from e
+    if result.bench != "costs":
+        raise UsageError(f"costs: {file} is the result of another bench, {result.bench}", fix=MEASURE)
+    return _costs_of(result, file)
 
 
-def _costs_of(told: _File, path: Path) -> Costs:
+def _costs_of(result: _File, path: Path) -> Costs:
     def figure(name: str) -> float:
-        if name not in told.figures:
+        if name not in result.figures:
             raise UsageError(f"costs: {path} lacks {name!r}", fix=MEASURE)
-        value = told.figures[name].value
+        value = result.figures[name].value
         if not 0 <= value < float("inf"):
             raise UsageError(f"costs: {name!r} in {path} is {value:g}, and time does not run backwards", fix=MEASURE)
         return value
@@ -99,5 +99,5 @@ def _costs_of(told: _File, path: Path) -> Costs:
         frame=figure("frame, µs") * 1e-6,
         wake=figure("wake-up, µs") * 1e-6,
         spread=figure("spread of computing"),
-        source=f"{told.machine.cpu}, {told.machine.date}",
+        source=f"{result.machine.cpu}, {result.machine.date}",
     )

@@ -1,4 +1,4 @@
-"""From a job's files to what the simulator needs: the load from its program, a trainer's rate from its last run."""
+"""The simulator's inputs from a job's files: the load from its program, a trainer's rate from its last run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bireme.spec.job import Job
 
 
 def load_of(job: Job) -> Load:
-    """What a job asks of any cluster; loads its program, reads no sample."""
+    """A job's load on any cluster; loads its program, reads no sample."""
     program = check_program(job)
     mode = updates_of(program, job.updates, job.wire).mode
     if mode != "sync":
@@ -55,10 +55,10 @@ def rate_of(output: Path) -> float | None:
     try:
         ran = msgspec.json.decode((output / "job.json").read_bytes(), type=_Ran)
         lines = (output / "metrics.jsonl").read_bytes().splitlines()
-        passes = [told for told in (msgspec.json.decode(line, type=_Pass) for line in lines) if told.event == "pass"]
+        passes = [row for row in (msgspec.json.decode(line, type=_Pass) for line in lines) if row.event == "pass"]
     except (OSError, msgspec.MsgspecError):
         return None
-    seconds = sum(told.spent.get("compute", 0.0) for told in passes)
+    seconds = sum(row.spent.get("compute", 0.0) for row in passes)
     share = share_out(ran.shards, ran.trainers)[0]
-    samples = sum(told.samples for told in passes if "compute" in told.spent) * len(share.shards) / ran.shards
+    samples = sum(row.samples for row in passes if "compute" in row.spent) * len(share.shards) / ran.shards
     return samples / seconds if seconds and samples else None

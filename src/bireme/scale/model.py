@@ -1,10 +1,9 @@
-"""A job at a scale that no machine here can hold: how long a round takes, and what it waits for.
+"""A job at a scale that no machine here can hold: how long a round takes, and what limits it.
 
-`simulate` lets some rounds happen in virtual time (scale_rounds.py) over a plan like a real job's
-(scale_plan.py), with costs that were measured (scale_costs.py). The way to the last moment
-is followed back through everything that held something else up, so shares add up to the whole.
-Left out are sparse parameters, snapshots, tests, failures, switches between machines, packets
-that get lost, and machines that do something else besides.
+`simulate` runs some rounds in virtual time (rounds.py) over a plan like a real job's (plan.py), with
+measured costs (costs.py). It follows the critical path back from the last moment, so shares add up to
+the whole. Left out are sparse parameters, snapshots, tests, failures, switches between machines, lost
+packets, and other load on the machines.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ __all__ = ["Advice", "Cluster", "Costs", "Limit", "Load", "Outcome", "advise", "
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a job came to at a scale."""
+    """The result of a simulation."""
 
     round_s: float
     samples_s: float
     efficiency: float
-    """Of what as many trainers would compute if they never waited."""
+    """The share of the samples that as many trainers would compute if they never waited."""
     shares: dict[Limit, float]
-    """Of the time, by what it went to; from the largest to the smallest."""
+    """Shares of the time by limit, from the largest to the smallest."""
     in_step_s: float
-    """A round in which nobody is late and nobody stands behind anybody: the sum of its parts."""
+    """A round without stragglers and queueing: the sum of its parts."""
     pushed_nbytes: int
     """Through all pservers, in all rounds together."""
     pulled_nbytes: int
 
     @property
     def limit(self) -> Limit:
-        """What most of the time goes to."""
+        """The limit that takes most of the time."""
         return next(iter(self.shares))
 
 
 def simulate(load: Load, cluster: Cluster, costs: Costs, *, rounds: int = 4, seed: int = 0) -> Outcome:
-    """Let some rounds happen; the same arguments always give the same outcome."""
+    """Simulate some rounds; the same arguments always give the same outcome."""
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}: at least one is needed")
     plan = Plan(load, cluster, costs)

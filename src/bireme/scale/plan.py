@@ -1,7 +1,7 @@
-"""A job at a scale, in numbers: who sends how many bytes to whom, how fast, and how long a kernel takes.
+"""A job at a scale, in numbers: the bytes and rates of each transfer, and the times of kernels.
 
-The same plan as a real job's: slices are cut by `Layout`, shards are handed out and rows are
-counted by the tree. What is not the job's own (network, latency, rate of computing) is a `Cluster`.
+The same plan as a real job's: `Layout` cuts slices, the tree hands out shards and counts rows.
+The properties of machines (network, latency, rate of computing) are a `Cluster`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GOODPUT = 1448 / 1538
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a job asks of any cluster."""
+    """A job's demands on any cluster."""
 
     name: str
     values: int
@@ -33,7 +33,7 @@ class Load:
     batch: int
     """Samples per shard and round."""
     shards: int = 1
-    """How many there are at least; every trainer has one or more."""
+    """The least number of shards; every trainer has one or more."""
     method: Method = "momentum"
     wire: Wire = field(default_factory=Wire)
 
@@ -49,18 +49,18 @@ class Cluster:
     network_bit_s: float = 10e9
     latency_s: float = 100e-6
     samples_s: float = 1000.0
-    """What a trainer computes alone."""
+    """Samples per second that a trainer computes if it never waits."""
 
 
 class Plan:
-    """What follows from a load, a cluster and costs."""
+    """All sizes, rates and times of a load on a cluster."""
 
     def __init__(self, load: Load, cluster: Cluster, costs: Costs) -> None:
         _check(load, cluster)
         self.load, self.cluster, self.costs = load, cluster, costs
         self.shards = max(load.shards, cluster.trainers)
         self.rows = _rows(self.shards, cluster.trainers, is_apart=is_apart(Updates(), load.wire))
-        """For each trainer, what it sends in a round."""
+        """The rows that each trainer sends in a round."""
 
     @cached_property
     def slices(self) -> list[int]:
@@ -69,7 +69,7 @@ class Plan:
         return [len(part) for part in layout.slices(self.cluster.pservers * self.cluster.lanes)]
 
     def first_lane(self, trainer: int) -> int:
-        """Where a trainer begins its walk over the lanes, so that not all begin with the same one."""
+        """The lane that a trainer serves first; they differ, so that not all begin with the same one."""
         return self.rows[trainer][0].lo % len(self.slices)
 
     def compute_s(self, row: Span) -> float:
@@ -77,11 +77,11 @@ class Plan:
         return len(row.shards) * self.load.batch / self.cluster.samples_s
 
     def push_nbytes(self, lane: int, row: Span) -> int:
-        """What one row is on the wire to a lane."""
+        """The bytes of one row on the wire to a lane."""
         return HEAD_NBYTES + RECORD_NBYTES * len(row.shards) + self.coded_nbytes(self.slices[lane])
 
     def coded_nbytes(self, floats: int) -> int:
-        """What so many floats of a gradient are on the wire; for top_k, if its picks are spread evenly."""
+        """The bytes of so many floats of a gradient on the wire; for top_k, if its picks are spread evenly."""
         match self.load.wire.gradients:
             case "float32":
                 return 4 * floats
@@ -91,15 +91,15 @@ class Plan:
                 return 2 * floats
 
     def pull_nbytes(self, lane: int) -> int:
-        """What a lane answers."""
+        """The bytes of a lane's answer."""
         return HEAD_NBYTES + 4 * self.slices[lane]
 
     def encode_s(self) -> float:
-        """What a trainer does to a row before it can be sent."""
+        """Seconds to encode a row before it can be sent."""
         return self.costs.encode.get(self.load.wire.gradients, 0.0) * sum(self.slices)
 
     def kernel_s(self, lane: int) -> float:
-        """From the last row of a round to fresh parameters."""
+        """Seconds from the last row of a round to fresh parameters."""
         costs, further = self.costs, max(sum(map(len, self.rows)) - 2, 0)
         per_float = costs.kernel.get(self.load.method, 0.0) + further * costs.kernel_row
         return costs.kernel_start + per_float * self.slices[lane]
@@ -136,7 +136,7 @@ def _slower(a: Rate, b: Rate) -> Rate:
 
 
 def _check(load: Load, cluster: Cluster) -> None:
-    """Refuse what is no cluster and no job."""
+    """Refuse impossible clusters and jobs."""
     positive = {
         "trainers": cluster.trainers,
         "pservers": cluster.pservers,

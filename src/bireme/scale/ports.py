@@ -1,10 +1,9 @@
-"""What is shared in a cluster, and how a moment came about.
+"""The shared resources of a cluster, and the critical path of a run.
 
-A `Moment` knows the one that it had to wait for. So the way to the last moment of a run can be followed
-back to the start, and what was spent on it always adds up to the whole time. A `Port`
-is one direction of a pserver's network card: its flows get equal parts, each at most what
-the trainer at the other end can do (a trainer has one flow at a time). A `Turn` is something that does one
-thing after the other.
+A `Moment` links to the one that it had to wait for. So the critical path can be followed from the last
+moment of a run back to the start, and the times on it always add up to the whole. A `Port` is one
+direction of a pserver's network card: its flows get equal parts, each at most the rate of the trainer
+at the other end (a trainer has one flow at a time). A `Turn` serves one request after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 
 class Limit(IntEnum):
-    """What time can go to."""
+    """The resources that time can be spent on."""
 
     COMPUTE = 0
     TRAINER_NIC = 1
@@ -31,7 +30,7 @@ class Limit(IntEnum):
 
 
 class Moment(NamedTuple):
-    """A time, the moment that it follows, and what the time between them was spent on."""
+    """A time, the moment that it follows, and the resource that the time between them was spent on."""
 
     at: float
     before: Moment | None = None
@@ -42,39 +41,39 @@ START = Moment(0.0)
 
 
 def after(moment: Moment, limit: Limit, seconds: float) -> Moment:
-    """The moment that comes when this much more was spent."""
+    """The moment that follows after so many seconds on a resource."""
     return Moment(moment.at + seconds, moment, limit) if seconds else moment
 
 
 def spent(moment: Moment) -> dict[Limit, float]:
-    """Seconds by what they went to, from the start to this moment."""
-    found = dict.fromkeys(Limit, 0.0)
+    """Seconds by resource, from the start to this moment."""
+    seconds = dict.fromkeys(Limit, 0.0)
     while moment.before is not None:
-        found[moment.limit] += moment.at - moment.before.at
+        seconds[moment.limit] += moment.at - moment.before.at
         moment = moment.before
-    return found
+    return seconds
 
 
 def later(a: Moment, b: Moment) -> Moment:
-    """The one that holds the other up."""
+    """The later of two moments, on which the critical path goes on."""
     return a if a.at >= b.at else b
 
 
 class Turn:
-    """One thing after the other: whoever comes while it is busy waits."""
+    """A queue with one server: a request that arrives while it is busy waits."""
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
         self._free = START
 
     def take(self, arrival: Moment, seconds: float) -> Moment:
-        """When a thing that arrives then and takes that long is done; calls come in the order of arrivals."""
+        """The moment at which a request is done; calls come in the order of arrivals."""
         self._free = after(later(arrival, self._free), self._limit, seconds)
         return self._free
 
 
 class Rate(NamedTuple):
-    """Bytes per second at most, and what sets that."""
+    """The most bytes per second, and the resource that limits them."""
 
     bytes_s: float
     limit: Limit
@@ -84,7 +83,7 @@ class Flow(NamedTuple):
     """A payload under way; the fields up to `order` decide which one of a port ends first."""
 
     end: float
-    """What the port will have given to each of its flows, in bytes, when this one is through."""
+    """The port's `_given` at which this flow is through."""
     order: int
     owner: int
     lane: int
@@ -94,24 +93,24 @@ class Flow(NamedTuple):
 
 
 class Port:
-    """One direction of a pserver's network card, in equal parts for all who use it."""
+    """One direction of a pserver's network card, in equal parts for all flows."""
 
     def __init__(self, own: Rate, peer: Rate) -> None:
         self._own, self._peer = own, peer
         self._flows: list[Flow] = []
         self._now = 0.0
         self._given = 0.0
-        """Bytes that a flow would have got that was there from the beginning."""
+        """Bytes that a flow from the beginning would have got: an end by this counter never moves as flows come."""
         self._ours = 0.0
         """Seconds in which the port, not the trainers, decided how fast flows were; half where both did."""
         self._started = 0
         self.version = 0
         """Changes whenever `next_end` does."""
         self.nbytes = 0
-        """What has come through."""
+        """Bytes of all finished flows."""
 
     def start(self, moment: Moment, owner: int, lane: int, nbytes: int) -> None:
-        """Let another payload begin."""
+        """Start a flow."""
         self._advance(moment.at)
         self._started += 1
         self.version += 1
@@ -119,13 +118,13 @@ class Port:
         heapq.heappush(self._flows, flow)
 
     def next_end(self) -> float | None:
-        """When the next payload is through, if no other one begins before."""
+        """The time at which the next flow ends, if no other one starts before."""
         if not self._flows:
             return None
         return self._now + max(self._flows[0].end - self._given, 0.0) / self._speed()
 
     def finish(self, now: float) -> tuple[Flow, Moment]:
-        """Take out the flow whose end this is, and say what its time went to."""
+        """Remove the flow that ends now; returns it with the moment, its time split between port and peer."""
         self._advance(now)
         flow = heapq.heappop(self._flows)
         self._given = max(self._given, flow.end)

@@ -1,10 +1,10 @@
 """Rounds in virtual time: every trainer, lane and payload of a cluster, event by event.
 
-A trainer computes, pushes its rows lane after lane (each begins with another lane), asks all
+A trainer computes, pushes its rows lane after lane (each begins with another lane), sends a pull to all
 lanes, and takes their answers in the same order, as `ps.client` does. A lane closes its round when all rows
-are in, and answers all who have asked. Frames of a pserver are handled one after the other (it has
-one interpreter), payloads go side by side through its port. A trainer whose payload is slow does
-not go on to the next lane: that is how blocking sockets hold each other up.
+are in, and answers the waiting pulls. A pserver handles frames one after the other (it has one
+interpreter), payloads share its port. A trainer with a slow payload does not go on to the next lane: that
+is how blocking sockets hold each other up.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ LEAST_FACTOR = 0.1
 @dataclass(slots=True)
 class _Trainer:
     lanes: list[int]
-    """In the order in which it goes to them."""
+    """In the order of its pushes."""
     rows: list[Span]
     round: int = 0
     row: int = 0
     step: int = 0
-    """How many lanes have got this row, or have answered."""
+    """How many lanes have this row, or have answered."""
     waits_for: int | None = None
     """The lane whose answer is due and has not been sent."""
     reached: Moment = START
     """When it had sent its last row, or had its last answer."""
     ready: dict[int, Moment] = field(default_factory=dict)
-    """Answers that it has not begun to take, by lane."""
+    """Answers that it has not begun to receive, by lane."""
 
 
 @dataclass(slots=True)
 class _Lane:
     rounds: int = 0
-    """How many are closed."""
+    """Closed rounds."""
     rows_in: int = 0
     last_row: Moment = START
     askers: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Rounds:
         ]
 
     def run(self) -> Moment:
-        """Let everything happen."""
+        """Run all events."""
         for t in range(len(self._trainers)):
             self._compute(t, START)
         while self._events:
@@ -113,13 +113,13 @@ class Rounds:
             self._at(end, self._finish, port, port.version, then)
 
     def _finish(self, now: float, port: Port, version: int, then: Callable[[Flow, Moment], None]) -> None:
-        if version == port.version:  # else somebody has come or gone since, and this end is another
+        if version == port.version:  # else a flow has started or ended since, and this end was rescheduled
             flow, moment = port.finish(now)
             self._expect(port, then)
             then(flow, moment)
 
     def _pushed(self, flow: Flow, moment: Moment) -> None:
-        """A payload is through: it lands after the latency, and the trainer goes on at once."""
+        """Finish a push: it lands after the latency, and the trainer goes on at once."""
         t, trainer = flow.owner, self._trainers[flow.owner]
         landing = after(moment, Limit.LATENCY, self._plan.cluster.latency_s)
         self._at(landing.at, self._land, flow.lane, landing)
@@ -136,7 +136,7 @@ class Rounds:
             self._at(landing.at, self._ask, t, landing)
 
     def _land(self, now: float, lane: int, moment: Moment) -> None:
-        """A row is in its place; the last one closes the round."""
+        """Handle a row at its lane; the last one closes the round."""
         costs, state = self._plan.costs, self._lanes[lane]
         woken = after(moment, Limit.LANE_CPU, costs.wake)
         state.last_row = later(self._turn(lane).take(woken, costs.frame), state.last_row)
@@ -153,7 +153,7 @@ class Rounds:
             self._answer(lane, t, moment)
 
     def _ask(self, now: float, t: int, moment: Moment) -> None:
-        """A trainer's requests are at all lanes: those that have closed answer, others will."""
+        """Handle a trainer's pulls at all lanes: those that have closed the round answer, others will."""
         trainer, frame = self._trainers[t], self._plan.costs.frame
         for lane in trainer.lanes:
             read = self._turn(lane).take(moment, frame)
@@ -163,7 +163,7 @@ class Rounds:
                 self._lanes[lane].askers.append(t)
 
     def _answer(self, lane: int, t: int, moment: Moment) -> None:
-        """From here on a payload is on its way; it comes in when the trainer takes it."""
+        """Send an answer; its payload flows when the trainer receives it."""
         trainer = self._trainers[t]
         sent = self._turn(lane).take(moment, self._plan.costs.frame)
         trainer.ready[lane] = after(sent, Limit.LATENCY, self._plan.cluster.latency_s)
@@ -171,7 +171,7 @@ class Rounds:
             self._receive(t)
 
     def _receive(self, t: int) -> None:
-        """Take the next lane's answer, now or when it is there."""
+        """Receive the next lane's answer, now or when it is ready."""
         trainer = self._trainers[t]
         lane = trainer.lanes[trainer.step]
         ready = trainer.ready.pop(lane, None)
@@ -188,7 +188,7 @@ class Rounds:
         self._start(self.outward, lane, t, moment, self._plan.pull_nbytes(lane))
 
     def _answered(self, flow: Flow, moment: Moment) -> None:
-        """An answer is in; with the last one the round is over for this trainer."""
+        """Finish an answer; the last one ends the round for this trainer."""
         t, trainer = flow.owner, self._trainers[flow.owner]
         trainer.reached = moment
         trainer.step += 1

@@ -17,26 +17,26 @@ from bireme.sim.faults import PROFILES
 from bireme.sim.history import Outcome, run_history
 
 CHUNK = 50
-"""Histories that a process runs before it tells."""
+"""Histories that a process runs before it reports."""
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         prog="./dev simulate",
         description="Run a job's own state machines through random histories of faults, in virtual time.",
         epilog="Example: ./dev simulate --histories 1000 --seed 7 --jobs 2",
     )
-    found.add_argument("--histories", type=_count, default=1000, metavar="N", help="how many (1000)")
-    found.add_argument(
+    options.add_argument("--histories", type=_count, default=1000, metavar="N", help="how many (1000)")
+    options.add_argument(
         "--seed", type=int, default=0, metavar="S", help="of the first one; each has the next number (0)"
     )
-    found.add_argument("--replay", type=int, metavar="SEED", help="run this one again and print what happened")
-    found.add_argument("--mode", choices=MODES, help="how updates are made; a mix if left out")
-    found.add_argument("--profile", choices=sorted(PROFILES), default="mixed", help="which faults are likely (mixed)")
-    found.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes to share the work (1)")
-    found.add_argument("--usual", action="store_true", help="always the same job: 3 trainers, 3 pservers, 20 rounds")
-    return found
+    options.add_argument("--replay", type=int, metavar="SEED", help="run this one again and print what happened")
+    options.add_argument("--mode", choices=MODES, help="how updates are made; a mix if left out")
+    options.add_argument("--profile", choices=sorted(PROFILES), default="mixed", help="which faults are likely (mixed)")
+    options.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes to share the work (1)")
+    options.add_argument("--usual", action="store_true", help="always the same job: 3 trainers, 3 pservers, 20 rounds")
+    return options
 
 
 def _count(text: str) -> int:
@@ -77,13 +77,13 @@ def _run(seeds: list[int], *, mode: Mode | None, profile: str, is_usual: bool) -
 
 
 def _cpu_s() -> float:
-    """What this process and those that it has waited for have computed."""
+    """CPU time of this process and its finished children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def _summary(seeds: range, took_s: float, cpu_s: float, faults: Counter[str]) -> str:
-    """All at a glance, and what to ask for to have it again. A core's minute is one of computing: others may use it."""
+    """One line with speed and faults, and the seeds to repeat it. A core's minute is one of CPU time."""
     count = len(seeds)
     each = ", ".join(f"{name} {n}" for name, n in faults.most_common())
     return (
@@ -102,7 +102,7 @@ def _outcomes(run: partial[list[Outcome]], chunks: list[list[int]], jobs: int) -
 
 
 def _show(outcome: Outcome, options: argparse.Namespace) -> None:
-    """A history for people: what happened last, what is wrong, and how to see it again."""
+    """Print a history: its last events, the broken invariant, and the command that repeats it."""
     print(f"seed {outcome.seed}: {outcome.shape}")
     for at, who, what in outcome.trace:
         print(f"{at:10.4f}  {who:<12} {what}")

@@ -1,9 +1,9 @@
-"""The job of one history, and what it must come to: computed here by plain loops, without lanes, trainers or faults.
+"""The job of one history, and its expected result, computed by plain loops without lanes, trainers or faults.
 
 Parameters are numbers. A gradient is a hash of all parameters and of the batch, a sum one of its terms in their order,
-an update one of old value and sum: whatever is missing, doubled, stale or out of order shows in every later round.
+an update one of old value and sum: a missing, doubled, stale or misplaced push shows in every later round.
 Where updates come one by one their order is free, so a lane's value is the set of pushes that it has applied.
-In `local` mode a shard's gradient also depends on all that it sent before in the same pass: what only trainers know.
+In `local` mode a shard's gradient also depends on all that it sent before in the same pass: state of trainers alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Mode = Literal["sync", "bounded", "async", "local"]
 MIX: tuple[Mode, ...] = ("sync", "sync", "sync", "bounded", "async")
 MODES: tuple[Mode, ...] = ("sync", "bounded", "async", "local")
 LOCAL = 0.15
-"""The share of histories that would be in sync mode and are in local mode."""
+"""The share of sync histories that run in local mode instead."""
 OUTPUT = "output"
 SNAPSHOTS = "output/snapshots"
 PATIENCE_S = 60.0
@@ -57,11 +57,11 @@ class Shape:
         return -(-self.samples[pass_id][shard] // self.batch_size)
 
     def rounds(self, pass_id: int, shard: int) -> int:
-        """In how many rounds of a pass a shard takes part: one that is empty says so in the first."""
+        """In how many rounds of a pass a shard takes part: an empty one takes part in the first."""
         return max(self.batches(pass_id, shard), 1)
 
     def record(self, pass_id: int, shard: int, batch: int) -> Record:
-        """What a shard tells of a batch."""
+        """A shard's record of a batch."""
         total = self.samples[pass_id][shard]
         count = min(self.batch_size, total - batch * self.batch_size) if total else 0
         cost = ((shard * 7 + batch * 3 + pass_id) % 11) / 7.0 if total else 0.0
@@ -97,13 +97,13 @@ def draw_shape(seed: int, rng: random.Random, mode: Mode | None) -> Shape:
 
 
 def usual_shape() -> Shape:
-    """Three trainers, three pservers, 20 rounds: what speed is told for."""
+    """Three trainers, three pservers, 20 rounds: the job for figures of speed."""
     samples = ((40, 40, 38), (40, 37, 40))
     return Shape("sync", 3, 3, 1, 3, 2, 4, 0, samples, 0.03, 2)
 
 
 def facts_of(shape: Shape) -> m.Facts:
-    """The job as trainers understand it."""
+    """The job's facts, as trainers send them."""
     return m.Facts(
         name="simulated",
         program="hashes",
@@ -130,7 +130,7 @@ def facts_of(shape: Shape) -> m.Facts:
 
 
 def gradient(shard: int, pass_id: int, batch: int, values: tuple[int, ...], own: int = 0) -> int:
-    """What a shard contributes at these parameters, and with what its trainer has kept of it."""
+    """A shard's gradient at these parameters and, in local mode, this state of its trainer."""
     return hash((shard, pass_id, batch, values, own))
 
 
@@ -145,7 +145,7 @@ def updated(lane: int, value: int, total: int | None, samples: int, pass_id: int
 
 
 def first_value(lane: int) -> int:
-    """What a lane begins with."""
+    """A lane's first value."""
     return stream_key(0, lane) >> 8
 
 
@@ -180,7 +180,7 @@ class Reference:
         return tuple(updated(lane, value, total, self._samples, pass_id) for lane, value in enumerate(now))
 
     def value(self, round_: int, lane: int) -> int:
-        """What a lane must hold after so many rounds."""
+        """A lane's expected value after so many rounds."""
         return self._values[round_][lane] if round_ < len(self._values) else -1
 
 

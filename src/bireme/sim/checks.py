@@ -1,4 +1,4 @@
-"""What must hold in every history, checked as things happen.
+"""The invariants of every history, checked at each event.
 
 1  A lane's value is that of the reference, for every round that it shows.
 2  In one view no two processes hold the same role, all pservers are of one history, and nothing that came in an older
@@ -6,7 +6,7 @@
 3  What was committed has all parts, of one moment, whatever a power cut takes; the newest never gets older.
 4  The ledger has every shard of every pass once, with all its samples; models hold what they should.
 5  If nothing fails any more the job ends in time (history.py), and not after one view upon the other.
-6  Whoever the status calls present was alive not long before; whom everybody waits for is named.
+6  The members that the status calls present were alive not long before; it names those that the job waits for.
 7  Where updates come one by one each is applied exactly once, and none is staler than allowed.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 WIDTH = 64
 """Bits for the batches of one shard in one pass."""
 MANY = 60
-"""More views than a dozen faults can be the reason of."""
+"""More views than a dozen faults can cause."""
 LATE_S = 6.5 * FASTEST
 """How long a message may be under way, by any clock."""
 
@@ -170,41 +170,41 @@ class Checks:
             self._newest = before
 
     def disk(self) -> None:
-        """Whatever is not synced may be lost now."""
+        """Check what a power cut would leave now: only what is synced."""
         if self._newest is None:
             return
         left = self._world.disk.worst()
         try:
             with mounted(left):
-                found, _ = snapshots.load_newest(left.at(SNAPSHOTS), None)
+                newest, _ = snapshots.load_newest(left.at(SNAPSHOTS), None)
         except BiremeError as e:
             raise Broken(f"3: after a power cut nothing could be loaded: {e.what}") from e
-        self._newest_is(found)
+        self._newest_is(newest)
 
-    def chosen(self, found: Manifest | None) -> None:
-        """Lanes are about to be given a snapshot, or to begin at the beginning."""
-        self._newest_is(found)
-        if found is not None:  # whoever committed it may have died before it could say so
-            self._whole(found)
-            self._newest = found
+    def chosen(self, base: Manifest | None) -> None:
+        """Lanes are about to load a snapshot, or to begin at the beginning."""
+        self._newest_is(base)
+        if base is not None:  # its coordinator may have died between the commit and `committed`
+            self._whole(base)
+            self._newest = base
 
     def _newest_is(self, found: Manifest | None) -> None:
         if self._newest is None:
             return
         if found is None or found.round < self._newest.round:
             round_ = "nothing" if found is None else f"round {found.round}"
-            raise Broken(f"3: round {self._newest.round} was committed, {round_} is what could be gone on from")
+            raise Broken(f"3: round {self._newest.round} was committed, only {round_} could be loaded")
 
     # 6: the status
 
     def status(self, coordinating: SimCoordinatorService) -> None:
-        """What the coordinator would tell if it were asked now."""
+        """Check the status that the coordinator would send now."""
         machine, here, world_s = coordinating.machine, coordinating.pserver, self._world.now
         now_s, rate, stopped = here.monotonic(), here.clock.rate, []
         for name, member in machine.members.named():
             end = coordinating.connections.get(member.connection)
-            # The machine of a process that is paused takes connections all the same, and one that was paused itself
-            # hears what was said before.
+            # The machine of a paused process still accepts connections, and a coordinator that was paused itself reads
+            # older messages first.
             since_s = max(end.peer.process.stopped_s, end.opened_s, here.woke_s) if end is not None else world_s
             gone_s = rate * (world_s - since_s)
             if now_s - member.heard_s < gone_s - LATE_S:
@@ -212,26 +212,26 @@ class Checks:
             if gone_s > SILENT_S + 2 * LATE_S:
                 stopped.append(name)
         if stopped and machine.phase == "training":
-            said = " ".join(waits_for(machine, now_s))
+            texts = " ".join(waits_for(machine, now_s))
             for name in stopped:
-                if name not in said:
-                    raise Broken(f"6: everybody waits for {name}, and the status does not say so")
+                if name not in texts:
+                    raise Broken(f"6: the job waits for {name}, and the status does not name it")
 
     # 4: what people see
 
     def end(self) -> None:
-        """The job says that it is over."""
-        shape, said = self._shape, last_status(self._world.disk.at(OUTPUT))
-        if said["phase"] != "finished":
-            raise Broken(f"the job {said['phase']}: {said['reason']}")
+        """Check what a job has left that has ended."""
+        shape, status = self._shape, last_status(self._world.disk.at(OUTPUT))
+        if status["phase"] != "finished":
+            raise Broken(f"the job {status['phase']}: {status['reason']}")
         for disk in (self._world.disk, self._world.disk.worst()):
             try:
                 rows = [json.loads(line) for line in disk.at(f"{OUTPUT}/ledger.jsonl").read_bytes().splitlines()]
             except (OSError, ValueError) as e:
                 raise Broken(f"4: the ledger cannot be read: {e}") from e
-            found = [(row["pass"], row["shard"]) for row in rows]
-            if sorted(found) != [(p, s) for p in range(shape.passes) for s in range(shape.shards)]:
-                raise Broken(f"4: the ledger has (pass, shard) {found}")
+            keys = [(row["pass"], row["shard"]) for row in rows]
+            if sorted(keys) != [(p, s) for p in range(shape.passes) for s in range(shape.shards)]:
+                raise Broken(f"4: the ledger has (pass, shard) {keys}")
             for row in rows:
                 samples = shape.samples[row["pass"]][row["shard"]]
                 if (row["read"], row["trained"], row["applied"]) != (samples, samples, samples):

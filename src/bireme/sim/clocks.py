@@ -9,7 +9,7 @@ A process has two clocks, and the product asks each for things of its own:
                 from a date that another one wrote. It may be wrong by any amount, and be set either way at any time
 
 What waits with a timeout, also inside the kernel, goes by the monotonic one. Reports of processes that failed, and
-certificates, have dates too: neither is in a history, as whoever fails breaks it and nobody shows who he is.
+certificates, have dates too: neither is in a history, as a failing process breaks it and connections are not secured.
 
 Clocks and their faults have a generator of their own, so nothing else that is drawn from a seed depends on them. In
 every second history they only differ in what they show: its events come as they would if all looked at one clock.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 
 FASTEST = 1.1
-"""How much a clock may gain; it may lose as much. Far more than crystals do, to be on the safe side."""
+"""The rate of the fastest clock; the slowest loses as much. Far more than crystals do, to be on the safe side."""
 _APART = 0x636C6F636B
 """Makes another generator of a history's seed."""
 _RATES = (0.0, 0.0, 0.0002, FASTEST - 1.0)
@@ -45,24 +45,24 @@ class Clock:
         self._date_s = date_s
 
     def monotonic(self, now_s: float) -> float:
-        """What `time.monotonic` says at a time of the world."""
+        """`time.monotonic` at a time of the world."""
         return self._zero_s + self.rate * now_s
 
     def wall(self, now_s: float) -> float:
-        """What `time.time` says at a time of the world."""
+        """`time.time` at a time of the world."""
         return self._date_s + now_s
 
     def stand_still(self, for_s: float) -> None:
-        """The machine was suspended for so long, up to now; its date is asked from others when it wakes up."""
+        """Skip a suspension that ends now; only the monotonic clock stood still, the date is set by NTP at wake-up."""
         self._zero_s -= self.rate * for_s
 
     def set_wall(self, by_s: float) -> None:
-        """Somebody sets the date, forward or back."""
+        """Set the date forward or back."""
         self._date_s += by_s
 
 
 class Clocks:
-    """Where the clocks of one history come from."""
+    """Draws the clocks of one history."""
 
     def __init__(self, seed: int) -> None:
         self._rng = rng = random.Random(seed ^ _APART)
@@ -80,14 +80,14 @@ class Clocks:
         return Clock(zero_s, self._rate(), date_s)
 
     def draw_supervisor(self) -> Clock:
-        """One that counts from zero, where times are most exact: who dies together is started again together."""
+        """A supervisor's clock; it counts from zero, where floats are most exact: equal restart times stay equal."""
         return Clock(rate=self._rate())
 
     def _rate(self) -> float:
         return 1.0 + self._spread * self._rng.uniform(-1.0, 1.0)
 
     def fault_for(self, kind: str, share: float) -> str:
-        """What strikes where this kind of fault was drawn: often the same, else a fault of a clock."""
+        """The fault to cause where this kind was drawn: mostly the same, else a fault of a clock."""
         if self.is_calm:
             return kind
         if kind == "pause" and self._rng.random() < 0.5:
@@ -95,5 +95,5 @@ class Clocks:
         return "set a clock" if self._rng.random() < share else kind
 
     def jump_s(self) -> float:
-        """How far somebody sets a clock."""
+        """Draw how far a clock is set."""
         return self._rng.choice((1.0, 100.0, 1e5, 1e9)) * self._rng.uniform(-1.0, 1.0)

@@ -1,8 +1,8 @@
 """The shell around the product's coordinator in virtual time: what job/coordination/service.py does, event by event.
 
-Commits and loads are worked off one after the other, as by the one thread that the product has for them. What comes of
-one is told to the machine a moment later, so that the world may have changed in between. The machine's time is the
-pserver's monotonic clock, dates are those of its wall clock.
+Commits and loads run one after the other, as on the product's one disk thread. The machine gets each result a moment
+later, so that the world may have changed in between. The machine's time is the pserver's monotonic clock, dates are
+those of its wall clock.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ class SimCoordinatorService:
             self._do(self.machine.told(number, message, now))
 
     def save_soon(self) -> None:
-        """Somebody is about to leave."""
+        """Request a snapshot for a client about to leave."""
         self._do(self.machine.snapshot_wanted(self.pserver.monotonic()))
 
     def lost(self, end: End) -> None:
-        """A connection has closed."""
+        """Handle a closed connection."""
         number = self._number(end)
         if self.connections.pop(number, None) is not None:
             self._do(self.machine.lost(number, self.pserver.monotonic()))
 
     def lane_passed(self, history: int, totals: PassTotals) -> None:
-        """The first lane has closed a pass."""
+        """Handle a pass that the first lane has closed."""
         self._do(self.machine.lane_passed(history, totals, self.pserver.monotonic()))
 
     def _do(self, effects: list[Effect]) -> None:
@@ -138,16 +138,16 @@ class SimCoordinatorService:
             if may_retry:
                 self.pserver.later(REACH_S, self._reach, effect, False)
             else:
-                self._do(self.machine.pserver_out_of_reach(effect.pserver, "nobody answers"))
+                self._do(self.machine.pserver_out_of_reach(effect.pserver, "no answer"))
             return
-        end.on_message, end.on_closed = self._pserver_told, self._pserver_lost
+        end.on_message, end.on_closed = self._pserver_sent, self._pserver_lost
         number = self._number(end)
         self.connections[number] = end
         self._links.add(end)
         address = self._stage.address_of(end.peer.process)
         self._do(self.machine.pserver_reached(effect.pserver, number, address, self.pserver.monotonic()))
 
-    def _pserver_told(self, end: End, message: Any) -> None:
+    def _pserver_sent(self, end: End, message: Any) -> None:
         if isinstance(message, StaleError):
             self._do(self.machine.superseded())
         elif isinstance(message, BiremeError):
@@ -234,9 +234,9 @@ class SimCoordinatorService:
 
     def _conclude(self) -> None:
         if incarnations.newest_of(self._world.disk.at(OUTPUT), "pserver 0") > self.machine.incarnation:
-            return  # another coordinator speaks for the job
+            return  # a later coordinator runs the job
         status = {"phase": self.machine.phase, "reason": self.machine.reason}
-        # Whoever dies half-way through this may have said its last word all the same.
+        # Before the write: a process killed half-way through it may have written the status all the same.
         self._stage.concluded()
         write_atomic(self._world.disk.at(f"{OUTPUT}/{STATUS_FILE}"), msgspec.json.encode(status))
         self.pserver.note(f"concludes: {self.machine.phase}, {self.machine.reason}")

@@ -2,8 +2,8 @@
 
 A file's content is safe once it was synced, a name in a directory once the directory was. Until then a power cut
 may take it, leave it, or tear it: which one is drawn. Every call counts as a step, and a process can be made to die at
-a given step, so that it is found half-way through whatever it was writing. `DiskPath` has those methods of a Path that
-the product calls; `Disk` is the volume that core/files.py mounts.
+a given step, in the middle of a write. `DiskPath` has those methods of a Path that the product calls; `Disk` is the
+volume that core/files.py mounts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class File:
         self.data = b""
         self.kept = b""
         self.floor = 0
-        """Since something that was safe was cut off: what of the rest is safe all the same."""
+        """After a truncation of synced content: how many bytes of the rest are safe all the same."""
 
 
 class Directory:
@@ -74,10 +74,10 @@ class Disk:
         self.fuse = -1
         """Steps until the running process dies; negative: it does not."""
         self.is_full = False
-        """There is no room for snapshots; what is little finds a place."""
+        """There is no room for snapshots; small files still fit."""
 
     def at(self, name: str) -> Path:
-        """A path on this disk, as far as the product asks one."""
+        """A path on this disk, with the methods that the product calls."""
         return cast(Path, DiskPath(self, tuple(name.split("/")) if name else ()))
 
     def step(self) -> None:
@@ -91,10 +91,10 @@ class Disk:
         """What lies at a path."""
         node: Node = self.root
         for part in parts:
-            found = node.names.get(part) if type(node) is Directory else None
-            if found is None:
+            child = node.names.get(part) if type(node) is Directory else None
+            if child is None:
                 return None
-            node = found
+            node = child
         return node
 
     def directory(self, parts: tuple[str, ...]) -> Directory:
@@ -104,12 +104,12 @@ class Disk:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/".join(parts))
         return node
 
-    # What core/files.py asks of a volume
+    # The volume of core/files.py
 
     token = "sim"
 
     def writer(self) -> int:
-        """Processes in containers of their own may well have the same number."""
+        """The running process' id; processes in containers of their own may share one."""
         return self.pid
 
     def sync(self, f: BinaryIO) -> None:
@@ -139,7 +139,7 @@ class Disk:
         file.data = data
 
     def cut(self, path: Path, nbytes: int) -> None:
-        """Leave only so many bytes of a file; until it is synced, a power cut may bring the others back."""
+        """Truncate a file; until it is synced, a power cut may bring the rest back."""
         self.step()
         file = self.find(cast(DiskPath, path).where)
         assert isinstance(file, File)
@@ -176,14 +176,14 @@ class Disk:
             file.data = file.kept = flipped if rng.random() < 0.7 else file.data[:at]
 
     def worst(self) -> Disk:
-        """What would be left if everything that is not safe were lost."""
+        """A copy of the disk as it would be if everything unsafe were lost."""
         left = Disk()
         left.root = _safe(self.root)
         return left
 
 
 def _survive(directory: Directory, rng: random.Random, seen: dict[int, bool]) -> None:
-    """Draw what is left: some file systems keep a first part of what was done, others any of it."""
+    """Draw what survives: some file systems keep a prefix of the pending changes, others any subset."""
     is_ordered = rng.random() < 0.5
     count = rng.randint(0, len(directory.pending))
     for i, change in enumerate(directory.pending):
@@ -203,7 +203,7 @@ def _survive(directory: Directory, rng: random.Random, seen: dict[int, bool]) ->
 
 
 def _safe_nbytes(file: File) -> int:
-    """What was synced stays where more was merely appended to it, or something cut off its end."""
+    """How many bytes survive any power cut: synced ones, if the file was only appended to or truncated since."""
     return len(file.kept) if file.data.startswith(file.kept) else file.floor
 
 
@@ -272,7 +272,7 @@ class DiskFile(io.BytesIO):
 
 
 class DiskPath:
-    """What the product asks of a Path."""
+    """The methods of a Path that the product calls."""
 
     __slots__ = ("disk", "where")
 
@@ -339,24 +339,24 @@ class DiskPath:
         return self._file().data
 
     def read_text(self) -> str:
-        """All of a file of words."""
+        """All of a text file."""
         return self._file().data.decode()
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Make a directory."""
         node = self.disk.root
         for depth, part in enumerate(self.where, 1):
-            found = node.names.get(part)
-            if found is None:
+            child = node.names.get(part)
+            if child is None:
                 if depth < len(self.where) and not parents:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
                 self.disk.step()
-                found = Directory()
-                node.alter({part: found})
+                child = Directory()
+                node.alter({part: child})
             elif depth == len(self.where) and not exist_ok:
                 raise FileExistsError(errno.EEXIST, "File exists", str(self))
-            assert isinstance(found, Directory)
-            node = found
+            assert isinstance(child, Directory)
+            node = child
 
     def open(self, mode: str) -> DiskFile:
         """Open a file as `rb`, `wb` or `ab`."""

@@ -1,8 +1,8 @@
-"""Faults of one history: what, to whom and when is drawn from its seed.
+"""Faults of one history: kind, victim and time are drawn from its seed.
 
-Faults strike at events, not at times: so they meet processes in the middle of what they do, and again while they
-recover from the fault before. A profile says how likely each kind is. Faults of clocks strike in place of others and
-are drawn apart (clocks.py).
+Faults strike at events, not at times: so they hit processes in the middle of their work, and again while they
+recover from the fault before. A profile gives the likelihood of each kind. Faults of clocks replace others and
+have a generator of their own (clocks.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Kind = str
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Which faults are likely, how many there are, and how often something takes long."""
+    """The likelihood of each fault, their mean number, and the share of slow messages."""
 
     weights: Mapping[Kind, float]
     clocks: float = 0.0
-    """The share in whose place somebody sets a clock, where clocks are not calm."""
+    """The share of faults that set a clock instead, where clocks are not calm."""
     mean: float = 4.0
     slow: tuple[float, ...] = (0.0, 0.002, 0.02, 0.05)
 
@@ -47,7 +47,7 @@ MOST = 14
 
 
 class FaultInjector:
-    """Whoever makes things fail."""
+    """Draws and causes the faults of one history."""
 
     def __init__(self, stage: Harness, profile: Profile) -> None:
         self._stage = stage
@@ -59,7 +59,7 @@ class FaultInjector:
         self.left = min(int(self._rng.expovariate(1 / profile.mean)), MOST)
         self._is_spoiled = False
         self.last_s = 0.0
-        """When the last fault was, or its consequences ended."""
+        """The time of the last fault, or of the end of its consequences."""
         self._world.on_strike = self._strike
         if self.left:
             self._aim(1, 250)
@@ -71,7 +71,7 @@ class FaultInjector:
         self.left -= 1
         drawn = self._rng.choices(self._kinds, self._weights)[0]
         kind = self._world.clocks.fault_for(drawn, self._clocks)
-        victim = process if process is not None and self._rng.random() < 0.5 else self._anybody()
+        victim = process if process is not None and self._rng.random() < 0.5 else self._draw_process()
         if self._stage.is_ended:
             return
         if victim is not None:
@@ -82,7 +82,7 @@ class FaultInjector:
             near = self._rng.random() < 0.6
             self._aim(1, 40 if near else 250)
 
-    def _anybody(self) -> Process | None:
+    def _draw_process(self) -> Process | None:
         alive = [role.holder for role in self._stage.roles if role.holder is not None and not role.holder.is_dead]
         return self._rng.choice(alive) if alive else None
 
@@ -118,7 +118,7 @@ class FaultInjector:
             self._world.kill(process, "its node was killed")
 
     def _leave(self, victim: Process) -> None:
-        """Ask for a snapshot and go a while later, as a node does that is told to end."""
+        """Request a snapshot and exit a while later, as a node does on a signal."""
         victim.note("asks for a snapshot, to leave")
         for process in self._stage.cast:
             if isinstance(process, SimPserver) and process.coordinator is not None:
@@ -129,7 +129,7 @@ class FaultInjector:
 
     def _kill_all(self) -> None:
         for process in list(self._stage.cast):
-            self._world.kill(process, "everybody was killed")
+            self._world.kill(process, "all were killed")
 
     def _lose_machine(self, victim: Process) -> None:
         self.last_s = self._world.now + SILENCE_S
@@ -159,10 +159,10 @@ class FaultInjector:
         self._world.at(for_s, self._world.wake, victim)
 
     def _replace(self, victim: Process) -> None:
-        """Cut a process off, so that somebody else is started in its place; it comes back for a while."""
+        """Cut a process off and start its replacement; the old one comes back for a while."""
         role = next((r for r in self._stage.roles if r.holder is victim), None)
         if role is None or role.holder is None or not role.holder.incarnation:
-            return  # one that takes its number after its successor has would be the later one
+            return  # without an incarnation yet, it would take a later one than its successor
         victim.note("is cut off")
         if self._rng.random() < 0.7:
             self._world.pause(victim)
@@ -194,10 +194,10 @@ class FaultInjector:
     def _spoil(self) -> None:
         """Flip a bit of the newest snapshot, as disks do, if there is another one."""
         place = self._world.disk.at(SNAPSHOTS)
-        found, problems = candidates(place)
-        if len(found) > 1 and not problems and not self._is_spoiled:
+        manifests, problems = candidates(place)
+        if len(manifests) > 1 and not problems and not self._is_spoiled:
             self._is_spoiled = True
-            newest, before = found[:2]
+            newest, before = manifests[:2]
             self._world.disk.spoil(place / newest.name / newest.parts[0].file, self._rng)
             self._stage.checks.spoiled(newest, before)
             self._kill_all()

@@ -1,7 +1,7 @@
-"""The stage of one history: who plays which role, where to find them, and who is called back after a death.
+"""The harness of one history: the process in each role, discovery, and restarts after a death.
 
-Each role has the product's own `RestartPolicy`, which says when to start it again. A role may be given to somebody else
-while its old holder is only cut off: that one is then nobody's business but goes on until it is killed.
+The product's own `RestartPolicy` decides when to restart each role. A role may be given to a new process while its old
+holder is only cut off: that one is not restarted, but runs until it is killed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bireme.spec.model import Restarts
 
 ENDLESS = Restarts(limit=1_000_000)
 RESUME_S = 1.0
-"""After so long people have read why the job ended, and made room."""
+"""After so long an operator has read why the job failed, and made room."""
 
 
 class Role:
-    """A place in the job that somebody must fill."""
+    """A process of the job that must run, as its supervisor sees it."""
 
     def __init__(self, kind: type[SimPserver] | type[SimTrainer], rank: int, clock: Clock) -> None:
         self.kind = kind
@@ -52,9 +52,9 @@ class Harness:
         self.checks = Checks(shape, world)
         self.writes_metrics = world.clocks.writes_dates
         self.is_fixed = world.rng.random() < 0.5
-        """Pservers are always at the same address, whoever they are."""
+        """Pservers keep their address across restarts."""
         self.shares_pids = world.rng.random() < 0.5
-        """Every process has a container of its own, and is number 1 in it."""
+        """Every process has a container of its own, and process id 1 in it."""
         clock = world.clocks.draw_supervisor
         self.roles = [Role(SimPserver, rank, clock()) for rank in range(shape.pservers)]
         self.roles += [Role(SimTrainer, rank, clock()) for rank in range(shape.trainers)]
@@ -67,10 +67,10 @@ class Harness:
         self.checks.incarnation("runner", incarnations.take(output, "runner"))
         write_atomic(output / "job.json", b"{}")
 
-    # Where to find whom
+    # Discovery
 
     def announce(self, pserver: SimPserver) -> None:
-        """A pserver listens from now on; the word of a later life counts."""
+        """Publish a pserver's address; the latest incarnation counts."""
         before = self._announced.get(pserver.rank)
         if before is None or before.incarnation < pserver.incarnation:
             self._announced[pserver.rank] = pserver
@@ -83,11 +83,11 @@ class Harness:
         return m.Address(host=host, ports=tuple(range(self.shape.lanes)))
 
     def pserver_at(self, rank: int) -> SimPserver | None:
-        """The latest life of a pserver that has announced itself."""
+        """The latest incarnation of a pserver that has announced itself."""
         return self._announced.get(rank)
 
     def at_address(self, address: m.Address) -> SimPserver | None:
-        """Who listens at an address."""
+        """The pserver that listens at an address."""
         return self._hosts.get(address.host)
 
     # Life and death
@@ -112,7 +112,7 @@ class Harness:
         role.holder.later(0.1 + 0.4 * self.world.rng.random(), role.holder.start)
 
     def resume(self) -> None:
-        """Go on as `bireme resume` does after everything has died: another run in the same directory."""
+        """Do as `bireme resume` does after everything has died: another run in the same directory."""
         output = self.world.disk.at(OUTPUT)
         since = incarnations.take(output, "runner")
         self.checks.incarnation("runner", since)
@@ -123,7 +123,7 @@ class Harness:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the coordinator has said its last word."""
+        """Whether the coordinator has written its final status."""
         return has_ended(self.world.disk.at(OUTPUT))
 
     def _died(self, process: Process | None) -> None:
@@ -138,7 +138,7 @@ class Harness:
                     self._look()
 
     def concluded(self) -> None:
-        """The last status is written: whoever has not left soon is ended by its supervisor."""
+        """The final status is written: supervisors end processes that linger."""
         self.world.at(LINGER_S, self._end_lingerers)
 
     def _end_lingerers(self) -> None:
@@ -148,7 +148,7 @@ class Harness:
         self._look()
 
     def _look(self) -> None:
-        """When the job has ended and everybody has left, it is over."""
+        """End the history once the job has ended and all processes have exited."""
         if self.is_ended and all(role.holder is None or role.holder.is_dead for role in self.roles):
             if self._may_fail(str(last_status(self.world.disk.at(OUTPUT)).get("reason"))):
                 self.world.at(RESUME_S, self._resume_failed)
@@ -156,7 +156,7 @@ class Harness:
                 self.world.is_over = True
 
     def _may_fail(self, reason: str) -> bool:
-        """Whether the job may rightly end for this reason, to be resumed by people when there is room again."""
+        """Whether this reason is a legitimate failure, after which an operator resumes the job."""
         return self.shape.is_streamed and reason.startswith(NO_END) and self.world.faults["disk full"] > 0
 
     def _resume_failed(self) -> None:
@@ -172,7 +172,7 @@ class Harness:
     # Endings
 
     def left(self, pserver: SimPserver, effect: Leave) -> None:
-        """A coordinator goes, and its pserver with it."""
+        """A coordinator leaves, and its pserver with it."""
         coordinator = pserver.coordinator
         assert coordinator is not None
         is_superseded = effect.reason == TAKEN_OVER
@@ -182,14 +182,14 @@ class Harness:
         pserver.later(0.1 * self.world.rng.random(), pserver.leave, effect.reason)
 
     def failed(self, process: Process, error: BiremeError) -> None:
-        """A process cannot go on."""
+        """A process exits with an error."""
         process.note(f"fails: {type(error).__name__}: {error.what}")
         if self.is_needed(process):
             raise Broken(f"{process.name} failed: {type(error).__name__}: {error.what}")
         self.world.kill(process, "failed")
 
-    def told_to_leave(self, trainer: SimTrainer, stop: m.Stop) -> None:
-        """The coordinator says that it is over."""
+    def stopped(self, trainer: SimTrainer, stop: m.Stop) -> None:
+        """A trainer exits after the coordinator's Stop."""
         if stop.how != "finished" and not self._may_fail(stop.reason) and self.is_needed(trainer):
-            raise Broken(f"{trainer.name} was told that the job {stop.how}: {stop.reason}")
+            raise Broken(f"{trainer.name} got a Stop, the job {stop.how}: {stop.reason}")
         self.world.kill(trainer, "left", is_own_will=True)

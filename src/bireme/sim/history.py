@@ -14,12 +14,12 @@ from bireme.sim.harness import Harness
 from bireme.sim.world import Broken, World
 
 BOUND_S = 120.0
-"""Without faults any more, a job of this size must be over after so long."""
+"""A job of this size must be over so long after its last fault."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a history came to."""
+    """The result of a history."""
 
     seed: int
     broken: str
@@ -27,11 +27,11 @@ class Outcome:
     faults: Counter[str]
     events: int
     seconds: float
-    """Virtual ones."""
+    """Virtual seconds."""
     commits: int
     shape: Shape
     is_crash: bool = False
-    """Whether it is not an invariant that broke, but the product or the simulator itself that went wrong."""
+    """Whether the product or the simulator raised, rather than an invariant failed."""
     trace: list[tuple[float, str, str]] = field(default_factory=list)
 
 

@@ -1,7 +1,7 @@
 """Lanes of a simulated pserver: the product's machines for rounds and streams, over numbers instead of arrays.
 
-What ps/lanes/lane.py and ps/snapshot/writer.py do with threads is done here with events; the same machines decide.
-After each update the lane's value is held against the reference.
+Events take the place of the threads of ps/lanes/lane.py and ps/snapshot/writer.py; the same machines decide.
+After each update the lane's value is compared with the reference.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SimLane:
         self._cut_every_rounds = 0 if setup.cuts_only_at_passes else setup.cut_every_rounds
 
     def cut_every(self, seconds: float) -> None:
-        """Be the lane that names the rounds of cuts."""
+        """Make this the lane that names the rounds of cuts."""
         self._cut_every_s, self._next_cut_s = seconds, self._pserver.monotonic() + seconds
 
     def cut_soon(self) -> None:
@@ -86,20 +86,20 @@ class SimLane:
             assert isinstance(verdict, Late | Repeat)
 
     def rest(self, end: End) -> None:
-        """The payload of what is being received has come."""
+        """Receive the payload of a push whose head came before."""
         flying = self._flying.pop(end, None)
         if flying is not None:
             self._land(*flying)
 
     def drop(self, end: End) -> None:
-        """A connection has gone."""
+        """Forget a closed connection's pulls and half-received push."""
         self.waiting.pop(end, None)
         flying = self._flying.pop(end, None)
         if flying is not None:
             self.rounds.dropped(Span(flying[0].lo, flying[0].hi))
 
     def enter(self, view: int) -> None:
-        """Move to a later view; what was half received came in whole just before, or never."""
+        """Move to a later view; a half-received push completes just before, or never."""
         for end in list(self._flying):
             if self._pserver.world.rng.random() < 0.5:
                 self.rest(end)
@@ -158,12 +158,12 @@ class SimLane:
             self._next_cut_s = float("inf")
 
     def pull(self, end: End, head: Head) -> None:
-        """Answer now or as soon as that can be."""
+        """Answer now, or as soon as the round is closed."""
         self.waiting[end] = head
         self._look(end, head)
 
     def answer(self) -> None:
-        """Look again at all pulls that wait."""
+        """Answer the waiting pulls that can be answered now."""
         for end, head in list(self.waiting.items()):
             try:
                 self._look(end, head)

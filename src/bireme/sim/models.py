@@ -37,8 +37,8 @@ def save_model(output: Path, pass_id: int, values: tuple[int, ...], incarnation:
 
 def saved_models(output: Path) -> dict[int, str]:
     """The values of every finished model, by pass."""
-    found = {}
+    models = {}
     for path in output.glob("pass-[0-9]*"):
         if (path / "done").is_file():
-            found[int(path.name[5:])] = (path / VALUES).read_bytes().decode()
-    return found
+            models[int(path.name[5:])] = (path / VALUES).read_bytes().decode()
+    return models

@@ -1,4 +1,4 @@
-"""A simulated pserver process: lanes, the file of each cut, the coordinator's word, and in pserver 0 the coordinator.
+"""A simulated pserver process: lanes, the file of each cut, the coordinator's messages, and in pserver 0 that itself.
 
 It does what job/node/pserver.py, ps/lanes/server.py and ps/snapshot/writer.py do with sockets and threads. The same
 `Authority` decides which orders count; the same `write_part` writes parts.
@@ -35,7 +35,7 @@ Frame = tuple[int, Head, list[Record], int, bool] | tuple[int] | tuple[int, Head
 
 
 class _Cut:
-    """Lanes' values of one moment, to be written."""
+    """Lanes' values at one cut, to be written."""
 
     def __init__(self, setup: Setup, counts: LaneCounts, ends_pass: bool) -> None:
         self.setup = setup
@@ -66,7 +66,7 @@ class SimPserver(Process):
         self._data: dict[End, None] = {}
 
     def start(self) -> None:
-        """Come to life."""
+        """Take an incarnation and announce this pserver."""
         self.incarnation = incarnations.take(self.world.disk.at(OUTPUT), self.name)
         self.standing = Authority.at_birth(self.rank, self.incarnation, self.stage.facts.since)
         self.stage.checks.incarnation(self.name, self.incarnation)
@@ -78,14 +78,14 @@ class SimPserver(Process):
         if self._link is not None:
             self._link.send(m.Alive())
         if self.rank != 0 and (self._link is None or self._alone_since_s != float("inf")):
-            self._say_here()
+            self._send_here()
         if self.monotonic() - self._alone_since_s > PATIENCE_S:
             self.leave("the coordinator went away")
             return
         self.later(ALIVE_EVERY_S, self._beat)
 
-    def _say_here(self) -> None:
-        """Tell the coordinator where this pserver is, as nobody leads it."""
+    def _send_here(self) -> None:
+        """Send the coordinator Here, as none has set this pserver up."""
         end = self.world.connect(self, self.stage.pserver_at(0), 0)
         if end is not None:
             address = self.stage.address_of(self)
@@ -93,15 +93,15 @@ class SimPserver(Process):
             end.close()
 
     def leave(self, reason: str) -> None:
-        """End by oneself, with a good conscience."""
+        """Exit in good order."""
         self.note(f"leaves: {reason}")
         self.world.kill(self, "left", is_own_will=True)
 
     # Connections
 
     def accept(self, end: End, port: int) -> None:
-        """Somebody has connected to a lane, or to the first port to talk."""
-        end.on_message = self._told
+        """Accept a connection to a lane or, on the first port, for control messages."""
+        end.on_message = self._received
         end.on_closed = self._closed
 
     def _closed(self, end: End) -> None:
@@ -114,7 +114,7 @@ class SimPserver(Process):
         elif self.coordinator is not None:
             self.coordinator.lost(end)
 
-    def _told(self, end: End, message: Any) -> None:
+    def _received(self, end: End, message: Any) -> None:
         try:
             if type(message) is list:
                 for frame in message:
@@ -125,7 +125,7 @@ class SimPserver(Process):
             self.refuse(end, e)
 
     def refuse(self, end: End, error: BiremeError) -> None:
-        """Say no and hang up."""
+        """Send the refusal and close the connection."""
         self.note(f"refuses {end.peer.process.name}: {error.what}")
         end.send(error)
         end.close()
@@ -161,7 +161,7 @@ class SimPserver(Process):
                     self._names_cuts.cut_soon()
             case m.Stop():
                 if self._link not in (None, end) and self._alone_since_s == float("inf"):
-                    raise FrameError("only the coordinator may tell a pserver to stop")
+                    raise FrameError("only the coordinator may stop a pserver")
                 self.leave(message.reason)
             case _:
                 if self.coordinator is None:
@@ -212,13 +212,13 @@ class SimPserver(Process):
     # Cuts and passes
 
     def lane_passed(self, totals: PassTotals) -> None:
-        """The first lane has closed a pass."""
+        """Pass the first lane's totals of a closed pass to the coordinator."""
         if self.coordinator is None:
             self.coordinator = SimCoordinatorService(self)
         self.coordinator.lane_passed(self.standing.history, totals)
 
     def cut(self, lane: SimLane, counts: LaneCounts, *, ends_pass: bool) -> None:
-        """A lane's value at a cut; the last lane's makes it complete."""
+        """Add a lane's value to a cut; the last lane's completes it."""
         assert self._setup is not None
         cut = self._cut
         if cut is None or cut.counts.round != counts.round:
@@ -243,7 +243,7 @@ class SimPserver(Process):
     def _write(self, cut: _Cut) -> None:
         self._is_writing = False
         path, written, failure = Path(), None, ""
-        if cut.setup is self._setup:  # else it is of a history that is over
+        if cut.setup is self._setup:  # else it belongs to an earlier history
             try:
                 path, written = self._write_part(cut)
             except StorageError as e:

@@ -56,17 +56,17 @@ class SimTrainer(Process):
         self._unsent: list[Any] = []
         self._cut_at = 0
         self._closed: deque[m.PassClosed | m.Counted] = deque()
-        self._waits_for_word = False
-        self._told_s = -1.0
+        self._awaits_reply = False
+        self._reported_s = -1.0
         self._pushed = 0
         """Rounds in this view."""
         self._trained: dict[int, int] = {}
         self._own: dict[int, int] = {}
-        """Local mode: what was sent of each shard last, in this pass. Nobody else knows."""
+        """Local mode: the last gradient sent of each shard in this pass; no other process has it."""
         self._pass = 0
 
     def start(self) -> None:
-        """Come to life."""
+        """Take an incarnation and look for the coordinator."""
         self.incarnation = incarnations.take(self.world.disk.at(OUTPUT), self.name)
         self.stage.checks.incarnation(self.name, self.incarnation)
         self.note(f"starts as incarnation {self.incarnation}")
@@ -78,7 +78,7 @@ class SimTrainer(Process):
             self._line.send(m.Alive())
         self.later(ALIVE_EVERY_S, self._beat)
 
-    # The coordinator's word
+    # The coordinator's orders
 
     def _seek_anew(self) -> None:
         self._line, self.view, self._seeks_since_s = None, 0, self.monotonic()
@@ -94,7 +94,7 @@ class SimTrainer(Process):
             else:
                 self.later(0.05 + 0.1 * self.world.rng.random(), self._seek)
             return
-        end.on_message, end.on_closed = self._told, self._line_lost
+        end.on_message, end.on_closed = self._received, self._line_lost
         self._line, self._orders = end, Orders(self._hang_up)
         end.send(
             m.Join(
@@ -107,32 +107,32 @@ class SimTrainer(Process):
             )
         )
 
-    def _told(self, end: End, message: Any) -> None:
+    def _received(self, end: End, message: Any) -> None:
         if end is not self._line:
             return
         if isinstance(message, m.PassClosed | m.Counted):
-            if self._begin is not None:  # else nobody is there to hear it
+            if self._begin is not None:  # else no loop runs that could take it
                 self._closed.append(message)
-                if self._waits_for_word:
+                if self._awaits_reply:
                     self._step(None)
             return
         if isinstance(message, BiremeError):
             self._orders.refuse(message)
         else:
-            self._orders.say(message)
+            self._orders.put(message)
         self._follow()
 
     def _line_lost(self, end: End) -> None:
         if end is self._line:
-            self._orders.say(None)
+            self._orders.put(None)
             self._follow()
 
     def _follow(self) -> None:
-        """Do what is to be done next, unless the one before is not over yet."""
-        if self._is_busy or self._line is None or not self._orders.is_news(self.view):
+        """Follow the newest order, unless the loop of the one before still runs."""
+        if self._is_busy or self._line is None or not self._orders.has_newer(self.view):
             return
         try:
-            order = self._orders.await_news(self.view, 0.0)
+            order = self._orders.wait(self.view, 0.0)
         except BiremeError as e:
             self.stage.failed(self, e)
             return
@@ -147,7 +147,7 @@ class SimTrainer(Process):
             self.note("lost the coordinator")
             self._seek_anew()
         else:
-            self.stage.told_to_leave(self, order)
+            self.stage.stopped(self, order)
 
     # The lanes
 
@@ -162,8 +162,8 @@ class SimTrainer(Process):
                 end.on_message, end.on_closed, end.tag = self._answered, self._lane_lost, len(self._lanes)
                 self._lanes.append(end)
         self._begin = begin
-        if self._orders.is_news(self.view):
-            self._over(NetworkError("something else is to be done by now"))
+        if self._orders.has_newer(self.view):
+            self._over(NetworkError("the view ended while its lanes were being opened"))
             return
         self._closed.clear()
         self._pushed = 0
@@ -171,17 +171,17 @@ class SimTrainer(Process):
         self._step(None)
 
     def _hang_up(self) -> None:
-        """What the product does when there is news: a loop that has begun ends, one that is about to begin does not."""
+        """As in the product, a newer order ends a loop that has begun, not one whose lanes are still being opened."""
         if self._begin is not None:
             self._over(NetworkError("hung up"))
 
     def _over(self, error: BiremeError | None) -> None:
-        """The loop has ended, by itself or with an error."""
+        """End the loop, with an error unless it returned by itself."""
         for end in self._lanes:
             end.close()
         self._run = None
-        self._lanes, self._begin, self._is_busy, self._waits_for_word = [], None, False, False
-        if error is not None and not self._orders.is_news(self.view):
+        self._lanes, self._begin, self._is_busy, self._awaits_reply = [], None, False, False
+        if error is not None and not self._orders.has_newer(self.view):
             assert self._line is not None
             if not isinstance(error, NetworkError | StaleError):
                 self._line.send(m.Failed(trainer=self.rank, what=error.what))
@@ -209,7 +209,7 @@ class SimTrainer(Process):
     def _step(self, value: Any) -> None:
         run = self._run
         assert run is not None
-        self._waits_for_word = False
+        self._awaits_reply = False
         try:
             pause = run.send(value)
         except StopIteration:
@@ -237,7 +237,7 @@ class SimTrainer(Process):
             yield from self._end_pass(pass_id, at)
 
     def _count(self, pass_id: int, done: dict[int, int] | None) -> int:
-        """Begin to count a pass of which so many batches are done, or all; returns how many rounds we take part in."""
+        """Reset counts for a pass of which so many batches are done, or all; returns the trainer's number of rounds."""
         samples, size = self.shape.samples[pass_id], self.shape.batch_size
         self._pass = pass_id
         self._trained = {s: samples[s] if done is None else min(done[s] * size, samples[s]) for s in self.share.shards}
@@ -268,10 +268,10 @@ class SimTrainer(Process):
             def leaf(shard: int) -> int | None:
                 if batch >= shape.batches(pass_id, shard):
                     return None
-                found = gradient(shard, pass_id, batch, self._values, self._own.get(shard, 0))
+                result = gradient(shard, pass_id, batch, self._values, self._own.get(shard, 0))
                 if shape.mode == "local":
-                    self._own[shard] = found
-                return found
+                    self._own[shard] = result
+                return result
 
             total = fold(span, leaf, add)
             records = [shape.record(pass_id, s, batch) for s in live]
@@ -282,7 +282,7 @@ class SimTrainer(Process):
     def _push(self, round_: int, span: Span, records: list[Record], payload: int | None, extra: int) -> None:
         head = self._head(Kind.PUSH, Flag.NONE, round_, span.lo, span.hi, extra)
         head = head._replace(records=len(records), nbytes=0 if payload is None else 4)
-        if self.world.rng.random() < 0.1:  # what comes first may be all that comes
+        if self.world.rng.random() < 0.1:  # send the head alone: the payload may never follow
             self._unsent.append((PUSH, head, records, payload or 0, False))
             self._flush()
             self._unsent.append((REST,))
@@ -303,12 +303,12 @@ class SimTrainer(Process):
         self._unsent.append((PULL, self._head(Kind.PULL, flags, round_, shard, shard + 1, pass_id)))
         self._flush()
         replies: list[Slice] = yield None
-        found = {Position(r[0], r[1], r[2]) for r in replies}
-        if len(found) > 1 and not may_differ and not self.shape.is_streamed:
-            raise AssertionError(f"lanes answered from different rounds {sorted(found)}")
+        positions = {Position(r[0], r[1], r[2]) for r in replies}
+        if len(positions) > 1 and not may_differ and not self.shape.is_streamed:
+            raise AssertionError(f"lanes answered from different rounds {sorted(positions)}")
         self._values = tuple(r[4] for r in replies)
         self._cut_at = max(self._cut_at, *(r[3] for r in replies))
-        return oldest(found)
+        return oldest(positions)
 
     def _pull_now(self, shard: int) -> Asking:
         at = yield from self._ask(Flag.NOW, 0, shard, may_differ=True)
@@ -337,14 +337,14 @@ class SimTrainer(Process):
         self._trained[shard] += record.samples
         self._push(batch, Span(shard, shard + 1), [record], 1 if record.samples else None, pass_id)
 
-    # What is told
+    # Reports
 
     def _report(self, at: Position, rounds: int) -> None:
         now = self.monotonic()
         self._pushed += 1
-        if at.batch + 1 < rounds and now - self._told_s < REPORT_EVERY_S:
+        if at.batch + 1 < rounds and now - self._reported_s < REPORT_EVERY_S:
             return
-        self._told_s = now
+        self._reported_s = now
         assert self._line is not None
         self._line.send(
             m.Progress(
@@ -381,8 +381,8 @@ class SimTrainer(Process):
     def _await(self, kind: type[m.PassClosed] | type[m.Counted], pass_id: int) -> Steps:
         while True:
             while self._closed:
-                word = self._closed.popleft()
-                if isinstance(word, kind) and word.pass_id == pass_id:
+                reply = self._closed.popleft()
+                if isinstance(reply, kind) and reply.pass_id == pass_id:
                     return
-            self._waits_for_word = True
+            self._awaits_reply = True
             yield None

@@ -1,12 +1,12 @@
 """Time, chance, processes and connections of one history.
 
 Time jumps from event to event. An event belongs to a process: one that is paused gets it when it wakes up, one that is
-dead never does. A connection is two ends with a stream each way, as TCP gives it: what arrives, arrives in order; a
-connection that is cut loses what is under way; one whose cable is cut says nothing until somebody has waited long
-enough. Whoever dies leaves what it had sent on its way, or not.
+dead never does. A connection is two ends with a stream each way, as TCP gives it: messages arrive in order; a
+connection that is cut loses those under way; one whose cable is cut is silent until a timeout. Messages that a dying
+process has sent arrive, or are lost.
 
-`World.now` is the time of the world, which no process knows: each has clocks of its own (clocks.py), and what it does
-later, it does when its own clock says so.
+`World.now` is the time of the world, which no process can read: each has clocks of its own (clocks.py), and its timers
+follow its own clock.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from bireme.sim.clocks import Clocks
 from bireme.sim.disk import Disk, Killed
 
 SILENCE_S = 15.0
-"""After so long a kernel takes a peer for dead that does not answer."""
+"""The kernel's timeout for a peer that does not answer."""
 TRACE = 60
 Event = tuple[float, int, "Process | None", Callable[..., None], tuple[Any, ...]]
-"""When, its number, whose it is, and what is done."""
+"""Time, number, process, and the call with its arguments."""
 
 
 class Broken(Exception):  # noqa: N818 - a finding, not a failure of the simulator
-    """An invariant does not hold: the history has found a bug."""
+    """An invariant is violated: the history has found a bug."""
 
 
 class Process:
-    """Something that can die."""
+    """A simulated process: it can be killed, paused, suspended and cut off."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -41,38 +41,38 @@ class Process:
         self.is_running = True
         self.is_dead = False
         self.is_cut_off = False
-        """Nobody can be reached from here, nor can this process be."""
+        """No connection from or to this process can be opened."""
         self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.ends: dict[End, None] = {}
         self.fuse = -1
-        """Steps on the disk until it dies; negative: it does not."""
+        """Disk steps until it dies; negative: it does not."""
         self.pid = 1
         self.stopped_s = float("inf")
-        """Since when it is dead or paused."""
+        """The time at which it died or was paused."""
         self.woke_s = 0.0
         self.alarms: list[Event] | None = None
-        """What it was about to do when its machine was suspended; None: it is not."""
+        """Its timers at the time when its machine was suspended; None: it is not."""
 
     def accept(self, end: End, port: int) -> None:
-        """Somebody has connected."""
+        """Accept a connection."""
         raise NotImplementedError
 
     def later(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Do something after a while by one's own clock, unless dead by then."""
+        """Call `act` after a delay by the process' own clock, unless it is dead by then."""
         world = self.world
         world.count += 1
         heappush(world.heap, (world.now + delay_s * self.clock.pace, world.count, self, act, args))
 
     def monotonic(self) -> float:
-        """What `time.monotonic` says here and now."""
+        """The process' `time.monotonic`."""
         return self.clock.monotonic(self.world.now)
 
     def wall(self) -> float:
-        """What `time.time` says here and now."""
+        """The process' `time.time`."""
         return self.clock.wall(self.world.now)
 
     def note(self, what: str) -> None:
-        """Leave a line in the trace."""
+        """Add a line to the trace."""
         self.world.trace.append((self.world.now, self.name, what))
 
 
@@ -94,7 +94,7 @@ class End:
         process.ends[self] = None
 
     def send(self, message: Any) -> None:
-        """Send something; whether it arrives is another matter."""
+        """Send a message; it may be lost on the way."""
         if not self.is_open:
             return
         world = self.process.world
@@ -107,37 +107,37 @@ class End:
         heappush(world.heap, (arrives, world.count, peer.process, peer.take, (message,)))
 
     def not_before(self, until_s: float) -> None:
-        """What is sent from now on arrives no earlier than this."""
+        """Delay everything sent from now on until this time."""
         self._last_s = max(self._last_s, until_s)
 
     def take(self, message: Any) -> None:
-        """Something has arrived."""
+        """Deliver a message."""
         if self.is_open:
             self.on_message(self, message)
 
     def close(self) -> None:
-        """Hang up; the peer learns of it after all that was sent."""
+        """Close the connection; the peer gets the end of the stream after all messages."""
         if self.is_open:
             self.is_open = False
             self.process.ends.pop(self, None)
-            self.tell_peer()
+            self.send_end()
 
-    def tell_peer(self) -> None:
-        """Let the peer know, after all that was sent, that nothing more will come."""
+    def send_end(self) -> None:
+        """Send the end of the stream, after all messages."""
         world = self.process.world
         arrives = max(self._last_s, world.now + world.delay())
         world.count += 1
         heappush(world.heap, (arrives, world.count, self.peer.process, self.peer.notice, ()))
 
     def notice(self) -> None:
-        """The other side has gone."""
+        """Handle the end of the stream."""
         if self.is_open:
             self.is_open = False
             self.process.ends.pop(self, None)
             self.on_closed(self)
 
     def tear(self, after_s: float) -> None:
-        """The connection breaks here: nothing more arrives, and after a while this side learns of it."""
+        """Break the connection on this side: nothing more arrives, and the process gets the error after a while."""
         if not self.is_open:
             return
         self.is_open = False
@@ -146,11 +146,11 @@ class End:
 
 
 def _ignore(end: End, message: Any) -> None:
-    """Nobody listens."""
+    """Drop a message without a handler."""
 
 
 def _ignore_end(end: End) -> None:
-    """Nobody listens."""
+    """Ignore the end of a connection without a handler."""
 
 
 class World:
@@ -167,30 +167,30 @@ class World:
         self.disk = Disk()
         self.faults: Counter[str] = Counter()
         self.slow = slow
-        """The share of messages that take long."""
+        """The share of slow messages."""
         self.strike_at = -1
-        """The number of the event at which the next fault is due that is named by an event."""
-        self.on_strike: Callable[[Process | None], None] = _nobody
-        self.on_death: Callable[[Process], None] = _nobody
+        """The number of the event at which the next fault is due."""
+        self.on_strike: Callable[[Process | None], None] = _ignore_process
+        self.on_death: Callable[[Process], None] = _ignore_process
         self.is_over = False
 
     def delay(self) -> float:
-        """How long something is under way."""
+        """Draw a message's delay."""
         random_ = self.rng.random
         draw = random_()
         if draw < self.slow:
-            # Now and then something is lost again and again, and sent again after ever longer times.
+            # Now and then a packet is lost repeatedly, and TCP resends it after ever longer times.
             again = random_()
             return 0.02 + 0.3 * again if again < 0.95 else 100 * (again - 0.94)
         return 0.0002 + 0.002 * draw
 
     def at(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Do something after a while that is nobody's."""
+        """Call `act` after a delay, by the world's clock and for no process."""
         self.count += 1
         heappush(self.heap, (self.now + delay_s, self.count, None, act, args))
 
     def connect(self, process: Process, to: Process | None, port: int) -> End | None:
-        """Connect to a process; None where nobody listens or nothing gets through."""
+        """Connect to a process; None if it is dead, or either is cut off."""
         if to is None or to.is_dead or to.is_cut_off or process.is_cut_off:
             return None
         here, there = End(process), End(to)
@@ -199,7 +199,7 @@ class World:
         return here
 
     def run(self, until_s: float) -> None:
-        """Let things happen until nothing is left to, or time is up, or it is over."""
+        """Run events until none is left, the time is up, or the history is over."""
         heap, disk = self.heap, self.disk
         while heap and not self.is_over:
             at, _, owner, act, args = heappop(heap)
@@ -230,7 +230,7 @@ class World:
             disk.fuse = -1
 
     def kill(self, process: Process, how: str, *, is_silent: bool = False, is_own_will: bool = False) -> None:
-        """End a process; silently: its machine is gone too, and nobody hears of it."""
+        """Kill a process; silently: its machine is gone too, and peers only get a timeout."""
         if process.is_dead:
             return
         process.note(f"dies: {how}")
@@ -244,9 +244,9 @@ class World:
             if is_silent:
                 peer.tear(SILENCE_S * (0.5 + 0.5 * self.rng.random()))
             elif self.rng.random() < 0.3 and not is_own_will:
-                peer.tear(self.delay())  # a reset overtakes what was under way
+                peer.tear(self.delay())  # a reset overtakes messages under way
             else:
-                end.tell_peer()
+                end.send_end()
         process.ends.clear()
         self.on_death(process)
 
@@ -256,13 +256,13 @@ class World:
             one.tear(SILENCE_S * (0.5 + 0.5 * self.rng.random()) if is_silent else self.delay())
 
     def pause(self, process: Process) -> None:
-        """Stop a process; its machine still takes what others send."""
+        """Pause a process; its machine still accepts connections and messages."""
         if not process.is_dead and process.is_running:
             process.is_running, process.stopped_s = False, self.now
             process.note("is paused")
 
     def suspend(self, process: Process) -> None:
-        """Stop a process and its clock: what it waits for is as far away when it wakes up. Mail comes all the same."""
+        """Pause a process and its clock: timers go on where they stood; messages arrive all the same."""
         if process.is_dead or not process.is_running:
             return
         self.pause(process)
@@ -272,7 +272,7 @@ class World:
         heapify(self.heap)
 
     def wake(self, process: Process) -> None:
-        """Let a paused process go on, with everything that came meanwhile."""
+        """Resume a paused process, with everything that arrived meanwhile."""
         if process.is_dead or process.is_running:
             return
         if process.alarms is not None:
@@ -280,7 +280,7 @@ class World:
         process.is_running, process.stopped_s, process.woke_s = True, float("inf"), self.now
         process.note("wakes up")
         backlog, process.backlog = process.backlog, []
-        # What came on one connection is read in its order, but nobody says which connection is read first.
+        # Messages of one connection are read in order, connections in any order.
         turns: dict[object, float] = {}
         reads = []
         for act, args in backlog:
@@ -296,19 +296,19 @@ class World:
             heappush(self.heap, (at, self.count, owner, act, args))
 
     def _hold_back(self, read_s: dict[End, float]) -> list[tuple[float, Event]]:
-        """Take out what would overtake earlier mail of its connection; returns it, with when it may come."""
-        found: list[tuple[float, Event]] = []
+        """Remove events that would overtake earlier messages of their connection; returns them with their new times."""
+        held: list[tuple[float, Event]] = []
         for event in sorted(self.heap, key=lambda event: event[:2]):
             end = getattr(event[3], "__self__", None)
             if isinstance(end, End) and event[0] < read_s.get(end, 0.0):
-                found.append((read_s[end], event))
-        if found:
-            early = {event[1] for _, event in found}
+                held.append((read_s[end], event))
+        if held:
+            early = {event[1] for _, event in held}
             self.heap[:] = [event for event in self.heap if event[1] not in early]
             heapify(self.heap)
         for end, until_s in read_s.items():
             end.peer.not_before(until_s)
-        return found
+        return held
 
     def _set_alarms(self, process: Process, alarms: list[Event]) -> None:
         slept_s, process.alarms = self.now - process.stopped_s, None
@@ -318,9 +318,9 @@ class World:
 
 
 def _is_alarm_of(process: Process, event: Event) -> bool:
-    """Whether an event is something that a process does by its clock, and not mail."""
+    """Whether an event is a process' timer, and not a message."""
     return event[2] is process and not isinstance(getattr(event[3], "__self__", None), End)
 
 
-def _nobody(process: Process | None) -> None:
-    """Nobody wants to know."""
+def _ignore_process(process: Process | None) -> None:
+    """Ignore a strike or a death without a handler."""

@@ -1,4 +1,4 @@
-"""Whether a trainer that says hello belongs to this job, and what everybody is told when it begins. No I/O."""
+"""Admission of trainers, and the SetUp and Begin messages that follow from the job's facts. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bireme.ps.setup import Setup
 from bireme.ps.tree import share_out
 
 _TRAINER_0_KNOWS = ("output", "start_samples")
-"""Facts that only trainer 0's word matters for: it alone reads and writes models."""
+"""Facts taken from trainer 0 alone, which reads and writes models; others may differ."""
 
 _OTHER_PROGRAM = (
     "its config, or a file that the config reads such as dict.txt, is not that of the trainers that came before it"
@@ -23,7 +23,7 @@ def settle_facts(facts: m.Facts, trainers: int) -> m.Facts:
 
 
 def wrong_rank(rank: int, trainers: int) -> tuple[str, str] | None:
-    """What is wrong with a rank, and how to mend it; None if nothing is."""
+    """What is wrong with a rank, and how to fix it; None if nothing is."""
     if 0 <= rank < trainers:
         return None
     return (
@@ -35,7 +35,7 @@ def wrong_rank(rank: int, trainers: int) -> tuple[str, str] | None:
 def why_not(
     join: m.Join, facts: m.Facts, present: m.Join | None, known: m.Facts | None, trainers: int
 ) -> tuple[str, str] | None:
-    """Why a trainer may not join, and how to mend it; None if it may. `present` holds its rank, `known` is the job."""
+    """Why a trainer may not join, and how to fix it; None if it may. `present` holds its rank, `known` is the job."""
     wrong = wrong_rank(join.trainer, trainers)
     if wrong:
         return wrong
@@ -53,10 +53,10 @@ def why_not(
 
 
 def _is_later(present: m.Join, join: m.Join) -> bool:
-    """Whether who joins is the successor of who is there, or the same one again, which has lost its connection.
+    """Whether `join` is from the successor of `present`, or from the same process after a lost connection.
 
-    Those that were started by hand have no numbers to tell by: a second one with the same id is a mistake. Where there
-    are numbers, they decide alone: in containers a successor has the name and the process id of the one before.
+    Trainers started by hand have no incarnation: a second one with the same id is a mistake. Where there are
+    incarnations they decide alone: in containers a successor has its predecessor's host name and process id.
     """
     if join.incarnation or present.incarnation:
         return join.incarnation >= present.incarnation
@@ -64,17 +64,17 @@ def _is_later(present: m.Join, join: m.Join) -> bool:
 
 
 def difference(ours: m.Facts | None, theirs: m.Facts, trainers: int) -> str:
-    """In what a trainer's facts differ from those of the others; '' if they agree."""
+    """How a trainer's facts differ from those of the others; '' if they agree."""
     if theirs.trainers != trainers:
         return f"it counts {theirs.trainers} trainers, pserver 0 counts {trainers}"
     if ours is None:
         return ""
-    known, told = msgspec.to_builtins(ours), msgspec.to_builtins(theirs)
-    for name in known:
-        if known[name] != told[name] and name not in _TRAINER_0_KNOWS:
+    left, right = msgspec.to_builtins(ours), msgspec.to_builtins(theirs)
+    for name in left:
+        if left[name] != right[name] and name not in _TRAINER_0_KNOWS:
             if name == "fingerprint":
                 return _OTHER_PROGRAM
-            return f"`{name}` is {_short(told[name])} there and {_short(known[name])} with the others"
+            return f"`{name}` is {_short(right[name])} there and {_short(left[name])} with the others"
     return ""
 
 
@@ -84,7 +84,7 @@ def _short(value: object) -> str:
 
 
 def setup_of(facts: m.Facts, ids: tuple[int, int], rank: int, base: Base) -> Setup:
-    """What a pserver is to keep in a view, from `base` on; `ids` are the job's and the view's."""
+    """A pserver's SetUp for a view that resumes from `base`; `ids` are the job's and the view's."""
     return Setup(
         job=ids[0],
         view=ids[1],
@@ -113,7 +113,7 @@ def setup_of(facts: m.Facts, ids: tuple[int, int], rank: int, base: Base) -> Set
 def begin_of(
     facts: m.Facts, ids: tuple[int, int], pservers: tuple[m.Address, ...], *, saved: int, has_base: bool
 ) -> m.Begin:
-    """What trainers are told of a view whose pservers are ready."""
+    """The trainers' Begin for a view whose pservers are ready."""
     return m.Begin(
         job=ids[0],
         view=ids[1],

@@ -1,17 +1,17 @@
 """Who is in the job, in which view, and when it ends. No sockets, no files, no clock.
 
 The coordinator is not on the data path: rounds go on between trainers and lanes without it.
-Events come in with the time they happened; what is to be done comes out as effects.
+Each method takes an event with its time and returns effects.
 
-    gathering ──everybody is there──► setting-up ──all pservers ready──► training ──last pass saved──► finished
+    gathering ──all members joined──► setting-up ──all pservers ready──► training ──last pass saved──► finished
         ▲                                  │                                │
-        └──────── somebody was lost ───────┴────────────────────────────────┘      anywhere: failed | cancelled
+        └───────── a member was lost ──────┴────────────────────────────────┘      anywhere: failed | cancelled
 
-Each way through setting-up makes a new view. If only trainers or connections were lost, lanes keep what they have
+Each way through setting-up makes a new view. If only trainers or connections were lost, lanes keep their state
 (a mend); if a pserver was, all lanes load the last committed cut (a rewind, which begins a new history).
 
-The file is long because the machine is one: what follows from an event depends on the phase, the view and the cuts at
-once. What can be told apart is: members.py (who is there), passes.py, cuts.py and joining.py.
+The file is long because the machine is one: the reaction to an event depends on the phase, the view and the cuts at
+once. The separable parts are in members.py, passes.py, cuts.py and admission.py.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from bireme.ps.setup import cuts_only_at_passes, has_private_state
 SET_UP_PATIENCE_S = 300.0
 """Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
 MAX_MENDS = 20
-"""So many views in a row without one round, though everybody is there, mean that it will not get better."""
+"""Fail the job after so many views in a row without a closed round: the connections will not get better."""
 TAKEN_OVER = "another coordinator has taken over"
 NO_END = "there is no snapshot at the end of pass"
-"""How the reason begins for which a job ends where a pass cannot be computed again to the same bits."""
+"""Prefix of the reason for which a job fails where recomputing a pass would not give the same bits."""
 
 
 class Coordinator:
@@ -66,15 +66,15 @@ class Coordinator:
         self.members = Members()
         self.passes = Passes()
         self.history = 0
-        """The view in which lanes last were given what they have."""
+        """The view of the last SetUp: lanes keep their state since then."""
         self.begun_s = 0.0
         self.losses: list[str] = []
-        """What went wrong since the last round, in words."""
+        """Losses since the last closed round, as text."""
         self._number = 0
         self._must_rewind = True
         self.cuts = Cuts()
         self.cut_failure: CutFailure | None = None
-        """The last cut, if it came to nothing; it stays until a later one counts."""
+        """The last failed cut, until a later one is committed."""
         self._waits_since_s = 0.0
         self._not_before_s = 0.0
         self._mends = 0
@@ -83,22 +83,22 @@ class Coordinator:
 
     @property
     def view(self) -> int:
-        """The current view, or the one that is being made: ordered by incarnation, then number."""
+        """The current view, or the one being set up: ordered by incarnation, then number."""
         return view_of(self.incarnation, self._number)
 
     @property
     def job_id(self) -> int:
-        """What frames carry so that two jobs cannot mix: differs with anything the job is made of."""
+        """A hash of the job's facts, carried by every frame so that two jobs cannot mix."""
         return stream_key(0, msgspec.json.encode(self.facts).decode())
 
     @property
     def snapshot_round(self) -> int | None:
-        """The round of the newest snapshot that this history has made or begun with; None: there is none."""
+        """The round of the newest snapshot of this history, its base included; None: there is none."""
         newest = self.cuts.newest_round
         return newest if newest is not None else self._base_round if self._has_base else None
 
     def told(self, connection: int, message: m.Message, now_s: float) -> list[Effect]:
-        """A member has something to say."""
+        """Handle a message from a member."""
         match message:
             case m.Alive():
                 return self.alive(connection, now_s)
@@ -119,7 +119,7 @@ class Coordinator:
             case m.CutPart():
                 return self.part_done(message, now_s)
             case _:
-                return []  # nothing that a coordinator is told
+                return []  # not a message for a coordinator
 
     def _to(self, why: Reason) -> None:
         self.phase = TRANSITIONS[self.phase, why]
@@ -127,7 +127,7 @@ class Coordinator:
     # Membership
 
     def joined(self, connection: int, join: m.Join, now_s: float) -> list[Effect]:
-        """A trainer says hello; the first one brings the facts, the others must agree."""
+        """Handle a trainer's Join; the first one brings the facts, the others must agree."""
         if self.phase in ENDED:
             return [self._turn_away(connection)]
         facts = settle_facts(join.facts, self.expected)
@@ -137,7 +137,7 @@ class Coordinator:
             return [RefuseJoin(connection, *refusal)]
         effects: list[Effect] = []
         before = self.members.trainers.pop(join.trainer, None)
-        if before is not None:  # its successor came before anybody noticed that it had gone
+        if before is not None:  # its successor joined before the old connection was seen to close
             effects = [HangUp(before.connection), *self._disturb(f"trainer {join.trainer} was replaced", now_s)]
         if self.facts is None or join.trainer == 0:
             self.facts = facts
@@ -145,14 +145,14 @@ class Coordinator:
         return [*effects, *self._advance(now_s)]
 
     def _turn_away(self, connection: int) -> Effect:
-        """Tell who comes after the end how it ended, or if it goes on elsewhere, nothing."""
+        """Answer a Join after the end with Stop, or just hang up if another coordinator runs the job."""
         if self.reason == TAKEN_OVER:
             return HangUp(connection)
         how = next(ending for ending in ENDED if ending == self.phase)
         return Send(connection, m.Stop(reason=self.reason, how=how))
 
     def pserver_reached(self, rank: int, connection: int, address: m.Address, now_s: float) -> list[Effect]:
-        """A connection to a pserver is open."""
+        """Handle an open connection to a pserver."""
         self.members.reaching.discard(rank)
         self.members.trouble.pop(rank, None)
         if self.phase in ENDED or rank in self.members.pservers:
@@ -161,9 +161,9 @@ class Coordinator:
         return self._advance(now_s)
 
     def pserver_is_here(self, message: m.Here, now_s: float) -> list[Effect]:
-        """A pserver says where it is; if it is another one than we talk to, and younger, it has replaced that one.
+        """Handle a pserver's Here; one with a later incarnation and another address replaces the connected one.
 
-        The old one may be stopped or cut off: then its connection says nothing for long, or for ever.
+        The old one may be stopped or cut off: its connection may not close for long, or ever.
         """
         rank, pservers = message.pserver, self.members.pservers
         is_younger = self.members.pserver_lives(rank, message.incarnation)
@@ -175,21 +175,21 @@ class Coordinator:
         return [HangUp(present.connection), *self._disturb(f"pserver {rank} was replaced", now_s)]
 
     def pserver_out_of_reach(self, rank: int, why: str) -> list[Effect]:
-        """Nobody answers where a pserver should be; the next tick tries again."""
+        """Handle a failed connection to a pserver; the next tick tries again."""
         self.members.reaching.discard(rank)
         self.members.trouble[rank] = why
         return []
 
     def alive(self, connection: int, now_s: float) -> list[Effect]:
-        """Somebody says that it is still there."""
+        """Handle a heartbeat."""
         self.members.heard(connection, now_s)
         return []
 
     def lost(self, connection: int, now_s: float) -> list[Effect]:
-        """A connection has closed; that matters if its process is needed."""
+        """Handle a closed connection; only a member's matters."""
         if (rank := self.members.trainer_gone(connection)) is not None:
             if not self.members.trainers and not self.begun_s:
-                self.facts = None  # nobody is left whose word would count
+                self.facts = None  # training has not begun: the next trainer may bring another job
             return self._disturb(f"trainer {rank} was lost", now_s)
         if (rank := self.members.pserver_gone(connection)) is not None:
             self._must_rewind = True
@@ -197,7 +197,7 @@ class Coordinator:
         return []
 
     def link_lost(self, connection: int, message: m.LinkLost, now_s: float) -> list[Effect]:
-        """A trainer has lost a lane, though both may be well."""
+        """Handle a trainer's loss of a connection to a lane, though both may still run."""
         if (
             self.members.trainer(connection, message.trainer) is None
             or message.view != self.view
@@ -211,7 +211,7 @@ class Coordinator:
         return self._disturb(f"trainer {message.trainer} lost a connection: {message.what}", now_s)
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Time has passed: give up, or try again."""
+        """Handle the passage of time: fail after the patience, or try again."""
         if self.phase in ENDED or self.facts is None:
             return []
         if not self._waits_since_s:
@@ -228,13 +228,13 @@ class Coordinator:
         return self._advance(now_s)
 
     def missing(self) -> list[str]:
-        """Who is not there, and why if that is known."""
+        """The members that are not connected, with the reason where there is one."""
         return self.members.missing(self.expected, self.facts.pservers if self.facts else 0)
 
     # Views
 
     def _disturb(self, what: str, now_s: float) -> list[Effect]:
-        """Something was lost: gather again."""
+        """Record a loss and gather again."""
         if self.phase in ENDED:
             return []
         effects: list[Effect] = []
@@ -244,43 +244,43 @@ class Coordinator:
             if self.facts is not None and has_private_state(self.facts.updates, self.facts.wire):
                 self._must_rewind = True
         if self.phase != "gathering":
-            self._to("somebody was lost")
+            self._to("a member was lost")
             self._waits_since_s = now_s
         if self.facts is None:
-            self._waits_since_s = 0.0  # all who waited have gone: whoever comes begins to wait anew
+            self._waits_since_s = 0.0  # no trainer is left: patience starts anew with the next one
         return [*effects, *self._advance(now_s)]
 
     def _advance(self, now_s: float) -> list[Effect]:
-        """Make a new view as soon as everybody is there."""
+        """Reach missing pservers; start a new view once all members are present."""
         facts = self.facts
         if facts is None or self.phase != "gathering":
             return []
-        known = next((t.join.pservers for t in self.members.trainers.values()), ())
+        addresses = next((t.join.pservers for t in self.members.trainers.values()), ())
         wanted = [r for r in range(facts.pservers) if r not in self.members.pservers and r not in self.members.reaching]
         self.members.reaching.update(wanted)
-        effects: list[Effect] = [Reach(r, known[r] if r < len(known) else None) for r in wanted]
+        effects: list[Effect] = [Reach(r, addresses[r] if r < len(addresses) else None) for r in wanted]
         if len(self.members.trainers) < self.expected:
             return effects
         self._waits_since_s = self._waits_since_s or now_s
         if len(self.members.pservers) < facts.pservers or now_s < self._not_before_s:
             return effects
-        self._to("everybody is there")
+        self._to("all members joined")
         self._waits_since_s = now_s
         self._number += 1
         if not self._must_rewind:
-            return [*effects, *self._tell_pservers(m.ChangeView(view=self.view, history=self.history))]
-        # Parts of cuts that are still to come are of a history that ends here.
+            return [*effects, *self._to_pservers(m.ChangeView(view=self.view, history=self.history))]
+        # Parts of cuts that arrive later belong to the history that ends here: forget the incomplete ones.
         self.history, self.cuts = self.view, Cuts()
-        if self.cut_failure is not None:  # rounds begin again below it
+        if self.cut_failure is not None:  # rounds restart below it, so any commit from now on clears it
             self.cut_failure = self.cut_failure._replace(round=-1)
         inputs = None if facts.accepts_changes else inputs_of(facts)
         return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.since)]
 
-    def _tell_pservers(self, message: m.Message) -> list[Effect]:
+    def _to_pservers(self, message: m.Message) -> list[Effect]:
         return [Send(pserver.connection, message) for _, pserver in sorted(self.members.pservers.items())]
 
     def loaded(self, view: int, base: Base, now_s: float) -> list[Effect]:
-        """The snapshot to go on from was found, or there is none and the job goes from the beginning."""
+        """Handle the result of Load: send every pserver its SetUp, from the snapshot or from the beginning."""
         facts = self.facts
         if view != self.view or self.phase != "setting-up" or facts is None:
             return []
@@ -296,13 +296,13 @@ class Coordinator:
             self.losses.append("the coordinator was lost")
             self.passes.closed = list(past.closed)
         if ending := self._end_if_done(facts):
-            return ending  # the coordinator before this one died between its last word in the ledger and its last word
+            return ending  # the coordinator before this one died after the last ledger row, before the final status
         ids = (self.job_id, self.view)
         orders = [setup_of(facts, ids, rank, base) for rank in range(facts.pservers)]
         return [Send(self.members.pservers[setup.pserver].connection, m.SetUp(setup=setup)) for setup in orders]
 
     def ready(self, connection: int, message: m.Ready, now_s: float) -> list[Effect]:
-        """A pserver is in a view; when all are, training begins or goes on."""
+        """Handle a pserver's Ready; after the last one, send Begin."""
         pserver = self.members.pservers.get(message.pserver)
         if pserver is None or pserver.connection != connection or self.facts is None:
             return []
@@ -330,7 +330,7 @@ class Coordinator:
     # Passes and cuts
 
     def progressed(self, connection: int, message: m.Progress, now_s: float) -> list[Effect]:
-        """A trainer tells how far it is."""
+        """Handle a trainer's progress."""
         trainer = self.members.trainer(connection, message.trainer)
         if trainer is None:
             return []
@@ -341,23 +341,23 @@ class Coordinator:
             self.losses, self._mends = [], 0
         if not is_noted(trainer, message, now_s, now_s - self.begun_s):
             return effects
-        # What was still under way when everybody was taken back is not of the history that begins there.
-        whose = {"history": self.history} if message.view == self.view else {}
-        return [*effects, self._event("progress", now_s, **progress_facts(message), **whose)]
+        # Progress sent before a rewind must not count for the new history: `Headway` would take it for an advance.
+        history = {"history": self.history} if message.view == self.view else {}
+        return [*effects, self._event("progress", now_s, **progress_facts(message), **history)]
 
     def lane_passed(self, history: int, totals: PassTotals, now_s: float) -> list[Effect]:
-        """The first lane has closed a pass: these samples were applied."""
+        """Handle a pass closed by the first lane: these samples were applied."""
         if history != self.history:
             return []
         self.passes.lane_passed(totals)
         return self._close_pass(totals.pass_id, now_s)
 
     def pass_done(self, connection: int, message: m.PassDone, now_s: float) -> list[Effect]:
-        """A trainer has ended a pass."""
+        """Handle a trainer's end of a pass."""
         if self.members.trainer(connection, message.trainer) is None:
             return []
         seen = self.passes.seen(message.pass_id)
-        if seen is not None:  # it was saved while trainer 0 was already on its way to another view
+        if seen is not None:  # saved already, but trainer 0 entered another view before it got Counted
             return [Send(connection, seen)] if message.trainer == 0 else []
         self.passes.report(message)
         return self._close_pass(message.pass_id, now_s)
@@ -371,7 +371,7 @@ class Coordinator:
         return [Send(self.members.trainers[0].connection, closed)]
 
     def part_done(self, message: m.CutPart, now_s: float) -> list[Effect]:
-        """A pserver has written its part of a cut, or could not; the last part makes the cut complete."""
+        """Handle a pserver's part of a cut, or its failure; the last part completes the cut."""
         if self.facts is None or message.history != self.history or self.phase in ENDED:
             return []
         parts = self.cuts.add(message, self.facts.pservers)
@@ -381,12 +381,12 @@ class Coordinator:
         if parts is None:
             return []
         ended = self.passes.totals(message.pass_id - 1) if message.ends_pass else None
-        # Whoever went on from a cut like that would wait for ever for the pass to close.
-        assert ended is not None or not message.ends_pass, "a pass ended whose totals nobody told; this is a bug"
+        # A job resumed from such a cut would wait forever for the pass to close.
+        assert ended is not None or not message.ends_pass, "a cut ends a pass without totals; this is a bug"
         return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self.cuts.base_of(parts)))]
 
     def cut_settled(self, manifest: Manifest, now_s: float, *, failure: str = "") -> list[Effect]:
-        """A cut counts from now on, or is lost for a reason."""
+        """Handle the result of Commit."""
         if manifest.view != self.history:
             return []
         ended = manifest.pass_id - 1 if manifest.ended is not None else None
@@ -398,13 +398,13 @@ class Coordinator:
             self.cut_failure = None
         if self.facts is not None and any(p.is_sparse for p in self.facts.parameters):
             committed = m.Committed(history=self.history, round=manifest.round, chain=len(manifest.base))
-            effects = self._tell_pservers(committed)
+            effects = self._to_pservers(committed)
         return effects if ended is None else [*effects, *self._settle(ended, now_s)]
 
     def _cut_lost(self, failure: CutFailure, ended: int | None, now_s: float) -> list[Effect]:
-        """A cut comes to nothing; a pass that ended with it is closed all the same if it comes out alike once more.
+        """Record a failed cut; close the pass that ended with it only if recomputing it gives the same bits.
 
-        Else a model that people have seen could be of another history than all that follows, so the job ends here.
+        Otherwise a rewind could replace a model that is already published, so the job fails here.
         """
         self.cut_failure = failure
         if ended is None:
@@ -414,7 +414,7 @@ class Coordinator:
         return self._settle(ended, now_s)
 
     def snapshot_wanted(self, now_s: float) -> list[Effect]:
-        """Somebody is about to leave and wants what was done to be saved; only where rounds go on can it be."""
+        """Request a snapshot for a client about to leave; ignored where cuts are made at passes only."""
         facts = self.facts
         if self.phase != "training" or facts is None or not facts.snapshots.path:
             return []
@@ -425,14 +425,14 @@ class Coordinator:
 
     def _ask_for_cut(self, now_s: float) -> list[Effect]:
         is_time = self.phase == "training" and self.cuts.is_to_be_asked(now_s)
-        return self._tell_pservers(m.CutSoon()) if is_time else []
+        return self._to_pservers(m.CutSoon()) if is_time else []
 
     def _settle(self, pass_id: int, now_s: float) -> list[Effect]:
         self.passes.settle(pass_id)
         return self._close_pass(pass_id, now_s)
 
     def model_saved(self, connection: int, message: m.Saved, now_s: float) -> list[Effect]:
-        """The model of a pass is on disk, so the pass counts; after the last one the job is over."""
+        """Handle a saved model: write the pass's ledger rows; the last pass ends the job."""
         if self.members.trainer(connection, 0) is None or self.facts is None:
             return []
         saved = self.passes.save(message.pass_id, now_s)
@@ -456,17 +456,17 @@ class Coordinator:
     # Endings
 
     def trainer_failed(self, connection: int, message: m.Failed) -> list[Effect]:
-        """A trainer cannot go on and would not be better a second time, so nobody can."""
+        """Handle a trainer's error: a restart would repeat it, so the job fails."""
         if self.members.trainer(connection, message.trainer) is None:
             return []
         return self._end("failed", f"trainer {message.trainer}: {message.what}")
 
     def failed(self, reason: str) -> list[Effect]:
-        """The coordinator's own shell cannot go on."""
+        """Handle an error of the coordinator's own shell."""
         return self._end("failed", reason)
 
     def superseded(self) -> list[Effect]:
-        """A pserver is in a later coordinator's view: this one was given up and has nothing to say any more."""
+        """Leave without a Stop: a later coordinator runs the job."""
         if self.phase in ENDED:
             return []
         self._to("it cannot go on")
@@ -474,7 +474,7 @@ class Coordinator:
         return [Leave(self.reason)]
 
     def cancelled(self) -> list[Effect]:
-        """Somebody asked to stop."""
+        """Handle a request to stop."""
         return self._end("cancelled", "stopped on request")
 
     def _end(self, how: m.Ending, reason: str, *, own_fault: OwnFault | None = None) -> list[Effect]:
@@ -484,4 +484,4 @@ class Coordinator:
         self.reason = reason
         stop = m.Stop(reason=reason, how=how)
         sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.members.trainers.values()]
-        return [Conclude(own_fault), *sends, *self._tell_pservers(stop), Leave(reason)]
+        return [Conclude(own_fault), *sends, *self._to_pservers(stop), Leave(reason)]

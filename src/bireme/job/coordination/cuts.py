@@ -1,4 +1,4 @@
-"""A cut on its way to a snapshot: parts come in from pservers, and when all are there a manifest follows. No I/O."""
+"""Collects pservers' parts of a cut; a complete cut becomes the manifest to commit. No I/O."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bireme.ps.setup import Setup
 from bireme.ps.snapshot.writer import FileWritten
 
 ASK_AGAIN_S = 1.0
-"""After so long a cut that somebody waits for has been left out, or a part of it was lost."""
+"""Repeat CutSoon after so long: pservers may have skipped the requested cut, or lost a part of it."""
 
 
 class CutFailure(NamedTuple):
-    """A cut that came to nothing."""
+    """A cut that could not be committed."""
 
     round: int
     what: str
 
 
 class Cuts:
-    """One history's cuts: parts of those that are not complete yet, by round, and the newest that counts."""
+    """One history's cuts: parts of incomplete ones, by round, and the newest committed one."""
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, m.CutPart]] = {}
@@ -34,37 +34,37 @@ class Cuts:
 
     @property
     def newest_round(self) -> int | None:
-        """The round of the newest cut that counts."""
+        """The round of the newest committed cut."""
         return self._newest.round if self._newest is not None else None
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for a cut."""
+        """Whether a snapshot was requested and is not committed yet."""
         return self._wanted is not None
 
     def want(self, round_: int) -> None:
-        """Somebody waits for a cut at this round or later."""
+        """Request a snapshot of this round or a later one."""
         self._wanted = max(round_, self._wanted or 0)
 
     def is_to_be_asked(self, now_s: float) -> bool:
-        """Whether it is time to ask the pservers for the cut that somebody waits for, for the first time or again."""
+        """Whether to send the pservers CutSoon now, for the first time or again."""
         if not self.is_wanted or now_s - self._asked_s < ASK_AGAIN_S:
             return False
         self._asked_s = now_s
         return True
 
     def add(self, part: m.CutPart, pservers: int) -> list[m.CutPart] | None:
-        """Take a part; when that makes a cut complete, return all of its parts in the order of pservers."""
+        """Add a part; once the cut is complete, return all of its parts in the order of pservers."""
         parts = self._parts.setdefault(part.round, {})
         parts[part.pserver] = part
         if len(parts) < pservers or not all(one.sha256 for one in parts.values()):
             return None
-        # What is older and not complete never will be.
+        # Pservers write parts in the order of rounds, so older incomplete cuts will never be completed.
         self._parts = {round_: some for round_, some in self._parts.items() if round_ > part.round}
         return [parts[rank] for rank in sorted(parts)]
 
     def committed(self, manifest: Manifest) -> None:
-        """A cut counts."""
+        """Note a committed cut; it fulfils a request for its round or an earlier one."""
         if self._newest is None or manifest.round > self._newest.round:
             self._newest = manifest
         if self._wanted is not None and manifest.round >= self._wanted:
@@ -73,8 +73,8 @@ class Cuts:
     def base_of(self, parts: Sequence[m.CutPart]) -> tuple[str, ...]:
         """The snapshots that a complete cut builds on: none, or the newest one and all that it builds on itself.
 
-        Some lanes may not have heard of the newest one yet and hold changes since an earlier one. That is more than
-        is needed, and right all the same.
+        Lanes that had not received Committed for the newest one hold changes since an earlier one: more than is
+        needed, and correct all the same.
         """
         if self._newest is None or not any(part.is_delta for part in parts):
             return ()
@@ -82,7 +82,7 @@ class Cuts:
 
 
 def part_of(setup: Setup, done: FileWritten) -> m.CutPart:
-    """What the coordinator is told of a pserver's part."""
+    """The coordinator's message about a pserver's written part."""
     counts, written = done.counts, done.written
     return m.CutPart(
         pserver=setup.pserver,
@@ -107,7 +107,7 @@ def manifest_of(
     ended: PassTotals | None,
     base: tuple[str, ...] = (),
 ) -> Manifest:
-    """What commits a complete cut; `ended` is what the pass came to that ended with it, if one did."""
+    """The manifest of a complete cut; `ended` has the totals of the pass that ended with it, if one did."""
     last = parts[-1]
     return Manifest(
         job=facts.name,
@@ -130,7 +130,7 @@ def manifest_of(
 
 
 def inputs_of(facts: m.Facts) -> Inputs:
-    """What the job's result is a function of."""
+    """The inputs that determine the job's result."""
     return Inputs(
         program=facts.fingerprint,
         data=facts.data,

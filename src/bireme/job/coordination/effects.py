@@ -1,4 +1,4 @@
-"""What the coordinator wants done: plain values that its shell carries out."""
+"""Effects: what the coordinator has decided, as plain values that its shell carries out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class RefuseJoin:
-    """Effect: tell a would-be member no, and hang up."""
+    """Effect: refuse a trainer's Join and close its connection."""
 
     to: int
     reason: str
@@ -43,7 +43,7 @@ class Reach:
 
     pserver: int
     address: m.Address | None
-    """Where a trainer knows it to be; the shell may know better."""
+    """The address from a trainer's Join; the shell's discovery takes precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +53,26 @@ class Load:
     view: int
     inputs: Inputs | None
     since: int = 0
-    """What older incarnations of a coordinator committed is of another run."""
+    """Ignore snapshots of coordinators up to this incarnation: they belong to another run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Effect: make a cut count, then report back with `cut_settled`, also if that failed."""
+    """Effect: commit a cut, then report back with `cut_settled`, also if that failed."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a job goes on from."""
+    """The state that a job resumes from."""
 
     manifest: Manifest | None
-    """None: there is no snapshot, it goes from the beginning."""
+    """None: there is no snapshot, the job starts from the beginning."""
     files: tuple[tuple[str, ...], ...]
     """Its parts, after those of the snapshots that it builds on."""
     past: JournalSummary = JournalSummary()  # noqa: RUF009 - a tuple
-    """What the books say."""
+    """The contents of metrics.jsonl and ledger.jsonl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,15 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """Effect: leave the last status behind. Before anybody is told: whoever has left would be started again."""
+    """Effect: write the final status, before any Stop: without it, supervisors would restart what has exited."""
 
     own_fault: OwnFault | None = None
-    """What the coordinator itself found wrong, so that nobody else will tell."""
+    """The kind of failure, if the coordinator itself found it, so that no other process reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Effect: go."""
+    """Effect: end the coordinator's process."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Whom the coordinator knows, and on which connection each of them speaks. No I/O."""
+"""The members of a job (trainers and pservers) and the connection of each. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COARSEST_S = 10.0
 
 @dataclass(slots=True)
 class Member:
-    """Somebody with a connection."""
+    """A process with a connection to the coordinator."""
 
     connection: int
     heard_s: float
@@ -28,7 +28,7 @@ class Trainer(Member):
     join: m.Join
     progress: m.Progress | None = None
     noted: tuple[int, float] = (0, 0.0)
-    """The view and the moment of the progress that metrics.jsonl last got of it."""
+    """The view and time of this trainer's last line in metrics.jsonl."""
 
 
 @dataclass(slots=True)
@@ -37,35 +37,35 @@ class Pserver(Member):
 
     address: m.Address
     ready_in: int = 0
-    """The view in which it last said it was."""
+    """The view of its last Ready."""
 
 
 class Members:
-    """Everybody who is there, by rank; whom the coordinator waits for, and why they are not there."""
+    """The connected members by rank, and why others are missing."""
 
     def __init__(self) -> None:
         self.trainers: dict[int, Trainer] = {}
         self.pservers: dict[int, Pserver] = {}
         self.reaching: set[int] = set()
-        """Pservers that the shell is trying to reach."""
+        """Pservers to which the shell is connecting."""
         self.trouble: dict[int, str] = {}
-        """Why pservers cannot be reached right now."""
+        """Why the last attempt to reach a pserver failed."""
         self.lives: dict[int, int] = {}
-        """The newest incarnations of pservers that were heard of."""
+        """The newest incarnation seen of each pserver."""
 
     def named(self) -> Iterator[tuple[str, Member]]:
-        """Everybody, as in `trainer 1`."""
+        """All members with their names, as in `trainer 1`."""
         yield from ((f"trainer {rank}", trainer) for rank, trainer in sorted(self.trainers.items()))
         yield from ((f"pserver {rank}", pserver) for rank, pserver in sorted(self.pservers.items()))
 
     def heard(self, connection: int, now_s: float) -> None:
-        """Somebody has said something."""
+        """Note that a member has sent a message."""
         for _, member in self.named():
             if member.connection == connection:
                 member.heard_s = now_s
 
     def trainer(self, connection: int, rank: int) -> Trainer | None:
-        """The trainer that speaks on this connection, if it is the one it says it is."""
+        """The trainer of this rank, if this is its connection; None for one that was replaced."""
         trainer = self.trainers.get(rank)
         return trainer if trainer is not None and trainer.connection == connection else None
 
@@ -78,18 +78,18 @@ class Members:
         return _forget(self.pservers, connection)
 
     def pserver_lives(self, rank: int, incarnation: int) -> bool:
-        """Note a pserver's incarnation; True if it is later than any heard of before."""
+        """Note a pserver's incarnation; True if it is later than any seen before."""
         before = self.lives.get(rank, 0)
         self.lives[rank] = max(before, incarnation)
         return incarnation > before
 
     def missing(self, trainers: int, pservers: int) -> list[str]:
-        """Who is not there of so many, and why if that is known."""
-        found = [f"trainer {rank}" for rank in range(trainers) if rank not in self.trainers]
+        """The members not connected of so many, with the reason where there is one."""
+        names = [f"trainer {rank}" for rank in range(trainers) if rank not in self.trainers]
         for rank in range(pservers):
             if rank not in self.pservers:
-                found.append(f"pserver {rank}" + (f" ({self.trouble[rank]})" if rank in self.trouble else ""))
-        return found
+                names.append(f"pserver {rank}" + (f" ({self.trouble[rank]})" if rank in self.trouble else ""))
+        return names
 
 
 def _forget(members: dict[int, Trainer] | dict[int, Pserver], connection: int) -> int | None:
@@ -103,8 +103,8 @@ def _forget(members: dict[int, Trainer] | dict[int, Pserver], connection: int) -
 def is_noted(trainer: Trainer, message: m.Progress, now_s: float, age_s: float) -> bool:
     """Whether a trainer's progress gets a line in metrics.jsonl, which else would grow by gigabytes a day.
 
-    The older the job, the coarser its curve. The first word in a view is always noted: those who start processes again
-    see by it that the job has got further, however often somebody dies.
+    The older the job, the coarser its curve. The first report in a view is always noted: supervisors restart a process
+    without limit only while they see the job advance.
     """
     view, then_s = trainer.noted
     if message.view == view and now_s - then_s < min(age_s / YOUNG, COARSEST_S):
@@ -114,7 +114,7 @@ def is_noted(trainer: Trainer, message: m.Progress, now_s: float, age_s: float) 
 
 
 def progress_facts(message: m.Progress) -> dict[str, object]:
-    """A trainer's progress as metrics.jsonl has it."""
+    """A trainer's progress as a line of metrics.jsonl."""
     return {
         "trainer": message.trainer,
         "pass": message.pass_id,

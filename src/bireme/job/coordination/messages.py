@@ -1,8 +1,8 @@
-"""Control messages: what processes of a job say to each other besides gradients and parameters.
+"""Control messages: all that processes of a job send each other besides gradients and parameters.
 
-They travel as JSON in CONTROL frames on the first port of a pserver. Trainers talk to pserver 0,
-where the coordinator lives; the coordinator talks to every pserver. Where several threads of a
-process have something to say on one connection they share a `Line`.
+They travel as JSON in CONTROL frames on the first port of a pserver. Trainers connect to pserver 0,
+which runs the coordinator; the coordinator connects to every pserver. Threads of a process that send
+on the same connection share a `Line`.
 """
 
 from __future__ import annotations
@@ -71,40 +71,40 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     since: int = 0
     """Incarnations up to this one are of earlier runs, as are their snapshots."""
     patience_s: float = 60.0
-    """How long to wait for somebody who was lost."""
+    """How long to wait for a lost member."""
     stop_after: int = 0
     """Passes without a lower test cost after which the job is over; 0: it has all its passes."""
 
 
 class Join(_Message, frozen=True):
-    """Trainer: here I am, and this is the job as I understand it."""
+    """Trainer: requests to join, with the job as it has read it."""
 
     trainer: int
     pid: int
     host: str
     facts: Facts
     pservers: tuple[Address, ...]
-    """Where it found the pservers, for a coordinator that cannot look by itself."""
+    """Addresses that the trainer has found, for a coordinator without discovery."""
     incarnation: int = 0
 
 
 class Begin(_Message, frozen=True):
-    """Coordinator: everybody is here, or is here again; this is the view."""
+    """Coordinator to trainer: all members are present; train in this view."""
 
     job: int
     view: int
     shares: tuple[Span, ...]
     pservers: tuple[Address, ...]
     wants_values: bool = False
-    """Trainer 0 is to send the values that a saved model gives."""
+    """Trainer 0 sends the values of a saved model first."""
     start_samples: int = 0
-    """What an earlier run trained, for schedules that trainers follow by themselves."""
+    """Samples that an earlier run trained, for schedules that trainers compute."""
     saved: int = -1
-    """The last pass whose model is on disk: one that ended after it is still to be tested and saved."""
+    """The last pass whose model is on disk: trainers test and save one that ended after it."""
 
 
 class Progress(_Message, frozen=True):
-    """Trainer: how far I am. Sums are over my own samples of this pass."""
+    """Trainer: its progress. Sums are over its own samples of this pass."""
 
     trainer: int
     pass_id: int
@@ -120,7 +120,7 @@ class Progress(_Message, frozen=True):
     closed: int = 0
     """Rounds that were closed while this trainer was in the view."""
     slowest_pserver: Slowest | None = None
-    """Whose answers this trainer waits for most."""
+    """The pserver whose answers this trainer waits for most."""
 
 
 class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,7 +133,7 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class PassDone(_Message, frozen=True):
-    """Trainer: I have the parameters that end this pass. Counts are per shard."""
+    """Trainer: has pulled the parameters that end this pass. Counts are per shard."""
 
     trainer: int
     pass_id: int
@@ -147,7 +147,7 @@ class PassDone(_Message, frozen=True):
 
 
 class PassClosed(_Message, frozen=True):
-    """Coordinator: everybody has ended this pass, and this is what it came to (means, not sums)."""
+    """Coordinator to trainer 0: all trainers have ended this pass; its results (means, not sums)."""
 
     pass_id: int
     round: int
@@ -162,9 +162,9 @@ class PassClosed(_Message, frozen=True):
     staleness: dict[str, int] = {}
     """Updates by how many batches their shard was ahead of the slowest; empty in sync and local mode."""
     wire_error: float = 0.0
-    """How much of a gradient the wire's coding changed or held back so far at most, as a share of its norm."""
+    """The largest share of a gradient's norm so far that the wire's coding changed or held back."""
     spent: dict[str, float] = {}
-    """Where trainer 0's time went, which also tests and saves for all: seconds since the pass before."""
+    """Seconds since the pass before, by activity of trainer 0, which alone tests and saves."""
 
 
 class Saved(_Message, frozen=True):
@@ -181,7 +181,7 @@ class Counted(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
-    """Trainer: I cannot go on."""
+    """Trainer: fails with an error that a restart would repeat."""
 
     trainer: int
     what: str
@@ -190,7 +190,7 @@ class Failed(_Message, frozen=True):
 
 
 class LinkLost(_Message, frozen=True):
-    """Trainer: a connection to a lane broke in this view, and I wait for the next one."""
+    """Trainer: lost a connection to a lane in this view, and waits for the next view."""
 
     trainer: int
     view: int
@@ -198,24 +198,24 @@ class LinkLost(_Message, frozen=True):
 
 
 class Alive(_Message, frozen=True):
-    """Trainer or pserver, every second: I am still here, however long my work takes."""
+    """Trainer or pserver, every second: heartbeat, however long its work takes."""
 
 
 class Stop(_Message, frozen=True):
-    """Coordinator: leave now; `how` says whether that is good news."""
+    """Coordinator: exit now; `how` is the way in which the job ended."""
 
     reason: str
     how: Ending
 
 
 class SetUp(_Message, frozen=True):
-    """Coordinator to pserver: keep this part."""
+    """Coordinator to pserver: keep this part of the parameters."""
 
     setup: Setup
 
 
 class Here(_Message, frozen=True):
-    """Pserver that nobody leads, every few seconds: this is where I listen; a later incarnation's word counts."""
+    """Pserver without a coordinator, every few seconds: its address; that of the latest incarnation counts."""
 
     pserver: int
     address: Address
@@ -223,14 +223,14 @@ class Here(_Message, frozen=True):
 
 
 class ChangeView(_Message, frozen=True):
-    """Coordinator to pserver: go on in this view with what you keep, if it is of this history."""
+    """Coordinator to pserver: enter this view and keep the lanes' state, if it is of this history."""
 
     view: int
     history: int
 
 
 class Ready(_Message, frozen=True):
-    """Pserver: done, I am in this view."""
+    """Pserver: has entered this view."""
 
     pserver: int
     view: int
@@ -238,7 +238,7 @@ class Ready(_Message, frozen=True):
 
 
 class CutPart(_Message, frozen=True):
-    """Pserver: my part of a cut is on disk, or with an empty hash: it could not be written."""
+    """Pserver: its part of a cut is on disk; with an empty hash, writing it failed."""
 
     pserver: int
     history: int
@@ -258,32 +258,32 @@ class CutPart(_Message, frozen=True):
 
 
 class Committed(_Message, frozen=True):
-    """Coordinator to pserver: the cut at this round counts, so that a later one may build on it."""
+    """Coordinator to pserver: the cut at this round is committed, so a later one may build on it."""
 
     history: int
     round: int
     chain: int = 0
-    """How many others it builds on."""
+    """How many other snapshots it builds on."""
 
 
 class CutSoon(_Message, frozen=True):
-    """Coordinator to pserver: somebody waits for a snapshot, so make a cut as soon as there can be one."""
+    """Coordinator to pserver: a snapshot was requested; cut at the next possible round."""
 
 
 class SaveSoon(_Message, frozen=True):
-    """Anyone: have a snapshot made as soon as there can be one, as I am about to leave; answered with the status."""
+    """Any client: requests a snapshot before it leaves; answered with the status."""
 
 
 class GetStatus(_Message, frozen=True):
-    """Anyone: how is the job?"""
+    """Any client: requests the status."""
 
 
 class Cancel(_Message, frozen=True):
-    """Anyone: stop the job cleanly."""
+    """Any client: requests a clean stop of the job."""
 
 
 class Status(_Message, frozen=True):
-    """Coordinator: the job right now, as a JSON object."""
+    """Coordinator: the job's current status, as a JSON object."""
 
     status: dict[str, object]
 
@@ -322,11 +322,11 @@ def send(sock: socket.socket, message: Message) -> None:
 
 
 class Line:
-    """A control connection on which several threads have something to say."""
+    """A control connection on which several threads send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # a heartbeat in the middle of another frame would corrupt the stream
 
     def send(self, message: Message) -> None:
         """Send a control message."""
@@ -334,7 +334,7 @@ class Line:
             send(self.sock, message)
 
     def beat(self, every_s: float) -> None:
-        """Say every so often that we are alive, until the connection has gone."""
+        """Send heartbeats until the connection closes."""
         threading.Thread(target=self._beat, args=(every_s,), name="alive", daemon=True).start()
 
     def _beat(self, every_s: float) -> None:
@@ -344,7 +344,7 @@ class Line:
                 self.send(Alive())
 
     def close(self) -> None:
-        """Hang up; a thread that waits for a message gets a NetworkError."""
+        """Shut the connection down; a thread blocked in `expect` gets a NetworkError."""
         with contextlib.suppress(OSError):  # it is down already
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -354,7 +354,7 @@ def receive(sock: socket.socket, head: Head) -> Message:
     try:
         message: Message = _decoder.decode(frame_io.receive_bytes(sock, head.nbytes))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise FrameError(f"a control message that makes no sense: {e}", fix="run the same bireme on every node") from e
+        raise FrameError(f"malformed control message: {e}", fix="run the same bireme on every node") from e
     return message
 
 

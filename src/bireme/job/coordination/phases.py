@@ -8,25 +8,25 @@ from bireme.job.coordination.messages import Ending
 
 Phase = Literal["gathering", "setting-up", "training"] | Ending
 Reason = Literal[
-    "everybody is there",
+    "all members joined",
     "all pservers are ready",
-    "somebody was lost",
+    "a member was lost",
     "the last model is saved",
     "it cannot go on",
-    "somebody asked to stop",
+    "a stop was requested",
 ]
 ENDED: tuple[Ending, ...] = get_args(Ending)
 LIVE: tuple[Phase, ...] = ("gathering", "setting-up", "training")
 ENDINGS: dict[Ending, Reason] = {
     "finished": "the last model is saved",
     "failed": "it cannot go on",
-    "cancelled": "somebody asked to stop",
+    "cancelled": "a stop was requested",
 }
 TRANSITIONS: dict[tuple[Phase, Reason], Phase] = {
-    ("gathering", "everybody is there"): "setting-up",
+    ("gathering", "all members joined"): "setting-up",
     ("setting-up", "all pservers are ready"): "training",
-    ("setting-up", "somebody was lost"): "gathering",
-    ("training", "somebody was lost"): "gathering",
+    ("setting-up", "a member was lost"): "gathering",
+    ("training", "a member was lost"): "gathering",
     **{(phase, why): ending for phase in LIVE for ending, why in ENDINGS.items()},
 }
 

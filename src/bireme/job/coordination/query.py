@@ -1,4 +1,4 @@
-"""Asking a job's coordinator: one connection, one message, and the status that it answers with."""
+"""One request to a job's coordinator: connect, send a message, return the status that comes back."""
 
 from __future__ import annotations
 

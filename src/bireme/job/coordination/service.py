@@ -1,9 +1,8 @@
 """The shell around the coordinator: connections, files and threads for coordinator.py.
 
-It lives inside pserver 0 and is reached through that pserver's first port. Each call into the
-machine and the effects it returns are carried out under one lock, so what members are told has
-one order. Snapshots are committed and looked for by one thread, one after the other: when a cut is chosen to go
-on from, none is half-way to being committed.
+It runs inside pserver 0, behind that pserver's first port. Each call into the machine and the effects it
+returns are carried out under one lock, so messages go out in the order of decisions. One thread commits and
+loads snapshots, one after the other: no commit is half done while a rewind chooses its snapshot.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class CoordinatorService:
         self._has_warned = False
         self._is_metrics_lost = False
         self.failure: BiremeError | None = None
-        """What went wrong here, as opposed to in a member, who tells by itself."""
+        """An error of the coordinator itself; members report their own."""
         self._start("tick", self._tick)
         self._start("commits", self._work_on_disk)
 
@@ -93,16 +92,16 @@ class CoordinatorService:
         threading.Thread(target=self._guarded, args=(work, *args), name=name, daemon=True).start()
 
     def _guarded(self, work: Callable[..., None], *args: object) -> None:
-        """Do a thread's work. Nobody sees a thread die, and everybody would wait for what it was to do."""
+        """Run a thread's work; fail the job if it raises. A dead thread would leave all members waiting for it."""
         try:
             work(*args)
         except Exception as e:
-            log.exception("the coordinator cannot go on")
+            log.exception("coordinator failed thread=%s", threading.current_thread().name)
             kind, why = (StorageError, "") if isinstance(e, OSError) else (ProcessError, "this is a bug")
             self._fail(kind(f"{type(e).__name__} in the coordinator: {e}", why=why, fix="see node 0's server.log"))
 
     def stop(self) -> None:
-        """End the threads that work here by themselves."""
+        """End the tick and disk threads."""
         self._over.set()
         self._disk_work.put(None)
 
@@ -112,9 +111,9 @@ class CoordinatorService:
                 self._do(self._machine.tick(time.monotonic()))
 
     def handle(self, sock: socket.socket, message: m.Message) -> None:
-        """Act on a message from a trainer, a pserver or a visitor."""
+        """Handle a message from a trainer, a pserver or a client."""
         now, machine = time.monotonic(), self._machine
-        # Asked before our lock is taken: lanes call us while they hold theirs.
+        # Read before taking our lock: lanes call `lane_passed` while they hold theirs, so the other order deadlocks.
         late = self._awaited() if isinstance(message, m.GetStatus | m.Cancel | m.SaveSoon) else None
         status = None
         with self._lock:
@@ -123,7 +122,7 @@ class CoordinatorService:
                     self._connections[id(sock)] = sock
                     self._do(machine.joined(id(sock), message, now))
                 case m.CutPart() if sock not in self._pserver_links:
-                    log.warning("a part of a cut from somebody who is no pserver of ours")
+                    log.warning("ignored CutPart: not from a connected pserver")
                 case m.Cancel() | m.GetStatus() | m.SaveSoon():
                     if isinstance(message, m.Cancel):
                         self._do(machine.cancelled())
@@ -132,17 +131,17 @@ class CoordinatorService:
                     status = status_of(machine, now, late)
                 case _:
                     self._do(machine.told(id(sock), message, now))
-        if status is not None:  # a visitor that does not read must not hold up the job
+        if status is not None:  # outside the lock: a client that does not read must not block the job
             m.send(sock, m.Status(status=status))
 
     def lost(self, sock: socket.socket) -> None:
-        """A connection has closed."""
+        """Handle a closed connection."""
         with self._lock:
             if self._connections.pop(id(sock), None) is not None:
                 self._do(self._machine.lost(id(sock), time.monotonic()))
 
     def lane_passed(self, history: int, totals: PassTotals) -> None:
-        """The first lane has closed a pass. Called on a lane's thread: must not wait for one."""
+        """Handle a pass that the first lane has closed. Called on a lane's thread: must not wait for a lane."""
         with self._lock:
             self._do(self._machine.lane_passed(history, totals, time.monotonic()))
 
@@ -164,7 +163,7 @@ class CoordinatorService:
                 case Conclude():
                     self._conclude(effect)
                 case Leave():
-                    log.info("leaving: %s", effect.reason)
+                    log.info("leaving reason=%r", effect.reason)
                     self._on_leave(effect.reason)
 
     def _send(self, effect: Send) -> None:
@@ -176,10 +175,10 @@ class CoordinatorService:
         try:
             m.send(sock, effect.message)
         except NetworkError as e:
-            log.warning("cannot reach a member: %s", e.what)  # its connection's thread will tell us it is lost
+            log.warning("send failed: %s", e.what)  # the connection's reading thread reports the loss
 
     def _refuse(self, effect: RefuseJoin) -> None:
-        log.warning("refused to let a trainer join: %s", effect.reason)
+        log.warning("refused join: %s", effect.reason)
         refused = self._connections.pop(effect.to)
         frame_io.refuse(refused, RefusedError(effect.reason, fix=effect.fix))
         with contextlib.suppress(OSError):
@@ -197,7 +196,7 @@ class CoordinatorService:
             if self._discovery is not None:
                 address = self._discovery.look_up(rank)
             if address is None:
-                raise NetworkError(self._discovery.why_missing(rank) if self._discovery else "nobody says where it is")
+                raise NetworkError(self._discovery.why_missing(rank) if self._discovery else "no known address")
             sock = connect(address.host, address.ports[0], timeout_s=REACH_S, what=f"pserver {rank}")
         except BiremeError as e:
             with self._lock:
@@ -210,18 +209,18 @@ class CoordinatorService:
         self._listen(rank, sock)
 
     def _listen(self, rank: int, sock: socket.socket) -> None:
-        """Take what a pserver tells, until it has gone."""
+        """Handle a pserver's messages until its connection closes."""
         try:
             while True:
                 self.handle(sock, m.expect(sock))
         except StaleError as e:
-            log.warning("pserver %d: %s", rank, e.what)
+            log.warning("superseded pserver=%d: %s", rank, e.what)
             with self._lock:
                 self._do(self._machine.superseded())
         except RefusedError as e:
             self._fail(e)
         except BiremeError as e:
-            log.info("pserver %d: %s", rank, e.what)
+            log.info("disconnected pserver=%d: %s", rank, e.what)
         with self._lock:
             self._pserver_links.discard(sock)
         self.lost(sock)
@@ -237,7 +236,7 @@ class CoordinatorService:
     def _load(self, effect: Load) -> None:
         facts = self._machine.facts
         if facts is None:
-            return  # everybody whose word counted has gone meanwhile
+            return  # all trainers left meanwhile, and the job's facts with them
         try:
             base = self._find_base(facts, effect)
         except BiremeError as e:
@@ -247,11 +246,11 @@ class CoordinatorService:
             self._do(self._machine.loaded(effect.view, base, time.monotonic()))
 
     def _find_base(self, facts: m.Facts, effect: Load) -> Base:
-        """The newest good snapshot; none is no fault where this run has not made one yet."""
+        """The newest intact snapshot, or none before this run's first commit."""
         faults.at("snapshot.load")
         output = Path(facts.output) if facts.output else None
         place = Path(facts.snapshots.path) if facts.snapshots.path else None
-        with self._lock:  # whoever still tells us something must not write meanwhile
+        with self._lock:  # `_write` must not append to the files while they are repaired
             past = (
                 journal.repair_tail(output, facts.shards, facts.since)
                 if output is not None
@@ -261,10 +260,10 @@ class CoordinatorService:
                 past = past._replace(costs=journal.costs_in(output, past.saved))
         base, problems = snapshots.find_base(past, place, facts, effect)
         for problem in problems:
-            log.warning("snapshot %s cannot be used: %s", problem.name, problem.what)
+            log.warning("skipped snapshot=%s: %s", problem.name, problem.what)
         at = base.manifest
         if at is not None:
-            log.info("going on from round %d, batch %d of pass %d", at.round, at.batch, at.pass_id)
+            log.info("resuming round=%d batch=%d pass=%d", at.round, at.batch, at.pass_id)
         return base
 
     def _commit(self, effect: Commit) -> None:
@@ -275,13 +274,13 @@ class CoordinatorService:
         failure = ""
         try:
             snapshots.commit(place, manifest)
-            log.info("snapshot of round %d", manifest.round)
+            log.info("committed snapshot round=%d", manifest.round)
         except BiremeError as e:
-            log.error("the snapshot of round %d: %s", manifest.round, e)
+            log.error("lost snapshot round=%d: %s", manifest.round, e)
             failure = e.what
         with self._lock:
             self._do(self._machine.cut_settled(manifest, time.monotonic(), failure=failure))
-        if not failure:  # nobody waits for old ones to go
+        if not failure:  # after the report: members wait for the commit, not for the clean-up
             self._forget_old(place, facts.snapshots.keep)
 
     def _forget_old(self, place: Path, count: int) -> None:
@@ -296,13 +295,13 @@ class CoordinatorService:
             return
         path = Path(facts.output) / effect.file
         if not path.parent.is_dir():
-            # Started by hand without a shared volume: the models are on trainer 0's machine, the books nowhere.
+            # Started by hand without a shared volume: models are written on trainer 0's machine only.
             if not self._has_warned:
                 log.warning("%s is not on this machine: metrics and ledger are not written", path.parent)
             self._has_warned = True
             return
         if effect.file == journal.LEDGER and self._is_superseded(path.parent):
-            # What was said to us before we were replaced, others have written by now.
+            # The new coordinator writes this pass too; two copies of its rows would count it twice.
             self._do(self._machine.superseded())
             return
         faults.at(f"write.{path.stem}")
@@ -312,7 +311,7 @@ class CoordinatorService:
             self._is_metrics_lost = self._is_metrics_lost and effect.file != journal.METRICS
         except StorageError as e:
             if effect.file == journal.LEDGER:
-                self.failure = self.failure or e  # also when the job ends with this very line
+                self.failure = self.failure or e  # `_fail` ignores it if this line ends the job
                 self._fail(e)
             elif not self._is_metrics_lost:
                 self._is_metrics_lost = True
@@ -320,12 +319,12 @@ class CoordinatorService:
 
     def _fail(self, error: BiremeError) -> None:
         with self._lock:
-            if self._machine.phase not in ENDED:  # after the end, nothing that somebody says is a failure
+            if self._machine.phase not in ENDED:  # errors after the end come from processes that exit
                 self.failure = self.failure or error
             self._do(self._machine.failed(error.what))
 
     def _conclude(self, effect: Conclude) -> None:
-        # First of all: whoever hears of the end may have this process ended before it leaves by itself.
+        # Before the status is written: once it is there, a supervisor may kill this process at any moment.
         reason = self._machine.reason
         if effect.own_fault == "data":
             self.failure = self.failure or DataError(reason, fix="look into the shards' train.list")
@@ -343,11 +342,11 @@ class CoordinatorService:
         try:
             write_atomic(Path(facts.output) / STATUS_FILE, msgspec.json.encode(status))
         except StorageError as e:
-            log.error("the last status is lost: %s", e)
+            log.error("lost final status: %s", e)
 
     def _is_superseded(self, output: Path) -> bool:
-        """Whether pserver 0 has begun another life, in which another coordinator speaks for the job."""
-        is_so = incarnations.newest_of(output, "pserver 0") > self._machine.incarnation
-        if is_so:
-            log.warning("another coordinator speaks for the job")
-        return is_so
+        """Whether pserver 0 has a later incarnation, whose coordinator has taken over."""
+        newest = incarnations.newest_of(output, "pserver 0")
+        if newest > self._machine.incarnation:
+            log.warning("superseded coordinator=%d by=%d", self._machine.incarnation, newest)
+        return newest > self._machine.incarnation

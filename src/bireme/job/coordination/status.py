@@ -1,4 +1,4 @@
-"""The job right now, for people and programs: one plain value from what the coordinator knows. No I/O."""
+"""The job's current status, for people and programs: one plain value from the coordinator's state. No I/O."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bireme.job.coordination.phases import ENDED
 from bireme.ps.lanes.slow_trainers import STRAGGLES_ABOVE, Awaited
 
 SILENT_S = 3.0
-"""Whoever has not said for so long that it is alive is named."""
+"""A member without a heartbeat for so long is named."""
 
 
 def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -> dict[str, object]:
-    """Everything that `bireme status --json` shows; `late` is whom the first lane waits for."""
+    """Everything that `bireme status --json` shows; `late` lists the trainers that the first lane waits for."""
     facts = machine.facts
     progress = [t.progress for t in machine.members.trainers.values() if t.progress]
     return {
@@ -42,7 +42,7 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
 
 
 def warnings_of(machine: Coordinator) -> list[str]:
-    """What is wrong though training goes on, for people to look after."""
+    """Problems that do not stop training, but need attention."""
     failure, newest = machine.cut_failure, machine.snapshot_round
     if failure is None:
         return []
@@ -51,51 +51,51 @@ def warnings_of(machine: Coordinator) -> list[str]:
 
 
 def waits_for(machine: Coordinator, now_s: float, late: Awaited | None = None) -> list[str]:
-    """Whom everybody waits for: who is missing, who is there and says nothing, and who is slower than the others."""
+    """The members that hold the job up: those missing, those silent, and those slower than the others."""
     if machine.phase in ENDED:
         return []
-    found = machine.missing() if machine.facts is not None else []
+    texts = machine.missing() if machine.facts is not None else []
     for name, member in machine.members.named() if machine.phase == "training" else ():
         silent_s = now_s - member.heard_s
         if silent_s > SILENT_S:
-            found.append(f"{name}, which has said nothing for {silent_s:.0f} s")
-    named = {_name(text) for text in found}
-    return found + [text for text in _stragglers(machine, late) if _name(text) not in named]
+            texts.append(f"{name}, which has said nothing for {silent_s:.0f} s")
+    named = {_name(text) for text in texts}
+    return texts + [text for text in _stragglers(machine, late) if _name(text) not in named]
 
 
 def _name(text: str) -> tuple[str, ...]:
-    """Role and rank of whom is spoken of: `trainer 1` is not `trainer 12, which …`."""
+    """The role and rank that a text begins with: `trainer 1` is not `trainer 12, which …`."""
     return tuple(text.replace(",", " ").split()[:2])
 
 
 def _stragglers(machine: Coordinator, late: Awaited | None) -> list[str]:
-    """Who is there, and slower than all others."""
+    """The connected members that are slower than all others."""
     if machine.phase != "training":
         return []
     return [*(_slow_trainers(late) if late is not None else ()), *_slow_pservers(machine)]
 
 
 def _slow_trainers(late: Awaited) -> list[str]:
-    found = {}
+    reasons = {}
     if late.seconds >= SILENT_S:
-        found = dict.fromkeys(late.missing, f"which the round has waited for {late.seconds:.0f} s")
+        reasons = dict.fromkeys(late.missing, f"which the round has waited for {late.seconds:.0f} s")
     slowest = late.slowest
     if slowest is not None and slowest.share > STRAGGLES_ABOVE:
         of_s = f"{100 * slowest.share:.0f} % of the last {slowest.of_s:.0f} s"
         waited = "waited for" if late.behind is None else "were far ahead of"
-        found[slowest.rank] = f"which all others {waited} {of_s}"
+        reasons[slowest.rank] = f"which all others {waited} {of_s}"
         if late.behind and late.missing == [slowest.rank]:
-            found[slowest.rank] += f" (by {late.behind} batches now)"
-    return [f"trainer {rank}, {why}" for rank, why in sorted(found.items())]
+            reasons[slowest.rank] += f" (by {late.behind} batches now)"
+    return [f"trainer {rank}, {why}" for rank, why in sorted(reasons.items())]
 
 
 def _slow_pservers(machine: Coordinator) -> list[str]:
-    """The pserver that every trainer says it waits for: whoever is slow itself finds its answers waiting."""
+    """The pserver that every trainer reports as slowest; all must agree, as a slow trainer finds answers waiting."""
     progress = [trainer.progress for trainer in machine.members.trainers.values()]
-    told = [p.slowest_pserver if p is not None and p.view == machine.view else None for p in progress]
-    if None in told or len({each.rank for each in told if each}) != 1:
+    reports = [p.slowest_pserver if p is not None and p.view == machine.view else None for p in progress]
+    if None in reports or len({each.rank for each in reports if each}) != 1:
         return []
-    least = min((each for each in told if each), key=lambda each: each.share)
+    least = min((each for each in reports if each), key=lambda each: each.share)
     if least.share <= STRAGGLES_ABOVE:
         return []
     share = f"{100 * least.share:.0f} % of the last {least.of_s:.0f} s"
@@ -103,14 +103,14 @@ def _slow_pservers(machine: Coordinator) -> list[str]:
 
 
 def _trainer(rank: int, trainer: Trainer, now_s: float) -> dict[str, object]:
-    known: dict[str, object] = {"trainer": rank, "pid": trainer.join.pid, "host": trainer.join.host}
-    known["silent_s"] = round(now_s - trainer.heard_s, 1)
+    row: dict[str, object] = {"trainer": rank, "pid": trainer.join.pid, "host": trainer.join.host}
+    row["silent_s"] = round(now_s - trainer.heard_s, 1)
     p = trainer.progress
     if p is not None:
         n = max(p.samples, 1)
-        known |= {"pass": p.pass_id, "batch": p.batch, "batches": p.batches, "samples": p.samples}
-        known |= {"cost": p.cost / n, "evals": [e / n for e in p.evals], "rate": p.rate}
-    return known
+        row |= {"pass": p.pass_id, "batch": p.batch, "batches": p.batches, "samples": p.samples}
+        row |= {"cost": p.cost / n, "evals": [e / n for e in p.evals], "rate": p.rate}
+    return row
 
 
 def _pserver(rank: int, pserver: Pserver, now_s: float) -> dict[str, object]:

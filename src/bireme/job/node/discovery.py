@@ -1,9 +1,9 @@
 """How processes of a job find the pservers.
 
-`Discovery` is the seam that each place to run fills: a directory that all can see (here, and on
-a shared volume), or a list of hosts, given by hand or by the cluster as names of its pods. A pserver
-announces itself; whoever needs the pservers asks until all of them are there. A name is looked up anew
-each time: whoever comes back elsewhere has the same name and another address.
+`Discovery` is the seam that each place to run fills: a shared directory (locally, and on a shared volume),
+or a list of hosts, given by hand or by the cluster as names of its pods. A pserver announces itself;
+the others look it up until it is found. Names are resolved anew each time: a replacement has the same
+name and another address.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Discovery(Protocol):
     """Where the pservers of a job are."""
 
     def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
-        """Tell the others where this pserver listens; a later incarnation's word counts."""
+        """Publish where this pserver listens; the latest incarnation counts."""
 
     def find(self) -> list[Address | None]:
-        """The pservers known right now, by rank; None for one that has not announced itself."""
+        """All pservers' addresses by rank; None for one that has not announced itself."""
 
     def look_up(self, pserver: int) -> Address | None:
-        """Where this one is right now, so that it can be connected to at once; None if that is not known."""
+        """One pserver's current address, to connect to at once; None if it is not known."""
 
     def why_missing(self, pserver: int) -> str:
-        """Why it is not known where this one is, as `it …`."""
+        """Why a pserver's address is not known, as `it …`."""
 
 
 class SharedDirectory:
@@ -50,21 +50,21 @@ class SharedDirectory:
         self._pservers = pservers
 
     def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
-        """Write this pserver's file, beside those of its earlier lives."""
+        """Write this pserver's file, beside those of its earlier incarnations."""
         self._directory.mkdir(parents=True, exist_ok=True)
         write_atomic(self._directory / f"pserver-{pserver}.{incarnation:08d}.json", msgspec.json.encode(address))
 
     def find(self) -> list[Address | None]:
-        """Read what is there."""
+        """Read every pserver's newest file."""
         return [self.look_up(rank) for rank in range(self._pservers)]
 
     def look_up(self, pserver: int) -> Address | None:
-        """Read what its newest life has written."""
-        lives = sorted(self._directory.glob(f"pserver-{pserver}.*.json"))
-        return msgspec.json.decode(lives[-1].read_bytes(), type=Address) if lives else None
+        """Read the file of its newest incarnation."""
+        files = sorted(self._directory.glob(f"pserver-{pserver}.*.json"))
+        return msgspec.json.decode(files[-1].read_bytes(), type=Address) if files else None
 
     def why_missing(self, pserver: int) -> str:
-        """It has not written anything."""
+        """It has not written its file."""
         return "it has not announced itself"
 
 
@@ -89,7 +89,7 @@ class HostList:
         return Address(host=name, ports=tuple(range(first, first + ports_num)))
 
     def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
-        """Nothing to do: everybody was told."""
+        """Nothing to do: all processes have the list."""
 
     def find(self) -> list[Address | None]:
         """All of them, always, by their names."""
@@ -99,17 +99,17 @@ class HostList:
         """Resolve its name; one that stands for several addresses, as of a pod and its replacement, takes turns."""
         named = self._addresses[pserver]
         try:
-            found = socket.getaddrinfo(named.host, None, socket.AF_INET, socket.SOCK_STREAM)
+            answers = socket.getaddrinfo(named.host, None, socket.AF_INET, socket.SOCK_STREAM)
         except OSError as e:
             self._unknown[pserver] = f"its name {named.host} does not resolve: {e.strerror or e}"
             return None
-        hosts = sorted({str(entry[4][0]) for entry in found})
+        hosts = sorted({str(entry[4][0]) for entry in answers})
         turn = self._turns[pserver] = self._turns.get(pserver, -1) + 1
         return Address(host=hosts[turn % len(hosts)], ports=named.ports)
 
     def why_missing(self, pserver: int) -> str:
-        """What the resolver last said."""
-        return self._unknown.get(pserver, "it was not looked for")
+        """The resolver's last error."""
+        return self._unknown.get(pserver, "it was not looked up")
 
 
 def discovery_of(job: Job, run: Path) -> Discovery:
@@ -122,7 +122,7 @@ def discovery_of(job: Job, run: Path) -> Discovery:
 def reach_coordinator(
     discovery: Discovery, timeout_s: float, is_over: Callable[[], bool] = lambda: False
 ) -> socket.socket:
-    """Connect to pserver 0, wherever it says it is by now; gives up early when the job is over."""
+    """Connect to pserver 0 at its current address; gives up early when the job is over."""
     deadline = time.monotonic() + timeout_s
     rest_s = FIRST_REST_S
     while True:

@@ -1,8 +1,8 @@
-"""The entry of a node: starts its pserver and its trainer and stays until both have left.
+"""The entry of a node: starts its pserver and its trainer and supervises them until both have exited.
 
-This is what a pod runs and what the local runner starts. It never imports numpy or a framework,
-so it costs little to have one per node. What a place asks of it besides (probes, logs, a snapshot
-before it leaves) is in a `NodeWatch`, which is called in between.
+A pod runs it, and the local runner starts it. It never imports numpy or a framework, so one per
+node costs little. What else a place to run needs of it (probes, logs, a snapshot before it leaves)
+is in a `NodeWatch`, which it calls in between.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from bireme.spec.job import Job
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 0.05
 STOPPED = 128 + signal.SIGTERM
-"""The exit code of a node that was told to end."""
+"""The exit code of a node that was asked to end."""
 Role = Literal["pserver", "trainer"]
 LOGS: dict[Role, str] = {"pserver": "server.log", "trainer": "train.log"}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Where a node stands: its job, its rank, and what its processes must know of the place."""
+    """A node's job, its rank, and its processes' surroundings."""
 
     job: Path
     rank: int
@@ -47,24 +47,24 @@ class NodeConfig:
     scratch: Path | None = None
     """A directory that no other node sees; None: what would be there is in the run's."""
     seat: Lease | None = None
-    """This node's place on the volume, where it may be replaced behind its back."""
+    """This node's lease on the volume, where a replacement may start while it still runs."""
 
 
 class NodeWatch(Protocol):
-    """What a place asks of a node while its processes run."""
+    """Hooks of a place to run, called while a node's processes run."""
 
     def may_go_on(self) -> bool:
-        """Look after things; whether this node is still the one that is to run its processes."""
+        """Do periodic work; False if this node was replaced and must kill its processes."""
 
     def may_leave(self) -> bool:
-        """Asked again and again once the node was told to end: whether it may do so by now."""
+        """Polled after the first signal to end: whether the node may end its processes now."""
 
     def left(self) -> None:
-        """All processes have ended."""
+        """Called once all processes have ended."""
 
 
 class _Unwatched:
-    """A node that somebody else looks after."""
+    """The hooks of a node on this machine, which the local runner supervises."""
 
     def may_go_on(self) -> bool:
         return True
@@ -77,7 +77,7 @@ class _Unwatched:
 
 
 def read_job(path: Path) -> Job:
-    """The job that the runner has written down."""
+    """Read the job from the file that the runner or the first node has written."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Job)
     except (OSError, msgspec.MsgspecError) as e:
@@ -91,30 +91,30 @@ def roles_of(job: Job, rank: int, only: Role | None = None) -> list[Role]:
     return [role for role, count in counts.items() if rank < count and only in (None, role)]
 
 
-def children_of(job: Job, post: NodeConfig) -> list[Child]:
+def children_of(job: Job, config: NodeConfig) -> list[Child]:
     """The processes that this node runs, pserver first."""
-    node, found = Path(job.output) / f"node_{post.rank}", []
-    for role in roles_of(job, post.rank, post.role):
+    node, children = Path(job.output) / f"node_{config.rank}", []
+    for role in roles_of(job, config.rank, config.role):
         command = [
-            sys.executable, "-m", "bireme", role, f"--job={post.job}", f"--rank={post.rank}",
-            f"--run={post.run}", f"--parent={os.getpid()}",
+            sys.executable, "-m", "bireme", role, f"--job={config.job}", f"--rank={config.rank}",
+            f"--run={config.run}", f"--parent={os.getpid()}",
         ]  # fmt: skip
         mark = None
-        if post.host:
-            command.append(f"--host={post.host}")
-        if post.scratch is not None:
-            mark = post.scratch / f"{role}.mark"
-            command += [f"--scratch={post.scratch}", f"--mark={mark}"]
-        if post.seat is not None:
-            command += [f"--seat={post.seat.directory}", f"--life={post.seat.number}"]
-        found.append(Child(f"{role} {post.rank}", command, node / LOGS[role], mark))
-    return found
+        if config.host:
+            command.append(f"--host={config.host}")
+        if config.scratch is not None:
+            mark = config.scratch / f"{role}.mark"
+            command += [f"--scratch={config.scratch}", f"--mark={mark}"]
+        if config.seat is not None:
+            command += [f"--seat={config.seat.directory}", f"--life={config.seat.number}"]
+        children.append(Child(f"{role} {config.rank}", command, node / LOGS[role], mark))
+    return children
 
 
 def note_signals() -> list[int]:
-    """Signals that ask this process to end, as they come.
+    """A list that handlers fill with the signals that ask this process to end.
 
-    A plain list: an Event's lock may be held by the very code that a signal interrupts.
+    A plain list: the code that a signal interrupts may hold an Event's lock, and the handler would deadlock.
     """
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -122,53 +122,53 @@ def note_signals() -> list[int]:
     return received
 
 
-def run_node(post: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None) -> None:
-    """Run this node's processes to their end; raises what went wrong first."""
-    job = read_job(post.job)
+def run_node(config: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None) -> None:
+    """Run this node's processes to their end; raises the first cause of a failure."""
+    job = read_job(config.job)
     stops = note_signals() if stops is None else stops
     watch = _Unwatched() if watch is None else watch
     try:
-        with ProcessGroup() as family:
-            _keep(job, post, family, watch, stops)
+        with ProcessGroup() as group:
+            _supervise(job, config, group, watch, stops)
     finally:
         watch.left()
 
 
-def _keep(job: Job, post: NodeConfig, family: ProcessGroup, watch: NodeWatch, stops: list[int]) -> None:
-    children = children_of(job, post)
+def _supervise(job: Job, config: NodeConfig, group: ProcessGroup, watch: NodeWatch, stops: list[int]) -> None:
+    children = children_of(job, config)
     logs = {child.name: child.log for child in children}
-    keeper = Supervisor(family, children, job.restarts, job.logs, Headway(Path(job.output)).look)
+    supervisor = Supervisor(group, children, job.restarts, job.logs, Headway(Path(job.output)).look)
     while not stops or (len(stops) == 1 and not watch.may_leave()):
-        for name, pid, why in keeper.started:
+        for name, pid, why in supervisor.started:
             log.info("started %s as process %d%s", name, pid, f": the one before {why}" if why else "")
-        keeper.started.clear()
+        supervisor.started.clear()
         if not watch.may_go_on():
-            family.end(0.0)
+            group.end(0.0)  # no grace: the replacement's processes write to the same output
             raise SystemExit(STOPPED)
-        found = keeper.look(lambda: has_ended(Path(job.output)))
-        if isinstance(found, Ended):
-            raise _cause(found, job, post.run, logs[found.name])
-        if found:
+        outcome = supervisor.look(lambda: has_ended(Path(job.output)))
+        if isinstance(outcome, Ended):
+            raise _cause(outcome, job, config.run, logs[outcome.name])
+        if outcome:
             return
         time.sleep(WATCH_EVERY_S)
-    family.end(GRACE_S)
+    group.end(GRACE_S)
     raise SystemExit(STOPPED)
 
 
-def _cause(ended: Ended, job: Job, run: Path, last_words: Path) -> BiremeError:
-    """What went wrong first, as far as this node knows."""
-    told = [report for report in read_reports(run / "reports") if report.process == ended.name]
-    cause = first_cause(told) if is_error(ended.code) else None
+def _cause(ended: Ended, job: Job, run: Path, log_file: Path) -> BiremeError:
+    """The first cause of a failure, as far as this node's reports say."""
+    reports = [report for report in read_reports(run / "reports") if report.process == ended.name]
+    cause = first_cause(reports) if is_error(ended.code) else None
     if cause is not None:
         return cause.error()
-    error = too_many_deaths(ended, job, f"its last words are in {last_words}")
-    if ended.code != ProcessError.exit_code:  # else it left because of somebody else, who tells
+    error = too_many_deaths(ended, job, f"its last words are in {log_file}")
+    if ended.code != ProcessError.exit_code:  # that code means: stopped because of another process, which reports
         report_failure(run, f"node {ended.name.split()[1]}", error)
     return error
 
 
 def too_many_deaths(ended: Ended, job: Job, where: str) -> ProcessError:
-    """A process that will not be started again, in words."""
+    """The error for a process that will not be restarted."""
     how = describe_exit(ended.code)
     if ended.deaths == 1:
         return ProcessError(f"{ended.name} {how}", fix=where)
@@ -181,5 +181,5 @@ def too_many_deaths(ended: Ended, job: Job, where: str) -> ProcessError:
 
 
 def report_failure(run: Path, process: str, error: BiremeError) -> None:
-    """Leave word of a failure in the run's directory."""
+    """Write a failure report into the run's directory."""
     write_report(run / "reports" / f"{process.replace(' ', '-')}.json", process, error)

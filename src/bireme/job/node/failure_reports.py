@@ -1,7 +1,7 @@
-"""How a process that fails tells its family why: one small JSON file per process.
+"""Failure reports: one small JSON file for each process that failed, written before it exits.
 
-Exit codes travel by themselves; words do not. Whoever supervises collects the reports and shows
-the one that came first, leaving out those that only say "my peer went away".
+An exit code does not say why. The supervisor collects the reports and shows the first cause;
+an error that only says that a peer was lost is a consequence of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bireme.core.files import write_atomic
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process said before it left."""
+    """The error that a process exited with."""
 
     process: str
     """For people, e.g. "trainer 1"."""
@@ -29,16 +29,16 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     time: float = 0.0
 
     def error(self) -> BiremeError:
-        """The error again, as the class it was, told as coming from that process."""
+        """The error in its own class, with the process in front of the message."""
         return error_class(self.kind, ProcessError)(f"{self.process}: {self.what}", why=self.why, fix=self.fix)
 
 
 STATUS_FILE = "status.json"
-"""In the output tree: the coordinator's last word, for whoever asks after it has left."""
+"""In the output tree: the coordinator's final status, written before it exits."""
 
 
 def last_status(output: Path) -> dict[str, Any]:
-    """The coordinator's last word; empty while it has not said one."""
+    """The coordinator's final status; empty while there is none."""
     try:
         return msgspec.json.decode((output / STATUS_FILE).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError):
@@ -46,12 +46,12 @@ def last_status(output: Path) -> dict[str, Any]:
 
 
 def has_ended(output: Path) -> bool:
-    """Whether the coordinator has said its last word."""
+    """Whether the coordinator has written its final status."""
     return last_status(output).get("phase") in ("finished", "failed", "cancelled")
 
 
 def write_report(path: Path, process: str, error: BiremeError) -> None:
-    """Leave a report where the supervisor looks for it."""
+    """Write a report for the supervisor."""
     report = FailureReport(
         process=process,
         kind=type(error).__name__,
@@ -65,26 +65,26 @@ def write_report(path: Path, process: str, error: BiremeError) -> None:
 
 def read_reports(directory: Path) -> list[FailureReport]:
     """All reports so far, oldest first."""
-    found = []
+    reports = []
     for path in directory.glob("*.json"):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=FailureReport))
+            reports.append(msgspec.json.decode(path.read_bytes(), type=FailureReport))
         except (OSError, msgspec.MsgspecError):
             continue  # being replaced, or not ours
-    return sorted(found, key=lambda r: r.time)
+    return sorted(reports, key=lambda r: r.time)
 
 
-# Losing a peer, or being sent away by one, is a consequence of something that happened before.
+# Losing a peer, or being refused by one, is a consequence of an earlier failure.
 _CONSEQUENCES = {"ProcessError": 1, "RefusedError": 2, "StaleError": 2, "NetworkError": 3}
 
 
 def first_cause(reports: Iterable[FailureReport]) -> FailureReport | None:
-    """The report that explains the others: the oldest of those that are least of a consequence."""
+    """The report that explains the others: of the least consequential kind, the oldest."""
     return min(reports, key=lambda r: (_CONSEQUENCES.get(r.kind, 0), r.time), default=None)
 
 
 def failure_of(output: Path, run: Path) -> BiremeError | None:
-    """What a job failed of, as its processes and its coordinator have told; None if it has not failed."""
+    """The first cause of a job's failure, from reports or the final status; None if it has not failed."""
     status = last_status(output)
     if status.get("phase") != "failed":
         return None

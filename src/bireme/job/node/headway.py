@@ -1,7 +1,7 @@
-"""How far a job has got, for those who look after its processes: they outlive the coordinator and have no line to it.
+"""How far a job has got, for supervisors: they outlive the coordinator and have no connection to it.
 
-They read it off the end of `metrics.jsonl`, where the coordinator, whoever that is by now, notes what trainers tell.
-What was noted before they began to look is of an earlier run, or of nobody they look after, and says nothing.
+They read the end of `metrics.jsonl`, where the current coordinator appends trainers' progress. Lines from before a
+supervisor started do not count: they belong to an earlier run, or to processes that it does not supervise.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ import msgspec
 
 METRICS = "metrics.jsonl"
 TAIL_NBYTES = 1 << 18
-"""What is read of it: some hundred lines at least, of which the last few matter."""
+"""Bytes read from its end: some hundred lines at least, of which the last few matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Where a job was when somebody looked."""
+    """A job's position at one moment."""
 
     history: int = 0
-    """In which lanes have gone on without going back."""
+    """The history of the last line."""
     round: int = -1
-    """Of this history; -1 before the first."""
+    """The highest round of this history; -1 before the first."""
     highest: int = -1
-    """Of all histories."""
+    """The highest round of all histories."""
 
     def is_past(self, before: JobProgress) -> bool:
         """Whether the job has got further since.
 
-        Within a history every round counts, as nothing takes it back. A job that was taken back to a snapshot
-        has got further only once it is past all it had done before: else it may be on its way to the same end.
+        Within a history every round counts, as none is repeated. After a rewind the job has got further only once it
+        is past all it had done before: until then it may be on its way to the same failure.
         """
         if self.history == before.history:
             return self.round > before.round
         return self.highest > before.highest
 
     def after(self, history: int, round_: int) -> JobProgress:
-        """What is known when this round of a history is heard of too; older histories' rounds are no news."""
+        """The progress with this round of a history included; rounds of older histories are ignored."""
         if history < self.history:
             return self
         within = max(self.round, round_) if history == self.history else round_
@@ -50,14 +50,14 @@ NOWHERE = JobProgress()
 
 
 class _Line(msgspec.Struct):
-    """What matters of a line; all others have no history."""
+    """The fields of a progress line; other lines have no history."""
 
     history: int = 0
     round: int = -1
 
 
 class Headway:
-    """Looks at one job's metrics."""
+    """Reads one job's progress from its metrics."""
 
     def __init__(self, output: Path) -> None:
         self._path = output / METRICS
@@ -65,7 +65,7 @@ class Headway:
         self._reached = NOWHERE
 
     def look(self) -> JobProgress:
-        """How far the job is by now, as far as can be seen."""
+        """The job's progress, as far as its metrics show."""
         for line in self._tail():
             if line.history:
                 self._reached = self._reached.after(line.history, line.round)
@@ -79,7 +79,7 @@ class Headway:
 
     def _tail(self) -> Iterator[_Line]:
         size = self._size()
-        begin = min(self._begin, size)  # half a line that a crash left was cut off meanwhile
+        begin = min(self._begin, size)  # smaller if `journal.repair_tail` has cut off half a line
         try:
             with self._path.open("rb") as f:
                 f.seek(max(begin, size - TAIL_NBYTES))

@@ -1,7 +1,7 @@
 """Numbers that processes take when they start, each larger than any before it in the same output directory.
 
-Taking one is creating a file that must not exist yet, which a shared volume decides for all machines alike. The
-files stay: a number that could be taken twice would be worth nothing.
+A process takes a number by creating a file that must not exist yet, which a shared volume decides for all machines
+alike. The files stay, so that no number is taken twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HOLDER = "holder"
 
 
 def take(output: Path, who: str) -> int:
-    """Take the next number, for `who`."""
+    """Take the next number for the process `who`."""
     directory = output / DIRECTORY
     with storage_errors(str(directory)):
         directory.mkdir(parents=True, exist_ok=True)
@@ -25,28 +25,28 @@ def take(output: Path, who: str) -> int:
             try:
                 volume().create(directory / f"{number:08d}", f"{who}, process {volume().writer()}\n".encode())
             except FileExistsError:
-                continue  # somebody else was faster
+                continue  # another process was faster
             sync_directory(directory)
             return number
 
 
 def newest_of(output: Path, who: str) -> int:
     """The highest number that `who` has taken; 0 for none."""
-    found = [p for p in (output / DIRECTORY).glob("[0-9]*") if p.read_text().startswith(f"{who},")]
-    return max((int(p.name) for p in found), default=0)
+    files = [p for p in (output / DIRECTORY).glob("[0-9]*") if p.read_text().startswith(f"{who},")]
+    return max((int(p.name) for p in files), default=0)
 
 
 def newest(output: Path) -> int:
-    """The highest number that anybody has taken here; 0 for none."""
+    """The highest number that any process has taken here; 0 for none."""
     return max((int(p.name) for p in (output / DIRECTORY).glob("[0-9]*")), default=0)
 
 
 class Lease:
-    """A place that one node at a time may hold: the newest comer, whoever else still thinks that it does.
+    """A node's place in the job, held by the newest node that took it.
 
-    A machine that is cut off from its cluster runs on beside its replacement, as nobody can tell it to stop. The
-    replacement takes a larger number, and the old one looks. So do its processes, once, after they have taken their
-    own numbers: one whose number is larger than its successor's took it after the successor's node had sat down.
+    A machine that is cut off from its cluster runs on beside its replacement, as no command reaches it. The
+    replacement takes a larger number, and the old node polls for one. Its processes check once, after taking their
+    incarnations: one with a larger number than its successor took it after the successor's node took the lease.
     """
 
     def __init__(self, directory: Path, number: int) -> None:
@@ -55,26 +55,26 @@ class Lease:
 
     @classmethod
     def take(cls, directory: Path, who: str) -> Lease:
-        """Sit down."""
-        seat = cls(directory, take(directory, who))
-        seat._say()
-        return seat
+        """Take the lease from its current holder."""
+        lease = cls(directory, take(directory, who))
+        lease._write_holder()
+        return lease
 
-    def _say(self) -> None:
+    def _write_holder(self) -> None:
         write_atomic(self.directory / HOLDER, f"{self.number}\n".encode())
 
     def is_lost(self) -> bool:
-        """Whether a later life has taken this place.
+        """Whether a later node has taken this lease.
 
-        Both the numbers and the holder's word count: a volume on a network may show a new name in a directory late,
-        but opens the file of a known name afresh.
+        Reads both the numbers and the holder file: a network volume may list a new name late, but reads a known
+        file afresh.
         """
-        said = self._read()
-        if said < self.number:
-            self._say()  # one that came before has spoken after us
-        return max(said, newest(self.directory)) > self.number
+        holder = self._read_holder()
+        if holder < self.number:
+            self._write_holder()  # an earlier holder wrote its number after ours
+        return max(holder, newest(self.directory)) > self.number
 
-    def _read(self) -> int:
+    def _read_holder(self) -> int:
         try:
             return int((self.directory / HOLDER).read_text())
         except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Keeping log files within their budget while processes write to them.
+"""Log rotation, and copying of logs, while processes write to them.
 
-A process that writes does not know about files, it has its output. So a log that is full is copied aside and cut
-to nothing under its writer, who appends. What is written in between those two steps is lost: a line, rarely.
+A process writes to its inherited output, opened for appending. So a full log is copied aside and truncated under its
+writer. A line written between those two steps is lost, rarely.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AT_ONCE_NBYTES = 1 << 20
 
 
 def rotate(path: Path, rule: Logs) -> bool:
-    """Move a log that is larger than allowed to `.1`, and older ones one further; returns whether it was."""
+    """Move a log that is larger than allowed to `.1`, and older ones one further; returns whether it did."""
     try:
         if path.stat().st_size <= rule.max_mb * 1_000_000:
             return False
@@ -38,10 +38,10 @@ def rotate(path: Path, rule: Logs) -> bool:
 
 
 class Copier:
-    """Repeats what processes add to their logs, line by line, with their names in front.
+    """Copies new lines of logs to one output, each with its process' name in front.
 
-    What was there before is left alone: it was repeated by whoever ran then. A log that was cut to nothing is read
-    from its beginning again.
+    Earlier content is skipped: the node process before this one has copied it. A truncated log is read from its
+    beginning again.
     """
 
     def __init__(self, logs: Mapping[str, Path], out: BinaryIO) -> None:
@@ -51,18 +51,18 @@ class Copier:
         self._half = dict.fromkeys(logs, b"")
 
     def copy(self) -> None:
-        """Repeat whole lines that are new."""
+        """Copy new whole lines."""
         for name, path in self._logs.items():
             while new := self._take(name, path):
                 whole, newline, self._half[name] = (self._half[name] + new).rpartition(b"\n")
-                self._say(name, whole + newline)
+                self._write(name, whole + newline)
         self._out.flush()
 
     def finish(self) -> None:
-        """Repeat what is left, also where the last line has no end."""
+        """Copy what is left, also a last line without an end."""
         self.copy()
         for name, half in self._half.items():
-            self._say(name, half + b"\n" if half else b"")
+            self._write(name, half + b"\n" if half else b"")
         self._half = dict.fromkeys(self._half, b"")
         self._out.flush()
 
@@ -81,7 +81,7 @@ class Copier:
         self._read[name] += len(new)
         return new
 
-    def _say(self, name: str, lines: bytes) -> None:
+    def _write(self, name: str, lines: bytes) -> None:
         prefix = f"{name} | ".encode()
         self._out.write(b"".join(prefix + line for line in lines.splitlines(keepends=True)))
 

@@ -1,6 +1,6 @@
-"""Marks: empty files by which a process tells the one who started it that it takes part in the job.
+"""Marks: empty files that exist while a process takes part in the job, for its node's readiness probe.
 
-They lie on the machine's own disk and are removed with the process's death, so a mark that is there speaks of now.
+They lie on the machine's own disk; the supervisor removes a dead process' mark, so an existing one is current.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def put_mark(mark: Path | None) -> None:
-    """Say so, where somebody wants to know; a disk that refuses is no reason to stop."""
+    """Create the mark, if one is configured; a failing disk is no reason to stop."""
     if mark is not None:
         with contextlib.suppress(OSError):
             mark.parent.mkdir(parents=True, exist_ok=True)
@@ -18,7 +18,7 @@ def put_mark(mark: Path | None) -> None:
 
 
 def take_mark(mark: Path | None) -> None:
-    """Say so no more."""
+    """Remove the mark."""
     if mark is not None:
         with contextlib.suppress(OSError):
             mark.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""What the coordinator says to a trainer: kept by the thread that listens, awaited by the thread that trains.
+"""The coordinator's orders to a trainer: put by the listening thread, awaited by the training thread.
 
-    Begin    enter this view; whatever is open in an earlier one is closed
+    Begin    enter this view; the connections of an earlier one are closed
     Stop     leave
     None     the connection is lost: join again
 
-Only the newest word counts, and nobody goes back to an older view. A trainer that is at work is woken through
-`on_news`, which closes its connections to the lanes.
+Only the newest order counts, and a trainer never returns to an older view. `on_change` closes the trainer's
+connections to the lanes, which ends a blocked push or pull.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Order = m.Begin | m.Stop | None
 class Orders:
     """The newest order of one connection to the coordinator."""
 
-    def __init__(self, on_news: Callable[[], None]) -> None:
-        self._on_news = on_news
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self._changed = threading.Condition()
         self._begin: m.Begin | None = None
         self._stop: m.Stop | None = None
@@ -31,12 +31,12 @@ class Orders:
         self._refusal: BiremeError | None = None
 
     def refuse(self, refusal: BiremeError) -> None:
-        """The coordinator does not want us."""
+        """Raise the coordinator's refusal in the thread that waits."""
         self._refusal = refusal
-        self.say(None)
+        self.put(None)
 
-    def say(self, order: Order) -> None:
-        """Take an order, or None for a connection that was lost."""
+    def put(self, order: Order) -> None:
+        """Put an order, or None for a lost connection."""
         with self._changed:
             if isinstance(order, m.Begin):
                 self._begin = order
@@ -45,22 +45,23 @@ class Orders:
             else:
                 self._is_lost = True
             self._changed.notify_all()
+        # After a good ending the loop returns by itself; closing its connections could only turn that into an error.
         if not (isinstance(order, m.Stop) and order.how == "finished"):
-            self._on_news()
+            self._on_change()
 
-    def is_news(self, view: int) -> bool:
-        """Whether something is to be done that somebody in this view does not do."""
+    def has_newer(self, view: int) -> bool:
+        """Whether a trainer in this view must leave it: for a later one, a Stop or a lost connection."""
         with self._changed:
-            return self._is_news(view)
+            return self._has_newer(view)
 
-    def _is_news(self, view: int) -> bool:
+    def _has_newer(self, view: int) -> bool:
         is_later = self._begin is not None and self._begin.view > view
         return is_later or self._stop is not None or self._is_lost
 
-    def await_news(self, view: int, timeout_s: float | None = None) -> Order:
-        """Wait for what comes after this view: an ending before a loss, and both before another view."""
+    def wait(self, view: int, timeout_s: float | None = None) -> Order:
+        """Wait for the order that ends this view: Stop before a loss, and both before another view."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_news(view), timeout_s)
+            self._changed.wait_for(lambda: self._has_newer(view), timeout_s)
             if self._refusal is not None:
                 raise self._refusal
             if self._stop is not None or self._is_lost:

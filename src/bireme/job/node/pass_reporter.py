@@ -1,4 +1,4 @@
-"""What a trainer tells: lines in train.log for people's scripts, reports to the coordinator, models to the disk.
+"""A trainer's output: lines in train.log for people's scripts, reports to the coordinator, models on the disk.
 
 The lines keep the original's shape:
 
@@ -37,7 +37,7 @@ from bireme.train.worker import Running
 
 log = logging.getLogger(__name__)
 REPORT_EVERY_S = 0.2
-Word = TypeVar("Word", m.PassClosed, m.Counted)
+Reply = TypeVar("Reply", m.PassClosed, m.Counted)
 
 
 def evals_text(totals: Running) -> str:
@@ -63,7 +63,7 @@ class ModelPlace:
     is_exact: bool = True
     """Whether the same pass always ends with the same values."""
     incarnation: int = 1
-    """The trainer's: one that it was replaced by, or has replaced, may be writing the same model."""
+    """The trainer's: its predecessor or successor may be writing the same model at the same time."""
     keep: str = "all"
     """Of which passes the models stay."""
     needs_costs: bool = False
@@ -86,16 +86,16 @@ class PassReporter:
         place: ModelPlace,
         slowest_pserver: Callable[[], Slowest | None] = lambda: None,
     ) -> None:
-        """Speak for a trainer in a view, in which models are on disk up to a pass."""
+        """Report for trainer `me[0]` in view `me[1]`; models up to pass `me[2]` are on disk."""
         self._control = control
         self._trainer, self._view, self._saved = me
         self._log_period = log_period
         self._place = place
         self._slowest_pserver = slowest_pserver
         self.closed: queue.Queue[m.PassClosed | m.Counted | None] = queue.Queue()
-        """What the coordinator says about passes, put here by the thread that listens to it."""
+        """The coordinator's replies about passes, put here by the listening thread; None: the view ended."""
         self._logged = Running()
-        self._told = (time.monotonic(), 0)
+        self._reported = (time.monotonic(), 0)
         self._pushed = 0
         """Rounds in this view: all but the last of them are closed."""
 
@@ -105,7 +105,7 @@ class PassReporter:
         self._pushed += 1
         if number == 1:
             self._logged = Running()
-            self._told = (self._told[0], 0)
+            self._reported = (self._reported[0], 0)
         if number % self._log_period == 0:
             current = difference(totals, self._logged)
             log.info(
@@ -115,13 +115,13 @@ class PassReporter:
             )  # fmt: skip
             self._logged = replace(totals, evals=dict(totals.evals))
         is_first = self._pushed == 2
-        if number == batches or is_first or time.monotonic() - self._told[0] >= REPORT_EVERY_S:
+        if number == batches or is_first or time.monotonic() - self._reported[0] >= REPORT_EVERY_S:
             self._report(at, batches, totals)
 
     def _report(self, at: Position, batches: int, totals: Running) -> None:
         now = time.monotonic()
-        then, samples = self._told
-        self._told = (now, totals.samples)
+        then, samples = self._reported
+        self._reported = (now, totals.samples)
         self._control.send(
             m.Progress(
                 trainer=self._trainer, pass_id=at.pass_id, batch=at.batch + 1, batches=batches,
@@ -132,7 +132,7 @@ class PassReporter:
         )  # fmt: skip
 
     def pass_done(self, result: PassResult, values: NDArray[np.float32], tables: Tables) -> None:
-        """Log and report the end of a pass; trainer 0 saves the model before anybody can go on."""
+        """Log and report the end of a pass; trainer 0 also saves the model before it goes on."""
         totals = result.totals
         log.info(
             " Pass=%d Batch=%d samples=%d AvgCost=%g Eval: %s", result.pass_id, result.batches, totals.samples,
@@ -147,7 +147,7 @@ class PassReporter:
                 evals_text(result.test),
             )
         if result.pass_id <= self._saved:
-            return  # it was saved before everything was taken back to a cut within it
+            return  # it was saved before a rewind to a cut within it
         self._control.send(self._pass_message(result))
         if self._trainer == 0:
             self._save(result.pass_id, values, tables)
@@ -172,7 +172,8 @@ class PassReporter:
             self._write(output / pass_name(pass_id), closed, values, tables)
         faults.at("model.saved")
         self._control.send(m.Saved(trainer=self._trainer, pass_id=pass_id))
-        # Were that word lost after the next pass has begun, nobody could say any more what this one ended with.
+        # Wait until the pass is in the ledger: if Saved is lost, this trainer can repeat it only while lanes still hold
+        # the parameters that end this pass.
         self._await(m.Counted, pass_id)
         if output is not None:
             drop_models(output, pass_id, self._place.keep, needs_costs=self._place.needs_costs)
@@ -180,7 +181,7 @@ class PassReporter:
     def _write(self, target: Path, closed: m.PassClosed, values: NDArray[np.float32], tables: Tables) -> None:
         place = self._place
         if not place.is_exact and (target / "done").is_file():
-            # It was saved, and everything was taken back before it counted: that one is as good as ours.
+            # Saved before a rewind, and not in the ledger yet: either model is a correct result of the pass.
             with storage_errors(str(target)):
                 sync_directory(target.parent)
             return
@@ -191,9 +192,9 @@ class PassReporter:
         metrics: Mapping[str, object] = msgspec.to_builtins(closed)
         save_model(target, arrays, place.config, metrics, incarnation=place.incarnation)
 
-    def _await(self, kind: type[Word], pass_id: int) -> Word:
-        """Wait for a word of this kind about a pass."""
-        while (word := self.closed.get()) is not None:
-            if isinstance(word, kind) and word.pass_id == pass_id:
-                return word
+    def _await(self, kind: type[Reply], pass_id: int) -> Reply:
+        """Wait for a reply of this kind about a pass."""
+        while (reply := self.closed.get()) is not None:
+            if isinstance(reply, kind) and reply.pass_id == pass_id:
+                return reply
         raise NetworkError("the view ended at the end of a pass")

@@ -1,7 +1,7 @@
-"""The pserver process: opens its ports, keeps what the coordinator gives it, leaves on its word.
+"""The pserver process: opens its ports, serves the lanes that the coordinator sets up, exits on its Stop.
 
-Pserver 0 is also where the coordinator lives: it comes to life when the first trainer knocks. The
-others go on serving while it is away, and leave if nobody takes its place.
+Pserver 0 also runs the coordinator, from the first control message on. The other pservers keep serving
+while there is no coordinator, and exit if no successor sets them up in time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HERE_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PserverOptions:
-    """What a pserver is told when it starts; it learns the rest from the coordinator."""
+    """A pserver's options at its start; the rest comes with SetUp."""
 
     trainers: int
     port: int | None = None
@@ -59,9 +59,9 @@ class PserverOptions:
     """The address to listen on and to announce; '' listens everywhere."""
     incarnation: int = 1
     since: int = 0
-    """The incarnation with which the run began that this pserver is part of."""
+    """The incarnation with which the run of this pserver began."""
     mark: Path | None = None
-    """What to leave while this pserver listens."""
+    """The file that exists while this pserver listens."""
 
 
 def options_of_job(job: Job, rank: int, host: str | None, mark: Path | None) -> PserverOptions:
@@ -128,16 +128,16 @@ class PserverProcess:
         self._coordinating: CoordinatorService | None = None
         self._discovery: Discovery | None = None
         self._link: m.Line | None = None
-        """To the coordinator whose word counts."""
+        """The connection from the coordinator with the newest view."""
         self._patience_s = PATIENCE_S
         self._alone_since_s = math.inf
         self._say_again_s = time.monotonic() + HERE_EVERY_S
         self._changing = threading.Lock()
         """Held while lanes are made or enter a view: which waits for lanes, so lanes must never wait for it."""
-        self._founding = threading.Lock()
+        self._founding = threading.Lock()  # several connections may bring the first message at once
 
     def run(self, discovery: Discovery | None = None) -> str:
-        """Serve until told to leave; returns the reason."""
+        """Serve until a Stop, a signal or the loss of the coordinator; returns the reason."""
         ports = self._server.ports
         log.info("number of parameterServer instances: %d", len(ports))
         for i, port in enumerate(ports):
@@ -148,14 +148,14 @@ class PserverProcess:
         if discovery is not None:
             discovery.announce(self._options.rank, self._address, self._options.incarnation)
         put_mark(self._options.mark)
-        # The handler takes no lock: the main thread may hold it at that moment.
+        # The handler takes no lock: the main thread may hold that lock when the signal interrupts it.
         signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: signals.append(received))
         while not self._over.wait(SIGNAL_LOOK_S):
             if signals:
                 self._leave("asked to stop by a signal")
-            self._say_where(time.monotonic())
+            self._announce_again(time.monotonic())
             if self._server.failure is not None:
                 raise self._server.failure
             if time.monotonic() - self._alone_since_s > self._patience_s:
@@ -172,20 +172,21 @@ class PserverProcess:
     def _address(self) -> m.Address:
         return m.Address(host=self._options.host or "127.0.0.1", ports=tuple(self._server.ports))
 
-    def _say_where(self, now_s: float) -> None:
-        """Tell the coordinator now and then where this pserver is, as long as nobody leads it."""
+    def _announce_again(self, now_s: float) -> None:
+        """Send the coordinator Here now and then, as long as none has set this pserver up."""
         discovery, is_led = self._discovery, self._link is not None and self._alone_since_s == math.inf
         if discovery is not None and self._options.rank != 0 and not is_led and now_s >= self._say_again_s:
             self._say_again_s = now_s + HERE_EVERY_S
-            threading.Thread(target=self._say_here, args=(discovery,), name="here", daemon=True).start()
+            # On a thread of its own: resolving a name may block for long, and this loop watches for signals.
+            threading.Thread(target=self._send_here, args=(discovery,), name="here", daemon=True).start()
 
-    def _say_here(self, discovery: Discovery) -> None:
-        word = m.Here(pserver=self._rank, address=self._address, incarnation=self._options.incarnation)
-        with contextlib.suppress(BiremeError):  # it is not there yet, and will find us
+    def _send_here(self, discovery: Discovery) -> None:
+        here = m.Here(pserver=self._rank, address=self._address, incarnation=self._options.incarnation)
+        with contextlib.suppress(BiremeError):  # not there yet: it will connect by itself, or get the next Here
             address = discovery.look_up(0)
             if address is not None:
                 with connect(address.host, address.ports[0], timeout_s=0.0, what="the coordinator") as sock:
-                    m.send(sock, word)
+                    m.send(sock, here)
 
     def _leave(self, reason: str) -> None:
         self._reason = self._reason or reason
@@ -208,7 +209,7 @@ class PserverProcess:
             case m.Stop():
                 is_led = self._link is not None and self._alone_since_s == math.inf
                 if is_led and self._link is not None and self._link.sock is not sock:
-                    raise FrameError("only the coordinator may tell a pserver to stop")
+                    raise FrameError("only the coordinator may stop a pserver")
                 self._leave(message.reason)
             case m.Begin() | m.PassClosed() | m.Status():
                 raise FrameError(f"a pserver does not take {type(message).__name__}")
@@ -228,7 +229,7 @@ class PserverProcess:
         line.send(m.Ready(pserver=setup.pserver, view=setup.view, incarnation=self._options.incarnation))
 
     def _follow(self, sock: socket.socket) -> m.Line:
-        """Take a coordinator's word from now on: it has shown the newest view."""
+        """Obey the coordinator on this connection from now on: the server has accepted its newer view."""
         if self._link is None or self._link.sock is not sock:
             self._link = m.Line(sock)
             self._link.beat(ALIVE_EVERY_S)
@@ -237,8 +238,8 @@ class PserverProcess:
 
     def _coordinator(self) -> CoordinatorService:
         if self._discovery is not None and self._options.rank != 0:
-            # Whoever takes this for pserver 0 has an address that was another's before; it asks again.
-            raise NetworkError(f"this is pserver {self._options.rank}, where no coordinator lives")
+            # The address was pserver 0's before: the peer looks it up again.
+            raise NetworkError(f"this is pserver {self._options.rank}, which runs no coordinator")
         with self._founding:
             if self._coordinating is None:
                 log.info("coordinating: waiting for %d trainers", self._options.trainers)
@@ -254,19 +255,20 @@ class PserverProcess:
 
     def _closed(self, sock: socket.socket) -> None:
         if self._link is not None and sock is self._link.sock:
-            if not self._over.is_set():  # else it was the one who told us to leave
-                log.warning("the coordinator went away")
+            if not self._over.is_set():  # else it has closed the connection after its Stop
+                log.warning("lost coordinator patience_s=%g", self._patience_s)
             self._alone_since_s = time.monotonic()
         elif self._coordinating is not None:
             self._coordinating.lost(sock)
 
     def _part_done(self, setup: Setup, part: FileWritten) -> None:
-        """Tell the coordinator of our part of a cut; called on the writer's thread."""
+        """Report a written part of a cut to the coordinator; called on the writer's thread."""
         try:
             if self._link is not None:
                 self._link.send(part_of(setup, part))
         except NetworkError as e:
-            log.warning("the coordinator does not hear of a snapshot: %s", e.what)
+            # The lost connection makes the coordinator rewind to a committed snapshot, so nothing else is due here.
+            log.warning("unreported part round=%d: %s", part.counts.round, e.what)
 
     def _lane_passed(self, history: int, totals: PassTotals) -> None:
         self._coordinator().lane_passed(history, totals)

@@ -1,9 +1,9 @@
-"""Looking after child processes: decide first, then act.
+"""Supervision of child processes: decide first, then act.
 
-`RestartPolicy` decides, from how a child ended and how often it has, whether it is started again and when;
-`ProcessGroup` starts, watches and ends children for real. A child that was killed, or left though the job is not over,
-comes back. One that left with an error would do so again: its error is the job's. So would one that has died again and
-again without the job getting any further, however long each of its lives was.
+`RestartPolicy` decides, from a child's exit and the number of exits, whether and when it is restarted;
+`ProcessGroup` starts, watches and ends real processes. A child that was killed, or exited before the job was over, is
+restarted. One that exited with an error would do so again: its error is the job's. So is the death of one that has died
+again and again while the job got no further, however long it ran each time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bireme.spec.model import Logs, Restarts
 
 GRACE_S = 5.0
 LINGER_S = 10.0
-"""How long whoever is still there after the end of the job may take to leave."""
+"""How long children may take to exit after the end of the job."""
 SHORT_S = 2.0
-"""Whoever lives no longer than this is given more and more time before the next life."""
+"""After runs no longer than this, the delay before the next restart grows."""
 MAX_DELAY_S = 5.0
 LOGS_EVERY_S = 1.0
 
@@ -43,25 +43,25 @@ def describe_exit(code: int) -> str:
 
 
 def is_error(code: int) -> bool:
-    """Whether a process says by itself that it cannot go on; shells report signals as codes above 128."""
+    """Whether a process exited with an error of its own; shells report signals as codes above 128."""
     return 0 < code <= 128
 
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """One child's lives so far. No clock, no process."""
+    """One child's restarts so far. No clock, no process."""
 
     rule: Restarts
     born_s: float = 0.0
     ended_s: list[float] = field(default_factory=list)
     reached: JobProgress = NOWHERE
-    """Where the job was when the child last died."""
+    """The job's progress when the child last died."""
     in_vain: int = 0
     """Deaths since the job last got further."""
     _short: int = 0
 
     def again_s(self, now_s: float, reached: JobProgress = NOWHERE) -> float | None:
-        """The child has died when the job was so far: when to start it again; None if it has died too often."""
+        """The time at which to restart a child that died now, at this progress; None if it has died too often."""
         self._short = self._short + 1 if now_s - self.born_s < SHORT_S else 0
         self.ended_s = [t for t in self.ended_s if now_s - t < self.rule.within_s] + [now_s]
         self.in_vain = 1 if reached.is_past(self.reached) else self.in_vain + 1
@@ -72,7 +72,7 @@ class RestartPolicy:
 
     @property
     def is_too_often(self) -> bool:
-        """Whether the last deaths came too soon one after the other, be there headway or not."""
+        """Whether the last deaths came too soon one after the other, with or without progress."""
         return len(self.ended_s) > self.rule.limit
 
 
@@ -84,11 +84,11 @@ class Child:
     command: Sequence[str]
     log: Path
     mark: Path | None = None
-    """What it leaves while it takes part in the job, where somebody wants to know."""
+    """The file that exists while the child takes part in the job."""
 
 
 class ProcessGroup:
-    """Started children; a context manager that leaves none behind."""
+    """Started children; a context manager that ends them all."""
 
     def __init__(self) -> None:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -121,7 +121,7 @@ class ProcessGroup:
         return {name: process.poll() for name, process in self._running.items()}
 
     def end(self, grace_s: float) -> None:
-        """Ask all to leave, wait a little, then make them."""
+        """Terminate all, wait up to `grace_s`, then kill the rest."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         for process in self._running.values():
@@ -141,28 +141,28 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child that will not come back."""
+    """A child that will not be restarted."""
 
     name: str
     code: int
     deaths: int = 1
     stuck_at: int | None = None
-    """The round past which the job has not got since the first of these deaths, if that is why; -1 for none yet."""
+    """The round at which the job has stood since the first of these deaths, if that is the reason; -1 for none yet."""
 
 
 class Supervisor:
-    """Keeps children alive until their job is over."""
+    """Restarts children until their job is over."""
 
     def __init__(
         self,
-        family: ProcessGroup,
+        group: ProcessGroup,
         children: Sequence[Child],
         rule: Restarts,
         logs: Logs,
         reached: Callable[[], JobProgress] = lambda: NOWHERE,
     ) -> None:
-        """Start all children; `reached` says how far their job has got."""
-        self._family = family
+        """Start all children; `reached` returns their job's progress."""
+        self._group = group
         self._reached = reached
         self._logs = logs
         self._look_at_logs_s = 0.0
@@ -171,19 +171,19 @@ class Supervisor:
         self._due_s: dict[str, float] = {}
         self._over_s = math.inf
         self.started: list[tuple[str, int, str]] = []
-        """Who was started as which process and why, since somebody last looked."""
+        """Names, process ids and reasons of starts; the caller clears it."""
         for child in children:
             self._start(child.name, "")
 
     def _start(self, name: str, why: str) -> None:
         self._lives[name].born_s = time.monotonic()
         take_mark(self._children[name].mark)
-        self.started.append((name, self._family.start(self._children[name]), why))
+        self.started.append((name, self._group.start(self._children[name]), why))
 
     def look(self, is_over: Callable[[], bool]) -> Ended | bool:
-        """Start again whoever is due; returns who ended the job, or whether all have left."""
+        """Restart the children that are due; returns the child that ended the job, or whether all have exited."""
         self._rotate_logs(time.monotonic())
-        codes = self._family.codes()
+        codes = self._group.codes()
         gone = {name: code for name, code in codes.items() if code is not None}
         for name, code in gone.items():
             take_mark(self._children[name].mark)
@@ -197,18 +197,18 @@ class Supervisor:
         return False
 
     def _last(self, name: str, code: int) -> Ended:
-        """Who has died too often, and in which way."""
+        """The child that has died too often, with the limit that it hit."""
         lives = self._lives[name]
         if lives.is_too_often:
             return Ended(name, code, len(lives.ended_s))
         return Ended(name, code, lives.in_vain, lives.reached.highest)
 
     def _has_lingered(self, now_s: float) -> bool:
-        """End those who have not heard that the job is over, as they were being started or cut off just then."""
+        """End children that got no Stop, as they were starting or disconnected when the job ended."""
         self._over_s = min(self._over_s, now_s)
         if now_s - self._over_s < LINGER_S:
             return False
-        self._family.end(GRACE_S)
+        self._group.end(GRACE_S)
         return True
 
     def _rotate_logs(self, now_s: float) -> None:
@@ -219,7 +219,7 @@ class Supervisor:
             rotate(child.log, self._logs)
 
     def _revive(self, name: str, code: int, now_s: float) -> bool:
-        """Start a child again once it is due; returns whether there is hope."""
+        """Restart a child once it is due; False if it has died too often."""
         if name not in self._due_s:
             again = self._lives[name].again_s(now_s, self._reached())
             if again is None:

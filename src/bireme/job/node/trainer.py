@@ -1,8 +1,8 @@
 """The trainer process: loads the program, joins the job, runs the loop, and saves models if it is trainer 0.
 
-A second thread listens to the coordinator. When it announces another view or says stop, or is lost, the lanes'
-connections are closed under the loop, which ends there. What follows is in the orders: train in the new view, leave,
-or look for the coordinator's successor.
+A second thread listens to the coordinator. On a new view, a Stop or a lost connection it closes the lanes'
+connections, which ends the loop with an error. The main thread then follows the newest order: train in the new view,
+exit, or look for the coordinator's successor.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from bireme.train.worker import Worker
 log = logging.getLogger(__name__)
 ALIVE_EVERY_S = 1.0
 LANE_S = 5.0
-"""How long a lane may take to accept a connection: it was ready a moment ago."""
+"""How long a lane may take to accept a connection; the coordinator has just seen it ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerOptions:
-    """Everything a trainer is told when it starts."""
+    """A trainer's options at its start."""
 
     name: str
     trainer: int
@@ -98,9 +98,9 @@ class TrainerOptions:
     incarnation: int = 0
     """0: started by hand, so that a second one with the same id is a mistake and not a successor."""
     mark: Path | None = None
-    """What to leave while this trainer has joined the job."""
+    """The file that exists while this trainer has joined the job."""
     on_program: Callable[[Program], None] | None = None
-    """Told of the program once it is loaded and found good."""
+    """Called with the program once it is loaded and checked."""
 
 
 class TrainerProcess:
@@ -109,18 +109,19 @@ class TrainerProcess:
     def __init__(self, options: TrainerOptions) -> None:
         self._options = options
         self._lock = threading.Lock()
+        """Guards the two below: the main thread sets them, the listening thread closes them."""
         self._exchange: Exchange | None = None
-        self._teller: PassReporter | None = None
+        self._reporter: PassReporter | None = None
         self._updates = Updates()
 
     def run(self, discovery: Discovery) -> None:
-        """Train until the coordinator says it is over; a stop on request raises Cancelled."""
+        """Train until the coordinator's Stop; one on request raises Cancelled."""
         options = self._options
         own = self._own_shards()
         program = load_config(options.config, options.workdirs(own.lo), options.config_args)
         if not program.parameters:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
-        # Shard 0's owner tests for everybody: as in the original, every shard carries the same test files.
+        # Shard 0's owner tests for all trainers: as in the original, every shard carries the same test files.
         tester = self._open(program, "test", 0) if own.lo == 0 else None
         self._updates = updates_of(program, options.updates, options.wire)
         check_lanes(program, options.ports_num_for_sparse)
@@ -133,7 +134,7 @@ class TrainerProcess:
             try:
                 line, orders = self._join(program, discovery)
             except NetworkError:
-                stop = self._last_word()
+                stop = self._final_stop()
                 if stop is None:
                     raise
             else:
@@ -144,44 +145,44 @@ class TrainerProcess:
                     take_mark(options.mark)
                     line.close()
             if stop is not None:
-                _take_leave(stop)
+                _raise_unless_finished(stop)
                 return
-            log.warning("the coordinator went away; looking for the next one")
+            log.warning("lost coordinator; looking for its successor")
 
     def _follow(self, program: Program, worker: Worker, line: m.Line, orders: Orders) -> m.Stop | None:
-        """Train in view after view; returns the order to leave, or None if the coordinator is lost."""
+        """Train in view after view; returns the coordinator's Stop, or None if the connection is lost."""
         view = 0
-        while isinstance(order := orders.await_news(view), m.Begin):
+        while isinstance(order := orders.wait(view), m.Begin):
             view = order.view
             log.info("view %x", view)
             try:
                 self._train(program, worker, line, order, orders)
             except (NetworkError, StaleError) as e:
-                if not orders.is_news(view):
-                    log.warning("waiting for another view: %s", e.what)
-                    self._tell(line, m.LinkLost(trainer=self._options.trainer, view=view, what=e.what))
+                if not orders.has_newer(view):  # else `_close` has caused the error
+                    log.warning("lost lane view=%x: %s", view, e.what)
+                    self._send(line, m.LinkLost(trainer=self._options.trainer, view=view, what=e.what))
             except BiremeError as e:
-                if not orders.is_news(view):
+                if not orders.has_newer(view):
                     failed = m.Failed(trainer=self._options.trainer, what=e.what, why=e.why, fix=e.fix)
-                    self._tell(line, failed)
+                    self._send(line, failed)
                     raise
-                log.warning("in a view that is over: %s", e.what)
+                log.warning("ignored error of an ended view=%x: %s", view, e.what)
             finally:
                 self._close()
         return order
 
-    def _last_word(self) -> m.Stop | None:
-        """How the job has ended without us, as far as the output directory says; by hand it may be an earlier job's."""
+    def _final_stop(self) -> m.Stop | None:
+        """The Stop that follows from the final status on disk; by hand, that may be an earlier job's: None."""
         if not self._options.incarnation or self._options.output is None or not has_ended(self._options.output):
             return None
         status = last_status(self._options.output)
         return m.Stop(reason=status.get("reason", ""), how=status["phase"])
 
-    def _tell(self, line: m.Line, message: m.Message) -> None:
+    def _send(self, line: m.Line, message: m.Message) -> None:
         try:
             line.send(message)
         except NetworkError as e:
-            log.warning("the coordinator is gone too: %s", e.what)
+            log.warning("lost coordinator: %s", e.what)
 
     def _own_shards(self) -> Span:
         options = self._options
@@ -209,8 +210,8 @@ class TrainerProcess:
         readers = [reader for shard in own.shards if (reader := self._open(program, "train", shard)) is not None]
         if not readers:
             raise DataError(f"{program.name} defines no training data", fix="give define_py_data_sources2 a train_list")
-        found = sum(reader.open(self._options.start_pass) for reader in readers)
-        log.info("shards %d to %d: %d samples", own.lo, own.hi - 1, found)
+        samples = sum(reader.open(self._options.start_pass) for reader in readers)
+        log.info("shards %d to %d: %d samples", own.lo, own.hi - 1, samples)
         return readers
 
     def _facts(self, program: Program, pservers: int) -> m.Facts:
@@ -246,25 +247,25 @@ class TrainerProcess:
         )
 
     def _join(self, program: Program, discovery: Discovery) -> tuple[m.Line, Orders]:
-        """Find the coordinator and say hello."""
+        """Find the coordinator, send Join, and start to listen for its orders."""
         options = self._options
-        found = discovery.find()
+        addresses = discovery.find()
         join = m.Join(
             trainer=options.trainer,
             pid=os.getpid(),
             host=socket.gethostname(),
-            facts=self._facts(program, len(found)),
-            pservers=tuple(address for address in found if address is not None) if all(found) else (),
+            facts=self._facts(program, len(addresses)),
+            pservers=tuple(address for address in addresses if address is not None) if all(addresses) else (),
             incarnation=options.incarnation,
         )
         while True:
-            sock = reach_coordinator(discovery, options.connect_timeout_s, lambda: self._last_word() is not None)
+            sock = reach_coordinator(discovery, options.connect_timeout_s, lambda: self._final_stop() is not None)
             line = m.Line(sock)
             try:
                 line.send(join)
                 break
             except NetworkError as e:
-                log.warning("pserver 0 has just gone: %s", e.what)
+                log.warning("lost coordinator before Join: %s", e.what)
         line.beat(ALIVE_EVERY_S)
         orders = Orders(self._close)
         threading.Thread(target=self._listen, args=(line, orders), name="control", daemon=True).start()
@@ -273,7 +274,7 @@ class TrainerProcess:
     def _train(self, program: Program, worker: Worker, line: m.Line, begin: m.Begin, orders: Orders) -> None:
         options = self._options
         if begin.shares[options.trainer] != worker.share:
-            raise AssertionError(f"told to own {begin.shares[options.trainer]}, prepared {worker.share}: this is a bug")
+            raise AssertionError(f"Begin gives {begin.shares[options.trainer]}, prepared {worker.share}: this is a bug")
         is_exact = not self._updates.is_streamed
         model = ModelPlace(
             worker.layout, worker.tables, options.seed, options.output, options.config, is_exact, options.incarnation,
@@ -282,30 +283,33 @@ class TrainerProcess:
         faults.at("view.begin")
         exchange = self._open_exchange(worker, begin)
         me = (options.trainer, begin.view, begin.saved)
-        teller = PassReporter(line, me, options.log_period, model, lambda: exchange.slowest_pserver)
+        reporter = PassReporter(line, me, options.log_period, model, lambda: exchange.slowest_pserver)
         with self._lock:
-            self._exchange, self._teller = exchange, teller
-        if orders.is_news(begin.view):  # whoever said so found nothing to close yet
-            raise NetworkError("something else is to be done by now")
+            self._exchange, self._reporter = exchange, reporter
+        # An order that came before these two were set found nothing to close: the loop could block forever.
+        if orders.has_newer(begin.view):
+            raise NetworkError("the view ended while its lanes were being opened")
         log.info("carriers: %s", ", ".join(exchange.carriers))
         if begin.wants_values and options.init_model is not None and options.trainer == 0:
             values = aligned_zeros(worker.layout.size)
             load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
             tables = [load_trained(options.init_model, table, options.seed) for table in worker.tables]
             exchange.set(values, tables)
-        self._loop(program, worker, exchange, teller, begin).run(options.start_pass + options.passes, begin.saved)
+        self._loop(program, worker, exchange, reporter, begin).run(options.start_pass + options.passes, begin.saved)
 
     def _close(self) -> None:
-        """Hang up on the lanes, and wake whoever waits for the end of a pass."""
+        """Close the connections to the lanes, and wake a main thread that waits for the end of a pass."""
         with self._lock:
-            exchange, teller = self._exchange, self._teller
-            self._exchange = self._teller = None
+            exchange, reporter = self._exchange, self._reporter
+            self._exchange = self._reporter = None
         if exchange is not None:
             exchange.close()
-        if teller is not None:
-            teller.closed.put(None)
+        if reporter is not None:
+            reporter.closed.put(None)
 
-    def _loop(self, program: Program, worker: Worker, exchange: Exchange, teller: PassReporter, begin: m.Begin) -> Loop:
+    def _loop(
+        self, program: Program, worker: Worker, exchange: Exchange, reporter: PassReporter, begin: m.Begin
+    ) -> Loop:
         worker.forget()
         if self._updates.mode == "local":
             how = LocalRule(
@@ -315,9 +319,9 @@ class TrainerProcess:
                 self._options.start_pass,
                 begin.start_samples,
             )
-            return LocalLoop(worker, exchange, teller, how)
+            return LocalLoop(worker, exchange, reporter, how)
         kind = ApartLoop if self._updates.is_streamed else Loop
-        return kind(worker, exchange, teller)
+        return kind(worker, exchange, reporter)
 
     def _open_exchange(self, worker: Worker, begin: m.Begin) -> Exchange:
         options, pservers = self._options, begin.pservers
@@ -338,8 +342,8 @@ class TrainerProcess:
     def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], lagging: SlowPservers) -> RowLinks:
         options = self._options
         lanes = range(options.ports_num, options.ports_num + options.ports_num_for_sparse)
-        found = self._connect_all(pservers, lanes)
-        return RowLinks(found, worker.tables, [i // len(lanes) for i in range(len(found))], lagging)
+        links = self._connect_all(pservers, lanes)
+        return RowLinks(links, worker.tables, [i // len(lanes) for i in range(len(links))], lagging)
 
     def _connect_all(self, pservers: tuple[m.Address, ...], lanes: range) -> list[socket.socket]:
         return [self._connect(pservers, rank, lane) for rank in range(len(pservers)) for lane in lanes]
@@ -356,28 +360,28 @@ class TrainerProcess:
             while True:
                 message = m.expect(line.sock)
                 if isinstance(message, m.Begin | m.Stop):
-                    orders.say(message)
+                    orders.put(message)
                 elif isinstance(message, m.PassClosed | m.Counted):
                     with self._lock:
-                        teller = self._teller
-                    if teller is not None:
-                        teller.closed.put(message)
+                        reporter = self._reporter
+                    if reporter is not None:
+                        reporter.closed.put(message)
         except RefusedError as e:
             orders.refuse(e)
         except BiremeError as e:
             log.debug("control connection ended: %s", e.what)
-            orders.say(None)
+            orders.put(None)
 
 
 def _cut(connections: list[socket.socket], pserver: int, lanes: int) -> None:
-    """Lose the connections to a pserver's lanes, as a network would."""
+    """Break the connections to a pserver's lanes, as a network failure would."""
     for sock in connections[pserver * lanes : (pserver + 1) * lanes]:
         with contextlib.suppress(OSError):  # it is down already
             sock.shutdown(socket.SHUT_RDWR)
 
 
-def _take_leave(stop: m.Stop) -> None:
-    """Leave as the coordinator said: well, on request, or because of somebody else."""
+def _raise_unless_finished(stop: m.Stop) -> None:
+    """Raise the error that makes this process exit as the job has ended."""
     if stop.how == "failed":
         raise ProcessError(f"stopped because the job failed: {stop.reason}")
     if stop.how == "cancelled":
@@ -385,10 +389,10 @@ def _take_leave(stop: m.Stop) -> None:
 
 
 def _samples_before(model: Path) -> int:
-    """How many samples a saved model has seen, where it says so: schedules count on from there."""
+    """How many samples a saved model has seen, if its metrics say so: schedules continue from there."""
     try:
-        told = msgspec.json.decode((model / "metrics.json").read_bytes(), type=dict[str, object])
+        metrics = msgspec.json.decode((model / "metrics.json").read_bytes(), type=dict[str, object])
     except (OSError, msgspec.MsgspecError):
         return 0
-    samples = told.get("samples_so_far", 0)
+    samples = metrics.get("samples_so_far", 0)
     return samples if isinstance(samples, int) else 0

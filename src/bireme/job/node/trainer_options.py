@@ -19,7 +19,7 @@ from bireme.spec.load import places
 
 
 def options_of_job(job: Job, rank: int, scratch: Path, mark: Path | None = None) -> TrainerOptions:
-    """Options of a trainer that a runner or a pod has started, which may keep files of its own in `scratch`."""
+    """Options of a trainer that a runner or a pod starts; it keeps files of its own in `scratch`."""
     config = Path(job.config)
 
     @functools.cache
@@ -57,18 +57,18 @@ def options_of_job(job: Job, rank: int, scratch: Path, mark: Path | None = None)
         keep=job.keep,
         incarnation=incarnations.take(Path(job.output), f"trainer {rank}"),
         mark=mark,
-        on_program=functools.partial(_leave_origin, job) if rank == 0 else None,
+        on_program=functools.partial(_write_origin, job) if rank == 0 else None,
     )
 
 
-def _leave_origin(job: Job, program: Program) -> None:
-    """Write down what the job is made from, where whoever started it has not."""
+def _write_origin(job: Job, program: Program) -> None:
+    """Write the job's origin, unless the runner has."""
     if job.snapshots.path and not has_origin(Path(job.snapshots.path), job.since):
         write_origin(Path(job.snapshots.path), job.since, origin_of(job, program))
 
 
 def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:
-    """Options of a trainer that a person has started: its shard is `./data`, its shard number its id."""
+    """Options of a trainer started by hand: its shard is `./data`, its shard number its id."""
     if flags["config"] is None:
         raise UsageError("--config is missing", fix="name the trainer_config file, e.g. --config=trainer_config.lr.py")
     config = (here / flags["config"]).absolute()

@@ -1,8 +1,8 @@
-"""What a job is made from: its data in one hash, and all of it in enough detail to name what has changed since.
+"""A job's inputs: their hashes, and an *origin* with enough detail to name what has changed since.
 
-A snapshot is not resumed with other inputs; hashes in its manifest decide that. Hashes have no words, so each run also
-leaves its *origin* beside the snapshots, `inputs-<incarnation>.json`, sealed with a hash of its own, and whoever
-resumes compares origins before a process is started. Where none is to be had, the hashes are left to speak.
+A snapshot is not resumed with other inputs; hashes in its manifest decide that. A hash does not show what changed, so
+each run also writes its origin beside the snapshots, `inputs-<incarnation>.json`, sealed with a hash of its own, and
+`bireme resume` compares origins before it starts a process. Without an origin, only the hashes are compared.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 VERSION = 2
 _NAME = re.compile(r"inputs-([0-9]{8})\.json")
 _SHOWN = 6
-"""Changes that are told one by one; more would hide the first."""
+"""Changes that a message lists; more would hide the first."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run was made from, in words that can be compared."""
+    """A run's inputs in detail, to be compared with those of a later one."""
 
     version: int = VERSION
     inputs: Inputs
@@ -46,7 +46,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     updates: Updates
     wire: Wire
     shards: tuple[dict[str, tuple[int, str]], ...]
-    """Of each shard its files, their lengths and hashes; also shards that the job does not count."""
+    """The files of each shard with lengths and hashes, shards that the job does not use included."""
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def origin_of(job: Job, program: Program) -> Origin:
-    """What a job would be made from if it were started now; looks into the shards' files."""
+    """The origin of a job that started now; reads the shards' files."""
     updates, data = updates_of(program, job.updates, job.wire), Path(job.data)
     with storage_errors(str(data)):
         shards = tuple(files_of(data / str(shard) / "data") for shard in _shards_in(data))
@@ -90,18 +90,18 @@ def _shards_in(data: Path) -> Iterator[int]:
 def _scripts_of(config: Path) -> dict[str, str]:
     """The config and all scripts beside it that it mentions, or that those mention, with their hashes."""
     beside = {path.stem: path for path in config.parent.glob("*.py") if path != config}
-    waiting, found = [config], {}
+    waiting, hashes = [config], {}
     while waiting:
         path = waiting.pop()
         content = path.read_bytes()
-        found[path.name] = hashlib.sha256(content).hexdigest()
-        for word in set(re.findall(r"\w+", content.decode(errors="replace"))) & set(beside):
-            waiting.append(beside.pop(word))
-    return dict(sorted(found.items()))
+        hashes[path.name] = hashlib.sha256(content).hexdigest()
+        for name in set(re.findall(r"\w+", content.decode(errors="replace"))) & set(beside):
+            waiting.append(beside.pop(name))
+    return dict(sorted(hashes.items()))
 
 
 def write_origin(snapshots: Path, since: int, origin: Origin) -> None:
-    """Leave the origin of the run whose runner has this incarnation."""
+    """Write the origin of the run whose runner has this incarnation."""
     body = msgspec.json.format(msgspec.json.encode(origin), indent=2)
     with storage_errors(str(snapshots)):
         snapshots.mkdir(parents=True, exist_ok=True)
@@ -110,14 +110,14 @@ def write_origin(snapshots: Path, since: int, origin: Origin) -> None:
 
 
 def has_origin(snapshots: Path, since: int) -> bool:
-    """Whether the run whose runner has this incarnation has left its origin."""
+    """Whether the run whose runner has this incarnation has written its origin."""
     return (snapshots / f"inputs-{since:08d}.json").is_file()
 
 
 def read_origin(snapshots: Path, incarnation: int) -> Origin | None:
-    """The origin of the run in which a process took this incarnation; None where none can be believed."""
-    found = {int(match[1]) for path in snapshots.glob("inputs-*.json") if (match := _NAME.fullmatch(path.name))}
-    since = max((number for number in found if number <= incarnation), default=None)
+    """The origin of the run in which a process took this incarnation; None if it is missing or damaged."""
+    runs = {int(match[1]) for path in snapshots.glob("inputs-*.json") if (match := _NAME.fullmatch(path.name))}
+    since = max((number for number in runs if number <= incarnation), default=None)
     if since is None:
         return None
     try:
@@ -131,10 +131,10 @@ def read_origin(snapshots: Path, incarnation: int) -> Origin | None:
 
 
 def refuse_changes(job: Job, base: Manifest | None, now: Origin) -> None:
-    """Refuse to go on from `base`, or from the beginning, with other inputs than then, and say what has changed."""
+    """Refuse to resume from `base`, or from the beginning, if inputs have changed; the error lists the changes."""
     then = read_origin(Path(job.snapshots.path), job.since if base is None else base.incarnation)
     if then is None or (base is not None and then.inputs != base.inputs):
-        return  # nothing to compare with: the coordinator looks at the hashes
+        return  # nothing to compare with: the coordinator compares the hashes
     changes = list(changes_between(then, now))
     if changes:
         more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
@@ -146,26 +146,26 @@ def refuse_changes(job: Job, base: Manifest | None, now: Origin) -> None:
 
 
 def changes_between(then: Origin, now: Origin) -> Iterator[str]:
-    """In words, what is not as it was and matters for the result; another layout does not."""
+    """Describe each change that affects the result; the layout does not."""
     was, is_ = then.inputs, now.inputs
     if was.program != is_.program:
-        yield from _told("bireme", then.bireme, now.bireme)
+        yield from _change("bireme", then.bireme, now.bireme)
         if then.scripts.get(then.config) != now.scripts.get(now.config):
             yield f"{now.config} has changed"
         for name in sorted({*then.args, *now.args}):
-            yield from _told(f"argument {name}:", then.args.get(name, "none"), now.args.get(name, "none"))
+            yield from _change(f"argument {name}:", then.args.get(name, "none"), now.args.get(name, "none"))
     if was.rules != is_.rules:
         yield from _rules(then, now)
-    yield from _told("batch_size", then.batch_size, now.batch_size)
+    yield from _change("batch_size", then.batch_size, now.batch_size)
     for name in sorted(({*then.scripts} & {*now.scripts}) - {then.config, now.config}):
         if then.scripts[name] != now.scripts[name]:
             yield f"{name} has changed"
     if was.data != is_.data:
         yield from _data(then.shards, now.shards) if then.shards != now.shards else ["shards.json has changed"]
-    yield from _told("seed", was.seed, is_.seed)
+    yield from _change("seed", was.seed, is_.seed)
 
 
-def _told(what: str, then: object, now: object) -> Iterator[str]:
+def _change(what: str, then: object, now: object) -> Iterator[str]:
     if then != now:
         yield f"{what} {_plain(then)} → {_plain(now)}"
 
@@ -200,7 +200,7 @@ def _rules(then: Origin, now: Origin) -> Iterator[str]:
 
 def _fields(title: str, then: msgspec.Struct, now: msgspec.Struct) -> Iterator[str]:
     for name, value in msgspec.structs.asdict(then).items():
-        yield from _told(f"{title} {name}".lstrip(), value, getattr(now, name))
+        yield from _change(f"{title} {name}".lstrip(), value, getattr(now, name))
 
 
 def _data(then: Sequence[Mapping[str, tuple[int, str]]], now: Sequence[Mapping[str, tuple[int, str]]]) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""The job's books, `metrics.jsonl` and `ledger.jsonl`: lines are only ever appended, and mended after a crash.
+"""The job's journal files, `metrics.jsonl` and `ledger.jsonl`: append-only, repaired after a crash.
 
 A crash may leave half a line at the end, or some of a pass's lines of the ledger. A pass counts when its model is
-finished and its lines are all there; whoever goes on from a snapshot first removes what does not count, as it will be
-written again. Damage anywhere else is left for `bireme verify` to see.
+finished and all of its lines are there; a resumed job first removes lines that do not count, as it will write them
+again. Damage anywhere else is left for `bireme verify` to report.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from bireme.job.output.model import finished_passes
 
 LEDGER = "ledger.jsonl"
 BLOCK_NBYTES = 1 << 20
-"""What of a book is in memory at a time."""
+"""Bytes of a file in memory at a time."""
 Row = dict[str, Any]
 
 
 class JournalSummary(NamedTuple):
-    """What the books say of a job that goes on."""
+    """A resumed job's past, from its journal files."""
 
     saved: int = -1
     """The last pass that counts."""
     elapsed_s: float = 0.0
-    """How long this run has gone on already; 0 for one that begins."""
+    """The age of this run; 0 for one that begins."""
     closed: Sequence[m.PassClosed] = ()
     """This run's passes."""
     costs: Mapping[int, float | None] = {}
@@ -42,7 +42,7 @@ class JournalSummary(NamedTuple):
 
 
 def append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
-    """Add lines to a book, in one piece where the system lets us; the ledger's are on disk when this returns."""
+    """Append lines in one write, so that a crash rarely splits them; the ledger's are on disk when this returns."""
     data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
     with storage_errors(str(path)):
         is_new = not path.exists()
@@ -56,7 +56,7 @@ def append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
 
 
 def repair_tail(output: Path, shards: int, run: int) -> JournalSummary:
-    """Remove half lines, and lines of passes that do not count; returns what there is of this run."""
+    """Remove half lines, and lines of passes that do not count; returns the past of this run."""
     _cut_tail(output / METRICS)
     _cut_tail(output / LEDGER)
     ledger = list(_rows(output / LEDGER))[::-1]
@@ -68,7 +68,7 @@ def repair_tail(output: Path, shards: int, run: int) -> JournalSummary:
     own = _since_begin(output / METRICS, run)
     closed = [one for row in own if (one := _closed(row)) is not None and one.pass_id <= saved]
     began = own[0].get("unix") if own else None
-    # A date that was set back since must not make the job younger than it is; 0 would say that it begins now.
+    # The date may have been set back since: never return 0, which means that the run begins now.
     elapsed_s = max(time.time() - began, 0.001) if isinstance(began, int | float) else 0.0
     return JournalSummary(saved, elapsed_s, closed)
 
@@ -80,7 +80,7 @@ def costs_in(output: Path, saved: int) -> dict[int, float | None]:
 
 
 def _make_safe(output: Path) -> None:
-    """Sync what whoever died may not have come to sync, before anything is built on it."""
+    """fsync files that a crashed writer may have left unsynced, before decisions depend on them."""
     with storage_errors(str(output)):
         if (output / LEDGER).is_file():
             with (output / LEDGER).open("rb") as f:
@@ -90,7 +90,7 @@ def _make_safe(output: Path) -> None:
 
 
 def _cut_tail(path: Path) -> None:
-    """Cut half a line off a book's end, where it is: on a full disk there is no room for another one."""
+    """Cut half a line off a file's end, in place: a full disk has no room for a copy."""
     end = 0
     for begin, block in _blocks(path):
         end = end or begin + len(block)
@@ -104,37 +104,37 @@ def _cut_tail(path: Path) -> None:
 
 
 def _since_begin(path: Path, run: int) -> list[Row]:
-    """How a run began and what it has told of its passes; nothing if it has not begun.
+    """A run's first line and those of its passes; none if it has not begun.
 
-    There may be days of progress, and runs before this one: what is before the beginning is not read at all.
+    The file may hold days of progress and earlier runs: nothing before the run's first line is read.
     """
-    found = []
+    rows = []
     for row in _rows(path, b':"begin"', b':"pass"'):
-        found.append(row)
+        rows.append(row)
         if (row.get("kind"), row.get("run")) == ("begin", run):
-            return found[::-1]
+            return rows[::-1]
     return []
 
 
-def _rows(path: Path, *words: bytes) -> Iterator[Row]:
-    """A book's lines, the last one first; where words are given, only those in which one of them is."""
+def _rows(path: Path, *texts: bytes) -> Iterator[Row]:
+    """A file's lines, the last one first; with `texts`, only those that contain one of them."""
     rest = b""
     for begin, block in _blocks(path):
         head, newline, lines = (block + rest).partition(b"\n") if begin else (b"", b"", block + rest)
         rest = head + newline
         for line in reversed(lines.splitlines()):
-            if words and not any(word in line for word in words):
+            if texts and not any(text in line for text in texts):
                 continue
             try:
                 yield msgspec.json.decode(line, type=Row)
             except msgspec.MsgspecError:
-                continue  # a flipped bit is not ours to hide
+                continue  # left in the file for `bireme verify`
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """A file's pieces and where they begin, the last one first. StorageError where one cannot be read.
+    """A file's pieces and where they begin, the last one first.
 
-    Nobody may take a part of a book for the whole of it.
+    StorageError where one cannot be read: a caller must not take a part of the file for the whole.
     """
     try:
         if not path.is_file():
@@ -152,22 +152,22 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def counted(ledger: Iterable[Row], shards: int) -> set[int]:
-    """Passes of which every shard has its line."""
+    """Passes with a line of every shard."""
     seen: dict[int, set[object]] = {}
     for row in ledger:
         seen.setdefault(_pass_of(row), set()).add(row.get("shard"))
-    return {pass_id for pass_id, found in seen.items() if found >= set(range(shards))}
+    return {pass_id for pass_id, owners in seen.items() if owners >= set(range(shards))}
 
 
 def _pass_of(row: Row) -> int:
-    found = row.get("pass")
-    return found if isinstance(found, int) else -1
+    pass_id = row.get("pass")
+    return pass_id if isinstance(pass_id, int) else -1
 
 
 def _closed(row: Row) -> m.PassClosed | None:
-    """A pass as it was told; None for any other line."""
-    known = {name: row[name] for name in m.PassClosed.__struct_fields__ if name in row}
+    """A line's PassClosed; None for any other line, or a damaged one."""
+    fields = {name: row[name] for name in m.PassClosed.__struct_fields__ if name in row}
     try:
-        return msgspec.convert(known, m.PassClosed) if row.get("event") == "pass" else None
+        return msgspec.convert(fields, m.PassClosed) if row.get("event") == "pass" else None
     except msgspec.MsgspecError:
-        return None  # a flipped bit is not ours to hide, nor to stumble over
+        return None  # left in the file for `bireme verify`

@@ -1,8 +1,8 @@
-"""What commits a snapshot: one JSON file that names its parts with their hashes, and what the job was made from.
+"""The manifest, which commits a snapshot: one JSON file with its parts, their hashes, and the job's inputs.
 
-The manifest lies beside its parts as `manifest.json`, `{"sha256": …, "manifest": {…}}`, the hash being of the inner
-object's bytes as they stand: a flipped digit in it is found like one in a part. Its round and its view must be
-those of its directory's name, so that a manifest from elsewhere is not taken for this one.
+It lies beside the parts as `manifest.json`, `{"sha256": …, "manifest": {…}}`; the hash covers the inner object's bytes
+as they stand, so a flipped digit is found like one in a part. Its round and view must be those of the directory's name:
+a manifest copied from another snapshot is refused.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ _SnapshotName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{12}-[0-9a-f]{16}$")
 _Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _SHOWN = 12
-"""Digits of a hash that are enough to tell two apart."""
+"""Digits of a hash in messages."""
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of a snapshot as it was when it was written."""
+    """One file of a snapshot, as written."""
 
     file: _FileName
     sha256: _Hash
     nbytes: _Count
     pserver: _Count
-    """Who wrote it; of a trainer's part, the trainer's number."""
+    """The pserver that wrote it; of a trainer's part, the trainer's number."""
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the job's result is a function of: a snapshot of other inputs is of another job."""
+    """The inputs that determine the job's result: a snapshot of other inputs belongs to another job."""
 
     program: str
-    """Fingerprint of what is computed."""
+    """Fingerprint of the computation."""
     data: str
     """Fingerprint of the shards."""
     rules: str
-    """`rules_hash` of how parameters are updated."""
+    """`rules_hash` of the update rules."""
     shards: int
     seed: int
 
 
 class EndedPass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a pass came to, shard by shard."""
+    """The totals of an ended pass, shard by shard."""
 
     pass_id: int
     samples: int
@@ -62,18 +62,18 @@ class EndedPass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def of(cls, totals: PassTotals) -> EndedPass:
-        """From what lane 0 told."""
+        """From lane 0's totals."""
         shards = {shard: Sums.of(own) for shard, own in totals.shards.items()}
         return cls(pass_id=totals.pass_id, samples=totals.samples, shards=shards)
 
     def totals(self) -> PassTotals:
-        """What lane 0 told."""
+        """Back to lane 0's totals."""
         shards = {shard: sums.totals() for shard, sums in self.shards.items()}
         return PassTotals(self.pass_id, self.samples, shards, {})
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A committed cut: where it was taken, from what, and the files that hold it."""
+    """A committed cut: its position, inputs and files."""
 
     version: int = VERSION
     job: str
@@ -93,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     base: tuple[_SnapshotName, ...] = ()
     """Earlier snapshots that incremental parts build on: all of them, oldest first."""
     ended: EndedPass | None = None
-    """The pass that ended with this cut, if one did: what it came to is in no lane any more."""
+    """The totals of the pass that ended with this cut, if one did: lanes have reset theirs."""
 
     @property
     def name(self) -> str:
@@ -117,13 +117,13 @@ def seal(manifest: Manifest) -> bytes:
 
 
 def unseal(data: bytes, name: str) -> Manifest:
-    """Read the manifest of the snapshot of that name; the message of a refusal says only what is wrong."""
+    """Read the manifest of the snapshot of that name; errors only say what is wrong, the caller adds the name."""
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
         body = bytes(sealed.manifest)
         if hashlib.sha256(body).hexdigest() != sealed.sha256:
             raise SnapshotError("its manifest is flipped: it does not have its hash")
-        # A newer version may have fields that we do not know, so it is looked at first.
+        # Checked first: a newer version may have unknown fields.
         version = msgspec.json.decode(body, type=_Versioned).version
         if version != VERSION:
             raise SnapshotError(f"its manifest has format {version}, this bireme reads format {VERSION}")
@@ -138,24 +138,24 @@ def unseal(data: bytes, name: str) -> Manifest:
 def rules_hash(
     parameters: Sequence[Parameter], optimizer: Optimizer, updates: Updates, wire: Wire | None = None
 ) -> str:
-    """One hash of all that decides how gradients become parameters."""
+    """One hash of all settings that determine how gradients become parameters."""
     rules = [[*parameters], optimizer, updates, wire or Wire()]
     return hashlib.sha256(msgspec.json.encode(rules)).hexdigest()
 
 
 def differences(manifest: Manifest, inputs: Inputs) -> list[str]:
-    """In words, what the job is made from now that the snapshot was not; the number of lanes may change freely."""
+    """Describe each difference between a snapshot's inputs and these; the number of lanes may change freely."""
     then = manifest.inputs
-    found = []
+    changes = []
     for what, were, now in (
         ("the program was", then.program, inputs.program),
         ("the data was", then.data, inputs.data),
         ("the rules of parameters, optimizer and updates were", then.rules, inputs.rules),
     ):
         if were != now:
-            found.append(f"{what} {were[:_SHOWN]}, now {now[:_SHOWN]}")
+            changes.append(f"{what} {were[:_SHOWN]}, now {now[:_SHOWN]}")
     if then.shards != inputs.shards:
-        found.append(f"there were {then.shards} shards, now {inputs.shards}")
+        changes.append(f"there were {then.shards} shards, now {inputs.shards}")
     if then.seed != inputs.seed:
-        found.append(f"the seed was {then.seed}, now {inputs.seed}")
-    return found
+        changes.append(f"the seed was {then.seed}, now {inputs.seed}")
+    return changes

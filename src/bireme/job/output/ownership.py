@@ -1,8 +1,8 @@
-"""Whose an output directory is: the file `job.json` in it says which job may write there, settled for all processes.
+"""Ownership of an output directory: `job.json` in it names the one job that may write there.
 
-A run on this machine has a runner that settles the job and starts everybody. On a cluster nobody stands above the
-nodes: the one that runs pserver 0 settles it, the others wait until `job.json` holds the job that they were given
-too. A node that comes back finds it there and goes on. Another job is refused where it would mix two runs.
+On this machine the runner writes it before it starts the nodes. On a cluster no process is above the nodes: the node of
+pserver 0 writes it, the others wait until `job.json` holds the job that they were started with. A restarted node finds
+it there and resumes. Another job is refused where it would mix two runs.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from bireme.spec.load import command_name
 
 JOB_FILE = "job.json"
 RUN_DIRECTORY = "run"
-"""In the output tree of a job on a cluster: where its nodes meet, report and count their lives."""
+"""In the output tree of a job on a cluster: files of discovery, failure reports and leases."""
 _FILLED_IN = ("data_fingerprint", "since", "init_model", "is_resumed", "accepts_changes")
-"""What a job is given when it is settled, and says nothing about which job it is."""
+"""Fields that settling fills in; they do not make it another job."""
 _LAYOUT = frozenset({
     "passes", "pservers", "trainers", "hosts", "port", "ports_num", "ports_num_for_sparse", "tls", "carrier", "faults",
     "connect_timeout_s", "log_period", "logs", "restarts", "snapshots", "accepts_changes", "stop_after", "keep",
 })  # fmt: skip
-"""What may be another when a job is resumed: the result of a pass does not depend on it."""
+"""Fields that may change when a job is resumed: the result of a pass does not depend on them."""
 _SHOWN = 6
-"""Changes that are told one by one."""
+"""Changes that a message lists."""
 _ELSEWHERE = "set another `output` in job.yaml and submit it again with `--replace`"
 
 
 def job_file(job: Job) -> Path:
-    """Where a job's processes read it."""
+    """The file from which a job's processes read it."""
     return Path(job.output) / JOB_FILE
 
 
 def write_job(job: Job) -> Path:
-    """Leave the job where all its processes read it."""
+    """Write the job for all its processes."""
     path = job_file(job)
     write_atomic(path, msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
     return path
 
 
 def check_output(job: Job) -> Job:
-    """Refuse to mix two runs in one directory; going on from a finished pass is the exception."""
+    """Refuse to mix two runs in one directory; continuing after a finished pass is the exception."""
     output = Path(job.output)
     if job.is_resumed:
         return job
@@ -74,7 +74,7 @@ def _has_snapshot(output: Path) -> bool:
 
 
 def _ways_out(job: Job, output: Path, next_pass: int) -> str:
-    """What to do instead of training into a directory whose passes are done up to `next_pass`."""
+    """The fix for training into a directory whose passes are done up to `next_pass`."""
     elsewhere = "give another directory with `--output DIR`"
     if _has_snapshot(output):
         resume = f"{command_name()} resume {output}"
@@ -112,10 +112,10 @@ def _go_on(job: Job, output: Path, passes: list[str]) -> Job:
 
 
 def claim(given: Job) -> Job:
-    """Settle a job that this node was given, for all nodes; returns the job as it stands in `job.json`.
+    """Settle this node's job for all nodes; returns the job as it stands in `job.json`.
 
-    The same job again goes on with what is there: its pods were replaced, or it was taken off the cluster and put
-    back. A run that failed is begun again from its newest snapshot; one that is finished stays so.
+    The same job again keeps the settled one: its pods were replaced, or it was deleted and submitted again. A failed
+    run restarts from its newest snapshot; a finished one stays finished.
     """
     output, data = Path(given.output), Path(given.data)
     resume = f"{command_name()} resume {given.name}"
@@ -127,7 +127,7 @@ def claim(given: Job) -> Job:
         if last_status(output).get("phase") in ("failed", "cancelled"):
             (output / STATUS_FILE).unlink(missing_ok=True)
         return settled
-    # Resumed before its first snapshot, it begins at the beginning.
+    # Resumed before its first snapshot, the job starts from the beginning.
     is_resumed = given.is_resumed and (_has_snapshot(output) or any(output.glob("pass-*")))
     try:
         job = check_output(msgspec.structs.replace(given, is_resumed=is_resumed))
@@ -135,7 +135,7 @@ def claim(given: Job) -> Job:
         raise (_of_another_job(given, e) if settled is None else _on_other_data(given, e)) from e
     since = incarnations.take(output, "runner")
     job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
-    for part in ("meet", "reports", "fired"):  # of whatever ran here before
+    for part in ("meet", "reports", "fired"):  # left by earlier runs
         shutil.rmtree(output / RUN_DIRECTORY / part, ignore_errors=True)
         (output / RUN_DIRECTORY / part).mkdir(parents=True, exist_ok=True)
     (output / STATUS_FILE).unlink(missing_ok=True)
@@ -144,7 +144,7 @@ def claim(given: Job) -> Job:
 
 
 def _on_other_data(given: Job, refusal: OutputExistsError) -> OutputExistsError:
-    """The job is the one that has run here, and its shards are not."""
+    """The refusal of the same job with other shards."""
     resume = f"`{command_name()} resume {given.name}"
     ways = [f"put the data back as they were and go on with {resume}`"]
     if _has_snapshot(Path(given.output)):
@@ -154,25 +154,25 @@ def _on_other_data(given: Job, refusal: OutputExistsError) -> OutputExistsError:
 
 
 def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError:
-    """What has run here is another job; resuming the one that was given would only come here again."""
+    """The refusal of another job; it must not offer to resume the given one, which would be refused again."""
     output, there = Path(given.output), _job_there(given)
     changes = [] if there is None else list(_differences(there, given))
-    told = [*changes[:_SHOWN], *([f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else [])]
-    differs = "; ".join(told) or "it was begun by another version of bireme"
+    shown = [*changes[:_SHOWN], *([f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else [])]
+    differs = "; ".join(shown) or "it was begun by another version of bireme"
     ways = [_ELSEWHERE]
     if changes:
         ways.append("submit it as it was, with `--replace` too")
     done = max((int(p.name[5:]) + 1 for p in output.glob("pass-[0-9][0-9][0-9][0-9][0-9]")), default=0)
     is_other_layout = bool(changes) and all(re.split(r"[. ]", each)[0] in _LAYOUT for each in changes)
     if is_other_layout and _has_snapshot(output) and done < given.passes:
-        # (A number of passes, even the one it has, says that the run which is there is meant.)
+        # (`--passes`, even with the present number, names the run in the directory rather than the given job.)
         ways.insert(0, f"go on from there with `{command_name()} resume {given.name} --passes {given.passes}`")
     why = f"{differs}; {refusal.why}"
     return OutputExistsError(f"{refusal.what} of another job", why=why, fix="; or ".join(ways))
 
 
 def _differences(then: Job, now: Job) -> Iterator[str]:
-    """In words, what makes a job another one than that which was settled."""
+    """Describe how a job differs from the settled one."""
     was, is_ = (msgspec.to_builtins(job) for job in (_as_given(then, now), now))
     if (then.pservers, then.trainers) != (now.pservers, now.trainers):
         is_["hosts"] = was["hosts"]  # which follow from these
@@ -180,7 +180,7 @@ def _differences(then: Job, now: Job) -> Iterator[str]:
 
 
 def changed(at: str, was: Any, is_: Any) -> Iterator[str]:
-    """In words, where two plain values differ, key by key."""
+    """Describe where two plain values differ, key by key."""
     if isinstance(was, Mapping) and isinstance(is_, Mapping):
         for key in {**was, **is_}:
             yield from changed(f"{at}.{key}" if at else str(key), was.get(key), is_.get(key))
@@ -189,12 +189,12 @@ def changed(at: str, was: Any, is_: Any) -> Iterator[str]:
 
 
 def _as_given(job: Job, given: Job) -> Job:
-    """A settled job without what settling has filled in."""
+    """A settled job without the fields that settling has filled in."""
     return msgspec.structs.replace(job, **{name: getattr(given, name) for name in _FILLED_IN})
 
 
 def _job_there(given: Job) -> Job | None:
-    """The job that was settled in an output directory last; None where there is none that can be read."""
+    """The last settled job of an output directory; None if there is none that can be read."""
     path = job_file(given)
     try:
         return read_job(path) if path.is_file() else None
@@ -203,16 +203,16 @@ def _job_there(given: Job) -> Job | None:
 
 
 def settled_job(given: Job) -> Job | None:
-    """The job as it was settled for all nodes, if it is the one that this node was given; None: not yet."""
+    """The job as settled for all nodes, if it is this node's; None: not yet."""
     job = _job_there(given)
     if job is None or _as_given(job, given) != given:
         return None
-    # Whoever has accepted changes once has for good, and who accepts them now must be heard.
+    # Accepted changes stay accepted; accepting them now needs a job.json that says so.
     return None if given.accepts_changes and not job.accepts_changes else job
 
 
 def ready_job(given: Job) -> list[Job]:
-    """The job that a node's processes may be started for, in a list; empty while it is not settled, or has failed."""
+    """The job to start a node's processes for, in a list; empty while it is not settled, or has failed."""
     settled = settled_job(given)
     has_failed = last_status(Path(given.output)).get("phase") in ("failed", "cancelled")
     return [] if settled is None or has_failed else [settled]

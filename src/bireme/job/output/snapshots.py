@@ -3,9 +3,9 @@
     <round>-<view>/part-0.bin …    written by pservers, each by rename
     <round>-<view>/manifest.json   written last: its rename alone is the commit
 
-A directory without manifest is no snapshot yet, or no longer one. Nothing that was committed is ever written
-to; it is removed manifest first, and what builds on others before them, so that a crash at any
-step leaves snapshots that are whole or none. Whoever loads believes nothing that a hash does not say.
+A directory without manifest is no snapshot yet, or no longer one. A committed snapshot is never written to; it
+is removed manifest first, and before the snapshots that it builds on, so that a crash at any step leaves only
+whole ones. Loading checks every file against its hash.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Problem:
 
 
 def commit(directory: Path, manifest: Manifest) -> Path:
-    """Make a cut a snapshot by the one rename that counts; all its parts must be there. Twice is as good as once."""
+    """Commit a cut by the rename of its manifest; all its parts must be there. Idempotent."""
     place = directory / manifest.name
     data = seal(manifest)
     for record in manifest.parts:
@@ -52,7 +52,7 @@ def commit(directory: Path, manifest: Manifest) -> Path:
     with storage_errors(str(place / MANIFEST)):
         if (place / MANIFEST).is_file() and (place / MANIFEST).read_bytes() != data:
             raise SnapshotError(f"{place} was committed before, with another manifest")
-        # A manifest is worth nothing if a power cut takes the directory that it is in.
+        # Before the manifest: a power cut must not take the directory that a committed one is in.
         sync_directory(directory)
         sync_directory(directory.parent)
     faults.at("snapshot.commit")
@@ -65,41 +65,41 @@ def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
 
     Both are empty where a job has not committed anything yet. Parts are not looked at.
     """
-    found, problems = [], []
+    manifests, problems = [], []
     for name in _names(directory):
         try:
-            found.append(unseal((directory / name / MANIFEST).read_bytes(), name))
+            manifests.append(unseal((directory / name / MANIFEST).read_bytes(), name))
         except FileNotFoundError:
             continue
         except SnapshotError as e:
             problems.append(Problem(name, e.what))
         except OSError as e:
             problems.append(Problem(name, f"its manifest cannot be read: {e.strerror or e}"))
-    return found, problems
+    return manifests, problems
 
 
 def has_any(directory: Path, since: int) -> bool:
     """Whether a coordinator of a later incarnation than this has committed anything, readable or not."""
-    found, problems = candidates(directory)
-    return any(manifest.incarnation > since for manifest in found) or bool(_later(problems, since))
+    manifests, problems = candidates(directory)
+    return any(manifest.incarnation > since for manifest in manifests) or bool(_later(problems, since))
 
 
 def _later(problems: Iterable[Problem], since: int) -> list[Problem]:
-    """Problems of later incarnations: a manifest may be unreadable, but its directory's name tells whose it is."""
+    """Problems of later incarnations, by the directory's name, as the manifest may be unreadable."""
     return [problem for problem in problems if not since or _age(problem.name)[0] >> 32 > since]
 
 
 def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple[Manifest, list[Problem]]:
     """The newest snapshot all of whose files, and those of its bases, are as they were committed.
 
-    Also returns what is wrong with newer ones. Refuses a snapshot of other inputs; None accepts any. Those of
-    incarnations up to `since` are passed over: they are of an earlier run in the same directory.
+    Also returns the problems of newer ones. Refuses a snapshot of other inputs; None accepts any. Skips those of
+    incarnations up to `since`, which belong to an earlier run in the same directory.
     """
-    found, problems = candidates(directory)
-    found = [manifest for manifest in found if manifest.incarnation > since]
+    manifests, problems = candidates(directory)
+    manifests = [manifest for manifest in manifests if manifest.incarnation > since]
     problems = _later(problems, since)
-    check = _Check(directory, found)
-    for manifest in found:
+    check = _Check(directory, manifests)
+    for manifest in manifests:
         wrong = check.snapshot(manifest)
         if not wrong:
             _refuse_changes(manifest, inputs)
@@ -115,34 +115,34 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
 
 
 def find_base(past: JournalSummary, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[Problem]]:
-    """What a job with this past goes on from; also what is wrong with newer snapshots.
+    """The state that a job with this past resumes from; also the problems of newer snapshots.
 
-    That there is none is no fault where this run has not made one yet. Where it has, and not one can be used, the job
-    ends: a volume that spoils them all is for people to look at before everything is computed again.
+    Without a snapshot, a run that has not committed one yet starts from the beginning. If it has, and none can be used,
+    the job fails: an operator should look at a volume that damages them all before everything is computed again.
     """
     if directory is None or not (facts.is_resumed or has_any(directory, load.since)):
         return Base(None, (), past), []
     manifest, problems = load_newest(directory, load.inputs, load.since)
     with storage_errors(str(directory / manifest.name)):
-        # Whoever committed it may have died between the rename and this, and what follows must not outlive it.
+        # The committing process may have died between rename and sync: the resumed job's files must not outlive it.
         sync_directory(directory / manifest.name)
     return Base(manifest, files_of(directory, manifest), past), problems
 
 
 def files_of(directory: Path, manifest: Manifest) -> tuple[tuple[str, ...], ...]:
     """Paths of a good snapshot's parts, after those of the snapshots that it builds on."""
-    known = {found.name: found for found in candidates(directory)[0]}
-    chain = [*(known[name] for name in manifest.base), manifest]
+    by_name = {m.name: m for m in candidates(directory)[0]}
+    chain = [*(by_name[name] for name in manifest.base), manifest]
     return tuple(tuple(str(directory / one.name / part.file) for part in one.parts) for one in chain)
 
 
 def check_all(directory: Path) -> tuple[list[Manifest], list[Problem]]:
-    """Every committed snapshot that is whole, and every problem: for those who want to know, not to resume."""
-    found, problems = candidates(directory)
-    check = _Check(directory, found)
-    wrong = {manifest.name: check.snapshot(manifest) for manifest in found}
+    """Every committed snapshot that is whole, and every problem: for reports, not to resume."""
+    manifests, problems = candidates(directory)
+    check = _Check(directory, manifests)
+    wrong = {manifest.name: check.snapshot(manifest) for manifest in manifests}
     problems += [Problem(name, what) for name, what in wrong.items() if what]
-    return [m for m in found if not wrong[m.name]], sorted(problems, key=_by_name, reverse=True)
+    return [m for m in manifests if not wrong[m.name]], sorted(problems, key=_by_name, reverse=True)
 
 
 def _by_name(problem: Problem) -> str:
@@ -160,7 +160,7 @@ def _refuse_changes(manifest: Manifest, inputs: Inputs | None) -> None:
 
 
 class _Check:
-    """Holds snapshots against the disk, reading each file once."""
+    """Compares manifests with the files on disk, reading each file once."""
 
     def __init__(self, directory: Path, manifests: Iterable[Manifest]) -> None:
         self._directory = directory
@@ -183,8 +183,8 @@ class _Check:
     def _files(self, manifest: Manifest) -> str:
         if manifest.name not in self._wrong:
             place = self._directory / manifest.name
-            found = (self._file(place / record.file, record) for record in manifest.parts)
-            self._wrong[manifest.name] = next((wrong for wrong in found if wrong), "")
+            results = (self._file(place / record.file, record) for record in manifest.parts)
+            self._wrong[manifest.name] = next((wrong for wrong in results if wrong), "")
         return self._wrong[manifest.name]
 
     def _file(self, path: Path, record: PartRecord) -> str:
@@ -193,13 +193,13 @@ class _Check:
             if wrong and path.stat().st_size not in {nbytes for _, nbytes in self._known.values()}:
                 return wrong
             with path.open("rb") as f:
-                found = hash_of(f)
+                digest = hash_of(f)
         except OSError as e:
             return wrong or f"{record.file} cannot be read: {e.strerror or e}"
-        if found == record.sha256:
+        if digest == record.sha256:
             return ""
-        if found in self._known:
-            return f"{record.file} is in fact {self._known[found][0]}"
+        if digest in self._known:
+            return f"{record.file} is in fact {self._known[digest][0]}"
         return wrong or f"{record.file} has flipped bits: it does not have its hash"
 
 
@@ -214,22 +214,22 @@ def _wrong_size(path: Path, record: PartRecord) -> str:
 
 
 def keep(directory: Path, count: int) -> list[str]:
-    """Remove all but the newest `count` snapshots, at least one, and what they build on; returns what was removed.
+    """Remove all but the newest `count` snapshots, at least one, and their bases; returns the removed names.
 
-    What was never committed goes too, once something newer is. "Newest" is by round and also by view: after a broken
-    snapshot was passed over, rounds begin again below it, and neither it nor what follows may crowd out the other.
+    Uncommitted ones are removed once a newer one is committed. "Newest" is by round and also by view: after a rewind
+    past a broken snapshot, rounds restart below it, and neither it nor the newer ones may crowd out the other.
     """
-    found, _ = candidates(directory)
-    if not found:
+    manifests, _ = candidates(directory)
+    if not manifests:
         return []
     count = max(count, 1)
-    later = sorted(found, key=lambda m: (m.view, m.round), reverse=True)
-    kept = _needed([*found[:count], *later[:count]], {m.name: m for m in found})
+    later = sorted(manifests, key=lambda m: (m.view, m.round), reverse=True)
+    kept = _needed([*manifests[:count], *later[:count]], {m.name: m for m in manifests})
     oldest = min(_age(name) for name in kept)
-    gone = {m.name for m in found} - kept
+    gone = {m.name for m in manifests} - kept
     for name in set(_names(directory)) - gone - kept:
-        # An uncommitted one may be in the making unless something newer was committed; a broken manifest may be
-        # of a newer bireme, so it stays until all others of its time have gone.
+        # Pservers may still be writing an uncommitted one unless a newer one is committed; a broken manifest may be
+        # of a newer bireme, so it stays until all others of its time are removed.
         with storage_errors(f"{directory / name} (it might have been removed)"):
             is_committed = (directory / name / MANIFEST).exists()
         if _age(name) < (oldest if is_committed else _age(later[0].name)):
@@ -253,24 +253,24 @@ def _needed(manifests: Iterable[Manifest], known: Mapping[str, Manifest]) -> set
 
 
 def _names(directory: Path) -> list[str]:
-    """Everything here that is called as a snapshot is, newest first; names sort by round and then view."""
+    """All names of snapshots here, newest first; names sort by round and then view."""
     try:
-        found = [p.name for p in directory.iterdir()]
+        names = [p.name for p in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as e:  # a volume on a network may well be away for a moment
+    except OSError as e:  # a network volume may be unavailable for a moment: that is not an empty directory
         raise StorageError(f"cannot look into {directory}: {e.strerror or e}") from e
-    return sorted(filter(_NAME.fullmatch, found), reverse=True)
+    return sorted(filter(_NAME.fullmatch, names), reverse=True)
 
 
 def _age(name: str) -> tuple[int, int]:
-    """Sorts names in the order in which they came to be: views only grow."""
+    """Sort key by creation: views only grow."""
     round_, _, view = name.partition("-")
     return int(view, 16), int(round_)
 
 
 def _remove(place: Path) -> None:
-    """Remove a snapshot so that it stops being one before anything of it is missing."""
+    """Remove a snapshot, manifest first: a crash must not leave a committed one with missing parts."""
     with storage_errors(f"{place} (it was to be removed)"):
         if not place.is_dir():
             return

@@ -1,8 +1,8 @@
-"""What lanes have counted, read from a snapshot's parts: held against each other, the manifest and the ledger.
+"""Lanes' counts in a snapshot's parts, compared with each other, the manifest and the ledger.
 
-The ledger is written from what the first lane told. Every lane counts by itself the samples whose gradients it has
-applied, and its pserver's part of each snapshot says how many: where all of them agree with the ledger, no update was
-lost or applied twice.
+The ledger has the first lane's counts. Every lane counts by itself the samples whose gradients it has applied, and its
+pserver's part of each snapshot has these counts: where all of them agree with the ledger, no update was lost or applied
+twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Applied = Mapping[int, Mapping[int, int]]
 
 
 def counts_in(place: Path, manifest: Manifest) -> LaneCounts:
-    """Where a snapshot was taken and what was counted up to there; refused where parts or the manifest disagree."""
+    """A snapshot's position and counts; SnapshotError where parts or the manifest disagree."""
     parts = [read_part(place / record.file, sha256=None) for record in manifest.parts]
     agreed = agreed_counts(parts)
     for part in parts[1:]:
@@ -29,27 +29,30 @@ def counts_in(place: Path, manifest: Manifest) -> LaneCounts:
         for shard, totals in agreed.totals.items():
             if shard not in own.totals or own.totals[shard].samples != totals.samples:
                 raise SnapshotError(f"{part.name} has not counted as many samples of shard {shard} as {parts[0].name}")
-    told, found = (manifest.round, manifest.pass_id, manifest.samples), (agreed.round, agreed.pass_id, agreed.samples)
-    if told != found:
+    sealed, counted = (
+        (manifest.round, manifest.pass_id, manifest.samples),
+        (agreed.round, agreed.pass_id, agreed.samples),
+    )
+    if sealed != counted:
         raise SnapshotError(
-            "its manifest tells of round {}, pass {} and {:,} samples, its parts of round {}, pass {} and {:,}".format(
-                *told, *found
+            "its manifest has round {}, pass {} and {:,} samples, its parts have round {}, pass {} and {:,}".format(
+                *sealed, *counted
             )
         )
     return agreed
 
 
 def ledger_differs(manifest: Manifest, counts: LaneCounts, applied: Applied) -> str:
-    """In words, what lanes have counted otherwise than the ledger says; '' where they agree or it does not say."""
+    """How lanes' counts differ from the ledger's; '' where they agree or the ledger has none."""
     ended = manifest.ended
     if ended is not None and ended.pass_id in applied:
         for shard, own in ended.shards.items():
-            told = applied[ended.pass_id].get(shard, 0)
-            if told != own.samples:
+            booked = applied[ended.pass_id].get(shard, 0)
+            if booked != own.samples:
                 counted = f"lanes had applied {own.samples:,} samples of shard {shard} when pass {ended.pass_id} ended"
-                return f"{counted}, the ledger says {told:,}"
+                return f"{counted}, the ledger says {booked:,}"
     if any(pass_id not in applied for pass_id in range(counts.pass_id)):
-        return ""  # it is missed elsewhere, or was trained elsewhere
+        return ""  # `verify` reports the missing pass, or it was trained into another directory
     before = counts.samples - sum(totals.samples for totals in counts.totals.values())
     wanted = sum(sum(applied[pass_id].values()) for pass_id in range(counts.pass_id))
     if before == wanted:

@@ -1,10 +1,10 @@
-"""Everything that a job has left, held against everything else: reads all, believes nothing, changes nothing.
+"""Checks a job's output directory: reads all files, compares each with the others, changes nothing.
 
 A pass that ends leaves a model with its `metrics.json`, then rows in `ledger.jsonl`, then a line in `metrics.jsonl`.
 A job that was killed may lack such a line, and the rows of its last pass as long as there is a snapshot from which
-they would be written again. Whatever else disagrees is a fault. Parameters lie in a pass twice, in the original's
-files and in `model.safetensors`, so that a change of one shows. Snapshots carry hashes; what was never committed is
-no fault, as nobody relies on it. Each part of a snapshot says what its lanes have counted (tallies.py).
+they would be written again. Any other disagreement is a fault. A pass holds parameters twice, in the original's
+files and in `model.safetensors`, so that a change of one shows. Snapshots carry hashes; an uncommitted one is no fault,
+as no process uses it. Each part of a snapshot has the counts of its lanes (tallies.py).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ JOB, LEDGER, METRICS, SNAPSHOTS = "job.json", "ledger.jsonl", "metrics.jsonl", "
 _FROM_COPY = "bring it back from a copy"
 _T = TypeVar("_T")
 _Number = Annotated[int, msgspec.Meta(ge=0)]
-_SHOWN = 8  # numbers of a list that people are shown
+_SHOWN = 8  # numbers of a list that messages show
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One path in the output directory that was looked at; of a fault also what it means and what to do."""
+    """The result for one path in the output directory; of a fault also what it means and how to fix it."""
 
     where: str
     state: Literal["good", "note", "bad"]
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFound:
-    """A directory of `snapshots`; numbers are None where no manifest tells them."""
+    """A directory of `snapshots`; numbers are None where no manifest has them."""
 
     name: str
     state: Literal["whole", "broken", "not committed"]
@@ -59,7 +59,7 @@ class SnapshotFound:
 
 @dataclass(frozen=True, slots=True)
 class PassFound:
-    """A pass: the samples that its ledger says were applied, and its model's hash, '' if that is not whole."""
+    """A pass: the samples applied according to the ledger, and its model's hash, '' if that is not whole."""
 
     pass_id: int
     is_sound: bool
@@ -69,20 +69,20 @@ class PassFound:
 
 @dataclass(slots=True)
 class Verdict:
-    """All that was found, in the order in which to tell it."""
+    """All findings, in the order in which to print them."""
 
     output: Path
     job: Job | None = None
     phase: str = ""
-    """How the job ended; or `running`, `died` (it left no word) or `unknown`."""
+    """How the job ended; or `running`, `died` (without a final status) or `unknown`."""
     findings: list[Finding] = field(default_factory=list)
     snapshots: list[SnapshotFound] = field(default_factory=list)
     passes: list[PassFound] = field(default_factory=list)
     resume_from: SnapshotFound | None = None
-    """What `bireme resume` would go on from: one without a name is the beginning; None if it is over or cannot."""
+    """What `bireme resume` would resume from: one without a name is the beginning; None if it is over or cannot."""
 
     def add(self, where: str, state: Literal["good", "note"], what: str) -> None:
-        """Note what is as it should be, or could be."""
+        """Note a good finding, or a harmless one."""
         self.findings.append(Finding(where, state, what))
 
     def blame(self, where: str, what: str, *, means: str, fix: str = _FROM_COPY) -> None:
@@ -91,7 +91,7 @@ class Verdict:
 
     @property
     def problems(self) -> list[Finding]:
-        """What is wrong."""
+        """The faults."""
         return [f for f in self.findings if f.state == "bad"]
 
 
@@ -108,7 +108,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     applied: _Number
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _PassLine(msgspec.Struct, frozen=True):
     """A line of metrics.jsonl, or a pass's own metrics.json."""
 
     event: str = ""
@@ -117,42 +117,42 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Books:
-    """What the growing files say about each pass."""
+class _Journal:
+    """The contents of ledger.jsonl and metrics.jsonl by pass."""
 
     rows: dict[int, list[_Row]] = field(default_factory=dict)
-    told: dict[int, set[int]] = field(default_factory=dict)
-    """Samples according to metrics.jsonl: a pass that was told again after a crash must say the same."""
+    samples: dict[int, set[int]] = field(default_factory=dict)
+    """Samples according to metrics.jsonl: a line that was repeated after a crash must agree with the first."""
     open_pass: int = -1
-    """The last pass, if its ledger is still being written or would be written when the job goes on."""
+    """The last pass, if its ledger rows are still being written or would be written when the job is resumed."""
 
 
 def verify(output: Path, *, is_running: bool = False) -> Verdict:
-    """Check a job's output directory; of a job that runs, what it is about to write is not missed."""
+    """Check a job's output directory; rows that a running job is about to write are not missed."""
     _refuse_other_directories(output)
-    verdict, books = Verdict(output), _Books()
+    verdict, journal = Verdict(output), _Journal()
     _check_job(verdict, is_running=is_running)
     good = _check_snapshots(verdict)
     models = {int(p.name[5:]) for p in output.glob("pass-" + "[0-9]" * 5) if p.is_dir()}
     verdict.resume_from = _resume_point(verdict, good, models)
     last = max(models, default=-1)
-    if is_running or (verdict.phase != "finished" and good and _tells_again(good[0], last)):
-        books.open_pass = last
-    _read_ledger(verdict, books)
-    _read_metrics(verdict, books)
-    known = models | set(books.rows)
+    if is_running or (verdict.phase != "finished" and good and _repeats_end(good[0], last)):
+        journal.open_pass = last
+    _read_ledger(verdict, journal)
+    _read_metrics(verdict, journal)
+    passes = models | set(journal.rows)
     if verdict.phase == "finished" and verdict.job is not None and not verdict.job.stop_after:
-        known.add(verdict.job.passes - 1)
-    before = min(known, default=0) - 1
-    for pass_id in sorted(known):
+        passes.add(verdict.job.passes - 1)
+    before = min(passes, default=0) - 1
+    for pass_id in sorted(passes):
         if pass_id > before + 1:
             verdict.blame(LEDGER, f"no pass between {before} and {pass_id}", means="neither rows nor models are left")
         before = pass_id
-        _check_pass(verdict, books, pass_id)
-    _check_counts(verdict, books, good)
-    if books.rows and all(problem.where != LEDGER for problem in verdict.problems):
-        rows = _count(sum(map(len, books.rows.values())), "row")
-        verdict.add(LEDGER, "good", f"{rows}, passes {min(books.rows)} to {max(books.rows)}, every sample once")
+        _check_pass(verdict, journal, pass_id)
+    _check_counts(verdict, journal, good)
+    if journal.rows and all(problem.where != LEDGER for problem in verdict.problems):
+        rows = _count(sum(map(len, journal.rows.values())), "row")
+        verdict.add(LEDGER, "good", f"{rows}, passes {min(journal.rows)} to {max(journal.rows)}, every sample once")
     return verdict
 
 
@@ -178,31 +178,32 @@ def _check_job(verdict: Verdict, *, is_running: bool) -> None:
         verdict.add(STATUS_FILE, "note", "the job runs now" if is_running else "not there: the job was killed")
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:
         verdict.phase = "unknown"
-        fix = "remove it; the end of node_0/server.log tells how the job ended"
-        verdict.blame(STATUS_FILE, f"it cannot be read: {e}", means="nobody knows whether the job finished", fix=fix)
+        fix = "remove it; the end of node_0/server.log shows how the job ended"
+        means = "it does not show whether the job finished"
+        verdict.blame(STATUS_FILE, f"it cannot be read: {e}", means=means, fix=fix)
     else:
         verdict.phase = status.phase
         verdict.add(STATUS_FILE, "good" if status.phase == "finished" else "note", f"{status.phase}: {status.reason}")
 
 
 def _check_snapshots(verdict: Verdict) -> list[Manifest]:
-    """Look at all snapshots; returns those that are whole, newest first."""
+    """Check all snapshots; returns those that are whole, newest first."""
     place = verdict.output / SNAPSHOTS
     whole, problems = snapshots.check_all(place)
     wrong = {p.name: p.what for p in problems} | {m.name: w for m in whole if (w := _wrong_counts(place, m))}
     good = {m.name: m for m in whole if m.name not in wrong}
     newest = next(iter(good), "")
     manifests = {m.name: m for m in snapshots.candidates(place)[0]}
-    # Listed after the check: what a job that runs has deleted since is not missed.
+    # Listed after the check: a snapshot that a running job has deleted since is not missed.
     for name in sorted((p.name for p in place.glob("*") if p.is_dir()), reverse=True):
         where, m = f"{SNAPSHOTS}/{name}", manifests.get(name)
         at = (m.round, m.pass_id, m.batch) if m else ()
         if not (place / name / MANIFEST).exists():
             verdict.snapshots.append(SnapshotFound(name, "not committed"))
-            verdict.add(where, "note", "not committed: it has no manifest, so nobody relies on it")
+            verdict.add(where, "note", "not committed: it has no manifest, so no process uses it")
         elif name in wrong:
             verdict.snapshots.append(SnapshotFound(name, "broken", *at))
-            means = f"the newest good one is {newest}" if newest else "no snapshot is left that a job could go on from"
+            means = f"the newest good one is {newest}" if newest else "no snapshot is left to resume from"
             fix = "remove its directory" if newest else "train again into another output directory"
             verdict.blame(where, wrong[name], means=means, fix=f"bring the file back from a copy, or {fix}")
         elif m is not None and name in good:
@@ -210,16 +211,18 @@ def _check_snapshots(verdict: Verdict) -> list[Manifest]:
             words = f"{_count(len(m.parts), 'part')}, round {m.round}, batch {m.batch} of pass {m.pass_id}"
             verdict.add(where, "good", words + (", the newest good one" if name == newest else ""))
         else:
-            verdict.add(where, "note", "not looked at: it has another name than snapshots have, or has just come")
+            verdict.add(where, "note", "not checked: its name is not that of a snapshot, or it is new")
     if not verdict.snapshots and verdict.phase != "running":
-        verdict.add(SNAPSHOTS, "note", "there are none: `bireme resume` has nothing to go on from")
+        verdict.add(SNAPSHOTS, "note", "there are none: `bireme resume` has nothing to resume from")
     for half in sorted([*verdict.output.glob(".*.tmp"), *place.glob("*/.*.tmp")]):
-        verdict.add(str(half.relative_to(verdict.output)), "note", "unfinished: nobody reads it, and it may be removed")
+        verdict.add(
+            str(half.relative_to(verdict.output)), "note", "unfinished: no process reads it, and it may be removed"
+        )
     return list(good.values())
 
 
 def _wrong_counts(place: Path, manifest: Manifest) -> str:
-    """What is wrong with files that do have their hashes: no parts, or lanes that have counted differently."""
+    """What is wrong with files whose hashes are right: no parts, or lanes with different counts."""
     try:
         counts_in(place / manifest.name, manifest)
     except SnapshotError as e:
@@ -227,16 +230,16 @@ def _wrong_counts(place: Path, manifest: Manifest) -> str:
     return ""
 
 
-def _check_counts(verdict: Verdict, books: _Books, good: list[Manifest]) -> None:
-    """Hold what all lanes had counted at each snapshot against the ledger, which has the first lane's word."""
+def _check_counts(verdict: Verdict, journal: _Journal, good: list[Manifest]) -> None:
+    """Compare all lanes' counts at each snapshot with the ledger, which has the first lane's."""
     shards = verdict.job.shards if verdict.job else 0
     applied = {
         pass_id: {row.shard: row.applied for row in rows}
-        for pass_id, rows in books.rows.items()
+        for pass_id, rows in journal.rows.items()
         if sorted(row.shard for row in rows) == list(range(shards))
     }
     for manifest in good:
-        with suppress(SnapshotError):  # a job that runs has just deleted it
+        with suppress(SnapshotError):  # a running job has just deleted it
             counts = counts_in(verdict.output / SNAPSHOTS / manifest.name, manifest)
             if what := ledger_differs(manifest, counts, applied):
                 means = "an update was lost or applied twice, or one of the two was changed"
@@ -248,19 +251,19 @@ def _resume_point(verdict: Verdict, good: list[Manifest], models: set[int]) -> S
         return None
     if good:
         return SnapshotFound(good[0].name, "whole", good[0].round, good[0].pass_id, good[0].batch)
-    # Without a committed snapshot it begins anew, and that is refused where passes are in the way.
+    # Without a committed snapshot it begins anew, which is refused if the directory has passes.
     begin, last = verdict.job.start_pass, max(models, default=-1)
     can_begin = last < begin and all(s.state == "not committed" for s in verdict.snapshots)
     return SnapshotFound("", "not committed", 0, begin, 0) if can_begin else None
 
 
-def _tells_again(newest: Manifest, pass_id: int) -> bool:
-    """Whether a job that goes on from this snapshot comes to the end of that pass, or stands there."""
+def _repeats_end(newest: Manifest, pass_id: int) -> bool:
+    """Whether a job resumed from this snapshot reaches the end of that pass, or stands there."""
     return newest.pass_id <= pass_id or (newest.ended is not None and newest.ended.pass_id == pass_id)
 
 
 def _lines(path: Path, kind: type[_T]) -> Iterator[tuple[int, _T | None, bool]]:
-    """A file's lines: number, content or None if it makes no sense, and whether the line is torn off."""
+    """A file's lines: number, content or None if malformed, and whether the line is torn."""
     decoder = msgspec.json.Decoder(kind)
     if not path.is_file():
         return
@@ -272,42 +275,42 @@ def _lines(path: Path, kind: type[_T]) -> Iterator[tuple[int, _T | None, bool]]:
                 yield number, None, not line.endswith(b"\n")
 
 
-def _read_ledger(verdict: Verdict, books: _Books) -> None:
+def _read_ledger(verdict: Verdict, journal: _Journal) -> None:
     for number, row, is_torn in _lines(verdict.output / LEDGER, _Row):
         if row is not None:
-            books.rows.setdefault(row.pass_id, []).append(row)
+            journal.rows.setdefault(row.pass_id, []).append(row)
         if is_torn:
-            means = "the job was cut off in the middle of a word"
+            means = "the job was killed while it wrote the line"
             fix = _FROM_COPY if verdict.phase == "finished" else "`bireme resume` removes it before it goes on"
             verdict.blame(LEDGER, f"line {number}, the last one, is torn", means=means, fix=fix)
         elif row is None:
             verdict.blame(LEDGER, f"line {number} is not a row of a ledger", means="the counts of a shard are lost")
 
 
-def _read_metrics(verdict: Verdict, books: _Books) -> None:
-    senseless: list[str] = []
-    for number, told, is_torn in _lines(verdict.output / METRICS, _Told):
-        if told is None or is_torn:
-            senseless.append(str(number))
-        elif told.event == "pass":
-            books.told.setdefault(told.pass_id, set()).add(told.samples)
-    if senseless:
-        verdict.add(METRICS, "note", f"not readable: line {', '.join(senseless[:_SHOWN])}; curves leave that out")
+def _read_metrics(verdict: Verdict, journal: _Journal) -> None:
+    malformed: list[str] = []
+    for number, line, is_torn in _lines(verdict.output / METRICS, _PassLine):
+        if line is None or is_torn:
+            malformed.append(str(number))
+        elif line.event == "pass":
+            journal.samples.setdefault(line.pass_id, set()).add(line.samples)
+    if malformed:
+        verdict.add(METRICS, "note", f"not readable: line {', '.join(malformed[:_SHOWN])}; curves leave that out")
 
 
-def _check_pass(verdict: Verdict, books: _Books, pass_id: int) -> None:
-    """Look at one pass: its model, its rows of the ledger, and whether all count the same."""
-    name, rows, before = pass_name(pass_id), books.rows.get(pass_id), len(verdict.problems)
-    digest, has_model = "", not _was_dropped(verdict, books, pass_id)
+def _check_pass(verdict: Verdict, journal: _Journal, pass_id: int) -> None:
+    """Check one pass: its model, its rows of the ledger, and whether all counts agree."""
+    name, rows, before = pass_name(pass_id), journal.rows.get(pass_id), len(verdict.problems)
+    digest, has_model = "", not _was_dropped(verdict, journal, pass_id)
     if (verdict.output / name).is_dir():
         digest = _check_model(verdict, name)
     elif has_model:
         means = "the ledger says that it was saved" if rows else "the job has come further than that"
         verdict.blame(name, f"pass {pass_id} is missing", means=means, fix=f"{_FROM_COPY}; other passes are not harmed")
-    if rows and _check_rows(verdict, books, pass_id):
-        _check_totals(verdict, books, pass_id)
+    if rows and _check_rows(verdict, journal, pass_id):
+        _check_totals(verdict, journal, pass_id)
     elif not rows:
-        _check_lack_of_rows(verdict, books, pass_id)
+        _check_lack_of_rows(verdict, journal, pass_id)
     is_sound, samples = len(verdict.problems) == before, sum(r.applied for r in rows) if rows else None
     verdict.passes.append(PassFound(pass_id, is_sound, samples, digest))
     if is_sound:
@@ -315,9 +318,9 @@ def _check_pass(verdict: Verdict, books: _Books, pass_id: int) -> None:
         verdict.add(name, "good", words + (f"model {digest[:12]}" if has_model else "its model was not to be kept"))
 
 
-def _was_dropped(verdict: Verdict, books: _Books, pass_id: int) -> bool:
+def _was_dropped(verdict: Verdict, journal: _Journal, pass_id: int) -> bool:
     """Whether a pass has no model because the job keeps only some, of which the last is always one."""
-    is_earlier = pass_id in books.rows and pass_id < max(books.rows)
+    is_earlier = pass_id in journal.rows and pass_id < max(journal.rows)
     keeps_some = verdict.job is not None and verdict.job.keep != "all"
     return keeps_some and is_earlier and not (verdict.output / pass_name(pass_id)).is_dir()
 
@@ -357,27 +360,27 @@ def _difference(name: str, own: Array | None, twin: Array | None) -> str:
     return f"{name} differs from model.safetensors in {count:,} of {own.size:,} values" if count else ""
 
 
-def _check_lack_of_rows(verdict: Verdict, books: _Books, pass_id: int) -> None:
-    """Say whether a pass may be without rows in the ledger."""
-    if pass_id == books.open_pass:
-        verdict.add(LEDGER, "note", f"pass {pass_id} is not there yet: it is written next, or when the job goes on")
-    elif pass_id < min(books.rows, default=-1) and pass_id not in books.told:
+def _check_lack_of_rows(verdict: Verdict, journal: _Journal, pass_id: int) -> None:
+    """Decide whether a pass may be without rows in the ledger."""
+    if pass_id == journal.open_pass:
+        verdict.add(LEDGER, "note", f"pass {pass_id} is not there yet: it is written next, or when the job is resumed")
+    elif pass_id < min(journal.rows, default=-1) and pass_id not in journal.samples:
         verdict.add(LEDGER, "note", f"pass {pass_id} is not there: it was not trained into this directory")
     elif (verdict.output / pass_name(pass_id)).is_dir():
-        verdict.blame(LEDGER, f"pass {pass_id} is missing", means="nobody can tell whether its model saw every sample")
+        verdict.blame(LEDGER, f"pass {pass_id} is missing", means="it is unknown whether its model saw every sample")
 
 
-def _check_rows(verdict: Verdict, books: _Books, pass_id: int) -> bool:
-    """Every sample that was read was trained and applied; returns whether every shard is there exactly once."""
-    rows, is_open = books.rows[pass_id], pass_id == books.open_pass
+def _check_rows(verdict: Verdict, journal: _Journal, pass_id: int) -> bool:
+    """Check that every sample read was trained and applied; returns whether every shard is there exactly once."""
+    rows, is_open = journal.rows[pass_id], pass_id == journal.open_pass
     often = Counter(row.shard for row in rows)
-    everywhere = {row.shard for some in books.rows.values() for row in some}
+    everywhere = {row.shard for some in journal.rows.values() for row in some}
     shards = set(range(verdict.job.shards)) if verdict.job else everywhere
     missing = sorted(shards - set(often))
     if missing and is_open and verdict.phase == "running":
         verdict.add(LEDGER, "note", f"pass {pass_id} is just being written")
     elif missing:
-        means = "nobody can tell whether its model saw their samples"
+        means = "it is unknown whether its model saw their samples"
         fix = "`bireme resume` writes all of this pass again" if is_open else _FROM_COPY
         verdict.blame(LEDGER, f"pass {pass_id} has no row of {_shards(missing)}", means=means, fix=fix)
     if doubles := [s for s, n in sorted(often.items()) if n > 1]:
@@ -395,22 +398,22 @@ def _check_rows(verdict: Verdict, books: _Books, pass_id: int) -> bool:
     return not (missing or doubles or strange)
 
 
-def _check_totals(verdict: Verdict, books: _Books, pass_id: int) -> None:
-    """What the pass came to must be the same number of samples wherever it is told."""
-    applied = sum(row.applied for row in books.rows[pass_id])
+def _check_totals(verdict: Verdict, journal: _Journal, pass_id: int) -> None:
+    """Check that all files have the same number of samples for a pass."""
+    applied = sum(row.applied for row in journal.rows[pass_id])
     where = f"{pass_name(pass_id)}/metrics.json"
-    told = [(METRICS, samples) for samples in sorted(books.told.get(pass_id, ()))]
-    if not told:
-        verdict.add(METRICS, "note", f"no word on pass {pass_id}: curves have a gap there")
+    counts = [(METRICS, samples) for samples in sorted(journal.samples.get(pass_id, ()))]
+    if not counts:
+        verdict.add(METRICS, "note", f"no line for pass {pass_id}: curves have a gap there")
     try:
-        own = msgspec.json.decode((verdict.output / where).read_bytes(), type=_Told)
-        told.append((where, own.samples))
+        own = msgspec.json.decode((verdict.output / where).read_bytes(), type=_PassLine)
+        counts.append((where, own.samples))
         if own.pass_id != pass_id:
             verdict.blame(where, f"it is that of pass {own.pass_id}", means="files of two passes were mixed")
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as e:
         if (verdict.output / where).parent.is_dir():
-            verdict.blame(where, f"it cannot be read: {e}", means="what the pass came to is lost, its model is not")
-    for where, samples in told:
+            verdict.blame(where, f"it cannot be read: {e}", means="the results of the pass are lost, its model is not")
+    for where, samples in counts:
         if samples != applied:
             what = f"pass {pass_id} has {_count(samples, 'sample')} here and {applied:,} in the ledger"
             verdict.blame(where, what, means="one of the two files was changed, or is of another run")

@@ -1,4 +1,4 @@
-"""Whether a directory's file system can hold a job: tried out with a few small files, which are removed again.
+"""Whether a directory's file system can hold a job: tested with a few small files, which are removed again.
 
 Snapshots and status files are renamed over the ones before, logs and the ledger are appended to, and processes take
 numbers by creating files that must be absent. Object stores that are mounted as directories lack some of that, and
@@ -19,7 +19,7 @@ from bireme.core.errors import SpecError
 from bireme.core.files import storage_errors, sync_directory, volume
 
 UNSUPPORTED = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""How file systems refuse what they cannot do. A full disk or a lost server is another matter: that may pass."""
+"""Errors of unsupported operations. A full disk or a lost server raises others, which may be temporary."""
 MOUNTS = Path("/proc/mounts")
 NAMES = {"fuse.mountpoint-s3": "Mountpoint for S3"}
 WHY = "a job renames finished snapshots over older files, appends to its logs and creates files that must be absent"
@@ -28,7 +28,7 @@ FIX = "use a volume on EFS or NFS"
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a directory's file system is, and what it cannot do."""
+    """A directory's file system, and the operations that it lacks."""
 
     directory: str
     kind: str
@@ -37,7 +37,7 @@ class Probed:
 
     @property
     def words(self) -> str:
-        """What was found, in one line."""
+        """The result in one line."""
         named = f"{NAMES[self.kind]} ({self.kind})" if self.kind in NAMES else self.kind
         return f"{self.directory} is on {named}" + (f", which cannot {'; '.join(self.lacks)}" if self.lacks else "")
 
@@ -46,14 +46,14 @@ def check_volume(output: Path) -> None:
     """Refuse an output directory whose file system cannot hold a job; the directory is made if it is absent."""
     with storage_errors(str(output)):
         output.mkdir(parents=True, exist_ok=True)
-    found = probe(output)
-    if found.lacks:
-        raise SpecError(found.words, why=WHY, fix=FIX)
+    probed = probe(output)
+    if probed.lacks:
+        raise SpecError(probed.words, why=WHY, fix=FIX)
 
 
 def probe(directory: Path) -> Probed:
-    """Try out what a job needs of a directory; StorageError where no file can be written at all."""
-    # All pods of a job probe the same directory at once.
+    """Test the operations that a job needs; StorageError where no file can be written at all."""
+    # A name of its own: all pods of a job probe the same directory at once.
     place = directory / f".bireme-probe-{secrets.token_hex(8)}"
     try:
         with storage_errors(str(directory)):
@@ -134,11 +134,11 @@ def _mounts() -> str:
 
 def file_system_of(directory: Path, mounts: str) -> str:
     """The type of the file system that a directory is on, from the text of /proc/mounts."""
-    deepest, found = "", "a file system of unknown type"
+    deepest, type_ = "", "a file system of unknown type"
     for line in mounts.splitlines():
         source, point, kind = line.split(" ")[:3]
         point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point)
         if directory.is_relative_to(point) and len(point) >= len(deepest):  # of two on one point the later is seen
             # Some programs give their name as the source only.
-            deepest, found = point, f"fuse.{source}" if kind == "fuse" else kind
-    return found
+            deepest, type_ = point, f"fuse.{source}" if kind == "fuse" else kind
+    return type_

@@ -29,24 +29,24 @@ class Heard:
 
 def test_only_a_later_view_is_news() -> None:
     heard = Heard()
-    assert not heard.orders.is_news(0)
-    heard.orders.say(begin(4))
-    assert [heard.orders.is_news(view) for view in (0, 3, 4, 5)] == [True, True, False, False]
-    assert heard.orders.await_news(3) == begin(4)
+    assert not heard.orders.has_newer(0)
+    heard.orders.put(begin(4))
+    assert [heard.orders.has_newer(view) for view in (0, 3, 4, 5)] == [True, True, False, False]
+    assert heard.orders.wait(3) == begin(4)
 
 
 def test_of_two_views_only_the_newer_counts() -> None:
     heard = Heard()
-    heard.orders.say(begin(4))
-    heard.orders.say(begin(5))
-    assert heard.orders.await_news(0) == begin(5)
+    heard.orders.put(begin(4))
+    heard.orders.put(begin(5))
+    assert heard.orders.wait(0) == begin(5)
     assert heard.woken == 2
 
 
 def test_waiting_in_vain_ends_with_what_was_known() -> None:
     heard = Heard()
-    heard.orders.say(begin(4))
-    assert heard.orders.await_news(4, timeout_s=0.0) == begin(4)
+    heard.orders.put(begin(4))
+    assert heard.orders.wait(4, timeout_s=0.0) == begin(4)
 
 
 @pytest.mark.parametrize("stop", [FINISHED, CANCELLED], ids=lambda stop: stop.how)
@@ -54,24 +54,24 @@ def test_waiting_in_vain_ends_with_what_was_known() -> None:
 def test_an_ending_comes_before_a_loss_and_a_view(stop: m.Stop, before: list[Order]) -> None:
     heard = Heard()
     for order in [*before, stop]:
-        heard.orders.say(order)
-    assert heard.orders.is_news(99)
-    assert heard.orders.await_news(0) == stop
+        heard.orders.put(order)
+    assert heard.orders.has_newer(99)
+    assert heard.orders.wait(0) == stop
 
 
 def test_a_loss_comes_before_a_view() -> None:
     heard = Heard()
-    heard.orders.say(None)
-    heard.orders.say(begin(4))
-    assert heard.orders.await_news(0) is None
+    heard.orders.put(None)
+    heard.orders.put(begin(4))
+    assert heard.orders.wait(0) is None
 
 
 def test_whoever_trains_is_woken_by_all_but_a_good_ending() -> None:
     heard = Heard()
-    heard.orders.say(FINISHED)
+    heard.orders.put(FINISHED)
     assert heard.woken == 0, "its last pull may still be on its way"
     for count, order in enumerate([begin(1), CANCELLED, None], start=1):
-        heard.orders.say(order)
+        heard.orders.put(order)
         assert heard.woken == count
 
 
@@ -80,15 +80,15 @@ def test_a_refusal_is_raised_where_orders_are_awaited() -> None:
     heard.orders.refuse(RefusedError("you are not of this job"))
     assert heard.woken == 1
     with pytest.raises(RefusedError, match="not of this job"):
-        heard.orders.await_news(0)
+        heard.orders.wait(0)
 
 
 @pytest.mark.parametrize("order", [begin(4), CANCELLED, None], ids=["view", "ending", "loss"])
 def test_whoever_waits_is_woken_by_an_order(order: Order) -> None:
     heard, got = Heard(), list[Order]()
-    waiting = threading.Thread(target=lambda: got.append(heard.orders.await_news(3, WAIT_S)))
+    waiting = threading.Thread(target=lambda: got.append(heard.orders.wait(3, WAIT_S)))
     waiting.start()
-    heard.orders.say(begin(3))
-    heard.orders.say(order)
+    heard.orders.put(begin(3))
+    heard.orders.put(order)
     waiting.join(WAIT_S)
     assert got == [order]

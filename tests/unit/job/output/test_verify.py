@@ -271,7 +271,7 @@ def test_lanes_that_have_counted_otherwise_are_found(output: Path, counts: tuple
 def test_a_manifest_that_tells_of_other_counts_than_its_parts_is_found(output: Path) -> None:
     made = msgspec.structs.replace(write_cut(output, LATE), samples=40)
     commit(output / "snapshots", made)
-    what = "its manifest tells of round 14, pass 3 and 40 samples, its parts of round 14, pass 3 and 39"
+    what = "its manifest has round 14, pass 3 and 40 samples, its parts have round 14, pass 3 and 39"
     assert told(output) == [(f"snapshots/{LATER}", what)]
 
 
@@ -289,7 +289,7 @@ def test_without_a_whole_snapshot_a_job_cannot_go_on(output: Path) -> None:
     for name in (OLD, NEW):
         (output / "snapshots" / name / "part-0.bin").unlink()
     verdict = verify(output)
-    assert [p.means for p in verdict.problems] == ["no snapshot is left that a job could go on from"] * 2
+    assert [p.means for p in verdict.problems] == ["no snapshot is left to resume from"] * 2
     assert all("train again into another output directory" in p.fix for p in verdict.problems)
     assert verdict.resume_from is None
 
@@ -309,10 +309,10 @@ def test_what_was_never_committed_or_finished_is_named_and_no_fault(output: Path
     shutil.copy(output / "snapshots" / NEW / "manifest.json", output / "snapshots" / f"{NEW}.bak")
     assert told(output) == []
     assert notes(output) == [
-        (f"snapshots/{uncommitted}", "not committed: it has no manifest, so nobody relies on it"),
-        (f"snapshots/{NEW}.bak", "not looked at: it has another name than snapshots have, or has just come"),
-        (".pass-00003.1.tmp", "unfinished: nobody reads it, and it may be removed"),
-        (f"snapshots/{NEW}/.part-0.bin.77.tmp", "unfinished: nobody reads it, and it may be removed"),
+        (f"snapshots/{uncommitted}", "not committed: it has no manifest, so no process uses it"),
+        (f"snapshots/{NEW}.bak", "not checked: its name is not that of a snapshot, or it is new"),
+        (".pass-00003.1.tmp", "unfinished: no process reads it, and it may be removed"),
+        (f"snapshots/{NEW}/.part-0.bin.77.tmp", "unfinished: no process reads it, and it may be removed"),
     ]
 
 
@@ -360,7 +360,7 @@ ROW = '{"pass":1,"shard":1,"read":6,"trained":6,"applied":6}\n'
     ("harm", "what", "means"),
     [
         (lambda p: replace(p, ROW, 2 * ROW), "pass 1 has shard 1 more than once", "it may have counted twice"),
-        (lambda p: replace(p, ROW, ""), "pass 1 has no row of shard 1", "nobody can tell whether its model saw"),
+        (lambda p: replace(p, ROW, ""), "pass 1 has no row of shard 1", "it is unknown whether its model saw"),
         (lambda p: replace(p, ROW, "\x00\n"), "line 5 is not a row of a ledger", "the counts of a shard are lost"),
         (
             lambda p: replace(p, ROW, ROW.replace('"applied":6', '"applied":5')),
@@ -382,19 +382,19 @@ ROW = '{"pass":1,"shard":1,"read":6,"trained":6,"applied":6}\n'
             "pass 1 has shard 3",
             "the job does not have that shard",
         ),
-        (lambda p: drop_lines(p, lambda line: '"pass":1' in line), "pass 1 is missing", "nobody can tell whether"),
-        (lambda p: drop_lines(p, lambda line: '"pass":0' in line), "pass 0 is missing", "nobody can tell whether"),
-        (lambda p: drop_lines(p, lambda line: '"pass":2' in line), "pass 2 is missing", "nobody can tell whether"),
-        (lambda p: p.unlink(), "pass 0 is missing", "nobody can tell whether"),
+        (lambda p: drop_lines(p, lambda line: '"pass":1' in line), "pass 1 is missing", "it is unknown whether"),
+        (lambda p: drop_lines(p, lambda line: '"pass":0' in line), "pass 0 is missing", "it is unknown whether"),
+        (lambda p: drop_lines(p, lambda line: '"pass":2' in line), "pass 2 is missing", "it is unknown whether"),
+        (lambda p: p.unlink(), "pass 0 is missing", "it is unknown whether"),
         (
             lambda p: p.write_text(p.read_text() + '{"pass":2,"sha'),
             "line 10, the last one, is torn",
-            "the job was cut off in the middle of a word",
+            "the job was killed while it wrote the line",
         ),
         (
             lambda p: p.write_text(p.read_text().rstrip("\n")),
             "line 9, the last one, is torn",
-            "the job was cut off in the middle of a word",
+            "the job was killed while it wrote the line",
         ),
     ],
 )
@@ -463,7 +463,7 @@ def test_a_gap_in_the_metrics_is_named_and_no_fault(output: Path) -> None:
     assert told(output) == []
     assert notes(output) == [
         ("metrics.jsonl", "not readable: line 4; curves leave that out"),
-        ("metrics.jsonl", "no word on pass 1: curves have a gap there"),
+        ("metrics.jsonl", "no line for pass 1: curves have a gap there"),
     ]
 
 
@@ -478,7 +478,7 @@ def test_the_ledger_of_the_last_pass_is_not_missed_while_the_job_can_still_write
     assert verdict.problems == []
     assert notes(killed) == [
         ("status.json", "not there: the job was killed"),
-        ("ledger.jsonl", "pass 2 is not there yet: it is written next, or when the job goes on"),
+        ("ledger.jsonl", "pass 2 is not there yet: it is written next, or when the job is resumed"),
     ]
     assert (verdict.phase, verdict.passes[-1].samples) == ("died", None)
     assert verdict.resume_from is not None
