@@ -1,7 +1,7 @@
-"""What the shards of a job must have in common before it starts, from the lengths and hashes of their files.
+"""Checks before a start that a job's shards agree, from the lengths and hashes of their files.
 
-Trainers would find some of it later, and name one of themselves rather than the file. The rest nothing would find:
-where a shard lacks a file, the one beside the program is read in its place.
+Trainers would find some differences later, and name a trainer rather than the file. Others would go unnoticed: where a
+shard lacks a file, its trainer reads the one beside the program.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from bireme.programs.program import Program
 from bireme.spec.job import Job
 
 Files = Mapping[str, tuple[int, str]]
-"""Of a shard its files, their lengths and hashes."""
+"""A shard's files with lengths and hashes."""
 _TEST_LIST = "test.list"
 _SHOWN = 5
 
 
 def check_alike(job: Job, program: Program, shards: Sequence[Files]) -> None:
     """Refuse shards of which one lacks a file, or has another dictionary; `shards` has the files of each."""
-    data, found = Path(job.data), shards[: job.shards]
-    for problem in _missing(data, found):
+    data, used = Path(job.data), shards[: job.shards]
+    for problem in _missing(data, used):
         raise _refusal(data, problem)
-    for shard, name, other in _different(found):
+    for shard, name, other in _different(used):
         if name == DICTIONARY:
             what = f"shard {shard}'s {name} differs from shard {other}'s"
             raise _refusal(data, what, "the same word would have different ids")
@@ -39,10 +39,10 @@ def check_alike(job: Job, program: Program, shards: Sequence[Files]) -> None:
 
 def empty_shards(job: Job, shards: Sequence[Files]) -> str:
     """A warning about shards without training data; '' if there are none, or no others."""
-    data, found = Path(job.data), shards[: job.shards]
-    named = [_entries(data, shard, TRAIN_LIST) for shard in range(len(found))]
-    empty = [s for s, names in enumerate(named) if names and not any(found[s].get(n, (1,))[0] for n in names)]
-    if not empty or len(empty) == len(found):
+    data, used = Path(job.data), shards[: job.shards]
+    named = [_entries(data, shard, TRAIN_LIST) for shard in range(len(used))]
+    empty = [s for s, names in enumerate(named) if names and not any(used[s].get(n, (1,))[0] for n in names)]
+    if not empty or len(empty) == len(used):
         return ""
     which = ", ".join(map(str, empty[:_SHOWN])) + (f" and {len(empty) - _SHOWN} more" if len(empty) > _SHOWN else "")
     one = len(empty) == 1
@@ -58,7 +58,7 @@ def _refusal(data: Path, what: str, why: str = "") -> DataError:
 
 
 def _missing(data: Path, shards: Sequence[Files]) -> Iterator[str]:
-    """Files that some shard has, and another needs and lacks."""
+    """Describe files that one shard has, and another needs and lacks."""
     for shard, files in enumerate(shards):
         needed = {DICTIONARY, TRAIN_LIST, _TEST_LIST}
         for name in (TRAIN_LIST, _TEST_LIST):
@@ -70,7 +70,7 @@ def _missing(data: Path, shards: Sequence[Files]) -> Iterator[str]:
 
 
 def _different(shards: Sequence[Files]) -> Iterator[tuple[int, str, int]]:
-    """Where a file is not what it is in most shards: the shard, the file, and a shard with the common one."""
+    """Files that differ from those of most shards: the shard, the file, and a shard with the common one."""
     for name in sorted(set.intersection(*(set(files) for files in shards))):
         common = Counter(files[name] for files in shards).most_common(1)[0][0]
         other = next(shard for shard, files in enumerate(shards) if files[name] == common)
@@ -87,8 +87,8 @@ def _is_listed(data: Path, shard: int, name: str) -> bool:
 def _entries(data: Path, shard: int, name: str) -> list[str]:
     """The files of a shard that one of its lists names."""
     path = data / str(shard) / "data" / name
-    found = list_entries(path) if path.is_file() else []
-    return [inner for _, entry in found if (inner := inside_data(entry)) is not None]
+    entries = list_entries(path) if path.is_file() else []
+    return [inner for _, entry in entries if (inner := inside_data(entry)) is not None]
 
 
 def _makes_another_program(job: Job, program: Program, shard: int) -> bool:

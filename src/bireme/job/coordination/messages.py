@@ -73,7 +73,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     patience_s: float = 60.0
     """How long to wait for a lost member."""
     stop_after: int = 0
-    """Passes without a lower test cost after which the job is over; 0: it has all its passes."""
+    """End the job after so many passes without a lower test cost; 0: never before the last pass."""
 
 
 class Join(_Message, frozen=True):
@@ -89,7 +89,7 @@ class Join(_Message, frozen=True):
 
 
 class Begin(_Message, frozen=True):
-    """Coordinator to trainer: all members are present; train in this view."""
+    """Coordinator: all members are present; train in this view."""
 
     job: int
     view: int

@@ -1,6 +1,6 @@
-"""When a job is over before its last pass: a function of the test costs of its passes, and of nothing else.
+"""Early stopping: a pure function of the test costs of a job's passes.
 
-So it is the same pass in every layout, and also where the job was killed on the way and resumed.
+So a job ends at the same pass in every layout, also if it was killed on the way and resumed.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def _or_infinite(cost: float | None) -> float:
 
 
 def reason_of(stop_after: int) -> str:
-    """Why such a job is over, for people."""
+    """The reason in the job's final status."""
     return f"no better test cost for {stop_after} {'pass' if stop_after == 1 else 'passes'}"

@@ -65,9 +65,9 @@ class ModelPlace:
     incarnation: int = 1
     """The trainer's: its predecessor or successor may be writing the same model at the same time."""
     keep: str = "all"
-    """Of which passes the models stay."""
+    """Which passes' models to keep."""
     needs_costs: bool = False
-    """Whether the end of the job depends on test costs, so that the lowest must stay known."""
+    """Whether the end of the job depends on test costs, so that the model with the lowest must be kept."""
 
 
 def _finite(totals: Running) -> m.Sum:

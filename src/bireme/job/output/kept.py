@@ -1,7 +1,7 @@
-"""Which pass is the best, and of which passes the models stay: all, the last ones, or the best one and the last.
+"""The best pass, and the passes whose models are kept: all, the last ones, or the best one and the last.
 
-The last pass that counts always stays, as a job goes on from there, and so does the one with the lowest test cost where
-the end of the job depends on it. Others are renamed before they are deleted, so what has its name is whole.
+The last pass that counts is always kept, as a job resumes from there, and so is the one with the lowest test cost where
+the end of the job depends on it. Others are renamed before they are deleted: a crash must not leave half a `pass-N`.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from bireme.job.output.model import finished_passes, pass_name
 
 log = logging.getLogger(__name__)
 Metrics = Mapping[int, Mapping[str, Any]]
-"""Of each pass what it came to."""
+"""The contents of metrics.json by pass."""
 
 
 def metrics_in(output: Path) -> dict[int, dict[str, Any]]:
-    """What each pass came to whose model is there, by its number."""
-    found = {}
+    """The metrics.json of each finished model, by pass."""
+    metrics = {}
     for pass_id in sorted(finished_passes(output)):
         try:
             data = (output / pass_name(pass_id) / "metrics.json").read_bytes()
-            found[pass_id] = msgspec.json.decode(data, type=dict[str, Any])
+            metrics[pass_id] = msgspec.json.decode(data, type=dict[str, Any])
         except (OSError, msgspec.MsgspecError):
-            continue  # `bireme verify` is for this
-    return found
+            continue  # left for `bireme verify`
+    return metrics
 
 
 def best_of(metrics: Metrics) -> tuple[int, str, float] | None:
-    """The pass with the lowest test error; where nothing is tested, by its cost. Of equals the first.
+    """The pass with the lowest test error; without tests, with the lowest cost. Of equals the first.
 
-    Returns its number, by what it was chosen, and how low that is.
+    Returns its number, the name of the value compared, and the value.
     """
-    found = sorted(metrics.items())
+    passes = sorted(metrics.items())
     for name in ("test error", "test cost", "cost"):
-        values = [value for _, each in found if (value := _value(each, name)) is not None]
-        if found and len(values) == len(found):
+        values = [value for _, each in passes if (value := _value(each, name)) is not None]
+        if passes and len(values) == len(passes):
             best = values.index(min(values))
-            return found[best][0], name, values[best]
+            return passes[best][0], name, values[best]
     return None
 
 
@@ -55,7 +55,7 @@ def _value(metrics: Mapping[str, Any], name: str) -> float | None:
 
 
 def passes_kept(metrics: Metrics, keep: str, *, needs_costs: bool = False) -> set[int]:
-    """The passes that stay by `keep`: `all`, `best` or `last N`."""
+    """The passes whose models are kept by `keep`: `all`, `best` or `last N`."""
     if keep == "all" or not metrics:
         return set(metrics)
     kept = {max(metrics)}
@@ -69,18 +69,18 @@ def passes_kept(metrics: Metrics, keep: str, *, needs_costs: bool = False) -> se
 
 
 def drop_models(output: Path, counted: int, keep: str, *, needs_costs: bool) -> None:
-    """Delete the models that do not stay, of passes up to one that counts; a model that cannot go is no error."""
+    """Delete the other models of passes up to `counted`; a model that cannot be deleted is no error."""
     if keep == "all":
         return
     metrics = {pass_id: each for pass_id, each in metrics_in(output).items() if pass_id <= counted}
     try:
         _drop(output, sorted(metrics.keys() - passes_kept(metrics, keep, needs_costs=needs_costs)))
     except OSError as e:
-        log.warning("older models stay: %s", e)
+        log.warning("undeleted models: %s", e)
 
 
 def _drop(output: Path, passes: Iterable[int]) -> None:
-    for left in output.glob(".pass-*.dropped.tmp"):  # by those who died over it
+    for left in output.glob(".pass-*.dropped.tmp"):  # left by a crash
         shutil.rmtree(left)
     for pass_id in passes:
         path = output / pass_name(pass_id)

@@ -315,7 +315,7 @@ def _check_pass(verdict: Verdict, journal: _Journal, pass_id: int) -> None:
     verdict.passes.append(PassFound(pass_id, is_sound, samples, digest))
     if is_sound:
         words = f"{_count(samples, 'sample')}, each exactly once; " if samples is not None else ""
-        verdict.add(name, "good", words + (f"model {digest[:12]}" if has_model else "its model was not to be kept"))
+        verdict.add(name, "good", words + (f"model {digest[:12]}" if has_model else "its model was not kept"))
 
 
 def _was_dropped(verdict: Verdict, journal: _Journal, pass_id: int) -> bool:
