@@ -80,7 +80,12 @@ class Progress:
         return ", ".join(each.told(now) for each in slowest[:3]) + more
 
 
-_WORDS = {"CREATE_COMPLETE": "made", "DELETE_COMPLETE": "deleted", "UPDATE_COMPLETE": "changed"}
+_WORDS = {
+    "CREATE_COMPLETE": "made",
+    "DELETE_COMPLETE": "deleted",
+    "UPDATE_COMPLETE": "changed",
+    "DELETE_SKIPPED": "not deleted with its stack",
+}
 
 
 def _said(event: Event) -> str:

@@ -181,12 +181,16 @@ def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watch
         return _wait_for_nodes(aws, layout, cluster, watcher)
 
 
+def _ready(nodes: int) -> str:
+    return "1 machine is Ready" if nodes == 1 else f"{nodes} machines are Ready"
+
+
 def _next(layout: Layout, config: str, context: str, nodes: int) -> str:
     me = command_name()
     is_default = not kubeconfig_files() or str(kubeconfig_files()[0]) == config
     return "\n".join(
         [
-            f"\n{layout.name} is up: {nodes} machines are Ready; the current context of {config} is {context}",
+            f"\n{layout.name} is up: {_ready(nodes)}; the current context of {config} is {context}",
             *([] if is_default else [f"  export KUBECONFIG={config}"]),
             "the demo on it:",
             f"  {me} demo --prepare first-job",
@@ -236,7 +240,7 @@ def scale(count: int, servers: int | None, path: Path, is_sure: bool, as_json: b
         with api_server(aws, layout.name) as cluster:
             nodes = _wait_for_nodes(aws, layout, cluster, watcher)
     told = {"cluster": file.name, "trainers": count, "servers": wanted_file.workers.servers.count, "nodes": nodes}
-    click.echo(json.dumps(told) if as_json else f"{file.name}: {nodes} machines are Ready")
+    click.echo(json.dumps(told) if as_json else f"{file.name}: {_ready(nodes)}")
 
 
 def _wait_for_nodes(aws: Aws, layout: Layout, cluster: Cluster, watcher: Watcher) -> int:
