@@ -15,9 +15,9 @@ PASSES = 4
 GOING_ON = "resuming round="
 
 
-def kill_in_the_middle(cli: Cli, job: Path, output: Path) -> None:
+def kill_in_the_middle(cli: Cli, job: Path, output: Path, **env: str) -> None:
     """Start the job and kill everything once a pass is saved and a later snapshot committed."""
-    process = cli.start("train", job, "--output", output)
+    process = cli.start("train", job, "--output", output, **env)
     first = output / "pass-00000" / "done"
 
     def has_begun() -> bool:

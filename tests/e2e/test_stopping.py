@@ -40,7 +40,8 @@ def test_a_job_ends_when_it_gets_no_better_killed_or_not(cli: Cli, early: Path, 
     assert 2 <= last < 49 and costs.index(min(costs)) == last - 2
     assert f"finished: after {last + 1} passes, no better test cost for 2 passes; the model is in {plain}" in whole.out
     early.write_text(early.read_text() + "keep: last 1\n")
-    kill_in_the_middle(cli, early, killed)
+    # Paced, so that it is not over before it is killed, however busy the machine is.
+    kill_in_the_middle(cli, early, killed, BIREME_FAULTS="delay:seed=1,max_ms=10")
     done = cli.run("resume", killed, "--trainers", 1, "--json")
     assert done.code == 0, done.err
     assert done.json["hash"] in whole.out and done.json["model"] == str(killed / f"pass-{last:05d}")

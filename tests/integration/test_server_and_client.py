@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import queue
 import socket
@@ -104,6 +105,7 @@ def open_files() -> int:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
+    gc.collect()  # what earlier tests left to the collector is closed now, not while this test counts
     threads, files = set(threading.enumerate()), open_files()
     made = Cluster()
     try:
