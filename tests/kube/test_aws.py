@@ -298,7 +298,7 @@ def make_cluster(user: User) -> None:
 
 def train(cluster: Cluster, endpoint: Endpoint, user: User, job: Path) -> None:
     """The model is the one that the same file gives on this machine, and each role ran on its group's nodes."""
-    endpoint.lasts = timedelta(seconds=6)
+    endpoint.lasts = timedelta(seconds=2)  # less than pods need to start
     user.show("submit", job)
     ended = user.ask("submit", job, "--wait")
     assert endpoint.refused and all("signed at" in why for why in endpoint.refused), "its token was renewed"

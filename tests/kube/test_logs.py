@@ -201,7 +201,7 @@ def check_volume(there: There, killed: float) -> None:
     everything = logs(there, "-n", "1000")
     assert_in_order(everything)
     assert {said.node for said in everything} == ALL
-    entries = Counter(said.node for said in everything if re.search(r"node \d of small, in pod", said.line))
+    entries = Counter(said.node for said in everything if re.search(r"starting node \d job=small pod=", said.line))
     assert entries == {0: 1, 1: 2, 2: 1}
     late = logs(there, "--node", "1", "--since", f"{time.time() - killed:.0f}s")
     assert {said.node for said in late} == {1}
