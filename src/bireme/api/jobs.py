@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import msgspec
 from bireme.api.live import cancel_run, local_facts, status_of
 from bireme.api.models import Model
 from bireme.api.progress import progress_of
-from bireme.core.errors import BiremeError, Cancelled, ProcessError, error_class
+from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError, error_class
 from bireme.local import registry
 from bireme.spec.load import load_job
 
@@ -134,7 +135,8 @@ class Run:
                     time.sleep(POLL_S)
                 view.update(record.status)
         except KeyboardInterrupt:
-            self.cancel()
+            with suppress(UsageError):  # it has just ended by itself
+                self.cancel()
             raise
         if record.state == "cancelled":
             raise Cancelled(f"{self.name} was stopped", fix="`run.resume()` goes on from its newest snapshot")
@@ -161,17 +163,10 @@ class Run:
         return run.wait(progress=progress) if wait else run
 
     def logs(self, last: int | None = None) -> list[str]:
-        """Lines of all processes in the order of time, each behind its file's name; the last ones if so asked."""
-        from bireme.kube.jobs.log_merge import lines_of
+        """Lines of all logs in the order of time, each behind its log's name; of each log the `last` ones if given."""
+        from bireme.kube.jobs.log_merge import log_files, merged
 
-        files = sorted(self.output.glob("node_*/*.log"))
-        lines = [
-            (line.when, f"{file.parent.name}/{file.name}", line.text)
-            for file in files
-            for line in lines_of(file.name, [file])
-        ]
-        lines.sort(key=lambda line: line[0])
-        return [f"{file}: {text}" for _, file, text in (lines if last is None else lines[len(lines) - last :])]
+        return [f"{line.log}: {line.text}" for line in merged(log_files(self.output, None, None), last=last)]
 
     def why(self) -> list[Cause]:
         """What keeps it from running, or what it waits for: causes with advice, the most urgent first."""
@@ -213,6 +208,7 @@ def _start(*arguments: str) -> Run:
     """Start the process of a run and wait until it has put down its record."""
     command = [sys.executable, "-m", "bireme", *arguments, "--json"]
     with tempfile.TemporaryFile() as answer:
+        begun = time.time()
         # A session of its own: Ctrl-C and the end of this Python do not reach it.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.STDOUT, start_new_session=True
@@ -221,12 +217,17 @@ def _start(*arguments: str) -> Run:
         threading.Thread(target=process.wait, daemon=True).start()
         while True:
             has_left = process.poll() is not None  # asked first: a short run may end between the two questions
-            for record in registry.all_runs():
-                if record.pid == process.pid:
-                    return Run(record)
+            record = _record_of(process.pid, begun, registry.all_runs())
+            if record is not None:
+                return Run(record)
             if has_left:
                 return _without_record(process.returncode, answer, arguments)
             time.sleep(0.02)
+
+
+def _record_of(pid: int, begun: float, records: Sequence[registry.RunRecord]) -> registry.RunRecord | None:
+    """The record of a process; one from before it began is of another process that had the same number."""
+    return next((record for record in records if record.pid == pid and record.started >= begun), None)
 
 
 def _without_record(code: int, answer: IO[bytes], arguments: Sequence[str]) -> Run:
