@@ -70,13 +70,6 @@ def progress_of(record: RunRecord, status: dict[str, Any], *, is_newest: bool = 
     return Progress(max(told.done, found.done), found.passes)
 
 
-def passes_in(output: Path) -> dict[int, dict[str, Any]]:
-    """What each finished pass came to, by its number."""
-    from bireme.job.output.kept import metrics_in
-
-    return metrics_in(output)
-
-
 def has_snapshot(output: Path) -> bool:
     """Whether there is anything to go on from."""
     return any((output / "snapshots").glob("*/manifest.json"))

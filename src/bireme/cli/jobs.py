@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from bireme.api.live import cancel_run, status_of
-from bireme.api.progress import Progress, passes_in, progress_of, way_on
+from bireme.api.progress import Progress, progress_of, way_on
 from bireme.cli.cluster import Where, cluster_options, either_options, local_run
 from bireme.core.errors import UsageError
 from bireme.local import registry
@@ -146,8 +146,10 @@ def _show_local(record: registry.RunRecord, *, shows_all: bool, as_json: bool) -
     far = "".join(f", {word}" for word in (progress, left) if str(word))
     click.echo(f"{record.name}: {record.state}{why}, started {ago(record.started)} ago{far}")
     click.echo(f"output: {record.output}")
+    from bireme.job.output.kept import metrics_in
+
     # What this run says of its passes, and the models of those that runs before it did.
-    closed = passes_in(Path(record.output)) if is_newest else {}
+    closed = metrics_in(Path(record.output)) if is_newest else {}
     closed |= {told["pass_id"]: told for told in now.get("passes_done", [])}
     for line in pass_lines([closed[pass_id] for pass_id in sorted(closed)], shows_all=shows_all):
         click.echo(line)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from bireme.api.progress import has_snapshot, passes_in, way_on
+from bireme.api.progress import has_snapshot, way_on
 from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
 from bireme.job.output.inputs import origin_of, write_origin
 from bireme.job.preflight import check_program
@@ -170,10 +170,11 @@ def _is_early(job: Job, status: dict[str, Any]) -> bool:
 
 def best_words(output: Path) -> str:
     """Which of the passes in an output directory came out best; '' where that is no question."""
+    from bireme.job.output.kept import metrics_in
     from bireme.job.output.model import pass_name
     from bireme.view.plain import best_pass
 
-    best = best_pass(passes_in(output).values())
+    best = best_pass(metrics_in(output).values())
     return f"best pass: {pass_name(best[0])} ({best[1]})" if best else ""
 
 
