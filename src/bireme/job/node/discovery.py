@@ -61,7 +61,10 @@ class SharedDirectory:
     def look_up(self, pserver: int) -> Address | None:
         """Read the file of its newest incarnation."""
         files = sorted(self._directory.glob(f"pserver-{pserver}.*.json"))
-        return msgspec.json.decode(files[-1].read_bytes(), type=Address) if files else None
+        try:
+            return msgspec.json.decode(files[-1].read_bytes(), type=Address) if files else None
+        except FileNotFoundError:
+            return None  # the run has just ended and removed its directory
 
     def why_missing(self, pserver: int) -> str:
         """It has not written its file."""

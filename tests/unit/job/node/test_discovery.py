@@ -137,3 +137,8 @@ def test_the_word_of_a_later_life_counts_whoever_speaks_last(tmp_path: Path) -> 
     place.announce(0, HERE, incarnation=12)
     place.announce(0, THERE, incarnation=7)  # it was stopped before it could say so, and has been replaced
     assert place.find() == [HERE]
+
+
+def test_a_file_removed_while_it_is_looked_up_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [tmp_path / "pserver-0.00000001.json"])
+    assert SharedDirectory(tmp_path, 1).find() == [None]
