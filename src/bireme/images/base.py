@@ -30,6 +30,7 @@ _UNUSED = re.compile(
     r"|usr/share/doc/[^/]+/(?!copyright$).*|var/cache/.+|var/lib/apt/lists/.+|var/log/.+|debootstrap"
     r"|etc/(?:machine-id|hostname|resolv\.conf|.*-)|var/lib/dpkg/.*-old|.*/__pycache__"
 )
+_OTHER_BASE = "take another base"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,11 @@ def _replace(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
     target = _inside(root, member.name)
     if member.islnk():
         _inside(root, f"{member.linkname}/x")
-    if not (member.isdir() and target.is_dir()):
+        if member.linkname.startswith("/"):
+            # tarfile joins it to the root by os.path.join, which drops the root: it would link a file of the host.
+            raise ImageError(f"the base has a hard link to {member.linkname}, which is outside of it", fix=_OTHER_BASE)
+    # A link is replaced: extracting a directory onto it would set the mode of its target.
+    if target.is_symlink() or not (member.isdir() and target.is_dir()):
         _remove(target)
     tar.extract(member, root, numeric_owner=True)
 
@@ -162,7 +167,7 @@ def _inside(root: Path, name: str) -> Path:
     place = root / name.lstrip("/")
     is_inside = Path(os.path.realpath(place.parent)).is_relative_to(os.path.realpath(root))
     if not is_inside or name.rpartition("/")[2] in ("", ".", ".."):
-        raise ImageError(f"the base has {name}, which is outside of it", fix="take another base")
+        raise ImageError(f"the base has {name}, which is outside of it", fix=_OTHER_BASE)
     return place
 
 

@@ -151,3 +151,26 @@ def test_a_link_to_what_is_outside_is_refused_but_a_name_for_it_is_not(tmp_path:
         else:
             unpack(layer, root)
             assert str((root / "found").readlink()) == "../secret"
+
+
+def test_a_hard_link_to_an_absolute_name_never_reaches_a_host_file(tmp_path: Path) -> None:
+    root, secret = tmp_path / "root", tmp_path / "secret"
+    root.mkdir()
+    secret.write_text("the host's")
+    with tarfile.open(tmp_path / "1.tar", "w") as tar:
+        entry = tarfile.TarInfo("stolen")
+        entry.type, entry.linkname = tarfile.LNKTYPE, str(secret)
+        tar.addfile(entry)
+    with pytest.raises(ImageError, match="outside"):
+        unpack(Layer("x", "", 0, "", tmp_path / "1.tar"), root)
+    assert not (root / "stolen").exists() and secret.stat().st_nlink == 1
+
+
+def test_a_directory_replaces_a_link_and_leaves_its_target_alone(tmp_path: Path) -> None:
+    root, host = tmp_path / "root", tmp_path / "host"
+    root.mkdir()
+    host.mkdir(mode=0o700)
+    (root / "dir").symlink_to(host)
+    unpack(layer_of(tmp_path / "1.tar", {"dir": None, "dir/file": b"x"}), root)
+    assert (root / "dir" / "file").is_file() and not (root / "dir").is_symlink()
+    assert host.stat().st_mode & 0o777 == 0o700 and not list(host.iterdir())
