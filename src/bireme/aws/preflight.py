@@ -20,6 +20,7 @@ from bireme.aws.policy import Question, execution_questions, operator_questions
 from bireme.aws.teardown.audit import describe_cluster, has_foreign_log_group
 from bireme.aws.templates import types_of
 from bireme.aws.up import execution_role
+from bireme.core.text import first_of
 from bireme.spec.cluster import ClusterFile, GroupFile
 
 QUOTAS = {
@@ -140,7 +141,7 @@ def _permissions(aws: Aws, layout: Layout, identity: Identity) -> Iterator[Findi
             "`bireme cluster policy --execution` prints too"
         )
     if found := sorted({*missing, *made}):
-        text = f"missing: {', '.join(found[:6])}{f' and {len(found) - 6} more' if len(found) > 6 else ''}{why}"
+        text = f"missing: {first_of(found, 6)}{why}"
         yield Finding("permissions", "wrong", text, "; ".join(fixes))
     elif role:
         yield Finding("permissions", "ok", "yours are enough to start stacks and to look at them")

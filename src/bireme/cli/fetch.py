@@ -14,6 +14,7 @@ import msgspec
 from bireme.cli.cluster import Where, cluster_options
 from bireme.core.errors import ModelError, OutputExistsError, SpecError, UsageError
 from bireme.core.files import storage_errors, write_atomic
+from bireme.core.text import first_of
 from bireme.spec.load import ClusterJob, command_name, load_cluster_job
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ BY_FILE = "where a deleted job had another `output` or volume claim than most, i
 
 MARKER = ".bireme-fetched.json"
 """The file in which a fetch leaves word of whose files a directory holds."""
-_SHOWN = 3
-"""Files that are named where some are in the way."""
 
 
 class Left(NamedTuple):
@@ -160,14 +159,13 @@ def _has_run_here(directory: Path, origin: Fetched) -> bool:
 
 
 def _in_the_way(directory: Path, names: list[str], origin: Fetched, then: Fetched | None) -> OutputExistsError:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     why = "they were not fetched from this job, and would be overwritten"
     if _has_run_here(directory, origin):
         why = "the directory is the output of another run, and would be mixed with this one"
     elif then is not None and not then.is_of(origin):
         why = f"they were fetched from another run, of {then.job} in the namespace {then.namespace} of {then.server}"
     return OutputExistsError(
-        f"{directory} has files that differ from those of {origin.job}: {', '.join(names[:_SHOWN])}{more}",
+        f"{directory} has files that differ from those of {origin.job}: {first_of(names, 3)}",
         why=why,
         fix="name another directory; nothing was written",
     )

@@ -18,6 +18,7 @@ from bireme.api.live import cancel_run, status_of
 from bireme.api.progress import Progress, progress_of, way_on
 from bireme.cli.cluster import Where, cluster_options, either_options, local_run
 from bireme.core.errors import UsageError
+from bireme.core.text import duration, parse_duration
 from bireme.local import registry
 from bireme.spec.load import command_name
 
@@ -28,12 +29,8 @@ LISTED = 20
 
 def ago(moment: float) -> str:
     """How long ago something was, for people."""
-    from bireme.view.plain import duration
-
     seconds = max(0.0, time.time() - moment)
-    if seconds < 3600:
-        return duration(seconds)
-    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+    return duration(seconds, is_exact=seconds < 3600)
 
 
 @click.command("list", epilog="\b\nExample: bireme list --limit 5")
@@ -169,12 +166,10 @@ def _show_local(record: registry.RunRecord, *, shows_all: bool, as_json: bool) -
 
 
 def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
-    from bireme.kube.jobs.log_merge import seconds_of
-
     try:
-        return None if value is None else seconds_of(value)
+        return None if value is None else parse_duration(value, " s m h d")
     except ValueError as e:
-        raise click.BadParameter(str(e)) from e
+        raise click.BadParameter(f"{value!r} is no time: write 90s, 5m, 2h or 3d") from e
 
 
 @click.command(epilog="\b\nExample: bireme logs quick-start --node 1 --role trainer -f")

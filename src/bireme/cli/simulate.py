@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bireme.core.errors import UsageError
+from bireme.core.text import parse_duration
 
 if TYPE_CHECKING:
     from bireme.scale.model import Advice, Cluster, Costs, Load, Outcome
 
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _CODINGS = ("float32", "float16", "bfloat16", "top_k")
 
 
@@ -84,12 +84,11 @@ def bits_of(text: str) -> float:
     return value
 
 
-def seconds_of(text: str) -> float:
+def _latency_s(text: str) -> float:
     """A time such as 100us, 0.2ms or 0s, in seconds."""
-    found = re.fullmatch(r"([0-9.]+) ?(s|ms|us|µs|ns)", text.strip().lower())
     try:
-        return float(found[1]) * _SECONDS[found[2]]  # type: ignore[index]  # None is caught with the rest
-    except (ValueError, TypeError) as e:
+        return parse_duration(text, "ns us µs ms s")
+    except ValueError as e:
         raise UsageError(f"--latency {text}: not a time", fix="write it with its unit, like 100us or 0.5ms") from e
 
 
@@ -145,7 +144,7 @@ def _with_flags(load: Load, given: Mapping[str, Any]) -> Load:
 def _cluster(given: Mapping[str, Any], trainers: int, pservers: int, lanes: int, rate: float) -> Cluster:
     from bireme.scale.model import Cluster
 
-    return Cluster(trainers, pservers, lanes, bits_of(given["network"]), seconds_of(given["latency"]), rate)
+    return Cluster(trainers, pservers, lanes, bits_of(given["network"]), _latency_s(given["latency"]), rate)
 
 
 def _as_json(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advice: Advice) -> dict[str, Any]:

@@ -1,3 +1,3 @@
-"""Errors, clock, log, named fault points: no opinions about training."""
+"""Errors, log, files, text of messages, named fault points: no opinions about training."""
 
-__all__ = ["certificates", "draws", "errors", "faults", "files", "log", "processes"]
+__all__ = ["certificates", "draws", "errors", "faults", "files", "log", "processes", "text"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from bireme.core.text import shortened
 from bireme.data.scan import Finding, LineCheck
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -25,7 +26,7 @@ def check_samples(labels: frozenset[int] | None) -> LineCheck:
         if not tab:
             return ("error", "no tab between label and text", "write the label, a tab, then the text")
         if _INTEGER.fullmatch(label) is None:
-            return ("error", f"label {_short(label)} is not an integer", "write an integer before the tab")
+            return ("error", f"label {shortened(label, 40)!r} is not an integer", "write an integer before the tab")
         if labels is not None and int(label) not in labels:
             known = ", ".join(map(str, sorted(labels)[:10]))
             return (
@@ -47,13 +48,13 @@ def check_dictionary() -> LineCheck:
     def check(number: int, line: str) -> Finding | None:
         word, tab, count = line.partition("\t")
         if not word or (tab and _INTEGER.fullmatch(count) is None):
-            return ("error", f"{_short(line)} is not a word, a tab and a count", "write word<TAB>count")
+            return ("error", f"{shortened(line, 40)!r} is not a word, a tab and a count", "write word<TAB>count")
         if word in seen:
-            what = f"word {_short(word)} was already on line {seen[word]}"
+            what = f"word {shortened(word, 40)!r} was already on line {seen[word]}"
             return ("error", what, "remove one of the two; all later ids then change")
         seen[word] = number
         if number == 1 and word != "unk":
-            what = f"the first word is {_short(word)}, not unk"
+            what = f"the first word is {shortened(word, 40)!r}, not unk"
             return ("warning", what, "put unk first: words that are not in the dictionary get id 0")
         return None
 
@@ -68,7 +69,7 @@ def check_label_list(labels: set[int]) -> LineCheck:
             return None
         fields = line.split()
         if len(fields) != 2 or _INTEGER.fullmatch(fields[1]) is None:
-            return ("error", f"{_short(line)} is not a name, a tab and an id", "write name<TAB>id")
+            return ("error", f"{shortened(line, 40)!r} is not a name, a tab and an id", "write name<TAB>id")
         label = int(fields[1])
         if label in labels:
             return ("error", f"id {label} is given to two labels", "give each label an id of its own")
@@ -76,7 +77,3 @@ def check_label_list(labels: set[int]) -> LineCheck:
         return None
 
     return check
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from bireme.core.text import duration
 from bireme.diagnose.facts import (
     Cause,
     Facts,
@@ -31,7 +32,6 @@ from bireme.diagnose.words import (
     amount_words,
     bireme,
     capital,
-    duration,
     kubectl,
     names,
     nodes_words,

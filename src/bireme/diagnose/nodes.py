@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from bireme.core.text import duration
 from bireme.diagnose.facts import (
     Cause,
     Facts,
@@ -18,7 +19,7 @@ from bireme.diagnose.facts import (
     situation,
     troubled,
 )
-from bireme.diagnose.words import AGAIN, capital, duration, names, node_of, nodes_words, of, pods_words, sentence
+from bireme.diagnose.words import AGAIN, capital, names, node_of, nodes_words, of, pods_words, sentence
 
 SICK_S = 5.0
 """How long a node must be unready before the sentence has a duration: conditions flicker."""

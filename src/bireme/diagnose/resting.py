@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bireme.core.text import duration
 from bireme.diagnose.facts import (
     Cause,
     Facts,
@@ -23,7 +24,7 @@ from bireme.diagnose.facts import (
     status_of,
     wanted,
 )
-from bireme.diagnose.words import bireme, duration, kubectl, listed, of, pods_words, sentence
+from bireme.diagnose.words import bireme, kubectl, listed, of, pods_words, sentence
 from bireme.kube.api.naming import queue_of
 
 

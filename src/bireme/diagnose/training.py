@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 from bireme.core import errors
+from bireme.core.text import duration
 from bireme.diagnose.facts import (
     Cause,
     Facts,
@@ -22,7 +23,7 @@ from bireme.diagnose.facts import (
     status_of,
     troubled,
 )
-from bireme.diagnose.words import AGAIN, bireme, capital, duration, kubectl, listed, names, sentence
+from bireme.diagnose.words import AGAIN, bireme, capital, kubectl, listed, names, sentence
 
 FULL = r"(?i)disk is full|no space left|disk quota exceeded"
 UNWRITABLE = r"(?i)permission denied|read-only file system|operation not permitted|cannot write"

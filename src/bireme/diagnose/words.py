@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from bireme.core.text import shortened
 from bireme.diagnose.facts import Facts, Json, meta, name_of
 from bireme.spec.kubernetes import amount
 
@@ -65,18 +66,10 @@ def bireme(facts: Facts, verb: str, rest: str = "") -> str:
     return f"`{facts.command} {verb} {facts.job}{where}{more}`"
 
 
-def duration(seconds_: float) -> str:
-    """`45 s`, `12 min`, `3 h`, `5 days`."""
-    for limit, factor, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if seconds_ < limit:
-            return f"{seconds_ / factor:.0f} {unit}"
-    return f"{seconds_ / 86400:.0f} days"
-
-
 def sentence(text: str, limit: int = 300) -> str:
     """A foreign message on one line, cut where it is too long, without a full stop."""
     line = " ".join(text.split())
-    return (line[: limit - 1] + "…" if len(line) > limit else line).rstrip(".: ")
+    return shortened(line, limit).rstrip(".: ")
 
 
 def nodes_words(pods: Sequence[Json]) -> str:

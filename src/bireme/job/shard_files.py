@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bireme.core.errors import DataError
+from bireme.core.text import first_of
 from bireme.data.layout import DICTIONARY, TRAIN_LIST, inside_data, list_entries
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.config import load_config
@@ -20,7 +21,6 @@ from bireme.spec.job import Job
 Files = Mapping[str, tuple[int, str]]
 """A shard's files with lengths and hashes."""
 _TEST_LIST = "test.list"
-_SHOWN = 5
 
 
 def check_alike(job: Job, program: Program, shards: Sequence[Files]) -> None:
@@ -44,7 +44,7 @@ def empty_shards(job: Job, shards: Sequence[Files]) -> str:
     empty = [s for s, names in enumerate(named) if names and not any(used[s].get(n, (1,))[0] for n in names)]
     if not empty or len(empty) == len(used):
         return ""
-    which = ", ".join(map(str, empty[:_SHOWN])) + (f" and {len(empty) - _SHOWN} more" if len(empty) > _SHOWN else "")
+    which = first_of(empty, 5)
     one = len(empty) == 1
     return (
         f"warning: {'shard' if one else 'shards'} {which} {'has' if one else 'have'} no training data, so there is "

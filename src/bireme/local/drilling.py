@@ -24,6 +24,7 @@ import msgspec
 
 from bireme.core.errors import UsageError
 from bireme.core.faults import POINTS, Fired, Rule
+from bireme.core.text import parse_duration
 from bireme.spec.job import Job
 
 Action = Literal["kill", "pause", "cut"]
@@ -32,7 +33,6 @@ _CUT = re.compile(r"(trainer:\d+)-(pserver:\d+)")
 _MOMENTS = ("round", "after", "recovery")
 _DEFAULT_POINT = {"trainer": "push.before", "pserver": "lane.landed"}
 _RECOVERY_POINT = {"trainer": "view.begin", "pserver": "view.set-up"}
-_SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class Fault:
 
 def parse_seconds(text: str) -> float:
     """`10s`, `500ms`, `2m` or a plain number of seconds."""
-    match = _SECONDS.fullmatch(text.strip())
-    if not match:
-        raise UsageError(f"{text!r} is no duration", fix="write for example 10s, 500ms or 2m")
-    return float(match[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}[match[2]]
+    try:
+        return parse_duration(text, " ms s m")
+    except ValueError as e:
+        raise UsageError(f"{text!r} is no duration", fix="write for example 10s, 500ms or 2m") from e
 
 
 def parse(action: Action, text: str, job: Job) -> Fault:
@@ -89,9 +89,9 @@ def parse(action: Action, text: str, job: Job) -> Fault:
     for one in (who, target):
         _check_rank(one, job)
     words = rest.split(",")
-    durations = [parse_seconds(word) for word in words if _SECONDS.fullmatch(word)] if action == "pause" else []
-    seconds = durations[0] if durations else 10.0 if action == "pause" else 0.0
-    moment = [word for word in words if not (durations and _SECONDS.fullmatch(word))]
+    lengths = [word for word in words if word[:1].isdigit()] if action == "pause" else []
+    seconds = parse_seconds(lengths[0]) if lengths else 10.0 if action == "pause" else 0.0
+    moment = [word for word in words if word not in lengths]
     return _with_moment(Fault(action, who, "@" + ",".join(moment), seconds=seconds, target=target), moment, text)
 
 

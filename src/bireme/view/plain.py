@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from bireme.core.text import duration
 from bireme.job.output.kept import best_of
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -96,18 +97,13 @@ def passes_of(status: dict[str, Any]) -> tuple[int, int]:
     return done, first + status.get("passes", 0)
 
 
-def duration(seconds: float) -> str:
-    """A time span for people."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 100 else f"{whole // 60} min {whole % 60:02d} s"
-
-
 def time_left(status: dict[str, Any]) -> str:
     """How long a job will go on if its passes last as long as those before; '' while that is not known."""
     closed, (done, total) = status.get("passes_done", ()), passes_of(status)
     if not closed or done >= total:
         return ""
-    return f"about {duration((total - done) * sum(c['seconds'] for c in closed) / len(closed))} left"
+    left_s = (total - done) * sum(c["seconds"] for c in closed) / len(closed)
+    return f"about {duration(left_s, is_exact=True)} left"
 
 
 def passes_after(pass_id: int, status: dict[str, Any]) -> list[dict[str, Any]]:

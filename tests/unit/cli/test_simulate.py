@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bireme.cli.simulate import bits_of, seconds_of, simulate
+from bireme.cli.simulate import _latency_s, bits_of, simulate
 from bireme.core.errors import BiremeError, SpecError, UsageError
 
 BARE = ["--parameters", "1000000", "--batch", "128", "--compute-rate", "100", "--trainers", "4", "--pservers", "2"]
@@ -166,7 +166,7 @@ def test_a_rate_without_its_unit_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("100us", 1e-4), ("50µs", 5e-5), ("0.2ms", 2e-4), ("0s", 0.0)])
 def test_times_are_read_as_people_write_them(text: str, value: float) -> None:
-    assert seconds_of(text) == pytest.approx(value)
+    assert _latency_s(text) == pytest.approx(value)
 
 
 def test_help_teaches_with_an_example() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bireme.aws.cloudformation.causes import Event, explain
+from bireme.core.text import duration, first_of
 
 USUAL_S = {
     "AWS::EKS::Cluster": 600,
@@ -30,12 +31,6 @@ def usual_s(kind: str) -> int:
     return USUAL_S.get(kind, QUICK_S)
 
 
-def span(seconds: float) -> str:
-    """A duration for people: `45 s`, `9 min 40 s`."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
-
-
 @dataclass(frozen=True, slots=True)
 class Open:
     """A resource that CloudFormation is at work on."""
@@ -46,7 +41,8 @@ class Open:
 
     def told(self, now: float) -> str:
         """Its name, for how long, and how long that usually takes."""
-        return f"{self.resource} ({span(max(0.0, now - self.since))} of about {span(usual_s(self.kind))})"
+        so_far = duration(max(0.0, now - self.since), is_exact=True)
+        return f"{self.resource} ({so_far} of about {duration(usual_s(self.kind), is_exact=True)})"
 
 
 @dataclass(slots=True)
@@ -69,15 +65,14 @@ class Progress:
                 continue
             begun = self.open.pop(key, None)
             self.done[stack] = self.done.get(stack, 0) + 1
-            took = f" in {span(event.time - begun.since)}" if begun else ""
+            took = f" in {duration(event.time - begun.since, is_exact=True)}" if begun else ""
             lines.append(f"{stack}  {event.resource}  {_said(event)}{took}{_why(event)}")
         return lines
 
     def waiting(self, now: float) -> str:
         """What is being waited for, the slowest first."""
         slowest = sorted(self.open.values(), key=lambda each: each.since + usual_s(each.kind), reverse=True)
-        more = f" and {len(slowest) - 3} more" if len(slowest) > 3 else ""
-        return ", ".join(each.told(now) for each in slowest[:3]) + more
+        return first_of([each.told(now) for each in slowest], 3)
 
 
 _WORDS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bireme.core.text import shortened
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.effects import Base
 from bireme.ps.setup import Setup
@@ -74,13 +75,9 @@ def difference(ours: m.Facts | None, theirs: m.Facts, trainers: int) -> str:
         if left[name] != right[name] and name not in _TRAINER_0_KNOWS:
             if name == "fingerprint":
                 return _OTHER_PROGRAM
-            return f"`{name}` is {_short(right[name])} there and {_short(left[name])} with the others"
+            there, others = (shortened(repr(facts[name]), 60) for facts in (right, left))
+            return f"`{name}` is {there} there and {others} with the others"
     return ""
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def setup_of(facts: m.Facts, ids: tuple[int, int], rank: int, base: Base) -> Setup:

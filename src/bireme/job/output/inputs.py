@@ -17,6 +17,7 @@ import msgspec
 from bireme import __version__
 from bireme.core.errors import SnapshotError
 from bireme.core.files import storage_errors, write_atomic
+from bireme.core.text import LISTED_CHANGES, first_of
 from bireme.job.output.data_hash import files_of, fingerprint_of
 from bireme.job.output.manifest import Inputs, Manifest, rules_hash
 from bireme.job.preflight import updates_of
@@ -26,8 +27,6 @@ from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 
 VERSION = 2
 _NAME = re.compile(r"inputs-([0-9]{8})\.json")
-_SHOWN = 6
-"""Changes that a message lists; more would hide the first."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,10 +136,9 @@ def refuse_changes(job: Job, base: Manifest | None, now: Origin) -> None:
         return  # nothing to compare with: the coordinator compares the hashes
     changes = list(changes_between(then, now))
     if changes:
-        more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
         raise SnapshotError(
             f"the snapshot {base.name} was made from other inputs" if base else "the job was begun with other inputs",
-            why="; ".join([*changes[:_SHOWN], *more]),
+            why=first_of(changes, LISTED_CHANGES, "; "),
             fix="put back what was changed, or go on all the same with --accept-changes",
         )
 

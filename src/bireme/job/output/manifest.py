@@ -25,7 +25,7 @@ _FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,2
 _SnapshotName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{12}-[0-9a-f]{16}$")]
 _Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
-_SHOWN = 12
+_DIGITS = 12
 """Digits of a hash in messages."""
 
 
@@ -153,7 +153,7 @@ def differences(manifest: Manifest, inputs: Inputs) -> list[str]:
         ("the rules of parameters, optimizer and updates were", then.rules, inputs.rules),
     ):
         if were != now:
-            changes.append(f"{what} {were[:_SHOWN]}, now {now[:_SHOWN]}")
+            changes.append(f"{what} {were[:_DIGITS]}, now {now[:_DIGITS]}")
     if then.shards != inputs.shards:
         changes.append(f"there were {then.shards} shards, now {inputs.shards}")
     if then.seed != inputs.seed:

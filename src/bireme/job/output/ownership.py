@@ -17,6 +17,7 @@ import msgspec
 
 from bireme.core.errors import OutputExistsError, SpecError
 from bireme.core.files import make_directory, write_atomic
+from bireme.core.text import LISTED_CHANGES, first_of
 from bireme.job.node import incarnations
 from bireme.job.node.entry import read_job
 from bireme.job.node.failure_reports import STATUS_FILE, last_status
@@ -34,8 +35,6 @@ _LAYOUT = frozenset({
     "connect_timeout_s", "log_period", "logs", "restarts", "snapshots", "accepts_changes", "stop_after", "keep",
 })  # fmt: skip
 """Fields that may change when a job is resumed: the result of a pass does not depend on them."""
-_SHOWN = 6
-"""Changes that a message lists."""
 _ELSEWHERE = "set another `output` in job.yaml and submit it again with `--replace`"
 
 
@@ -157,8 +156,7 @@ def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError
     """The refusal of another job; it must not offer to resume the given one, which would be refused again."""
     output, there = Path(given.output), _job_there(given)
     changes = [] if there is None else list(_differences(there, given))
-    shown = [*changes[:_SHOWN], *([f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else [])]
-    differs = "; ".join(shown) or "it was begun by another version of bireme"
+    differs = first_of(changes, LISTED_CHANGES, "; ") or "it was begun by another version of bireme"
     ways = [_ELSEWHERE]
     if changes:
         ways.append("submit it as it was, with `--replace` too")

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from bireme.core.errors import ModelError, SnapshotError, SpecError, UsageError
+from bireme.core.text import first_of
 from bireme.job.node.entry import read_job
 from bireme.job.node.failure_reports import STATUS_FILE
 from bireme.job.output import snapshots
@@ -32,7 +33,7 @@ JOB, LEDGER, METRICS, SNAPSHOTS = "job.json", "ledger.jsonl", "metrics.jsonl", "
 _FROM_COPY = "bring it back from a copy"
 _T = TypeVar("_T")
 _Number = Annotated[int, msgspec.Meta(ge=0)]
-_SHOWN = 8  # numbers of a list that messages show
+_LISTED = 8  # numbers of a list that messages show
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,7 @@ def _read_metrics(verdict: Verdict, journal: _Journal) -> None:
         elif line.event == "pass":
             journal.samples.setdefault(line.pass_id, set()).add(line.samples)
     if malformed:
-        verdict.add(METRICS, "note", f"not readable: line {', '.join(malformed[:_SHOWN])}; curves leave that out")
+        verdict.add(METRICS, "note", f"not readable: line {first_of(malformed, _LISTED)}; curves leave that out")
 
 
 def _check_pass(verdict: Verdict, journal: _Journal, pass_id: int) -> None:
@@ -424,5 +425,4 @@ def _count(number: int, noun: str) -> str:
 
 
 def _shards(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_SHOWN])) + (", …" if len(numbers) > _SHOWN else "")
-    return f"shard{'s' if len(numbers) > 1 else ''} {shown}"
+    return f"shard{'s' if len(numbers) > 1 else ''} {first_of(numbers, _LISTED)}"

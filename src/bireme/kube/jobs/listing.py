@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from bireme.core.text import shortened
 from bireme.kube.api import naming
 from bireme.kube.submit.submission import Object
 
@@ -187,16 +188,11 @@ def waits_for(pod: Object) -> str:
     for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (each.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return _short(f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": "))
+            return shortened(f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": "), MAX_WORDS)
     for each in status.get("conditions") or ():
         if each.get("type") == "PodScheduled" and each.get("status") == "False":
-            return _short(str(each.get("message") or each.get("reason") or "a machine"))
+            return shortened(str(each.get("message") or each.get("reason") or "a machine"), MAX_WORDS)
     return "its container" if (pod.get("spec") or {}).get("nodeName") else "a machine"
-
-
-def _short(text: str) -> str:
-    """No more than a line or two; `bireme why` shows all."""
-    return text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"
 
 
 def gathering(view: JobView, pods: Sequence[PodView]) -> str:

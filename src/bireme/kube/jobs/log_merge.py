@@ -89,11 +89,3 @@ def write_logs(output: Path, wanted: Mapping[str, Any], sink: BinaryIO) -> None:
     for line in merged(files, last=wanted.get("last"), since=wanted.get("since") or 0.0):
         sink.write(json.dumps({"log": line.log, "line": line.text}).encode() + b"\n")
     sink.flush()
-
-
-def seconds_of(text: str) -> float:
-    """`90`, `90s`, `5m`, `2h` or `3d` in seconds; ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is no time: write 90s, 5m, 2h or 3d")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from bireme.core.errors import BiremeError, ClusterError, OutputExistsError
+from bireme.core.text import LISTED_CHANGES, first_of
 from bireme.job.output.ownership import changed
 from bireme.kube.api import naming
 from bireme.kube.api.client import CONFIG_MAP, JOB, KINDS, SECRET, Cluster
@@ -32,8 +33,6 @@ Certify = Callable[[], Mapping[str, bytes]]
 """Makes ca.crt, tls.crt and tls.key; nothing without TLS."""
 CAN_WAIT = ("PodDisruptionBudget", "Role", "RoleBinding")
 """What pods do not need in order to start."""
-_SHOWN = 6
-"""Changes that an error lists one by one."""
 
 
 def submit(cluster: Cluster, submission: Submission, certify: Certify = dict) -> Outcome:
@@ -263,13 +262,12 @@ def _differs(cluster: Cluster, submission: Submission, *, is_renewed: bool) -> O
         then = None  # of another version: the changes cannot be listed
     changes = list(changes_between(then, submission)) if then else []
     resume = f"{command_name()} resume {name} --namespace {cluster.namespace}"
-    more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
     # A change of the settings only keeps the run: it resumes in the same directory.
     is_same_run = then is not None and then.job == submission.job and then.program == submission.program
     elsewhere = "" if is_same_run else ", and with another `output` if that one has trained already"
     return OutputExistsError(
         f"{name} was submitted before, and not as it is now{'; its certificate was renewed' if is_renewed else ''}",
-        why="; ".join([*changes[:_SHOWN], *more]) or "it was submitted by another version of bireme",
+        why=first_of(changes, LISTED_CHANGES, "; ") or "it was submitted by another version of bireme",
         fix=f"submit it with `--replace`, which takes the old one away first (the volume stays){elsewhere}; or choose "
         f"another `name`; or `{resume}` goes on with the job as it was",
     )

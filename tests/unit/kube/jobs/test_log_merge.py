@@ -8,9 +8,7 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
-from bireme.kube.jobs.log_merge import log_files, merged, seconds_of, write_logs
+from bireme.kube.jobs.log_merge import log_files, merged, write_logs
 
 
 def write(folder: Path, name: str, *lines: str, year: int = 2026, month: int = 11) -> None:
@@ -51,14 +49,3 @@ def test_only_what_is_asked_for_is_printed(tmp_path: Path) -> None:
     assert [(t["log"], t["line"][-4:]) for t in told] == [("node_11/train.log", "11.3"), ("node_11/train.log", "11.4")]
     since = time.mktime((2026, 11, 16, 10, 0, 4, 0, 0, -1))
     assert len(list(merged(log_files(tmp_path, None, None), since=since))) == 12
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400), ("2d", 172800)])
-def test_times_are_written_as_people_write_them(text: str, seconds: float) -> None:
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "5 minutes", "-3m", "m"])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no time"):
-        seconds_of(text)
