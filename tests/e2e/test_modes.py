@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bireme.job.output.model import pass_name
 from tests.e2e.conftest import Cli, edit
 
 STALENESS = 2
@@ -34,21 +35,23 @@ def short(job: Path) -> Path:
 
 
 class Trained:
-    """One pass of a job in some mode."""
+    """What the last pass of a job in some mode has left."""
 
-    def __init__(self, cli: Cli, job: Path, mode: str, *layout: object) -> None:
+    def __init__(self, cli: Cli, job: Path, mode: str, *layout: object, passes: int = 1) -> None:
         output = job.parent / f"{mode}-{layout[1]}"
         text = job.read_text()
         job.write_text(text + MODES[mode])
-        done = cli.run("train", job, "--output", output, "--passes", 1, "--json", *layout)
+        done = cli.run("train", job, "--output", output, "--passes", passes, "--json", *layout)
         job.write_text(text)
         assert done.code == 0, done.err + done.out
         self.hash: str = done.json["hash"]
         lines = (output / "metrics.jsonl").read_text().splitlines()
-        (self.told,) = [event for event in map(json.loads, lines) if event["event"] == "pass"]
-        self.metrics: dict[str, Any] = json.loads((output / "pass-00000" / "metrics.json").read_text())
+        events = [event for event in map(json.loads, lines) if event["event"] == "pass"]
+        assert len(events) == passes
+        self.event = events[-1]
+        self.metrics: dict[str, Any] = json.loads((output / pass_name(passes - 1) / "metrics.json").read_text())
         ledger = [json.loads(line) for line in (output / "ledger.jsonl").read_text().splitlines()]
-        self.applied = [(row["read"], row["trained"], row["applied"]) for row in ledger]
+        self.applied = [(row["read"], row["trained"], row["applied"]) for row in ledger if row["pass"] == passes - 1]
 
 
 def check(found: Trained) -> None:
@@ -57,12 +60,13 @@ def check(found: Trained) -> None:
     assert found.metrics["test_samples"] == 120
     assert found.metrics["test_cost"] < 0.69  # a coin has ln 2 = 0.693
     for name in ("staleness", "wire_error", "cost", "test_cost"):
-        assert found.told[name] == found.metrics[name]
+        assert found.event[name] == found.metrics[name]
 
 
 @pytest.mark.parametrize("mode", ["bounded", "async"])
 def test_updates_by_single_shards_are_counted_by_their_staleness(cli: Cli, short: Path, mode: str) -> None:
-    found = Trained(cli, short, mode, *THREE)
+    # How much a pass teaches depends on the timing here, and under load one pass may teach next to nothing.
+    found = Trained(cli, short, mode, *THREE, passes=4)
     check(found)
     staleness = {int(ahead): count for ahead, count in found.metrics["staleness"].items()}
     assert sum(staleness.values()) == UPDATES
