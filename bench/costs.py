@@ -25,11 +25,12 @@ from machine import machine_facts, report, summarise
 from numpy.typing import NDArray
 
 from bireme.core.errors import BiremeError, UsageError
+from bireme.ps.optim.methods import METHODS
 from bireme.ps.optim.optimizers import Segment, SliceOptimizer
 from bireme.ps.tree import Span, reduction
 from bireme.ps.wire import codec, frame_io
 from bireme.ps.wire.frames import RECORD_NBYTES, Head, Kind, Record, pack_records, unpack_records
-from bireme.spec.model import Coding, Method, Optimizer, Parameter
+from bireme.spec.model import Coding, Optimizer, Parameter
 
 FLOATS = 1_000_000
 """In a slice: much more than caches hold, once there are a few rows of it."""
@@ -54,7 +55,7 @@ def _seconds(work: Callable[[], object]) -> float:
 class Slice:
     """A lane's slice with its inbox, ready to close rounds."""
 
-    def __init__(self, method: Method, floats: int, rows: int) -> None:
+    def __init__(self, method: str, floats: int, rows: int) -> None:
         parameter = Parameter(name="w", shape=(floats,), momentum=0.9)
         self._optimizer = SliceOptimizer(Optimizer(method=method), [Segment(parameter, 0, floats)])
         self._rows = _inbox(floats)[:rows]
@@ -74,7 +75,7 @@ def _inbox(floats: int) -> Floats:
 
 
 @lru_cache(maxsize=32)
-def _slice(method: Method, floats: int, rows: int) -> Slice:
+def _slice(method: str, floats: int, rows: int) -> Slice:
     return Slice(method, floats, rows)
 
 
@@ -84,7 +85,7 @@ def kernel_row_ns() -> float:
     return max(many - few, 0.0) / (MANY - FEW) / FLOATS * 1e9
 
 
-def kernel_ns(method: Method) -> float:
+def kernel_ns(method: str) -> float:
     """One float's update together with the sum of two rows."""
     return _seconds(_slice(method, FLOATS, FEW).close) / FLOATS * 1e9
 
@@ -168,7 +169,7 @@ def costs() -> dict[str, Callable[[], float]]:
     """Every cost that one call measures, by the name that `bireme simulate` reads."""
     codings: list[Coding] = [coding for coding in get_args(Coding) if coding != "float32"]
     return {
-        **{f"kernel {method}, ns per float": partial(kernel_ns, method) for method in get_args(Method)},
+        **{f"kernel {method}, ns per float": partial(kernel_ns, method) for method in METHODS},
         "kernel, ns per float and further row": kernel_row_ns,
         "kernel start, µs": kernel_start_us,
         **{f"encode {coding}, ns per float": partial(encode_ns, coding) for coding in codings},

@@ -29,6 +29,7 @@ from bireme.core.faults import POINTS
 from bireme.job.coordination import coordinator, phases, status
 from bireme.job.node import supervisor
 from bireme.kube.api.permissions import NEEDED
+from bireme.ps.optim.methods import METHODS
 from bireme.ps.wire import frame_io
 from bireme.spec.job import JobFile, RestartsFile, SnapshotsFile
 
@@ -136,9 +137,37 @@ def permissions_block() -> str:
     return "| API group | resource | verbs |\n|---|---|---|\n" + "\n".join(rows)
 
 
+def methods_block() -> str:
+    """The formula of each optimizer."""
+    head = "| method | update | defaults of `Optimizer` | schedule |\n|---|---|---|---|\n"
+    return head + "\n".join(
+        f"| `{m.name}` | {m.update} | {m.defaults} | {'used' if m.is_scheduled else '**ignored**'} |"
+        for m in METHODS.values()
+    )
+
+
+def states_block() -> str:
+    """The arrays of each optimizer's state."""
+    rows = ["| all | `updates` (one int64: t); `velocity` (m) if any momentum is not 0 |"]
+    for method in METHODS.values():
+        if method.state:
+            arrays = ", ".join(f"`{name}` ({letter})" for name, letter in method.state.items())
+            rows.append(f"| `{method.name}` | {arrays} |")
+    return "| method | arrays |\n|---|---|\n" + "\n".join(rows)
+
+
+def rows_block() -> str:
+    """What each optimizer does to rows between touches."""
+    rows = [f"| `{m.name}` | {m.between_touches} |" for m in METHODS.values() if m.rows != "refused"]
+    refused = ", ".join(f"`{m.name}`" for m in METHODS.values() if m.rows == "refused")
+    rows.append(f"| {refused} | refused when the config is loaded: each round changes the state of every row |")
+    return "| method | a row between touches |\n|---|---|\n" + "\n".join(rows)
+
+
 BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
     "kubernetes.md": {"permissions": permissions_block},
     "messages.md": {"messages": messages_page.messages_block, "structs": messages_page.structs_block},
+    "reference/optimizers.md": {"methods": methods_block, "states": states_block, "rows": rows_block},
     "recovery.md": {"phases": lambda: f"```mermaid\n{phases.diagram()}\n```", "times": times_block},
     "when-something-dies.md": {"losses": losses.table, "points": points_block},
 }

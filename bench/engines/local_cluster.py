@@ -39,7 +39,7 @@ from bireme.ps.tree import Span, share_out
 from bireme.ps.wire import security
 from bireme.ps.wire.frames import Record
 from bireme.ps.wire.row_frames import Block
-from bireme.spec.model import Coding, Method, Optimizer, Parameter, Rows, Wire
+from bireme.spec.model import Coding, Optimizer, Parameter, Rows, Wire
 from engines.cut_parts import PartsOf
 from engines.process import call_me
 from engines.running import BENCH, RunFailedError
@@ -72,7 +72,7 @@ class Shape:
     """Rows of the table that each trainer touches in a round; 0: there is no table."""
     coding: Coding = "float32"
     place: Literal["local", "tcp"] = "local"
-    method: Method = "momentum"
+    method: str = "momentum"
     """Only momentum's rounds can be checked by arithmetic; with a table it is always adagrad."""
     has_cuts: bool = False
     """Pservers write parts of cuts, when they are told to."""

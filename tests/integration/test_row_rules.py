@@ -19,7 +19,7 @@ from bireme.ps.sparse.table import Table
 from bireme.ps.tree import Span, cover, fold, reduction, share_out
 from bireme.ps.wire.frames import Record
 from bireme.ps.wire.row_frames import Block, Ids
-from bireme.spec.model import Init, Method, Optimizer, Parameter, Rows
+from bireme.spec.model import Init, Optimizer, Parameter, Rows
 
 Bits = list[tuple[list[int], bytes]]
 BATCHES = [5, 2, 3]
@@ -39,7 +39,7 @@ class Rules(NamedTuple):
 KEPT = Rows()
 
 
-def rules(method: Method = "momentum", *, rows: Rows = KEPT, **changes: float) -> Rules:
+def rules(method: str = "momentum", *, rows: Rows = KEPT, **changes: float) -> Rules:
     tables = (
         Parameter(name="emb", shape=(40, 5), init=Init(spread=0.5), rows=rows, **changes),  # type: ignore[arg-type]
         Parameter(name="wide", shape=(2**63, 3), init=Init(mean=0.5), rows=rows, **changes),  # type: ignore[arg-type]

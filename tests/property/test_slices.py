@@ -32,7 +32,7 @@ from bireme.ps.sparse.row_sums import lane_of
 from bireme.ps.sparse.table import IDS, ROUNDS, join_states, part_of
 from bireme.ps.tree import share_out
 from bireme.ps.wire.row_frames import Block
-from bireme.spec.model import Init, Method, Optimizer, Parameter, Rows
+from bireme.spec.model import Init, Optimizer, Parameter, Rows
 
 State = Mapping[str, NDArray[Any]]
 TABLE = "emb.w"
@@ -244,7 +244,7 @@ def test_a_delta_does_what_a_plain_dict_does(old: list[int], changed: list[int],
 class Stores:
     """The sparse lanes of a job, their cuts, and which of these count; a whole table's state beside each cut."""
 
-    def __init__(self, lanes: int, parameter: Parameter, method: Method) -> None:
+    def __init__(self, lanes: int, parameter: Parameter, method: str) -> None:
         self.setup = Setup(
             job=1, view=1, pserver=0, pservers=1, dense_lanes=1, sparse_lanes=lanes, parameters=(parameter,), seed=3,
             optimizer=Optimizer(method=method, learning_rate=0.1, schedule="constant"), shards=1,
@@ -282,7 +282,7 @@ class Stores:
         return join_states([store._tables[0].state() for store in self.stores])
 
 
-def table_of(method: Method, l2: float, lives: Rows) -> Parameter:
+def table_of(method: str, l2: float, lives: Rows) -> Parameter:
     momentum = 0.9 if method == "sparse_momentum" else 0.0
     return Parameter(name=TABLE, shape=(2**64, 3), init=Init(spread=0.5), rows=lives, l2=l2, momentum=momentum)
 
@@ -307,7 +307,7 @@ def test_a_chain_of_cuts_holds_what_a_whole_cut_would(
     first: set[int],
     steps: list[tuple[set[int], str, list[int]]],
     lives: Rows,
-    rule: tuple[Method, float],
+    rule: tuple[str, float],
     lanes: int,
     after: int,
 ) -> None:
@@ -333,7 +333,7 @@ def few(job: Stores, rounds: int = 1) -> None:
         job.step({job.round % 7})
 
 
-def made(method: Method = "adagrad", l2: float = 0.0, lives: Rows | None = None) -> Stores:
+def made(method: str = "adagrad", l2: float = 0.0, lives: Rows | None = None) -> Stores:
     """One lane with a hundred rows and a cut that counts."""
     job = Stores(1, table_of(method, l2, lives or Rows()), method)
     job.step(set(range(100)))
@@ -370,7 +370,7 @@ def test_a_chain_ends_when_it_is_half_as_large_as_the_table_or_when_nothing_is_t
 
 
 @pytest.mark.parametrize(("method", "l2"), [("sparse_momentum", 0.0), ("momentum", 0.1)])
-def test_rows_that_change_without_a_push_are_all_written(method: Method, l2: float) -> None:
+def test_rows_that_change_without_a_push_are_all_written(method: str, l2: float) -> None:
     job = made(method, l2)
     job.step({1}, ends_pass=True)
     assert held(job.cut(job.committed[-1:], counts=True)) == 100

@@ -17,9 +17,9 @@ _ADDRESS = re.compile(rb" at 0x[0-9a-f]+>")
 
 
 def kernel_sources(package: Path) -> list[Path]:
-    """The sources of compiled code: files with kernels, and the one that compiles them."""
+    """The sources of compiled code: files with kernels, the optimizers' formulas, and the one that compiles them."""
     sources = [path for path in sorted(package.rglob("*.py")) if "@jit" in path.read_text("utf-8")]
-    return [*sources, package / "images" / "warming.py"]
+    return [*sources, package / "ps" / "optim" / "methods.py", package / "images" / "warming.py"]
 
 
 def processor(cpu: str) -> str:

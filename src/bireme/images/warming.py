@@ -6,37 +6,35 @@ Each part of bireme has a `warm` for a job's first round; this calls it for all 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
-
-if TYPE_CHECKING:
-    from bireme.spec.model import Method
+from typing import get_args
 
 
 def warm_all() -> None:
     """Compile the kernels of every optimizer, dense and sparse, of every coding, and of the bag of words."""
-    from bireme.ps.optim import optimizers
+    from bireme.ps.optim import methods, optimizers
     from bireme.ps.sparse import row_sums, table
     from bireme.ps.wire import codec
-    from bireme.spec.model import Coding, Method, Optimizer
+    from bireme.spec.model import Coding, Optimizer
 
     row_sums.warm()
     for coding in get_args(Coding):
         codec.warm(coding)
-    for method in get_args(Method):
+    for method in methods.METHODS:
         optimizers.warm(Optimizer(method=method))
     for method in table.METHODS:
         _warm_table(method)
     _warm_bag_of_words()
 
 
-def _warm_table(method: Method) -> None:
+def _warm_table(method: str) -> None:
     import numpy as np
 
+    from bireme.ps.optim import methods
     from bireme.ps.sparse import table
     from bireme.spec.model import Optimizer, Parameter, Rows
 
     # So little momentum that the clock of lazy momentum starts anew at once; rows that are soon forgotten.
-    momentum = 1e-7 if method == "sparse_momentum" else 0.0
+    momentum = 1e-7 if methods.METHODS[method].rows == "catch up" else 0.0
     rows = Parameter(name="warm", shape=(1000, 2), momentum=momentum, l2=0.1, rows=Rows(evict_after=1))
     table.warm(rows, Optimizer(method=method))
     one = table.Table(rows, Optimizer(method=method), 0)

@@ -14,7 +14,8 @@ from typing import get_args
 import msgspec
 
 from bireme.core.errors import UsageError
-from bireme.spec.model import Coding, Method
+from bireme.ps.optim.methods import METHODS
+from bireme.spec.model import Coding
 
 HERE = Path(__file__).resolve()
 PLACES = (HERE.parent / "costs.json", HERE.parents[3] / "bench" / "results" / "costs.json")
@@ -26,7 +27,7 @@ MEASURE = "measure them with `./dev bench costs`, or name a file with --costs"
 class Costs:
     """Seconds of one core; `spread` is a share of the computing time. The default is no cost."""
 
-    kernel: Mapping[Method, float] = field(default_factory=dict)
+    kernel: Mapping[str, float] = field(default_factory=dict)
     """The update of one float, by method, with two rows to sum."""
     kernel_row: float = 0.0
     """One float of each further row."""
@@ -89,7 +90,7 @@ def _costs_of(result: _File, path: Path) -> Costs:
 
     codings = [coding for coding in get_args(Coding) if coding != "float32"]
     return Costs(
-        kernel={method: figure(f"kernel {method}, ns per float") * 1e-9 for method in get_args(Method)},
+        kernel={method: figure(f"kernel {method}, ns per float") * 1e-9 for method in METHODS},
         kernel_row=figure("kernel, ns per float and further row") * 1e-9,
         kernel_start=figure("kernel start, µs") * 1e-6,
         encode={coding: figure(f"encode {coding}, ns per float") * 1e-9 for coding in codings},

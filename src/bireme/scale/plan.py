@@ -17,7 +17,7 @@ from bireme.ps.tree import Span, rows_of, share_out
 from bireme.ps.wire.frames import HEAD_NBYTES, RECORD_NBYTES
 from bireme.scale.costs import Costs
 from bireme.scale.ports import Limit, Rate
-from bireme.spec.model import Method, Parameter, Updates, Wire
+from bireme.spec.model import Parameter, Updates, Wire
 
 GOODPUT = 1448 / 1538
 """Of a wire's bits, the share that is payload: the rest are heads of TCP, IP and Ethernet at an MTU of 1,500."""
@@ -34,7 +34,7 @@ class Load:
     """Samples per shard and round."""
     shards: int = 1
     """The least number of shards; every trainer has one or more."""
-    method: Method = "momentum"
+    method: str = "momentum"
     wire: Wire = field(default_factory=Wire)
 
 

@@ -11,9 +11,6 @@ from typing import Literal
 
 import msgspec
 
-Method = Literal[
-    "momentum", "sparse_momentum", "adagrad", "adadelta", "rmsprop", "decayed_adagrad", "adam", "adamax"
-]  # fmt: skip
 UpdateMode = Literal["sync", "bounded", "async", "local"]
 Coding = Literal["float32", "float16", "bfloat16", "top_k"]
 Schedule = Literal["constant", "poly", "caffe_poly", "exp", "discexp", "linear", "manual", "pass_manual"]
@@ -77,7 +74,8 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The update rule that all parameters share."""
 
-    method: Method = "momentum"
+    method: str = "momentum"
+    """A name in `ps/optim/methods.py:METHODS`."""
     learning_rate: float = 1e-3
     schedule: Schedule = "poly"
     decay_a: float = 0.0

@@ -6,6 +6,8 @@ from typing import Any
 
 import bireme
 from bireme.images import kernels, warming
+from bireme.ps.optim.kernels import kernel_of
+from bireme.ps.optim.methods import LAZY_MOMENTUM, METHODS
 
 PACKAGE = Path(bireme.__file__).parent
 
@@ -21,6 +23,7 @@ def test_all_files_with_kernels_are_known() -> None:
     names = {path.relative_to(PACKAGE).as_posix() for path in kernels.kernel_sources(PACKAGE)}
     assert {
         "ps/optim/kernels.py",
+        "ps/optim/methods.py",
         "ps/sparse/table_kernels.py",
         "ps/sparse/row_sums.py",
         "programs/bow.py",
@@ -34,7 +37,8 @@ def all_kernels() -> list[Any]:
         name = path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".")
         module = importlib.import_module(f"bireme.{name}")
         found += [v for v in vars(module).values() if hasattr(v, "py_func") and v.__module__ == module.__name__]
-    return found
+    formulas = [*METHODS.values(), LAZY_MOMENTUM]
+    return found + [kernel_of(method) for method in formulas]
 
 
 def called_by(kernel: Any) -> list[Any]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from bireme.programs.config.scripts import Complaint
-from bireme.spec.model import Method, Rows
+from bireme.ps.optim.methods import METHODS, Method
+from bireme.spec.model import Rows
 
 _MAX_COUNT = 2**31 - 1
 
@@ -159,7 +160,7 @@ class Regularization:
 class Rule:
     """An update rule with its own constants; what is None keeps the general default."""
 
-    method: Method
+    method: str
     momentum: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
@@ -171,22 +172,21 @@ def _momentum(momentum: float | None = None, sparse: bool = False) -> Rule:
     return Rule("sparse_momentum" if sparse else "momentum", momentum=momentum or 0.0)
 
 
-def _adam(beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> Rule:
-    return Rule("adam", beta1=beta1, beta2=beta2, epsilon=epsilon)
+def _class_of(method: Method) -> Callable[..., Rule]:
+    """The class of a config that stands for this optimizer, with its arguments and their defaults."""
+    empty = inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=empty if default is None else default)
+        for name, default in method.arguments.items()
+    ]
+    signature = inspect.Signature(parameters)
 
+    def rule(*args: float, **kwargs: float) -> Rule:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return Rule(method.name, **bound.arguments)
 
-def _adamax(beta1: float, beta2: float) -> Rule:
-    return Rule("adamax", beta1=beta1, beta2=beta2)
-
-
-def _adagrad() -> Rule:
-    return Rule("adagrad")
-
-
-def _decaying(method: Method) -> Callable[..., Rule]:
-    def rule(rho: float = 0.95, epsilon: float = 1e-6) -> Rule:
-        return Rule(method, rho=rho, epsilon=epsilon)
-
+    rule.__signature__ = signature  # type: ignore[attr-defined]  # what `checked` checks arguments against
     return rule
 
 
@@ -250,12 +250,7 @@ def words() -> dict[str, object]:
         "ExtraLayerAttribute": ExtraAttr,
         "L2Regularization": Regularization,
         "MomentumOptimizer": _momentum,
-        "AdamOptimizer": _adam,
-        "AdamaxOptimizer": _adamax,
-        "AdaGradOptimizer": _adagrad,
-        "RMSPropOptimizer": _decaying("rmsprop"),
-        "DecayedAdaGradOptimizer": _decaying("decayed_adagrad"),
-        "AdaDeltaOptimizer": _decaying("adadelta"),
     }
+    callables |= {method.word: _class_of(method) for method in METHODS.values() if method.word}
     found.update({name: checked(name, function) for name, function in callables.items()})
     return found

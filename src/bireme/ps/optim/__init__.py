@@ -1,3 +1,3 @@
 """How values change: update kernels, optimizer state, learning-rate schedules."""
 
-__all__ = ["kernels", "optimizers", "schedules"]
+__all__ = ["kernels", "methods", "optimizers", "schedules"]

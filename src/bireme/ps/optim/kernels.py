@@ -4,24 +4,26 @@ A slice is walked in chunks that stay in cache. For each chunk a kernel sums the
 order of `steps`, works out the step, and takes it: three or four plain loops that the
 compiler turns into vector instructions. Everything is float32 and elementwise, without fused or reordered
 arithmetic, so neither the cutting into chunks and slices nor the processor changes a bit.
-Python literals would be float64 here: constants are spelled out as `ZERO` and `ONE`.
+The formulas are in `methods`. Python literals would be float64 here: write `ZERO` and `ONE`.
 Rows and `w` are only read; `w_next` and the state are written. NaN is never hidden.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
+from numba.extending import register_jitable
 from numpy.typing import NDArray
+
+from bireme.ps.optim.methods import ONE, ZERO, Constants, Method
 
 CHUNK = 4096
 """Floats in a chunk: 16 KiB of every array at a time."""
-
-ZERO = np.float32(0.0)
-ONE = np.float32(1.0)
 
 # Columns of `rules`, one row for each segment.
 LR = 0
@@ -41,6 +43,7 @@ SUMS = 3
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Doubles = NDArray[np.float64]
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -52,13 +55,16 @@ class Inbox(NamedTuple):
     root: int
 
 
+# IEEE division, which can be vectorised, instead of a Python exception per element.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
 def jit(function: _F) -> _F:
     """Compile on first call and keep the result on disk; where no disk can be written, keep it in memory."""
-    # error_model: IEEE division, which can be vectorised, instead of a Python exception per element.
     try:
-        compiled: _F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        compiled: _F = numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # Numba found no place for its cache
-        compiled = numba.njit(nogil=True, error_model="numpy")(function)
+        compiled = numba.njit(**_OPTIONS)(function)
     return compiled
 
 
@@ -105,27 +111,31 @@ def _gather(
 
 
 @jit
+def _constants(rule: Floats, factors: Doubles) -> Constants:
+    return Constants(
+        rule[LR],
+        rule[DECAY],
+        rule[EPSILON],
+        rule[KEEP1],
+        rule[ADD1],
+        rule[KEEP2],
+        rule[ADD2],
+        factors[0],
+        factors[1],
+        factors[2],
+        factors[3],
+    )
+
+
+@jit
 def _is_plain(rule: Floats) -> bool:
     """Whether the new value is the old one minus the step, and nothing else."""
     return bool(rule[MOMENTUM] == ZERO and rule[THRESHOLD] == ZERO and rule[SHRINK] == ONE)
 
 
 @jit
-def _target(w_next: Floats, chunk: Ints, rule: Floats, work: Floats) -> tuple[bool, Floats]:
-    """Where a kernel's loop writes to: new values at once where they are plain, else steps for `_move`.
-
-    One walk less over the chunk; the compiler makes two loops of the one.
-    """
-    if _is_plain(rule):
-        return True, w_next[chunk[0] : chunk[1]]
-    return False, work[STEP, : chunk[1] - chunk[0]]
-
-
-@jit
 def _move(w: Floats, w_next: Floats, state: Floats, chunk: Ints, rule: Floats, work: Floats) -> None:
-    """Take the step that the work space holds, where the rule has momentum or L1; a plain one has been taken."""
-    if _is_plain(rule):
-        return
+    """Take the step that the work space holds, with momentum or L1."""
     begin, end = chunk[0], chunk[1]
     before, after, step = w[begin:end], w_next[begin:end], work[STEP, : end - begin]
     mu = rule[MOMENTUM]
@@ -156,180 +166,50 @@ def _soften(after: Floats, rate: Floats, threshold: np.float32, shrink: np.float
         after[i] = value / shrink
 
 
-@jit
-def momentum(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
-    """Plain SGD, or with momentum: state is [velocity] or nothing."""
-    work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
-    for c in range(chunks.shape[0]):
-        chunk, rule = chunks[c], rules[chunks[c, 2]]
-        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
-        size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        is_plain, out = _target(w_next, chunk, rule, work)
-        lr, decay = rule[LR], rule[DECAY]
-        for i in range(size):
-            g = left[i] + right[i] if is_pair else left[i]
-            step = lr * (g + decay * x[i])
-            out[i] = x[i] - step if is_plain else step
-        _move(w, w_next, state, chunk, rule, work)
+@cache
+def kernel_of(method: Method) -> Callable[..., None]:
+    """Compile the walk over a slice with this optimizer's formula.
 
-
-sparse_momentum = momentum
-"""On dense parameters, where every element is touched in every round, it is the same thing."""
-
-
-@jit
-def adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
-    """Rate from the sum of squares: state is [old sum, recent sum, velocity if any]."""
-    work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
-    for c in range(chunks.shape[0]):
-        chunk, rule = chunks[c], rules[chunks[c, 2]]
-        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
-        size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
-        old, recent = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
-        lr, decay, eps = rule[LR], rule[DECAY], rule[EPSILON]
-        for i in range(size):
-            g = left[i] + right[i] if is_pair else left[i]
-            recent[i] += g * g
-            rate[i] = ONE / np.sqrt(old[i] + recent[i] + eps)
-            step = lr * rate[i] * (g + decay * x[i])
-            out[i] = x[i] - step if is_plain else step
-        _move(w, w_next, state, chunk, rule, work)
-
-
-@jit
-def adadelta(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
-    """Rate from two means: state is [mean square, mean square step, velocity if any]."""
-    work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
-    for c in range(chunks.shape[0]):
-        chunk, rule = chunks[c], rules[chunks[c, 2]]
-        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
-        size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
-        square, delta = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
-        lr, decay, eps, keep, add = rule[LR], rule[DECAY], rule[EPSILON], rule[KEEP2], rule[ADD2]
-        for i in range(size):
-            g = left[i] + right[i] if is_pair else left[i]
-            square[i] = keep * square[i] + add * (g * g)
-            rate[i] = np.sqrt((delta[i] + eps) / (square[i] + eps))
-            move = g * rate[i]
-            delta[i] = keep * delta[i] + add * (move * move)
-            step = lr * rate[i] * (g + decay * x[i])
-            out[i] = x[i] - step if is_plain else step
-        _move(w, w_next, state, chunk, rule, work)
-
-
-@jit
-def rmsprop(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
-    """Rate from the variance: state is [mean square, mean, velocity if any]."""
-    work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
-    for c in range(chunks.shape[0]):
-        chunk, rule = chunks[c], rules[chunks[c, 2]]
-        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
-        size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
-        square, mean = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
-        keep1, add1, keep2, add2 = rule[KEEP1], rule[ADD1], rule[KEEP2], rule[ADD2]
-        lr, decay, eps = rule[LR], rule[DECAY], rule[EPSILON]
-        for i in range(size):
-            g = left[i] + right[i] if is_pair else left[i]
-            square[i] = keep2 * square[i] + add2 * (g * g)
-            mean[i] = keep1 * mean[i] + add1 * g
-            # A variance is never negative, but the difference of two nearly equal float32 can be:
-            # taken as 0, so that the root below is real and the rate at most 1/sqrt(epsilon).
-            variance = square[i] - mean[i] * mean[i]
-            rate[i] = ONE / np.sqrt((ZERO if variance < ZERO else variance) + eps)
-            step = lr * rate[i] * (g + decay * x[i])
-            out[i] = x[i] - step if is_plain else step
-        _move(w, w_next, state, chunk, rule, work)
-
-
-@jit
-def decayed_adagrad(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
-    """Rate from the mean square: state is [mean square, velocity if any]."""
-    work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
-    for c in range(chunks.shape[0]):
-        chunk, rule = chunks[c], rules[chunks[c, 2]]
-        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
-        size, x, square = chunk[1] - chunk[0], w[chunk[0] : chunk[1]], state[0, chunk[0] : chunk[1]]
-        (is_plain, out), rate = _target(w_next, chunk, rule, work), work[RATE, :size]
-        lr, decay, eps, keep, add = rule[LR], rule[DECAY], rule[EPSILON], rule[KEEP2], rule[ADD2]
-        for i in range(size):
-            g = left[i] + right[i] if is_pair else left[i]
-            square[i] = keep * square[i] + add * (g * g)
-            rate[i] = ONE / np.sqrt(square[i] + eps)
-            step = lr * rate[i] * (g + decay * x[i])
-            out[i] = x[i] - step if is_plain else step
-        _move(w, w_next, state, chunk, rule, work)
-
-
-@jit
-def adam(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
-    """State is [mean, mean square]; the rule's learning rate holds the bias correction."""
-    work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
-    for c in range(chunks.shape[0]):
-        chunk, rule = chunks[c], rules[chunks[c, 2]]
-        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
-        size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        is_plain, out = _target(w_next, chunk, rule, work)
-        mean, square = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
-        keep1, add1, keep2, add2 = rule[KEEP1], rule[ADD1], rule[KEEP2], rule[ADD2]
-        lr, decay, eps = rule[LR], rule[DECAY], rule[EPSILON]
-        for i in range(size):
-            g = left[i] + right[i] if is_pair else left[i]
-            h = g + decay * x[i]
-            mean[i] = keep1 * mean[i] + add1 * h
-            square[i] = keep2 * square[i] + add2 * (h * h)
-            step = lr * (mean[i] / (np.sqrt(square[i]) + eps))
-            out[i] = x[i] - step if is_plain else step
-        _move(w, w_next, state, chunk, rule, work)
-
-
-@jit
-def adamax(inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats) -> None:
-    """State is [mean, largest]; the rule's learning rate holds the bias correction."""
-    work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
-    for c in range(chunks.shape[0]):
-        chunk, rule = chunks[c], rules[chunks[c, 2]]
-        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
-        size, x = chunk[1] - chunk[0], w[chunk[0] : chunk[1]]
-        is_plain, out = _target(w_next, chunk, rule, work)
-        mean, largest = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
-        lr, decay, keep1, add1, keep2 = rule[LR], rule[DECAY], rule[KEEP1], rule[ADD1], rule[KEEP2]
-        for i in range(size):
-            g = left[i] + right[i] if is_pair else left[i]
-            h = g + decay * x[i]
-            mean[i] = keep1 * mean[i] + add1 * h
-            faded, now = keep2 * largest[i], np.abs(h)
-            largest[i] = faded if now <= faded else now
-            # Nothing but zero gradients so far: no step, rather than 0/0.
-            step = ZERO if largest[i] == ZERO else lr * (mean[i] / largest[i])
-            out[i] = x[i] - step if is_plain else step
-        _move(w, w_next, state, chunk, rule, work)
-
-
-@jit
-def lazy_momentum(
-    inbox: Inbox,
-    w: Floats,
-    w_next: Floats,
-    state: Floats,
-    chunks: Ints,
-    rules: Floats,
-    factors: NDArray[np.float64],
-) -> None:
-    """Momentum that rows catch up with when touched: state is [u, v], `factors` weigh them (see `Clock`).
-
-    Sums are rounded to float32 once, as the factors reach a million.
+    The kernel sums the inbox, clips, and applies the formula, chunk by chunk; `factors` are the clock of lazy momentum.
     """
-    work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
-    for c in range(chunks.shape[0]):
-        chunk, rule = chunks[c], rules[chunks[c, 2]]
-        left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
-        after = w_next[chunk[0] : chunk[1]]
-        u, v = state[0, chunk[0] : chunk[1]], state[1, chunk[0] : chunk[1]]
-        for i in range(chunk[1] - chunk[0]):
-            g = left[i] + right[i] if is_pair else left[i]
-            u[i] = u[i] - factors[0] * g
-            v[i] = v[i] + factors[1] * g
-            after[i] = factors[2] * u[i] + factors[3] * v[i]
+    formula = register_jitable(**_OPTIONS)(method.formula)
+    states, has_rate, gives_value = (
+        len(method.state),
+        method.has_rate,
+        method.gives_value,
+    )  # constants of the machine code
+
+    def walk(
+        inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats, factors: Doubles
+    ) -> None:
+        work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
+        for c in range(chunks.shape[0]):
+            chunk, rule = chunks[c], rules[chunks[c, 2]]
+            left, right, is_pair = _gather(inbox, chunk, rule[CLIP], work, is_summed)
+            begin, end = chunk[0], chunk[1]
+            x, rate, k = w[begin:end], work[RATE, : end - begin], _constants(rule, factors)
+            # Plain steps are taken at once, which is one walk less; the compiler makes two loops of the one.
+            is_plain = gives_value or _is_plain(rule)
+            out = w_next[begin:end] if is_plain else work[STEP, : end - begin]
+            first = state[0, begin:end] if states > 0 else rate
+            second = state[1, begin:end] if states > 1 else rate
+            for i in range(end - begin):
+                g = left[i] + right[i] if is_pair else left[i]
+                a, b = first[i] if states > 0 else ZERO, second[i] if states > 1 else ZERO
+                step, a, b, r = formula(g, x[i], a, b, k)
+                if states > 0:
+                    first[i] = a
+                if states > 1:
+                    second[i] = b
+                if has_rate:
+                    rate[i] = r
+                out[i] = x[i] - step if is_plain and not gives_value else step
+            if not is_plain:
+                _move(w, w_next, state, chunk, rule, work)
+
+    # Numba finds the cache by this file's stamp and the function's name, bytecode and closure. The formula is in
+    # another file, and in the closure only its name counts: our name has its code, or an old kernel might be loaded.
+    code = method.formula.__code__
+    mark = zlib.crc32(repr((code.co_code, code.co_consts, code.co_names)).encode())
+    walk.__name__ = walk.__qualname__ = f"{method.formula.__name__.lstrip('_')}_{mark:08x}"
+    return jit(walk)

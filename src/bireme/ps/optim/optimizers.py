@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import ModelError, SpecError
-from bireme.spec.model import Method, Optimizer, Parameter
+from bireme.ps.optim.methods import Method, method_of
+from bireme.spec.model import Optimizer, Parameter
 
 Floats = NDArray[np.float32]
 State = dict[str, NDArray[np.float32] | NDArray[np.int64]]
@@ -26,20 +27,8 @@ FOLD_PERIOD = 16384
 
 VELOCITY = "velocity"
 UPDATES = "updates"
-
-_STATE_NAMES: Mapping[Method, tuple[str, ...]] = {
-    "momentum": (),
-    "sparse_momentum": (),  # its own rule is for tables; on dense parameters it is plain momentum
-    "adagrad": ("square_sum_old", "square_sum"),
-    "adadelta": ("mean_square", "mean_square_step"),
-    "rmsprop": ("mean_square", "mean"),
-    "decayed_adagrad": ("mean_square",),
-    "adam": ("mean", "mean_square"),
-    "adamax": ("mean", "largest"),
-}
-_WITHOUT_MOMENTUM = frozenset({"adam", "adamax"})
-FIRST_COUNTS_WHOLE = frozenset({"rmsprop", "decayed_adagrad"})
-"""Methods whose mean square starts from the whole of the first one."""
+NO_CLOCK = np.zeros(4, np.float64)
+"""What kernels get where no row has to catch up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +49,15 @@ class SliceOptimizer:
     def __init__(self, optimizer: Optimizer, segments: Sequence[Segment]) -> None:
         _check_segments(segments)
         self._optimizer = optimizer
+        self._method = method_of(optimizer)
         self._size = segments[-1].end if segments else 0
         self._still = [s for s in segments if s.parameter.is_static]
         self._gaps = _gaps(segments)
         moving = [s for s in segments if not s.parameter.is_static]
-        self._names = state_names(optimizer.method, [s.parameter for s in moving])
+        self._names = state_names(self._method, [s.parameter for s in moving])
         self._state = np.zeros((len(self._names), self._size), np.float32)
         self._updates = 0
-        self._kernel = kernel_of(optimizer.method)
+        self._kernel = kernel_of(self._method)
         self._chunks = cut_chunks(moving)
         self._rules = fixed_rules(optimizer, [s.parameter for s in moving])
         self._multipliers = np.array([s.parameter.learning_rate for s in moving], np.float64)
@@ -98,8 +88,8 @@ class SliceOptimizer:
         w_next[self._size :] = 0.0
         self._updates += 1
         self._set_rates(learning_rate)
-        self._kernel(Inbox(rows, steps, int(root)), w, w_next, self._state, self._chunks, self._rules)
-        if self._optimizer.method == "adagrad" and self._updates % FOLD_PERIOD == 0:
+        self._kernel(Inbox(rows, steps, int(root)), w, w_next, self._state, self._chunks, self._rules, NO_CLOCK)
+        if self._method.is_folded and self._updates % FOLD_PERIOD == 0:
             self._state[0] += self._state[1]
             self._state[1] = 0.0
 
@@ -136,10 +126,10 @@ class SliceOptimizer:
         from bireme.ps.optim import kernels
 
         rates = learning_rate * self._multipliers
-        self._rules[:, kernels.LR] = rates * _bias_correction(self._optimizer, self._updates)
+        self._rules[:, kernels.LR] = rates * self._method.correction(self._optimizer, self._updates)
         self._rules[:, kernels.THRESHOLD] = rates * self._l1
         self._rules[:, kernels.SHRINK] = 1.0 + rates * self._late_l2
-        if self._optimizer.method in FIRST_COUNTS_WHOLE:
+        if self._method.first_counts_whole:
             self._rules[:, kernels.ADD2] = 1.0 if self._updates == 1 else 1.0 - self._optimizer.rho
 
     def _check_arrays(self, rows: Floats, root: int, steps: NDArray[np.int32], w: Floats, w_next: Floats) -> None:
@@ -165,8 +155,7 @@ def kernel_of(method: Method) -> Callable[..., None]:
     """The machine code of this method's formula."""
     from bireme.ps.optim import kernels  # here: Numba takes half a second to import
 
-    kernel: Callable[..., None] = getattr(kernels, method)
-    return kernel
+    return kernels.kernel_of(method)
 
 
 def check_rules(parameters: Iterable[Parameter]) -> None:
@@ -196,8 +185,8 @@ def _gaps(segments: Sequence[Segment]) -> list[tuple[int, int]]:
 
 def state_names(method: Method, parameters: Iterable[Parameter]) -> tuple[str, ...]:
     """Name the state rows in the order that kernels expect; velocity, if any, comes last."""
-    needs_velocity = method not in _WITHOUT_MOMENTUM and any(p.momentum != 0 for p in parameters)
-    return _STATE_NAMES[method] + ((VELOCITY,) if needs_velocity else ())
+    needs_velocity = method.has_momentum and any(p.momentum != 0 for p in parameters)
+    return tuple(method.state) + ((VELOCITY,) if needs_velocity else ())
 
 
 def cut_chunks(moving: Sequence[Segment]) -> NDArray[np.int64]:
@@ -216,22 +205,15 @@ def fixed_rules(optimizer: Optimizer, parameters: Sequence[Parameter]) -> Floats
     """Fill in what never changes of the kernel's table, one row for each parameter."""
     from bireme.ps.optim import kernels
 
-    has_betas = optimizer.method in _WITHOUT_MOMENTUM
-    keep1, keep2 = (optimizer.beta1, optimizer.beta2) if has_betas else (optimizer.rho, optimizer.rho)
+    method = method_of(optimizer)
+    # Constants of `Optimizer` that a formula does not read have their defaults and change nothing.
+    keep1, keep2 = (getattr(optimizer, name) for name in method.moments)
     rules = np.zeros((len(parameters), kernels.RULE_COLUMNS), np.float32)
     for row, parameter in zip(rules, parameters, strict=True):
-        row[kernels.MOMENTUM] = 0.0 if has_betas else parameter.momentum
+        row[kernels.MOMENTUM] = parameter.momentum if method.has_momentum else 0.0
         row[kernels.DECAY] = 0.0 if parameter.l1 > 0 else parameter.l2
         row[kernels.CLIP] = parameter.clip if parameter.clip > 0 else np.inf
         row[kernels.EPSILON] = optimizer.epsilon
         row[kernels.KEEP1], row[kernels.ADD1] = keep1, 1.0 - keep1
         row[kernels.KEEP2], row[kernels.ADD2] = keep2, 1.0 - keep2
     return rules
-
-
-def _bias_correction(optimizer: Optimizer, t: int) -> float:
-    if optimizer.method == "adam":
-        return float(np.sqrt(1.0 - optimizer.beta2**t) / (1.0 - optimizer.beta1**t))
-    if optimizer.method == "adamax":
-        return 1.0 / (1.0 - optimizer.beta1**t)
-    return 1.0

@@ -10,10 +10,8 @@ import math
 from functools import lru_cache
 
 from bireme.core.errors import NumericError, SpecError
+from bireme.ps.optim.methods import method_of
 from bireme.spec.model import Optimizer
-
-UNSCHEDULED = frozenset({"adagrad", "adam", "adamax"})
-"""Methods that use `learning_rate` as it is, whatever the schedule says."""
 
 _EXAMPLE = 'write it as "1000:1.0,2000:0.5": up to 1000 the full rate, up to 2000 and after it half of that'
 
@@ -21,7 +19,7 @@ _EXAMPLE = 'write it as "1000:1.0,2000:0.5": up to 1000 the full rate, up to 200
 def learning_rate(opt: Optimizer, samples: int, pass_id: int) -> float:
     """Return the rate for a round; `samples` counts all trainers' samples, this round's included."""
     check_schedule(opt)
-    if opt.method in UNSCHEDULED:
+    if not method_of(opt).is_scheduled:
         return opt.learning_rate
     try:
         return _scheduled(opt, samples, pass_id)
@@ -56,7 +54,7 @@ def _scheduled(opt: Optimizer, samples: int, pass_id: int) -> float:
 @lru_cache(maxsize=64)
 def check_schedule(opt: Optimizer) -> None:
     """Refuse a schedule that has no value for some round, before the first round needs it."""
-    if opt.method in UNSCHEDULED:
+    if not method_of(opt).is_scheduled:
         return
     a, b = opt.decay_a, opt.decay_b
     if not (math.isfinite(a) and math.isfinite(b)):

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from bireme.core.draws import stream_key
 from bireme.core.errors import ModelError, SpecError
-from bireme.spec.model import Method, Optimizer, Parameter, Rows
+from bireme.ps.optim import methods
+from bireme.spec.model import Optimizer, Parameter, Rows
 
 if TYPE_CHECKING:
     from bireme.ps.sparse.arena import Arena
@@ -30,7 +31,7 @@ Rule = Callable[[slice, Floats, Floats, Floats], None]
 """Rewrites a part of the rows: from values and state to values after it, changing the state in place."""
 State = dict[str, NDArray[Any]]
 
-METHODS: tuple[Method, ...] = ("momentum", "sparse_momentum", "adagrad", "rmsprop", "decayed_adagrad")
+METHODS = tuple(name for name, method in methods.METHODS.items() if method.rows != "refused")
 """What can update rows of a table."""
 IDS, VALUES, TOUCHED, PUSHES = "ids", "values", "touched", "pushes"
 ROUNDS = "rounds"
@@ -63,13 +64,14 @@ def check_sparse(parameters: Iterable[Parameter], optimizer: Optimizer) -> None:
 
 
 def _check_momentum(p: Parameter, optimizer: Optimizer) -> None:
-    if optimizer.method == "sparse_momentum" and not 0 <= p.momentum < 1:
+    catches_up = methods.method_of(optimizer).rows == "catch up"
+    if catches_up and not 0 <= p.momentum < 1:
         raise SpecError(
             f"sparse parameter {p.name} has momentum {p.momentum:g}",
             why="what rows catch up with would grow without bound",
             fix="set its momentum to at least 0 and below 1",
         )
-    can_decay = optimizer.method == "sparse_momentum" and p.l1 == 0
+    can_decay = catches_up and p.l1 == 0
     if p.momentum != 0 and (p.l1 > 0 or p.l2 > 0) and not can_decay:
         raise SpecError(
             f"sparse parameter {p.name} has momentum {p.momentum:g} and regularisation",

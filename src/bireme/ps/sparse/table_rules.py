@@ -15,7 +15,8 @@ import numpy as np
 
 from bireme.ps.optim import kernels
 from bireme.ps.optim.kernels import Floats, Inbox
-from bireme.ps.optim.optimizers import FIRST_COUNTS_WHOLE, FOLD_PERIOD, VELOCITY, fixed_rules, kernel_of, state_names
+from bireme.ps.optim.methods import LAZY_MOMENTUM, method_of
+from bireme.ps.optim.optimizers import FOLD_PERIOD, NO_CLOCK, fixed_rules, state_names
 from bireme.ps.sparse import table_kernels
 from bireme.ps.sparse.table_kernels import Doubles, Flags, Numbers
 from bireme.spec.model import Optimizer, Parameter
@@ -49,7 +50,7 @@ class Clock:
         self.beta *= 1.0 + decay
 
     def factors(self, rate: float) -> Doubles:
-        """What `kernels.lazy_momentum` weighs with: gradient into u, gradient into v, u and v into the value."""
+        """What lazy momentum weighs with: gradient into u, gradient into v, u and v into the value."""
         push = self.alpha * rate
         return np.array([push, self.tau * push, self.tau / self.beta + 1.0 / self.alpha, 1.0 / self.beta])
 
@@ -80,13 +81,15 @@ class RowRule:
         self._optimizer = optimizer
         self._width = parameter.shape[1]
         moving = [] if parameter.is_static else [parameter]
-        self.is_lazy = optimizer.method == "sparse_momentum" and any(p.momentum != 0 for p in moving)
-        self.names = ("u", "v") if self.is_lazy else state_names(optimizer.method, moving) if moving else ()
+        method = method_of(optimizer)
+        self.is_lazy = method.rows == "catch up" and any(p.momentum != 0 for p in moving)
+        self._method = LAZY_MOMENTUM if self.is_lazy else method
+        self.names = state_names(self._method, moving) if moving else ()
         self.clock = Clock()
         self.is_regularised = parameter.l1 > 0 or parameter.l2 > 0
         self.block_rows = max(1, BLOCK // self._width)
-        self._kernel = kernel_of(optimizer.method)
-        self._fading = len(self.names) - (VELOCITY in self.names) if optimizer.method in FIRST_COUNTS_WHOLE else 0
+        self._kernel = kernels.kernel_of(self._method)
+        self._fading = len(method.state) if method.rows == "fade" else 0
         self._numbers = fixed_rules(optimizer, [parameter])
         self._numbers[:, kernels.DECAY] = 0.0
         self._numbers[:, [kernels.SHRINK, kernels.KEEP1, kernels.KEEP2]] = 1.0
@@ -113,7 +116,7 @@ class RowRule:
             v[push.is_first] = np.float32(self.clock.beta_before) * values[push.is_first]
             self._move_lazily(inbox, w, after, state, rate)
             return
-        if self._optimizer.method == "adagrad":
+        if self._method.is_folded:
             table_kernels.fold(state, push.touched < push.round - push.round % FOLD_PERIOD)
         if self._fading:
             ages = push.round - push.touched
@@ -121,7 +124,7 @@ class RowRule:
         rounds = push.round - np.maximum(push.touched, push.caught_up)
         rules, lines = self._rules(rate, rounds, push.is_first)
         rules[:, kernels.LR] = rate
-        self._kernel(inbox, w, after, state, table_kernels.cut(lines, self._width), rules)
+        self._kernel(inbox, w, after, state, table_kernels.cut(lines, self._width), rules, NO_CLOCK)
         self._shrink(after, rate, rounds)
 
     def catch_up(self, rounds: Numbers, learning_rate: float, w: Floats, state: Floats, after: Floats) -> None:
@@ -134,14 +137,14 @@ class RowRule:
             # The formula runs with a zero gradient and a zero step, for the adaptive rate that L1 is scaled with.
             rules, lines = self._rules(rate, rounds, np.zeros(len(rounds), np.bool_))
             rules[:, [kernels.ADD1, kernels.ADD2]] = 0.0
-            self._kernel(inbox, w, after, state, table_kernels.cut(lines, self._width), rules)
+            self._kernel(inbox, w, after, state, table_kernels.cut(lines, self._width), rules, NO_CLOCK)
         else:
             after[:] = w
             self._shrink(after, rate, rounds)
 
     def _move_lazily(self, inbox: Inbox, w: Floats, after: Floats, state: Floats, rate: float) -> None:
         chunks = table_kernels.cut(np.zeros(w.size // self._width, np.int64), self._width)
-        kernels.lazy_momentum(inbox, w, after, state, chunks, self._numbers, self.clock.factors(rate))
+        self._kernel(inbox, w, after, state, chunks, self._numbers, self.clock.factors(rate))
 
     def _rules(self, rate: float, rounds: Numbers, is_first: Flags) -> tuple[Floats, Numbers]:
         """The kernel's table and the line of it that each row goes by; with few lines it walks many rows at once."""

@@ -1,22 +1,26 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import get_args
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from bireme.core.errors import ModelError, SpecError
+from bireme.ps.optim import methods
 from bireme.ps.optim.optimizers import FOLD_PERIOD, Segment, SliceOptimizer, warm
 from bireme.ps.optim.schedules import learning_rate
-from bireme.spec.model import Method, Optimizer, Parameter, Schedule
+from bireme.spec.model import Optimizer, Parameter, Schedule
 
 from .float64_reference import scheduled_rate, train
 
 Floats = NDArray[np.float32]
-METHODS: tuple[Method, ...] = get_args(Method)
+METHODS = tuple(methods.METHODS)
 SIZE = 9001  # more than two chunks, and no multiple of a vector
 STEPS = np.array([[0, 1], [0, 2]], np.int32)
 NO_STEPS = np.empty((0, 2), np.int32)
@@ -42,7 +46,7 @@ SCHEDULES: dict[Schedule, dict[str, float | str]] = {
 }
 
 
-def optimizer(method: Method) -> Optimizer:
+def optimizer(method: str) -> Optimizer:
     return Optimizer(method=method, learning_rate=0.01, schedule="constant", epsilon=1e-6)
 
 
@@ -71,7 +75,7 @@ def run(slice_: SliceOptimizer, w: Floats, rounds: Sequence[int], *, rates: Sequ
     return now
 
 
-def whole(method: Method, **rules: float) -> SliceOptimizer:
+def whole(method: str, **rules: float) -> SliceOptimizer:
     return SliceOptimizer(optimizer(method), [Segment(parameter(**rules), 0, SIZE)])
 
 
@@ -87,7 +91,7 @@ def relative_error(ours: Floats, reference: NDArray[np.float64]) -> float:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("method", METHODS)
-def test_200_rounds_of_three_summed_rows_agree_with_float64(method: Method, rule: str) -> None:
+def test_200_rounds_of_three_summed_rows_agree_with_float64(method: str, rule: str) -> None:
     par = parameter(**RULES[rule])
     ours = run(whole(method, **RULES[rule]), start_values(), range(200))
     rounds = [(sum64(seed), 0.01) for seed in range(200)]
@@ -100,7 +104,7 @@ def test_200_rounds_of_three_summed_rows_agree_with_float64(method: Method, rule
 
 @pytest.mark.parametrize("method", ["momentum", "adadelta", "adam"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_200_scheduled_rounds_agree_with_float64(schedule: Schedule, method: Method) -> None:
+def test_200_scheduled_rounds_agree_with_float64(schedule: Schedule, method: str) -> None:
     opt = Optimizer(method=method, learning_rate=0.02, schedule=schedule, **SCHEDULES[schedule])  # type: ignore[arg-type]
     where = [(100 * (k + 1), k // 70) for k in range(200)]
     ours = run(
@@ -114,7 +118,7 @@ def test_200_scheduled_rounds_agree_with_float64(schedule: Schedule, method: Met
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_cutting_the_slice_anywhere_changes_no_bit(method: Method) -> None:
+def test_cutting_the_slice_anywhere_changes_no_bit(method: str) -> None:
     rules = [{"momentum": 0.9, "l2": 0.01}, {"l1": 0.05, "l2": 0.01}, {"clip": 0.5, "learning_rate": 2.0}]
     borders = [(0, 1700), (1700, 1703), (1703, SIZE)]
     segments = [Segment(parameter(**r), *b) for r, b in zip(rules, borders, strict=True)]
@@ -137,7 +141,7 @@ def test_cutting_the_slice_anywhere_changes_no_bit(method: Method) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("rule", ["plain", "momentum"])
-def test_saving_and_restoring_between_rounds_changes_no_bit(method: Method, rule: str) -> None:
+def test_saving_and_restoring_between_rounds_changes_no_bit(method: str, rule: str) -> None:
     straight = run(whole(method, **RULES[rule]), start_values(), range(20))
     first, second = whole(method, **RULES[rule]), whole(method, **RULES[rule])
     half = run(first, start_values(), range(10))
@@ -185,7 +189,7 @@ def test_arithmetic_is_plain_float32_so_processors_cannot_disagree() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_static_parameters_and_padding_are_left_alone(method: Method) -> None:
+def test_static_parameters_and_padding_are_left_alone(method: str) -> None:
     still = Parameter(name="s", shape=(100,), is_static=True, momentum=0.9)
     moving = Parameter(name="m", shape=(100,))
     slice_ = SliceOptimizer(optimizer(method), [Segment(still, 0, 100), Segment(moving, 128, 228)])
@@ -220,7 +224,7 @@ def test_slice_of_static_parameters_only_is_copied() -> None:
         ("adamax", {"mean", "largest"}),
     ],
 )
-def test_state_exists_only_where_the_method_needs_it(method: Method, names: set[str]) -> None:
+def test_state_exists_only_where_the_method_needs_it(method: str, names: set[str]) -> None:
     assert set(whole(method).state()) == names | {"updates"}
     has_velocity = "velocity" in whole(method, momentum=0.9).state()
     assert has_velocity == (method not in ("adam", "adamax"))
@@ -266,7 +270,7 @@ def test_rmsprop_stays_finite_when_the_variance_is_lost_to_rounding() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("rule", RULES)
-def test_nan_in_a_gradient_is_never_hidden(method: Method, rule: str) -> None:
+def test_nan_in_a_gradient_is_never_hidden(method: str, rule: str) -> None:
     rows = random_rows(0, 1).copy()
     rows[0, 17] = np.nan
     w, w_next = start_values(), np.zeros(SIZE, np.float32)
@@ -308,9 +312,47 @@ def test_arrays_that_would_compile_another_kernel_are_a_bug() -> None:
 
 
 def test_each_kernel_is_compiled_for_one_set_of_types_only() -> None:
-    from bireme.ps.optim import kernels
+    from bireme.ps.optim.optimizers import kernel_of
 
     for method in METHODS:
         warm(optimizer(method))
         run(whole(method, momentum=0.9), start_values(), range(2))
-        assert len(getattr(kernels, method).signatures) == 1
+        assert len(kernel_of(methods.METHODS[method]).signatures) == 1  # type: ignore[attr-defined]
+
+
+FORMULA = """
+from bireme.ps.optim.methods import ONE, Method
+
+def _half(g, w, first, second, k):
+    return k.lr * FACTOR * g, first, second, ONE
+
+METHOD = Method("half", _half)
+"""
+LOAD = """
+import sys
+import numpy as np
+from bireme.ps.optim.kernels import Inbox, kernel_of
+from bireme.ps.optim.optimizers import NO_CLOCK
+sys.path.insert(0, sys.argv[1])
+import formula
+rules = np.array([[1, 0, 0, 0, 1, np.inf, 0, 0, 0, 0, 0]], np.float32)
+inbox = Inbox(np.ones((1, 4), np.float32), np.empty((0, 2), np.int32), 0)
+w, after = np.ones(4, np.float32), np.ones(4, np.float32)
+kernel = kernel_of(formula.METHOD)
+kernel(inbox, w, after, np.empty((0, 4), np.float32), np.array([[0, 4, 0]]), rules, NO_CLOCK)
+print(after[0], sum(kernel.stats.cache_hits.values()))
+"""
+
+
+def test_a_formula_s_kernel_is_loaded_from_disk_until_the_formula_changes(tmp_path: Path) -> None:
+    def load(factor: str) -> list[str]:
+        (tmp_path / "formula.py").write_text(FORMULA.replace("FACTOR", factor))
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", LOAD, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    assert load("ONE") == ["0.0", "0"]
+    assert load("ONE") == ["0.0", "1"]
+    assert load("(ONE + ONE)") == ["-1.0", "0"]
