@@ -14,10 +14,10 @@ from bireme.aws.access import kubeconfig
 from bireme.aws.client import Aws
 from bireme.aws.cloudformation.causes import AwsError, to_error
 from bireme.aws.cloudformation.stacks import Stacks
-from bireme.aws.layout import Layout, choose_zones
+from bireme.aws.layout import ClusterLayout, choose_zones
 from bireme.aws.preflight import choose_layout, identify
 from bireme.aws.teardown.down import take_down
-from bireme.aws.up import Wanted, bring_up, execution_role, scale
+from bireme.aws.up import DesiredCluster, bring_up, execution_role, scale
 from bireme.core.errors import NetworkError
 from bireme.spec.cluster import AccessFile, ClusterFile, NetworkFile
 from tests.aws.double import VirtualClock, World, attach
@@ -101,13 +101,13 @@ class Stage:
             stacks = Stacks(aws, role=execution_role(aws))
         except AwsError as e:
             raise to_error(e, "ask AWS") from e
-        return bring_up(stacks, Wanted(layout, identity.principal), self.notes.append)
+        return bring_up(stacks, DesiredCluster(layout, identity.principal), self.notes.append)
 
     def scale(self, file: ClusterFile) -> None:
-        layout = Layout(file, choose_zones(file))
+        layout = ClusterLayout(file, choose_zones(file))
         stacks = self.stacks()
         try:
-            scale(stacks, Wanted(layout, ""))
+            scale(stacks, DesiredCluster(layout, ""))
         except AwsError as e:
             raise to_error(e, "scale") from e
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bireme.aws.layout import Layout, choose_zones
+from bireme.aws.layout import ClusterLayout, choose_zones
 from bireme.aws.prices import Estimate, estimate
 from bireme.aws.status import shortages, status
 from bireme.core.errors import CloudError
@@ -32,7 +32,7 @@ def test_status_names_the_price_of_the_plan(region: str, egress: str) -> None:
     file = msgspec.structs.replace(cluster_file(), region=region)
     stage = Stage.make(file=public(file) if egress == "public" else file)
     stage.up()
-    planned = without_disks(estimate(Layout(stage.file, choose_zones(stage.file))))
+    planned = without_disks(estimate(ClusterLayout(stage.file, choose_zones(stage.file))))
     assert status(stage.aws(), NAME).usd_h == pytest.approx(planned)
 
 
@@ -47,4 +47,4 @@ def test_why_machines_are_missing_is_told_in_a_sentence() -> None:
     told = shortages(stage.aws(), NAME)
     assert told == "trainers: AWS has no free machine of these types in the zone now"
     stage.world.faults.denied.add("eks:ListNodegroups")
-    assert shortages(stage.aws(), NAME) == "AWS does not say why (AccessDeniedException)"
+    assert shortages(stage.aws(), NAME) == "the reason is unknown (AccessDeniedException)"

@@ -8,17 +8,17 @@ from collections import Counter
 import msgspec
 import pytest
 
-from bireme.aws.layout import CLUSTER_TAG, STACKS, Layout, choose_zones, stack_name
+from bireme.aws.layout import CLUSTER_TAG, STACKS, ClusterLayout, choose_zones, stack_name
 from bireme.aws.policy import CALLS, action_of, execution_policy, operator_policy
 from bireme.aws.preflight import Finding, choose_layout, examine, identify
-from bireme.aws.teardown.down import other_regions, standing, take_down
+from bireme.aws.teardown.down import find_stacks, other_regions, take_down
 from bireme.aws.templates import template_of
 from bireme.core.errors import BiremeError, CloudError
 from bireme.spec.cluster import NetworkFile, TrainerGroupFile, WorkersFile
 from tests.aws.double import World
 from tests.aws.stage import NAME, CrashError, Stage, Unreachable, cluster_file
 
-LAYOUT = Layout(cluster_file(), choose_zones(cluster_file()))
+LAYOUT = ClusterLayout(cluster_file(), choose_zones(cluster_file()))
 RESOURCES = [(kind, name) for kind in STACKS for name in template_of(LAYOUT, kind)["Resources"]]
 RERUNS = 5
 
@@ -29,7 +29,7 @@ def stage() -> Stage:
 
 
 def statuses(stage: Stage) -> dict[str, str]:
-    return {kind: stack.status for kind, stack in standing(stage.aws(), NAME).stacks.items()}
+    return {kind: stack.status for kind, stack in find_stacks(stage.aws(), NAME).stacks.items()}
 
 
 def plant_strangers(world: World) -> None:
@@ -157,7 +157,7 @@ def test_a_foreign_stack_of_our_name_is_refused_and_left_alone(stage: Stage) -> 
         stage.up()
     with pytest.raises(CloudError, match="did not make"):
         stage.down()
-    assert standing(stage.aws(), NAME).stacks["platform"].status == "CREATE_COMPLETE"
+    assert find_stacks(stage.aws(), NAME).stacks["platform"].status == "CREATE_COMPLETE"
 
 
 def test_a_foreign_cluster_of_our_name_keeps_its_volumes(stage: Stage) -> None:
@@ -184,7 +184,7 @@ def test_down_works_while_the_control_plane_is_being_made(stage: Stage) -> None:
 def test_data_without_its_stack_is_never_put_aside_for_an_empty_file_system(stage: Stage) -> None:
     stage.up()
     stage.down(deletes_data=False)
-    storage = standing(stage.aws(), NAME).stacks["storage"]
+    storage = find_stacks(stage.aws(), NAME).stacks["storage"]
     stage.stacks().delete(storage)
     with pytest.raises(CloudError, match="is there without its stack") as caught:
         stage.up()
@@ -396,7 +396,7 @@ def live_through(seed: int) -> None:
     draw_faults(stage.world, draw)
     if draw.random() < 0.8:
         reach(stage, "up", draw)
-        assert all(stack.is_up for stack in standing(stage.aws(), NAME).stacks.values())
+        assert all(stack.is_up for stack in find_stacks(stage.aws(), NAME).stacks.values())
         vpc = next(
             t.id for t in stage.world.inventory() if t.tags.get(CLUSTER_TAG) == NAME and t.type == "AWS::EC2::VPC"
         )

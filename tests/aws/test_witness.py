@@ -17,9 +17,9 @@ import pytest
 from bireme.aws.client import Aws
 from bireme.aws.cloudformation.causes import AwsError, root_cause
 from bireme.aws.cloudformation.stacks import Stacks, events_of, find_stack
-from bireme.aws.layout import Layout, choose_zones
+from bireme.aws.layout import ClusterLayout, choose_zones
 from bireme.aws.templates import body_of, template_of
-from bireme.aws.up import Wanted, parameters_of
+from bireme.aws.up import DesiredCluster, parameters_of
 from bireme.core.errors import BiremeError
 from tests.aws.stage import cluster_file
 from tests.aws.witness import SHARED_TYPES, Double, History, Ministack, reduced
@@ -27,8 +27,8 @@ from tests.aws.witness import SHARED_TYPES, Double, History, Ministack, reduced
 Facts = dict[str, Any]
 Scenario = Callable[[Aws], Facts]
 FILE = cluster_file()
-LAYOUT = Layout(FILE, choose_zones(FILE))
-WANTED = Wanted(LAYOUT, "arn:aws:iam::123456789012:user/tester")
+LAYOUT = ClusterLayout(FILE, choose_zones(FILE))
+WANTED = DesiredCluster(LAYOUT, "arn:aws:iam::123456789012:user/tester")
 TAGS = {"bireme:project": "paddle"}
 SCENARIOS: dict[str, Scenario] = {}
 

@@ -325,7 +325,7 @@ def look(cluster: Cluster, endpoint: Endpoint, user: User) -> None:
     assert listed.stdout.split() == ["node/n1", "node/n2", "node/n3"]
     assert endpoint.refused == []
     status = user.do("cluster", "status", AWS_ACCESS_KEY_ID="AKIAI44QH8DHBEXAMPLE").out
-    assert "inside         cannot be asked: the cluster does not accept your login" in status
+    assert "inside         unreachable: the cluster does not accept your login" in status
     assert set(endpoint.refused) == {"unknown access key AKIAI44QH8DHBEXAMPLE"}
 
 

@@ -1,8 +1,8 @@
-"""Clusters on AWS: one cluster.yaml becomes three CloudFormation stacks, and nothing again.
+"""Clusters on AWS: one cluster.yaml becomes three CloudFormation stacks, and back to nothing.
 
-Decisions (what to do next, given what AWS says) are functions without I/O in `decide`, `layout`, `causes`, `prices`
-and `policy`; `client` alone imports boto3. Others use `plan`, `up`, `down`, `status`, `access` and `init`.
-Knows nothing of training: Kubernetes is a value that is handed in.
+Decisions (the next step, from the state that AWS reports) are functions without I/O in `decide`, `layout`, `causes`,
+`prices` and `policy`; `client` alone imports boto3. Others use `plan`, `up`, `down`, `status`, `access` and `init`.
+Imports nothing of training or Kubernetes: `cli.aws` passes in what it needs of the cluster.
 """
 
 __all__ = ["access", "client", "init", "layout", "objects", "plan", "policy", "preflight", "prices", "status", "up"]

@@ -1,7 +1,7 @@
-"""Getting in: tokens for the API server, the kubeconfig that asks for them, and the registry's login.
+"""Access to a cluster: tokens for the API server, the kubeconfig that requests them, and the registry's login.
 
-A token is a signed request to STS in disguise: EKS sends it on and sees who signed it. It lasts fifteen minutes and
-needs no call, so neither the aws command nor kubectl is needed here; kubectl asks for one through
+A token is a presigned STS request, which EKS sends to STS to learn the caller's identity. It lasts fifteen minutes and
+is signed locally, so neither the aws command nor kubectl is needed here; kubectl gets one from
 `bireme cluster token`.
 """
 
@@ -22,14 +22,14 @@ from bireme.core.errors import CloudError, ImageError
 from bireme.core.files import write_atomic
 
 TOKEN_S = 60
-"""How long the signature in a token is good; EKS takes the token itself for fifteen minutes."""
+"""Validity of the signature in a token; EKS accepts the token itself for fifteen minutes."""
 LASTS_S = 14 * 60
 EXEC_API = "client.authentication.k8s.io/v1beta1"
 Config = dict[str, Any]
 
 
 def token(aws: Aws, cluster: str) -> str:
-    """A token that proves to a cluster who we are."""
+    """A token that authenticates the caller to a cluster."""
     try:
         url = aws.presign_identity(cluster, TOKEN_S)
     except AwsError as e:
@@ -38,7 +38,7 @@ def token(aws: Aws, cluster: str) -> str:
 
 
 def credential(aws: Aws, cluster: str) -> Config:
-    """A token as kubectl's plug-ins print it."""
+    """A token in the format of kubectl's credential plug-ins."""
     until = datetime.fromtimestamp(aws.clock.now() + LASTS_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     status = {"token": token(aws, cluster), "expirationTimestamp": until}
     return {"apiVersion": EXEC_API, "kind": "ExecCredential", "spec": {}, "status": status}
@@ -56,9 +56,7 @@ def kubeconfig(aws: Aws, cluster: str, command: Sequence[str]) -> Config:
     except AwsError as e:
         raise to_error(e, f"ask for the address of {cluster}") from e
     if found is not None and (found.get("tags") or {}).get(CLUSTER_TAG) != cluster:
-        raise CloudError(
-            f"the EKS cluster {cluster} in {aws.region} is not one that bireme made", fix="use its own tools"
-        )
+        raise CloudError(f"the EKS cluster {cluster} in {aws.region} was not made by bireme", fix="use its own tools")
     if found is not None and "certificateAuthority" not in found:
         raise CloudError(
             f"{cluster} is {found.get('status')}: its API server does not answer yet", fix="try again later"
@@ -88,7 +86,7 @@ def kubeconfig(aws: Aws, cluster: str, command: Sequence[str]) -> Config:
 
 
 def merge(old: Config, new: Config) -> Config:
-    """Put our entries into a kubeconfig; everybody else's stay as they are."""
+    """Add the cluster's entries to a kubeconfig and keep all others."""
     merged = dict(old) or {"apiVersion": "v1", "kind": "Config"}
     for key in ("clusters", "users", "contexts"):
         names = {each["name"] for each in new[key]}
@@ -99,7 +97,7 @@ def merge(old: Config, new: Config) -> Config:
 
 
 def without(old: Config, name: str) -> Config:
-    """A kubeconfig without our entries of this name."""
+    """A kubeconfig without the entries of this name."""
     merged = dict(old)
     for key in ("clusters", "users", "contexts"):
         if key in old:
@@ -110,11 +108,11 @@ def without(old: Config, name: str) -> Config:
 
 
 def read_kubeconfig(path: Path) -> Config:
-    """A kubeconfig as it is; empty if there is none."""
+    """Read a kubeconfig; an empty one if the file is absent."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    fix = "mend it, or have another one written: `bireme cluster kubeconfig --file-out PATH`"
+    fix = "repair it, or write another one: `bireme cluster kubeconfig --file-out PATH`"
     try:
         found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -127,14 +125,14 @@ def read_kubeconfig(path: Path) -> Config:
 
 
 def write_kubeconfig(path: Path, config: Config) -> None:
-    """Write a kubeconfig that only its owner reads, whole or not at all."""
+    """Write a kubeconfig atomically, readable by its owner only."""
     from ruamel.yaml import YAML
 
     text = StringIO()
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.dump(config, text)
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # write through a symbolic link, do not replace it
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         path.touch(mode=0o600)
@@ -143,13 +141,13 @@ def write_kubeconfig(path: Path, config: Config) -> None:
 
 
 def registry_login(region: str, host: str, aws: Aws | None = None) -> tuple[str, str]:
-    """The name and password that ECR takes for twelve hours."""
+    """The user name and password that ECR accepts for twelve hours."""
     aws = aws or Aws(region)
     try:
-        told = aws.call("ecr", "GetAuthorizationToken")["authorizationData"][0]
+        answer = aws.call("ecr", "GetAuthorizationToken")["authorizationData"][0]
     except AwsError as e:
         raise to_error(e, f"log in to {host}") from e
-    user, _, password = base64.b64decode(told["authorizationToken"]).decode().partition(":")
+    user, _, password = base64.b64decode(answer["authorizationToken"]).decode().partition(":")
     if not password:
-        raise ImageError(f"{host} gave no password", why="ECR's answer is not what it should be")
+        raise ImageError(f"{host} gave no password", why="ECR's answer has an unexpected form")
     return user, password

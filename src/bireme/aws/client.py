@@ -1,8 +1,8 @@
-"""Talking to AWS: the only module that imports boto3. Every call is one of `policy.CALLS`, every refusal an AwsError.
+"""AWS API calls: the only module that imports boto3. Every call is one of `policy.CALLS`, every refusal an AwsError.
 
-Calls are plain values in and out. What may go away by itself (throttling, a server's error, a lost connection) is
-tried again here, with pauses that grow, by a clock that is handed in; everything else goes to the caller with AWS' own
-code, so that decisions can be made by it. botocore's own retries are off: they would sleep by the real clock.
+Calls are plain values in and out. Transient errors (throttling, a server's error, a lost connection) are retried here
+with exponential backoff by an injected clock; every other error is raised with AWS' own code, for the caller to decide
+by. botocore's own retries are off: they would sleep by the real clock.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PASSING = frozenset(
         "RequestTimeoutException", "EC2ThrottledException", "LimitExceededException.Throttle",
     }
 )  # fmt: skip
-"""Codes that say: the same call may work in a moment."""
+"""Codes of transient errors: the same call may work in a moment."""
 UNREACHABLE = "EndpointConnectionError"
-"""No connection at all: passing once AWS has answered (a network that went away), else worth no second attempt."""
+"""No connection at all: transient once AWS has answered (the network went away), else not retried."""
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 
 
 class Clock(Protocol):
-    """Time as the tool sees it; tests hand in one that jumps."""
+    """The source of time; tests pass one that jumps."""
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -68,7 +68,7 @@ class Aws:
         self.region = region
         self.clock: Clock = clock or WallClock()
         self._make_session = make_session or _default_session
-        # The same pauses in every run: what a test has seen once, it sees again.
+        # Seeded, so that every run pauses alike and tests are reproducible.
         self._draw = random.Random(region)
         self._clients: dict[str, Any] = {}
         self._session: Any = None
@@ -80,20 +80,20 @@ class Aws:
 
     @property
     def has_credentials(self) -> bool:
-        """Whether boto3 finds credentials here; asks nobody."""
-        with _needs_boto3(), _told("credentials"):
+        """Whether boto3 finds credentials on this machine; makes no request."""
+        with _needs_boto3(), _as_aws_error("credentials"):
             if self._session is None:
                 self._session = self._make_session()
             return self._session.get_credentials() is not None
 
     def _unreachable(self, error: AwsError) -> AwsError:
-        """Why the first call found no address: the region may not exist; boto3's own list may be older than it."""
+        """Explain why the first call found no address: the region may not exist, or be newer than boto3's list."""
         if self.region in self._session.get_available_regions("ec2"):
             return error
         return AwsError(error.call, "UnknownRegion", f"{self.region}: {error.message}")
 
     def call(self, service: str, operation: str, **parameters: Any) -> Answer:
-        """Call AWS once it lets us; AwsError with its code where it refuses."""
+        """Call AWS, retrying transient errors; AwsError with AWS' code where it refuses."""
         assert f"{service}.{operation}" in CALLS, f"{service}.{operation} is not in policy.CALLS; this is a bug"
         is_renewed = False
         for attempt in range(1, ATTEMPTS + 1):
@@ -137,7 +137,7 @@ class Aws:
         with _needs_boto3():
             from botocore import xform_name
 
-        with _told(f"{service}.{operation}"):
+        with _as_aws_error(f"{service}.{operation}"):
             answer: Answer = getattr(self._client(service), xform_name(operation))(**parameters)
             return answer
 
@@ -152,8 +152,8 @@ class Aws:
         return self._clients[service]
 
     def presign_identity(self, cluster: str, seconds: int) -> str:
-        """A signed URL that proves to an EKS cluster who we are, as its token wants it."""
-        with _needs_boto3(), _told("sts.GetCallerIdentity"):
+        """A presigned STS URL that authenticates the caller to an EKS cluster, as its token requires."""
+        with _needs_boto3(), _as_aws_error("sts.GetCallerIdentity"):
             from botocore.signers import RequestSigner
 
             service = self._client("sts").meta.service_model.service_id
@@ -180,21 +180,21 @@ _TOKENS = {
     "logs": ("nextToken", "nextToken"),
     "resourcegroupstaggingapi": ("PaginationToken", "PaginationToken"),
 }
-"""How a service calls the mark of the next page, in the question and in the answer."""
+"""The names of a service's page token, in the request and in the answer."""
 
 
 @contextmanager
-def _told(call: str) -> Iterator[None]:
-    """Whatever botocore raises, as an AwsError."""
+def _as_aws_error(call: str) -> Iterator[None]:
+    """Convert what botocore raises to an AwsError."""
     from botocore import exceptions
 
     try:
         yield
     except exceptions.ClientError as e:
-        told, status = e.response.get("Error", {}), e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        code = str(told.get("Code", ""))
+        error, status = e.response.get("Error", {}), e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = str(error.get("Code", ""))
         is_passing = code in PASSING or status >= 500
-        raise AwsError(call, code, str(told.get("Message", "")), is_passing=is_passing) from e
+        raise AwsError(call, code, str(error.get("Message", "")), is_passing=is_passing) from e
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as e:
         raise AwsError(call, "NoCredentials", str(e)) from e
     except (exceptions.TokenRetrievalError, exceptions.UnauthorizedSSOTokenError, exceptions.SSOError) as e:

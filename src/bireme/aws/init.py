@@ -1,6 +1,6 @@
-"""A new cluster.yaml: every key with its explanation, those that are left at their defaults commented out.
+"""A new cluster.yaml: every key with its explanation, defaults commented out.
 
-Keys, explanations and examples are read off the structs, so a new key needs nothing here.
+Keys, explanations and examples come from the structs, so a new key needs no change here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHOWN = {
     "storage.claim",
     "network.services",
 }
-"""Defaults that are written out: what people change first, and one key of each section, as none may be empty."""
+"""Defaults that are written out: the keys that are changed most, and one key of each section, as none may be empty."""
 _EXAMPLE_REGION = "us-west-2"
 _PLAIN = re.compile(rf"[A-Za-z][A-Za-z0-9._/-]*|{CIDR}")
 _NOT_TEXT = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
@@ -82,7 +82,7 @@ def flow(value: Any) -> str:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that must not be there, for its owner alone; it is on disk, whole, when this returns."""
+    """Create a file with mode 0600 and fsync it; refuse an existing one."""
     with storage_errors(str(path)):
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -94,6 +94,6 @@ def write_new(path: Path, text: str) -> None:
                 f.flush()
                 os.fsync(f.fileno())
         except BaseException:
-            path.unlink(missing_ok=True)  # half a file would keep the next attempt from writing
+            path.unlink(missing_ok=True)  # a partial file would make the next attempt fail with `exists`
             raise
         sync_directory(path.parent)

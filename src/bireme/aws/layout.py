@@ -17,9 +17,9 @@ from bireme.spec.cluster import ClusterFile
 
 StackKind = Literal["storage", "platform", "workers"]
 STACKS: tuple[StackKind, ...] = ("storage", "platform", "workers")
-"""In the order in which they are made; they go in the reverse order."""
+"""In creation order; they are deleted in reverse order."""
 CLUSTER_TAG = "bireme:cluster"
-"""The tag that says that a thing is ours, and of which cluster."""
+"""The tag that marks a resource as bireme's and names its cluster."""
 EXPIRY_TAG = "bireme:expires"
 NAMESPACE = "bireme"
 JOB_ACCOUNT = "bireme-job"
@@ -27,7 +27,7 @@ JOB_ACCOUNT = "bireme-job"
 GROUP_LABEL = "bireme.dev/group"
 OPERATOR_STACK = "bireme-operator"
 EXECUTION_ROLE = "bireme-cloudformation"
-"""The role with which CloudFormation makes things, where an administrator has made it."""
+"""The role that CloudFormation uses, where an administrator has created it."""
 
 
 def stack_name(cluster: str, kind: StackKind) -> str:
@@ -41,18 +41,18 @@ def repository_name(cluster: str) -> str:
 
 
 def log_group(cluster: str) -> str:
-    """The log group of a cluster's control plane, whose name EKS decides."""
+    """The log group of a cluster's control plane; EKS chooses the name."""
     return f"/aws/eks/{cluster}/cluster"
 
 
 def role_path(cluster: str) -> str:
-    """The IAM path of a cluster's roles, by which they can be listed."""
+    """The IAM path of a cluster's roles, for listing them."""
     return f"/bireme/{cluster}/"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A cluster file with everything settled that it left open."""
+class ClusterLayout:
+    """A cluster file with the values resolved that it leaves open."""
 
     file: ClusterFile
     zones: tuple[str, ...]
@@ -65,17 +65,17 @@ class Layout:
 
     @property
     def stacks(self) -> tuple[StackKind, ...]:
-        """The stacks that this cluster has; a file system of the user's own needs none."""
+        """The stacks of this cluster; without `storage` where the user names a file system."""
         return STACKS if self.file.storage.file_system is None else STACKS[1:]
 
     @property
     def makes_network(self) -> bool:
-        """Whether the VPC is ours."""
+        """Whether bireme creates the VPC."""
         return self.file.network.vpc is None
 
     @property
     def has_nat(self) -> bool:
-        """Whether workers go out through a NAT gateway of ours."""
+        """Whether workers reach the internet through a NAT gateway that bireme creates."""
         return self.makes_network and self.file.network.egress == "nat"
 
     @property
@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def private_ranges(self) -> tuple[str, ...]:
-        """A range for each zone's private subnet, where pods get their addresses; empty without NAT."""
+        """A range for each zone's private subnet, from which pods get their addresses; empty without NAT."""
         return self._ranges()[1]
 
     def _ranges(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def tags(self) -> dict[str, str]:
-        """The tags of every stack, which CloudFormation copies to what it makes."""
+        """The tags of every stack, which CloudFormation copies to its resources."""
         return {**self.file.tags, CLUSTER_TAG: self.name}
 
     def stack(self, kind: StackKind) -> str:
@@ -104,9 +104,9 @@ class Layout:
 
 
 def choose_zones(file: ClusterFile, offered: Sequence[str] = ()) -> tuple[str, ...]:
-    """The two zones of a cluster: those that the file names first, then others that are offered.
+    """The two zones of a cluster: those that the file names first, then others on offer.
 
-    Without an offer (no credentials) the first letters of the region are taken: a plan is shown, nothing is made.
+    Without `offered` (no credentials) the region's first letters stand in: such a layout is only shown, never created.
     """
     others = offered or [f"{file.region}{letter}" for letter in "abc"]
     return tuple(itertools.islice(dict.fromkeys([*file.zones, *others]), 2))

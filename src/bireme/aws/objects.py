@@ -1,4 +1,4 @@
-"""What a fresh cluster is given before the first job: a namespace, the shared volume, and what jobs must know. No I/O.
+"""The Kubernetes objects of a new cluster: a namespace, the shared volume, and the cluster's facts. No I/O.
 
 The volume is claimed twice, in our namespace and in `default`, because job files of the PaddlePaddle tutorial use the
 claim `efsvol` without naming a namespace. Both claims are the same directory.
@@ -10,18 +10,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bireme.aws.layout import GROUP_LABEL, JOB_ACCOUNT, NAMESPACE, Layout
+from bireme.aws.layout import GROUP_LABEL, JOB_ACCOUNT, NAMESPACE, ClusterLayout
 
 Object = dict[str, Any]
 DRIVER = "efs.csi.aws.com"
 STORAGE_CLASS = "bireme-efs"
 FACTS = "bireme-cluster"
 SIZE = "100Gi"
-"""Kubernetes wants a size; EFS has none."""
+"""Kubernetes requires a size; EFS has none."""
 
 
-def objects(layout: Layout, outputs: Mapping[str, str]) -> list[Object]:
-    """Everything, in the order in which it is applied. The facts' image is added by `bireme image push`."""
+def objects(layout: ClusterLayout, outputs: Mapping[str, str]) -> list[Object]:
+    """All objects in the order in which they are applied. `bireme image push` adds the facts' image."""
     made = [_namespace(), _storage_class()]
     for namespace in (NAMESPACE, "default"):
         made += _volume(layout, outputs, namespace)
@@ -31,7 +31,7 @@ def objects(layout: Layout, outputs: Mapping[str, str]) -> list[Object]:
 
 
 def _namespace() -> Object:
-    """Ours, where pods must be as harmless as our own are."""
+    """The namespace of jobs, with the restricted pod security level, which bireme's own pods meet."""
     level = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
     return _object("v1", "Namespace", NAMESPACE, labels=level)
 
@@ -44,7 +44,7 @@ def _storage_class() -> Object:
     }
 
 
-def _volume(layout: Layout, outputs: Mapping[str, str], namespace: str) -> list[Object]:
+def _volume(layout: ClusterLayout, outputs: Mapping[str, str], namespace: str) -> list[Object]:
     claim = layout.file.storage.claim
     name = f"bireme-{layout.name}-{namespace}"
     handle = f"{outputs['FileSystemId']}::{outputs['AccessPointId']}"
@@ -71,7 +71,7 @@ def _volume(layout: Layout, outputs: Mapping[str, str], namespace: str) -> list[
 
 
 def _job_account() -> list[Object]:
-    """The account that Pod Identity lets read the bucket; it may write its jobs' status, as a job's own account may."""
+    """The account of jobs that read the bucket (Pod Identity); like any job account it may write the job's status."""
     rbac = "rbac.authorization.k8s.io"
     rules = [{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "patch"]}]
     subject = {"kind": "ServiceAccount", "name": JOB_ACCOUNT, "namespace": NAMESPACE}
@@ -83,9 +83,9 @@ def _job_account() -> list[Object]:
     ]
 
 
-def facts(layout: Layout, outputs: Mapping[str, str], image: str = "") -> Object:
-    """What `submit` and `image push` read instead of flags."""
-    told = {
+def facts(layout: ClusterLayout, outputs: Mapping[str, str], image: str = "") -> Object:
+    """The ConfigMap that `submit` and `image push` read instead of flags."""
+    data = {
         "name": layout.name,
         "region": layout.file.region,
         "repository": outputs["RepositoryUri"],
@@ -94,7 +94,7 @@ def facts(layout: Layout, outputs: Mapping[str, str], image: str = "") -> Object
         "groups": {"pserver": {GROUP_LABEL: "servers"}, "trainer": {GROUP_LABEL: "trainers"}},
         "service_account": JOB_ACCOUNT if layout.file.bucket is not None else None,
     }
-    return _object("v1", "ConfigMap", FACTS, NAMESPACE) | {"data": {"cluster.json": json.dumps(told, indent=2)}}
+    return _object("v1", "ConfigMap", FACTS, NAMESPACE) | {"data": {"cluster.json": json.dumps(data, indent=2)}}
 
 
 def _object(api: str, kind: str, name: str, namespace: str = "", **metadata: Any) -> Object:

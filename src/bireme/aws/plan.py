@@ -1,7 +1,7 @@
-"""What would be made, before it is: the checked file, the stacks' resources, address ranges and the price.
+"""The plan of a cluster: the checked file, the stacks' resources, address ranges and the price.
 
-Without credentials this is all; with them, AWS is asked too (`preflight`), and CloudFormation says what would change in
-stacks that are there.
+Without credentials this is all; with them `preflight` queries AWS too, and CloudFormation lists the changes to existing
+stacks.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import msgspec
 from bireme.aws import prices
 from bireme.aws.cloudformation.causes import AwsError, to_error
 from bireme.aws.cloudformation.stacks import ChangeSet, Stacks
-from bireme.aws.layout import CLUSTER_TAG, Layout, StackKind
+from bireme.aws.layout import CLUSTER_TAG, ClusterLayout, StackKind
 from bireme.aws.preflight import Finding
 from bireme.aws.templates import Template, body_of, template_of
-from bireme.aws.up import Wanted, propose
+from bireme.aws.up import DesiredCluster, propose
 from bireme.core.errors import SpecError
 
 BODY_LIMIT = 51_200
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClusterPlan:
     """What `up` would do."""
 
-    layout: Layout
+    layout: ClusterLayout
     estimate: prices.Estimate
     findings: tuple[Finding, ...] = ()
     changes: dict[StackKind, ChangeSet | None] = field(default_factory=dict)
-    """By stack that is there; None: nothing would change."""
+    """By existing stack; None: nothing would change."""
 
     @property
     def wrong(self) -> list[Finding]:
-        """What must be mended before anything is made."""
+        """The findings that must be fixed before anything is created."""
         return [finding for finding in self.findings if finding.state == "wrong"]
 
     def resources(self, kind: StackKind) -> dict[str, str]:
@@ -44,7 +44,7 @@ class Plan:
         made: Template = template_of(self.layout, kind)["Resources"]
         return {name: each["Type"] for name, each in made.items()}
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The plan as one plain value."""
         layout = self.layout
         return {
@@ -69,19 +69,19 @@ class Plan:
         }
 
 
-def offline(layout: Layout) -> Plan:
-    """The plan as far as it goes without AWS; templates that break our own rules are a bug and never leave."""
+def offline(layout: ClusterLayout) -> ClusterPlan:
+    """Plan without AWS; a template that breaks our own rules is a bug and is never sent."""
     for kind in layout.stacks:
         found = template_of(layout, kind)
         assert not (broken := broken_rules(found)), f"{kind}: {broken}; this is a bug"
         if len(body_of(found).encode()) > BODY_LIMIT:
             fix = "use fewer `tags` and `labels`"
             raise SpecError(f"the template of {layout.stack(kind)} is larger than CloudFormation takes", fix=fix)
-    return Plan(layout, prices.estimate(layout))
+    return ClusterPlan(layout, prices.estimate(layout))
 
 
-def proposed(stacks: Stacks, wanted: Wanted) -> dict[StackKind, ChangeSet | None]:
-    """What would change in the stacks that are up; the proposals are dropped again."""
+def proposed(stacks: Stacks, wanted: DesiredCluster) -> dict[StackKind, ChangeSet | None]:
+    """The changes to the stacks that are up; the change sets are deleted again."""
     found: dict[StackKind, ChangeSet | None] = {}
     outputs: dict[str, str] = {}
     for kind in wanted.layout.stacks:
@@ -94,18 +94,18 @@ def proposed(stacks: Stacks, wanted: Wanted) -> dict[StackKind, ChangeSet | None
             if (changes := found[kind]) is not None:
                 stacks.forget(changes)
         except AwsError as e:
-            raise to_error(e, f"ask what would change in {wanted.layout.stack(kind)}") from e
+            raise to_error(e, f"list the changes to {wanted.layout.stack(kind)}") from e
     return found
 
 
 def broken_rules(template: Template) -> list[str]:
-    """Our own rules, which no linter knows: nothing open to the world, everything encrypted and tagged."""
+    """Rules of our own that no linter has: nothing open to the world, everything encrypted and tagged."""
     found = []
     for name, each in template["Resources"].items():
         kind, properties = each["Type"].removeprefix("AWS::"), each["Properties"]
         found += [f"{name}: {text}" for text in _broken(kind, properties)]
         if kind in TAGGED and CLUSTER_TAG not in str(properties.get(TAGGED[kind])):
-            found.append(f"{name} has no tag of ours")
+            found.append(f"{name} lacks the tag of its cluster")
     return found
 
 

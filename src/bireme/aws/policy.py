@@ -1,9 +1,9 @@
 """The IAM policies: exactly what the tool calls, and what CloudFormation calls for it. No I/O, no boto3.
 
-Two identities. The *operator* (a person, or CI) starts and watches stacks and clears strays. CloudFormation makes the
-resources with a role of its own, which the operator may hand to it but not use. Both are generated from the two
-tables here: `CALLS`, without which `client` refuses to call, and `TYPE_ACTIONS`, which must name every type that a
-template uses. What is granted on `*` is what IAM cannot narrow, or what reads only.
+Two identities. The *operator* (a person, or CI) starts and watches stacks and deletes strays. CloudFormation creates
+the resources with a role of its own, which the operator may pass to it but not use. Both are generated from the two
+tables here: `CALLS`, outside of which `client` refuses to call, and `TYPE_ACTIONS`, which must name every type that a
+template uses. Granted on `*` are only actions that IAM cannot narrow, or that only read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PREFIX = {
     "service-quotas": "servicequotas",
     "resourcegroupstaggingapi": "tag",
 }
-"""How IAM calls a service, where boto3 calls it otherwise."""
+"""IAM's name of a service where boto3's differs."""
 _CALLED = {
     "sts": "GetCallerIdentity",
     "cloudformation": "CreateStack DescribeStacks DescribeStackEvents DescribeStackResources CreateChangeSet "
@@ -45,7 +45,7 @@ _CALLED = {
     "resourcegroupstaggingapi": "GetResources",
 }
 CALLS = frozenset(f"{service}.{operation}" for service, names in _CALLED.items() for operation in names.split())
-"""Every call that the tool makes, as `service.Operation`."""
+"""Every AWS API call of bireme, as `service.Operation`."""
 TYPE_ACTIONS = {
     "AWS::CloudFormation::Stack": "",
     "AWS::EC2::VPC": "ec2: CreateVpc DeleteVpc ModifyVpcAttribute DescribeVpcs DescribeVpcAttribute CreateTags "
@@ -99,11 +99,11 @@ TYPE_ACTIONS = {
     "ChangeTagsForResource ListTagsForResource ListQueryLoggingConfigs AssociateVPCWithHostedZone",
     "AWS::Route53::RecordSet": "route53: ChangeResourceRecordSets ListResourceRecordSets ListHostedZones",
 }  # fmt: skip
-"""By type of resource, the actions with which CloudFormation makes, changes and deletes it as our templates use it."""
+"""By resource type, the actions that CloudFormation needs to create, change and delete it as our templates use it."""
 PUSH = "ecr: BatchCheckLayerAvailability InitiateLayerUpload UploadLayerPart CompleteLayerUpload PutImage BatchGetImage"
-"""What `bireme image push` does in the registry itself."""
+"""The actions of `bireme image push` in the registry."""
 TAGGING = ("cloudformation:TagResource", "cloudformation:UntagResource")
-"""Asked for when a stack is made with tags."""
+"""Required to create a stack with tags."""
 _ROLES = "arn:aws:iam::*:role/bireme/*"
 
 
@@ -120,12 +120,12 @@ def _actions(text: str) -> list[str]:
 
 
 def execution_actions(types: Iterable[str]) -> set[str]:
-    """What CloudFormation may have to call for these types of resources."""
+    """The actions that CloudFormation may need for these resource types."""
     return {action for kind in types for action in _actions(TYPE_ACTIONS[kind])}
 
 
 def execution_policy() -> Policy:
-    """What CloudFormation's role may do; narrow wherever IAM lets a name be given."""
+    """The policy of CloudFormation's role, narrowed to names wherever IAM supports it."""
     actions = execution_actions(TYPE_ACTIONS)
     scoped: list[tuple[str, set[str], Any, Policy | None]] = [
         ("Roles", _of(actions, "iam") - {"iam:PassRole", "iam:CreateServiceLinkedRole"}, _ROLES, None),
@@ -150,7 +150,7 @@ _LOG_LISTS = {"logs:DescribeLogGroups", "logs:DescribeResourcePolicies", "logs:D
 
 
 def operator_policy(cluster: str | None = None) -> Policy:
-    """What the person who runs `bireme cluster` needs; with a name, for that cluster only."""
+    """The policy of a user of `bireme cluster`; with a name, for that cluster only."""
     names = [stack_name(cluster, kind) for kind in STACKS] if cluster else ["bireme-*"]
     stacks = [f"arn:aws:cloudformation:*:*:{what}/{name}/*" for name in names for what in ("stack", "changeSet")]
     repositories = f"arn:aws:ecr:*:*:repository/bireme-{cluster or '*'}"
@@ -191,21 +191,21 @@ _STRAYS = [
     "arn:aws:elasticloadbalancing:*:*:loadbalancer/*",
 ]
 _LISTED = {"eks:DescribeClusterVersions", "elasticfilesystem:DescribeFileSystems"}
-"""Actions that list, which IAM lets nobody narrow."""
+"""Listing actions, which IAM cannot narrow to a resource."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something that IAM can be asked before anything is there: may these actions be done at a resource?"""
+    """A permission check that IAM can simulate before the resource exists."""
 
     place: str
     actions: list[str]
     context: dict[str, str] = field(default_factory=dict)
-    """What the call would say of itself, for policies with a condition."""
+    """The call's context, for policies with a condition."""
 
 
 def operator_questions(cluster: str, region: str, account: str, role: str | None) -> list[Question]:
-    """What the operator must be allowed to do; with CloudFormation's role, to hand it over too."""
+    """The permissions that the operator needs; with CloudFormation's role, to pass it too."""
     stack = f"arn:aws:cloudformation:{region}:{account}:stack/{stack_name(cluster, 'platform')}/new"
     found = {each["Sid"]: each["Action"] for each in operator_policy()["Statement"]}
     asked = [Question(stack, found["Stacks"]), Question("*", found["Look"])]
@@ -215,7 +215,7 @@ def operator_questions(cluster: str, region: str, account: str, role: str | None
 
 
 def execution_questions(cluster: str, region: str, account: str, types: Iterable[str]) -> list[Question]:
-    """What CloudFormation must be allowed to do for these types of resources, where it has no role of its own."""
+    """The permissions that CloudFormation needs for these resource types, where it has no role of its own."""
     roles = f"arn:aws:iam::{account}:role"
     places = {
         "Roles": f"{roles}{role_path(cluster)}new",
@@ -224,7 +224,7 @@ def execution_questions(cluster: str, region: str, account: str, types: Iterable
         "Images": f"arn:aws:ecr:{region}:{account}:repository/{repository_name(cluster)}",
         "Logs": f"arn:aws:logs:{region}:{account}:log-group:{log_group(cluster)}",
         "Resources": "*",
-    }  # those of keys are asked for with a key of the user's own only, and its own policy has a say there
+    }  # KMS is left out: it matters for a key of the user's own only, whose key policy decides too
     wanted = execution_actions(types)
     context = {"PassRoles": {"iam:PassedToService": "eks.amazonaws.com"}}
     found = {each["Sid"]: sorted(wanted & set(each["Action"])) for each in execution_policy()["Statement"]}
@@ -232,14 +232,14 @@ def execution_questions(cluster: str, region: str, account: str, types: Iterable
 
 
 def _kubernetes_tags(cluster: str | None) -> Policy | None:
-    """Strays carry Kubernetes' tags, not ours; its key holds the cluster's name, so a name is needed to narrow it."""
+    """Strays carry Kubernetes' tag, whose key contains the cluster's name: without a name it cannot narrow."""
     if cluster is None:
         return None
     return {"StringEquals": {f"aws:ResourceTag/kubernetes.io/cluster/{cluster}": "owned"}}
 
 
 def _interface_tags(cluster: str | None) -> Policy | None:
-    """The network plug-in tags its interfaces in a way of its own, by which they can be told in any cluster."""
+    """The network plug-in's own tag identifies its interfaces in any cluster."""
     key = "aws:ResourceTag/cluster.k8s.amazonaws.com/name"
     return {"StringEquals": {key: cluster}} if cluster else {"Null": {key: "false"}}
 
@@ -258,5 +258,5 @@ def _policy(statements: list[Statement]) -> Policy:
 
 
 def compact(policy: Policy) -> str:
-    """A policy as it is counted: IAM takes 6,144 characters, without spaces."""
+    """A policy without spaces, as IAM counts its limit of 6,144 characters."""
     return json.dumps(policy, separators=(",", ":"))

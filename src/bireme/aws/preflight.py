@@ -1,7 +1,7 @@
-"""What AWS says before anything is made: who we are, whether zones, types, versions and quotas fit, and free names.
+"""Checks at AWS before anything is created: the caller's identity, zones, types, versions, quotas and free names.
 
-Each question is one finding. A question that AWS refuses to answer (a permission for it is missing) is a warning, not
-the end: the stack itself is the last word.
+Each check is one finding. A check that AWS refuses (its permission is missing) is a warning and does not stop `up`:
+the stack itself decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from bireme.aws.client import Aws
 from bireme.aws.cloudformation.causes import AwsError, explain
 from bireme.aws.cloudformation.stacks import find_stack
-from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE, Layout, choose_zones, log_group
+from bireme.aws.layout import CLUSTER_TAG, EXECUTION_ROLE, ClusterLayout, choose_zones, log_group
 from bireme.aws.policy import Question, execution_questions, operator_questions
 from bireme.aws.teardown.audit import describe_cluster, has_foreign_log_group
 from bireme.aws.templates import types_of
@@ -35,7 +35,7 @@ State = Literal["ok", "warning", "wrong"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     state: State
@@ -45,12 +45,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who calls."""
+    """The caller of AWS."""
 
     account: str
     arn: str
     principal: str
-    """The user or role behind it, as access entries want it."""
+    """The user or role behind the session, as access entries name it."""
 
 
 def can_administer(identity: Identity) -> Finding:
@@ -62,9 +62,9 @@ def can_administer(identity: Identity) -> Finding:
 
 
 def identify(aws: Aws) -> Identity:
-    """Who we are to AWS; the role behind a session, with its path, where we may ask for it."""
-    told = aws.call("sts", "GetCallerIdentity")
-    arn, principal = told["Arn"], told["Arn"]
+    """The caller's identity; for a session, its role with the path, if `iam:GetRole` is allowed."""
+    answer = aws.call("sts", "GetCallerIdentity")
+    arn, principal = answer["Arn"], answer["Arn"]
     if found := re.fullmatch(r"arn:([^:]+):sts::(\d+):assumed-role/([^/]+)/.+", arn):
         principal = f"arn:{found[1]}:iam::{found[2]}:role/{found[3]}"
         try:
@@ -72,11 +72,11 @@ def identify(aws: Aws) -> Identity:
         except AwsError as e:
             if not (e.is_absent or "Denied" in e.code):
                 raise
-    return Identity(told["Account"], arn, principal)
+    return Identity(answer["Account"], arn, principal)
 
 
 def offered_zones(aws: Aws, file: ClusterFile) -> list[str]:
-    """Zones of the region that offer at least one type of each group, those that offer most of the types first."""
+    """Zones of the region that offer at least one type of each group, the most types first."""
     answer = aws.call("ec2", "DescribeAvailabilityZones", Filters=[{"Name": "state", "Values": ["available"]}])
     zones = [each["ZoneName"] for each in answer["AvailabilityZones"] if each.get("ZoneType") != "local-zone"]
     groups = [set(file.workers.servers.types), set(file.workers.trainers.types)]
@@ -95,15 +95,15 @@ def offered_zones(aws: Aws, file: ClusterFile) -> list[str]:
     return sorted(fit, key=lambda zone: (-len(offered[zone]), zone))
 
 
-def choose_layout(aws: Aws, file: ClusterFile) -> Layout:
-    """The layout with zones that AWS offers; those of a platform that is there stay."""
-    stack = find_stack(aws, Layout(file, ()).stack("platform"))
+def choose_layout(aws: Aws, file: ClusterFile) -> ClusterLayout:
+    """The layout with zones that AWS offers; an existing platform keeps its zones."""
+    stack = find_stack(aws, ClusterLayout(file, ()).stack("platform"))
     there = [stack.parameters[k] for k in ("ZoneA", "ZoneB") if k in stack.parameters] if stack is not None else []
-    return Layout(file, choose_zones(file, there if len(there) == 2 else offered_zones(aws, file)))
+    return ClusterLayout(file, choose_zones(file, there if len(there) == 2 else offered_zones(aws, file)))
 
 
-def examine(aws: Aws, layout: Layout, identity: Identity) -> list[Finding]:
-    """Every check, in the order in which people read them."""
+def examine(aws: Aws, layout: ClusterLayout, identity: Identity) -> list[Finding]:
+    """Run every check, in the order in which they are printed."""
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("permissions", lambda: _permissions(aws, layout, identity)),
         ("zones", lambda: _zones(aws, layout)),
@@ -127,7 +127,7 @@ def examine(aws: Aws, layout: Layout, identity: Identity) -> list[Finding]:
     return found
 
 
-def _permissions(aws: Aws, layout: Layout, identity: Identity) -> Iterator[Finding]:
+def _permissions(aws: Aws, layout: ClusterLayout, identity: Identity) -> Iterator[Finding]:
     role, place = execution_role(aws), (layout.name, aws.region, identity.account)
     asked = operator_questions(*place, role)
     missing = _denied(aws, identity, asked)
@@ -144,14 +144,14 @@ def _permissions(aws: Aws, layout: Layout, identity: Identity) -> Iterator[Findi
         text = f"missing: {first_of(found, 6)}{why}"
         yield Finding("permissions", "wrong", text, "; ".join(fixes))
     elif role:
-        yield Finding("permissions", "ok", "yours are enough to start stacks and to look at them")
+        yield Finding("permissions", "ok", "yours are enough to start and watch stacks")
     else:
-        text = f"yours are enough to start stacks, to look at them and to make what is in them ({no_role})"
+        text = f"yours are enough to start and watch stacks, and to make what is in them ({no_role})"
         yield Finding("permissions", "ok", text)
 
 
 def _denied(aws: Aws, identity: Identity, questions: Iterable[Question]) -> list[str]:
-    """What IAM would refuse the caller."""
+    """The actions that IAM would deny the caller."""
     found = []
     for each in questions:
         context = [
@@ -160,15 +160,15 @@ def _denied(aws: Aws, identity: Identity, questions: Iterable[Question]) -> list
         ]
         asked = {"ActionNames": each.actions, "ResourceArns": [each.place], "ContextEntries": context}
         principal = identity.principal
-        for told in aws.pages(
+        for result in aws.pages(
             "iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=principal, **asked
         ):
-            if told["EvalDecision"] != "allowed":
-                found.append(told["EvalActionName"])
+            if result["EvalDecision"] != "allowed":
+                found.append(result["EvalActionName"])
     return found
 
 
-def _zones(aws: Aws, layout: Layout) -> Iterator[Finding]:
+def _zones(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
     offered = offered_zones(aws, layout.file)
     missing = [zone for zone in layout.zones if zone not in offered]
     if not offered:
@@ -186,24 +186,24 @@ def _zones(aws: Aws, layout: Layout) -> Iterator[Finding]:
         yield Finding("zones", "ok", f"{', '.join(layout.zones)} (workers in the first)")
 
 
-def _version(aws: Aws, layout: Layout) -> Iterator[Finding]:
+def _version(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
     wanted = layout.file.kubernetes
-    told = {
+    statuses = {
         each["clusterVersion"]: each.get("versionStatus") or str(each.get("status", "")).upper()
         for each in aws.pages("eks", "DescribeClusterVersions", "clusterVersions")
     }
-    standard = sorted(version for version, status in told.items() if "STANDARD" in status)
-    status = told.get(wanted, "")
+    standard = sorted(version for version, status in statuses.items() if "STANDARD" in status)
+    status = statuses.get(wanted, "")
     if "STANDARD" in status:
         yield Finding("Kubernetes", "ok", f"{wanted} is in standard support")
-    elif wanted in told:
+    elif wanted in statuses:
         text = f"{wanted} is past standard support: EKS would upgrade it by itself"
         yield Finding("Kubernetes", "wrong", text, f"one of: {', '.join(standard)}")
     else:
         yield Finding("Kubernetes", "wrong", f"EKS does not offer {wanted}", f"one of: {', '.join(standard)}")
 
 
-def _name(aws: Aws, layout: Layout) -> Iterator[Finding]:
+def _name(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
     taken = [
         stack.name
         for kind in layout.stacks
@@ -222,11 +222,11 @@ def _name(aws: Aws, layout: Layout) -> Iterator[Finding]:
         yield Finding("name", "ok", f"{layout.name} is {'free' if cluster is None else 'yours'}")
 
 
-def _has_platform(aws: Aws, layout: Layout) -> bool:
+def _has_platform(aws: Aws, layout: ClusterLayout) -> bool:
     return find_stack(aws, layout.stack("platform")) is not None
 
 
-def _quotas(aws: Aws, layout: Layout) -> Iterator[Finding]:
+def _quotas(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
     if find_stack(aws, layout.stack("workers")) is not None:
         yield Finding("quotas", "ok", "the workers are there already")
         return
@@ -256,7 +256,7 @@ def _quotas(aws: Aws, layout: Layout) -> Iterator[Finding]:
         yield Finding("quotas", "ok", ", ".join(f"{need} {QUOTAS[key][2]}" for key, need in needs.items()))
 
 
-def _machines(aws: Aws, layout: Layout) -> Iterator[Finding]:
+def _machines(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
     workers = layout.file.workers
     if not (workers.servers.count or workers.trainers.count) and find_stack(aws, layout.stack("workers")) is None:
         text = "no machine is asked for, and the cluster's add-ons need one to start on"
@@ -264,7 +264,7 @@ def _machines(aws: Aws, layout: Layout) -> Iterator[Finding]:
 
 
 def _used(aws: Aws, key: str) -> int:
-    """How much of a quota is in use, where a list tells it cheaply; clusters and machines are left to AWS."""
+    """The used part of a quota where one listing counts it; clusters and machines are left to AWS."""
     if key == "address":
         return len(aws.call("ec2", "DescribeAddresses").get("Addresses", ()))
     if key == "vpc":
@@ -273,7 +273,7 @@ def _used(aws: Aws, key: str) -> int:
 
 
 def vcpus(group: GroupFile) -> int | None:
-    """The vCPUs of a group by its first type: `large` has 2, `4xlarge` 16, `metal-24xl` 96; None if no size says it."""
+    """The vCPUs of a group by its first type: `large` has 2, `4xlarge` 16, `metal-24xl` 96; None for other sizes."""
     size = group.types[0].partition(".")[2]
     if not group.count:
         return 0
@@ -282,8 +282,8 @@ def vcpus(group: GroupFile) -> int | None:
     return group.count * 2 if size in ("nano", "micro", "small", "medium", "large") else None
 
 
-def _own(aws: Aws, layout: Layout) -> Iterator[Finding]:
-    """Things of the user's own that the file names."""
+def _own(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
+    """Check the user's own resources that the file names."""
     file = layout.file
     if file.kms_key is not None:
         key = aws.call("kms", "DescribeKey", KeyId=file.kms_key)["KeyMetadata"]
@@ -299,7 +299,7 @@ def _own(aws: Aws, layout: Layout) -> Iterator[Finding]:
         yield _file_system(aws, file.storage.file_system)
 
 
-def _subnets(aws: Aws, layout: Layout) -> Finding:
+def _subnets(aws: Aws, layout: ClusterLayout) -> Finding:
     subnets = aws.call("ec2", "DescribeSubnets", SubnetIds=list(layout.file.network.subnets))["Subnets"]
     vpcs = {each["VpcId"] for each in subnets}
     at = {each["SubnetId"]: each["AvailabilityZone"] for each in subnets}

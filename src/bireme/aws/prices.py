@@ -1,7 +1,7 @@
-"""What a cluster costs, before it is made: list prices from a table of ours, so that no account is needed. No I/O.
+"""The price of a cluster from a built-in table of list prices, so that no account is needed. No I/O.
 
-The table is an estimate and says its date. Machines of one family cost in proportion to their size; regions differ by
-a factor. A type or region that is not in the table has no price: it is never counted as nothing.
+The table is an estimate with a date. Machines of one family cost in proportion to their size; regions differ by a
+factor. A type or region outside the table has no price, which is reported and never counted as zero.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bireme.aws.layout import Layout
+from bireme.aws.layout import ClusterLayout
 from bireme.spec.cluster import GroupFile
 
 DATE = "2026-11"
-"""When the table was put together, by hand and not checked against an account."""
+"""When the table was compiled, by hand and without a check against an account."""
 MONTH_H = 730
 SPOT_SHARE = 0.4
-"""Spot prices move; this is what is assumed of the list price."""
+"""Spot prices vary; this share of the list price is assumed."""
 LARGE_USD_H = {
     "m5": 0.096, "m5a": 0.086, "m6i": 0.096, "m6a": 0.0864, "m7i": 0.1008, "m7a": 0.1159,
     "c5": 0.085, "c5a": 0.077, "c6i": 0.085, "c6a": 0.0765, "c7i": 0.0893, "c7a": 0.1026,
@@ -48,23 +48,23 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a cluster costs while it stands, without what its use costs (bytes held, read and sent)."""
+    """The price of a running cluster, without what is billed by use (bytes stored, read and sent)."""
 
     items: tuple[Item, ...]
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What has no price in the table."""
+        """The items without a price in the table."""
         return tuple(item.name for item in self.items if item.usd_h is None)
 
     @property
     def usd_h(self) -> float:
-        """Dollars an hour, of what has a price."""
+        """Dollars an hour of the items that have a price."""
         return sum(item.usd_h or 0.0 for item in self.items)
 
 
 def machine_usd_h(type_: str, region: str, capacity: str = "on_demand") -> float | None:
-    """An hour of one machine."""
+    """The price of one machine for an hour; None outside the table."""
     family, _, size = type_.partition(".")
     factor, large = REGION_FACTOR.get(region), LARGE_USD_H.get(family)
     found = re.fullmatch(r"(\d+)xlarge", size)
@@ -74,8 +74,8 @@ def machine_usd_h(type_: str, region: str, capacity: str = "on_demand") -> float
     return large * scale * factor * (SPOT_SHARE if capacity == "spot" else 1.0)
 
 
-def estimate(layout: Layout) -> Estimate:
-    """The bill of a cluster by the hour."""
+def estimate(layout: ClusterLayout) -> Estimate:
+    """The hourly price of a cluster, item by item."""
     region, workers = layout.file.region, layout.file.workers
     items = [Item("control plane", CONTROL_PLANE_USD_H, "EKS, standard support")]
     items += _group(region, "servers", workers.servers)
@@ -88,7 +88,7 @@ def estimate(layout: Layout) -> Estimate:
 
 
 def way_out(region: str, *, has_nat: bool, machines: int) -> list[Item]:
-    """The bill of a network of ours: its NAT gateway, or the machines' own public addresses."""
+    """The price of egress from a network that bireme creates: a NAT gateway, or the machines' public addresses."""
     if not has_nat:
         return [Item("public addresses", ADDRESS_USD_H * machines, f"of {machines} machines")]
     factor = REGION_FACTOR.get(region)
@@ -112,7 +112,7 @@ def _group(region: str, name: str, group: GroupFile) -> list[Item]:
 
 
 def usage_notes() -> list[str]:
-    """What is billed by use and is in no estimate."""
+    """What is billed by use and therefore not in the estimate."""
     return [
         f"files held in EFS: ${FILE_USD_GB_MONTH}/GB a month; elastic reads $0.03/GB, writes $0.06/GB",
         f"images in ECR: ${IMAGE_USD_GB_MONTH}/GB a month",

@@ -1,4 +1,4 @@
-"""How a cluster is doing at AWS: stacks, control plane, groups of machines, add-ons, age and cost so far."""
+"""A cluster's state at AWS: stacks, control plane, groups of machines, add-ons, age and cost so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bireme.aws.cloudformation.decide import Stack
 from bireme.aws.cloudformation.stacks import POLL_S
 from bireme.aws.layout import CLUSTER_TAG, EXPIRY_TAG, StackKind
 from bireme.aws.teardown.audit import describe_cluster
-from bireme.aws.teardown.down import standing
+from bireme.aws.teardown.down import find_stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """What there is of a cluster."""
+    """The state of a cluster at AWS."""
 
     name: str
     region: str
@@ -50,7 +50,7 @@ class ClusterStatus:
 
     @property
     def state(self) -> str:
-        """One word for all: up, down, changing, broken."""
+        """The state in one word: up, down, changing or broken."""
         if not self.stacks:
             return "down"
         if any(stack.is_moving for stack in self.stacks.values()):
@@ -62,13 +62,13 @@ class ClusterStatus:
 
     @property
     def usd_h(self) -> float:
-        """What it costs an hour now, of what has a price; disks are left out, as they are small change."""
+        """The hourly price now, of the items that have one; without disks, which cost little."""
         total = prices.CONTROL_PLANE_USD_H if self.control_plane != "absent" else 0.0
         total += sum(item.usd_h or 0.0 for item in self._way_out())
         return total + sum(group.usd_h(self.region) or 0.0 for group in self.groups)
 
     def _way_out(self) -> list[prices.Item]:
-        """The bill of the network, where it is ours: a VPC of the user's own has no parameters for zones."""
+        """The price of a network that bireme created: with a VPC of the user's own the stack has no zone parameters."""
         platform = self.stacks.get("platform")
         if platform is None or not platform.outputs or "ZoneA" not in platform.parameters:
             return []
@@ -83,7 +83,7 @@ class ClusterStatus:
         return max(0.0, (now - platform.created.timestamp()) / 3600)
 
     def expiry(self, now: float) -> str:
-        """When it was to be taken down, and whether that is over; empty if never said."""
+        """The expiry that `--ttl` set, and whether it has passed; empty without one."""
         until = next((s.tags[EXPIRY_TAG] for s in self.stacks.values() if EXPIRY_TAG in s.tags), "")
         if not until:
             return ""
@@ -92,11 +92,11 @@ class ClusterStatus:
 
 
 def status(aws: Aws, cluster: str, *, with_drift: bool = False) -> ClusterStatus:
-    """Ask AWS."""
-    there = standing(aws, cluster)
+    """Query the state of a cluster."""
+    there = find_stacks(aws, cluster)
     ours = {kind: stack for kind, stack in there.stacks.items() if stack.is_of(cluster)}
     found = describe_cluster(aws, cluster) if "platform" in ours else None
-    # Our platform stack may have failed because an EKS cluster of that name was there: that one is not ours to show.
+    # The platform stack may have failed because the name was taken: do not show a foreign EKS cluster of that name.
     if found is None or (found.get("tags") or {}).get(CLUSTER_TAG) != cluster:
         return ClusterStatus(cluster, aws.region, ours)
     return ClusterStatus(
@@ -113,25 +113,25 @@ def status(aws: Aws, cluster: str, *, with_drift: bool = False) -> ClusterStatus
 
 
 def shortages(aws: Aws, cluster: str) -> str:
-    """Why machines are missing, as EKS says of their groups; empty if it says nothing."""
+    """Why machines are missing, from the health issues of their groups; empty without any."""
     try:
         found = [(group.name, issue) for group in groups(aws, cluster) for issue in group.issues]
     except AwsError as e:
-        return f"AWS does not say why ({e.code})"
-    told = [(name, explain(issue), issue) for name, issue in found]
-    return "; ".join(f"{name}: {known.what if known else issue}" for name, known, issue in told)
+        return f"the reason is unknown ({e.code})"
+    known_issues = [(name, explain(issue), issue) for name, issue in found]
+    return "; ".join(f"{name}: {known.what if known else issue}" for name, known, issue in known_issues)
 
 
 def groups(aws: Aws, cluster: str) -> list[Group]:
     """The groups of machines."""
     found = []
     for name in aws.pages("eks", "ListNodegroups", "nodegroups", clusterName=cluster):
-        told = aws.call("eks", "DescribeNodegroup", clusterName=cluster, nodegroupName=name)["nodegroup"]
-        issues = tuple(each.get("message", "") for each in told.get("health", {}).get("issues", ()))
-        label = (told.get("labels") or {}).get("bireme.dev/group", name)
-        capacity, types = told.get("capacityType", ""), tuple(told.get("instanceTypes") or ())
-        wanted = told.get("scalingConfig", {}).get("desiredSize", 0)
-        found.append(Group(label, told.get("status", ""), capacity, types, wanted, issues))
+        answer = aws.call("eks", "DescribeNodegroup", clusterName=cluster, nodegroupName=name)["nodegroup"]
+        issues = tuple(each.get("message", "") for each in answer.get("health", {}).get("issues", ()))
+        label = (answer.get("labels") or {}).get("bireme.dev/group", name)
+        capacity, types = answer.get("capacityType", ""), tuple(answer.get("instanceTypes") or ())
+        wanted = answer.get("scalingConfig", {}).get("desiredSize", 0)
+        found.append(Group(label, answer.get("status", ""), capacity, types, wanted, issues))
     return sorted(found, key=lambda group: group.name)
 
 
@@ -144,7 +144,7 @@ def _addons(aws: Aws, cluster: str) -> dict[str, str]:
 
 
 def _drift(aws: Aws, stacks: dict[StackKind, Stack]) -> dict[str, str]:
-    """Whether somebody has changed what a stack made, by hand."""
+    """Run CloudFormation's drift detection: whether a stack's resources were changed by hand."""
     found: dict[str, str] = {}
     for stack in stacks.values():
         try:
@@ -155,9 +155,9 @@ def _drift(aws: Aws, stacks: dict[StackKind, Stack]) -> dict[str, str]:
             continue
         look = 0
         while True:
-            told = aws.call("cloudformation", "DescribeStackDriftDetectionStatus", StackDriftDetectionId=begun)
-            if told["DetectionStatus"] != "DETECTION_IN_PROGRESS":
-                found[stack.name] = str(told.get("StackDriftStatus", told["DetectionStatus"]))
+            check = aws.call("cloudformation", "DescribeStackDriftDetectionStatus", StackDriftDetectionId=begun)
+            if check["DetectionStatus"] != "DETECTION_IN_PROGRESS":
+                found[stack.name] = str(check.get("StackDriftStatus", check["DetectionStatus"]))
                 break
             aws.clock.sleep(POLL_S[min(look, len(POLL_S) - 1)])
             look += 1

@@ -1,7 +1,7 @@
-"""Bringing a cluster's stacks up, one after the other, from whatever state they are in.
+"""Create or update a cluster's stacks, one after the other, from whatever state they are in.
 
-`settle` is a loop around `decide.next_up`: look at the stack, do one step, look again. Nothing is remembered between
-two runs but what CloudFormation itself knows.
+`settle` is a loop around `decide.next_up`: read the stack's state, do one step, read again. CloudFormation's state is
+the only memory between two runs.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from bireme.aws.client import Aws
 from bireme.aws.cloudformation.causes import AwsError, to_error
 from bireme.aws.cloudformation.decide import Stack, Step, next_up
 from bireme.aws.cloudformation.stacks import ChangeSet, Stacks
-from bireme.aws.layout import EXECUTION_ROLE, EXPIRY_TAG, Layout, StackKind
+from bireme.aws.layout import EXECUTION_ROLE, EXPIRY_TAG, ClusterLayout, StackKind
 from bireme.aws.teardown.audit import delete_log_group, file_systems
 from bireme.aws.teardown.sweep import sweep
 from bireme.aws.templates import body_of, template_of
 from bireme.core.errors import CloudError
 
 ATTEMPTS = 4
-"""How often a stack that an earlier run left broken is deleted before we give up."""
+"""How often a stack that an earlier run left broken is deleted before `up` gives up."""
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A cluster that is to be up."""
+class DesiredCluster:
+    """The cluster that `up` creates."""
 
-    layout: Layout
+    layout: ClusterLayout
     admin: str
-    """Who administers it if the file names nobody."""
+    """The administrator's ARN if the file names none."""
     expires: str = ""
 
     @property
@@ -39,15 +39,15 @@ class Wanted:
         return self.layout.tags | ({EXPIRY_TAG: self.expires} if self.expires else {})
 
     def tags_for(self, stack: Stack) -> dict[str, str]:
-        """The tags of a stack that is there: an expiry is kept unless a new one is given."""
+        """The tags for an existing stack, which keeps its expiry unless a new one is given."""
         kept = {EXPIRY_TAG: stack.tags[EXPIRY_TAG]} if EXPIRY_TAG in stack.tags else {}
         return self.layout.tags | kept | ({EXPIRY_TAG: self.expires} if self.expires else {})
 
 
 def parameters_of(
-    wanted: Wanted, kind: StackKind, outputs: Mapping[str, str], stack: Stack | None = None
+    wanted: DesiredCluster, kind: StackKind, outputs: Mapping[str, str], stack: Stack | None = None
 ) -> dict[str, str]:
-    """What a stack is given; zones and administrator stay as they were, whoever runs the command now."""
+    """A stack's parameters; an existing stack keeps its zones and administrator, whichever user runs the command."""
     layout, before = wanted.layout, stack.parameters if stack is not None else {}
     if kind == "storage":
         return {}
@@ -68,7 +68,7 @@ def parameters_of(
 
 
 def execution_role(aws: Aws) -> str | None:
-    """CloudFormation's role, if an administrator has made it; else it works with the caller's own permissions."""
+    """CloudFormation's role, if an administrator has created it; without it the caller's own permissions apply."""
     try:
         return str(aws.call("iam", "GetRole", RoleName=EXECUTION_ROLE)["Role"]["Arn"])
     except AwsError as e:
@@ -77,8 +77,8 @@ def execution_role(aws: Aws) -> str | None:
         raise
 
 
-def bring_up(stacks: Stacks, wanted: Wanted, note: Note = lambda text: None) -> dict[str, str]:
-    """Bring every stack up; what they hand out, all together."""
+def bring_up(stacks: Stacks, wanted: DesiredCluster, note: Note = lambda text: None) -> dict[str, str]:
+    """Bring every stack up; return the outputs of all."""
     outputs: dict[str, str] = {}
     for kind in wanted.layout.stacks:
         try:
@@ -88,8 +88,8 @@ def bring_up(stacks: Stacks, wanted: Wanted, note: Note = lambda text: None) -> 
     return outputs
 
 
-def settle(stacks: Stacks, wanted: Wanted, kind: StackKind, outputs: Mapping[str, str], note: Note) -> Stack:
-    """Bring one stack up from whatever state it is in."""
+def settle(stacks: Stacks, wanted: DesiredCluster, kind: StackKind, outputs: Mapping[str, str], note: Note) -> Stack:
+    """Bring one stack up from any state."""
     layout, name = wanted.layout, wanted.layout.stack(kind)
     body = body_of(template_of(layout, kind))
     for _ in range(ATTEMPTS * 2):
@@ -115,15 +115,15 @@ def settle(stacks: Stacks, wanted: Wanted, kind: StackKind, outputs: Mapping[str
             note(f"{name} is {stack.status}; following it")
             _follow(stacks, stack)
         elif step is Step.CONTINUE_ROLLBACK:
-            note(f"{name} is {stack.status}; going on with the roll-back")
+            note(f"{name} is {stack.status}; continuing the roll-back")
             stacks.continue_rollback(stack)
         else:
             _clear(stacks, layout.name, stack, note)
-    raise CloudError(f"{name} cannot be brought into a state to go on from", fix="look at `bireme cluster status`")
+    raise CloudError(f"{name} cannot be brought into a usable state", fix="look at `bireme cluster status`")
 
 
 def _refuse_second_file_system(stacks: Stacks, cluster: str) -> None:
-    """Data that was kept without its stack is not silently put aside for an empty file system."""
+    """Refuse to create an empty file system beside one that a former stack has kept."""
     kept = [thing.id for thing in file_systems(stacks.aws, cluster)]
     if kept:
         raise CloudError(
@@ -135,7 +135,7 @@ def _refuse_second_file_system(stacks: Stacks, cluster: str) -> None:
 
 
 def foreign(name: str, cluster: str) -> CloudError:
-    """A stack of our name that somebody else has made."""
+    """The error for a stack of the cluster's name without its tag."""
     return CloudError(
         f"there is a stack {name} that bireme did not make for {cluster}",
         why="it does not carry our tag, so it is left alone",
@@ -144,7 +144,7 @@ def foreign(name: str, cluster: str) -> CloudError:
 
 
 def _follow(stacks: Stacks, stack: Stack) -> None:
-    """Watch what another run has begun; if that fails, its cause is what the user must know."""
+    """Follow an operation that another run has begun; if it fails, raise its root cause."""
     done = stacks.follow(stack.id, stack.name)
     if stack.status.startswith(("CREATE", "UPDATE_IN")):
         _checked(stacks, done)
@@ -157,7 +157,7 @@ def _checked(stacks: Stacks, stack: Stack) -> Stack:
 
 
 def _clear(stacks: Stacks, cluster: str, stack: Stack, note: Note) -> None:
-    """Delete what a failed creation or deletion has left, so that the stack can be made again."""
+    """Delete what a failed creation or deletion has left, so that the stack can be created again."""
     if stack.status == "DELETE_FAILED":
         sweep(stacks, cluster, note)
     else:
@@ -169,7 +169,7 @@ def _clear(stacks: Stacks, cluster: str, stack: Stack, note: Note) -> None:
 
 
 def _change(
-    stacks: Stacks, wanted: Wanted, kind: StackKind, stack: Stack, outputs: Mapping[str, str], note: Note
+    stacks: Stacks, wanted: DesiredCluster, kind: StackKind, stack: Stack, outputs: Mapping[str, str], note: Note
 ) -> Stack:
     changes = propose(stacks, wanted, kind, stack, outputs)
     if changes is None:
@@ -181,24 +181,24 @@ def _change(
 
 
 def propose(
-    stacks: Stacks, wanted: Wanted, kind: StackKind, stack: Stack, outputs: Mapping[str, str]
+    stacks: Stacks, wanted: DesiredCluster, kind: StackKind, stack: Stack, outputs: Mapping[str, str]
 ) -> ChangeSet | None:
-    """What would change in a stack that is up."""
+    """The change set for a stack that is up; None without changes."""
     body = body_of(template_of(wanted.layout, kind))
     return stacks.propose(stack, body, parameters_of(wanted, kind, outputs, stack), wanted.tags_for(stack))
 
 
 LASTING = ("AWS::EKS::Cluster", "AWS::EC2::VPC", "AWS::EC2::Subnet", "AWS::EFS::MountTarget")
-"""What cannot be replaced while it is in use: by its name, its addresses, or because one zone takes one."""
+"""Types that cannot be replaced while in use: their name or addresses are taken, or a zone allows only one."""
 
 
 def replaced(changes: ChangeSet) -> list[str]:
-    """What a change would replace that cannot be replaced while the cluster is up."""
+    """The resources of a change that cannot be replaced while the cluster is up."""
     return [change.resource for change in changes.changes if change.kind in LASTING and change.replaces]
 
 
 def refuse_loss(stacks: Stacks, changes: ChangeSet) -> None:
-    """A change that would replace data by an empty file system, or a cluster under its jobs, is never made."""
+    """Refuse a change that would replace the file system by an empty one, or the cluster under its jobs."""
     moved = replaced(changes)
     if moved:
         stacks.forget(changes)
@@ -216,7 +216,7 @@ def refuse_loss(stacks: Stacks, changes: ChangeSet) -> None:
         )
 
 
-def scale(stacks: Stacks, wanted: Wanted) -> Stack:
+def scale(stacks: Stacks, wanted: DesiredCluster) -> Stack:
     """Change the number of workers only."""
     name = wanted.layout.stack("workers")
     stack = stacks.find(name)
@@ -228,6 +228,6 @@ def scale(stacks: Stacks, wanted: Wanted) -> Stack:
         raise CloudError(f"{name} is {stack.status}", fix="bring it up first: `bireme cluster up`")
     workers = wanted.layout.file.workers
     counts = {"ServersCount": str(workers.servers.count), "TrainersCount": str(workers.trainers.count)}
-    # The template stays as it is: other edits of the file wait for `up`, which shows what they replace.
+    # Keep the previous template: other edits of the file wait for `up`, which shows what they replace.
     changes = stacks.propose(stack, None, {**stack.parameters, **counts}, stack.tags)
     return stack if changes is None else stacks.execute(changes)

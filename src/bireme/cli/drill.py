@@ -87,7 +87,7 @@ def drill(job_file: Path, no_reference: bool, as_json: bool, **options: Any) -> 
     elif error is None:
         click.echo(json.dumps(told | {"output": str(place)}))
     else:
-        click.echo(json.dumps(told | {"output": str(place), "error": type(error).__name__, **error.told()}))
+        click.echo(json.dumps(told | {"output": str(place), "error": type(error).__name__, **error.as_dict()}))
         raise SystemExit(error.exit_code)
     if error is not None:
         raise error

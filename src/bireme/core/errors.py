@@ -46,7 +46,7 @@ class BiremeError(Exception):
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
-    def told(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, str]:
         """The message as a plain value, with the name of its class."""
         return {"kind": type(self).__name__, "what": self.what, "why": self.why, "fix": self.fix}
 

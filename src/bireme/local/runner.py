@@ -140,7 +140,7 @@ class LocalRun:
         if error is not None:
             state = "cancelled" if isinstance(error, Cancelled | KeyboardInterrupt) else "failed"
         reason = error.what if isinstance(error, BiremeError) else ""
-        cause = error.told() if isinstance(error, BiremeError) and state == "failed" else {}
+        cause = error.as_dict() if isinstance(error, BiremeError) and state == "failed" else {}
         ended = {"state": state, "reason": reason, "ended": time.time(), "error": cause, "status": self._status}
         registry.save(msgspec.structs.replace(self._record, **ended))
         registry.clear(self._run)

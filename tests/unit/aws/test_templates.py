@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bireme.aws.layout import STACKS, Layout, choose_zones
+from bireme.aws.layout import STACKS, ClusterLayout, choose_zones
 from bireme.aws.plan import BODY_LIMIT, broken_rules, offline
 from bireme.aws.policy import CALLS, TYPE_ACTIONS, compact, execution_actions, execution_policy, operator_policy
 from bireme.aws.templates import body_of, template_of
@@ -38,10 +38,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def layout_of(kind: str, region: str = "us-west-2") -> Layout:
+def layout_of(kind: str, region: str = "us-west-2") -> ClusterLayout:
     access = AccessFile(api=("203.0.113.7/32",))
     file = ClusterFile(name="paddle", region=region, access=access, **KINDS[kind])
-    return Layout(file, choose_zones(file))
+    return ClusterLayout(file, choose_zones(file))
 
 
 @pytest.mark.parametrize("region", ["us-west-1", "us-west-2", "eu-central-1"])
@@ -87,7 +87,7 @@ def test_our_rules_catch_what_linters_miss() -> None:
         "Cluster: subnets in one zone",
         "AddonVpcCni: there is no add-on vpc-cnl",
         "FileSystemSecurityGroup: open to the world",
-        "Repository has no tag of ours",
+        "Repository lacks the tag of its cluster",
     ]
     machines = workers()
     machines["Resources"]["ServersTemplate"]["Properties"]["LaunchTemplateData"]["BlockDeviceMappings"][0]["Ebs"] = {}

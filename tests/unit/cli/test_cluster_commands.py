@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bireme.aws.teardown.audit import Thing
+from bireme.aws.teardown.audit import LeftResource
 from bireme.aws.teardown.down import Outcome
 from bireme.cli.aws.commands import cluster
 from bireme.cli.aws.common import Target, find_target
@@ -143,7 +143,7 @@ def test_the_policies_are_printed_as_json() -> None:
     assert json.loads(run("policy", "--template").output)["Resources"]["ExecutionRole"]["Type"] == "AWS::IAM::Role"
 
 
-DATA = Thing("file system", "fs-1", 0.3, "1.0 GiB of data", is_data=True)
+DATA = LeftResource("file system", "fs-1", 0.3, "1.0 GiB of data", is_data=True)
 TARGET = Target("paddle", "us-west-2")
 
 
@@ -153,7 +153,9 @@ def test_data_that_could_not_be_deleted_is_an_error() -> None:
 
 
 def test_a_stack_that_cannot_go_is_reported_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    held = Outcome([Thing("network interface", "eni-1")], CloudError("paddle-platform cannot be deleted", fix="look"))
+    held = Outcome(
+        [LeftResource("network interface", "eni-1")], CloudError("paddle-platform cannot be deleted", fix="look")
+    )
     with pytest.raises(LeftoversError, match=r"cannot be deleted; this is left:\n  network interface eni-1") as caught:
         _report(TARGET, held, deletes_data=False, as_json=False)
     assert caught.value.fix == "look"

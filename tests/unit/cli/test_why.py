@@ -51,7 +51,7 @@ def test_a_finished_job_says_so_with_its_passes() -> None:
 
 def test_a_failed_job_says_its_error_and_its_fix() -> None:
     error = DataError("trainer 1: shard 1: there is no file data/train.txt", fix="split the data again")
-    ran("failed", reason=error.what, error=error.told())
+    ran("failed", reason=error.what, error=error.as_dict())
     assert said("small") == [
         "Training data is missing or not what the program expects: trainer 1: shard 1: there is no file "
         "data/train.txt.",
@@ -61,7 +61,7 @@ def test_a_failed_job_says_its_error_and_its_fix() -> None:
 
 def test_a_wrong_config_of_a_job_here_is_not_told_to_be_submitted() -> None:
     error = ConfigScriptError("config.py line 3: there is no fc_layr", fix="did you mean fc_layer?")
-    ran("failed", reason=error.what, error=error.told())
+    ran("failed", reason=error.what, error=error.as_dict())
     check = "`bireme train JOB.yaml --dry-run` checks the file here before you start it again."
     assert said("small")[1] == f"Did you mean fc_layer? {check}"
 

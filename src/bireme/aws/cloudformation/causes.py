@@ -1,7 +1,7 @@
-"""What AWS' refusals mean, and what to do about each: one table, from a code or a text to a sentence. No I/O.
+"""The meaning of AWS' refusals and a fix for each: one table, from a code or a text to a sentence. No I/O.
 
-The same words reach us in two ways: as the code of a call that was refused, and inside the reason of a stack's event
-(`Resource handler returned message: "…" (Service: Ec2, Status Code: 400 …)`). A row knows both.
+The same text arrives in two ways: as the code of a refused call, and inside the reason of a stack's event
+(`Resource handler returned message: "…" (Service: Ec2, Status Code: 400 …)`). A row matches both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bireme.core.errors import BiremeError, CloudError
 
 
 class AwsError(Exception):
-    """A call that AWS refused, with its own code and text. Decisions are made by the code; people get `explain`."""
+    """A call that AWS refused, with its own code and text. Decisions use the code; users see `explain`."""
 
     def __init__(self, call: str, code: str, message: str, *, is_passing: bool = False) -> None:
         super().__init__(f"{call}: {code}: {message}")
@@ -24,9 +24,9 @@ class AwsError(Exception):
 
     @property
     def is_absent(self) -> bool:
-        """Whether AWS says that the thing asked for does not exist."""
+        """Whether the requested resource does not exist."""
         if self.code in ("ProfileNotFound", "ConfigNotFound"):
-            return False  # boto3's own words about this machine: AWS was not asked
+            return False  # raised by boto3 for this machine's configuration: no request was sent
         return bool(_ABSENT.search(self.code)) or "does not exist" in self.message
 
 
@@ -46,7 +46,7 @@ class Cause:
 
 
 QUOTA = "ask for more at https://console.aws.amazon.com/servicequotas, or choose fewer machines or smaller types"
-LOGIN = "log in again (`aws sso login`, new keys, …) and run the same command: it goes on where this one stopped"
+LOGIN = "log in again (`aws sso login`, new keys, …) and run the same command: it continues where this one stopped"
 GRANT = (
     "attach what `bireme cluster policy` prints, and where there is no role bireme-cloudformation also what "
     "`bireme cluster policy --execution` prints (`--template` has both, for an administrator); then run the same "
@@ -61,7 +61,7 @@ CAUSES: tuple[Cause, ...] = (
           "correct AWS_PROFILE, or run `aws configure sso`"),
     Cause("expired credentials", r"^(ExpiredToken|RequestExpired|TokenRefreshRequired)|security token .* expired|"
           r"Request has expired",
-          "the AWS credentials have expired; what AWS has begun goes on without us", LOGIN),
+          "the AWS credentials have expired; what AWS has begun continues there", LOGIN),
     Cause("wrong keys", r"InvalidClientTokenId|UnrecognizedClientException|InvalidAccessKeyId",
           "AWS does not know this access key",
           "check AWS_ACCESS_KEY_ID and AWS_PROFILE; `aws sts get-caller-identity` must answer"),
@@ -96,7 +96,7 @@ CAUSES: tuple[Cause, ...] = (
           "the account's quota of EKS clusters in this region is used up",
           "delete one, or choose another `region`"),
     Cause("role quota", r"Cannot exceed quota for (RolesPerAccount|PoliciesPerRole)|LimitExceeded.*[Rr]ole",
-          "the account's quota of IAM roles is used up", "delete roles that nobody uses, or ask for more"),
+          "the account's quota of IAM roles is used up", "delete unused roles, or ask for more"),
     Cause("node group quota", r"[Nn]odegroups? limit exceeded|NodegroupsPerCluster",
           "the cluster has as many node groups as EKS allows", "delete one of them"),
     Cause("zone not supported", r"UnsupportedAvailabilityZoneException|does not currently have sufficient capacity",
@@ -132,7 +132,7 @@ CAUSES: tuple[Cause, ...] = (
           "the file system has a mount target in this zone already",
           "it can be mounted from one VPC only: delete its mount targets, or leave `storage.file_system` out"),
     Cause("taken by another", r"AlreadyExists|EntityAlreadyExists|already exists|already in use on this cluster",
-          "something of that name exists already, made by somebody else",
+          "something of that name exists already, made by other means",
           "choose another `name`, or delete it if it is a leftover of yours"),
     Cause("bad file system", r"FileSystemNotFound|File ?[Ss]ystem .* does not exist",
           "there is no such file system in this region", "correct `storage.file_system`, or leave it out"),
@@ -151,7 +151,7 @@ CAUSES: tuple[Cause, ...] = (
           "the subnets of the control plane are in one zone", "name subnets in two zones"),
     Cause("still in use", r"DependencyViolation|has a dependent object|has dependencies|DeleteConflict|"
           r"is (?:currently )?in use|Cannot delete (?:entity|a policy)|mapped public address",
-          "something that we did not make still uses it",
+          "something that bireme did not make still uses it",
           "`bireme cluster down` lists what is left; delete what is yours, then run it again"),
     Cause("bucket or repository not empty", r"BucketNotEmpty|RepositoryNotEmpty|still contains images|"
           r"bucket .* is not empty",
@@ -160,19 +160,19 @@ CAUSES: tuple[Cause, ...] = (
           "the stack is protected against deletion",
           "data goes only with `bireme cluster down --delete-data NAME`"),
     Cause("capabilities", r"InsufficientCapabilities|Requires capabilities",
-          "CloudFormation was not told that roles may be made", "this is a bug of bireme: please report it"),
+          "CloudFormation lacks the capability to make roles", "this is a bug of bireme: please report it"),
     Cause("template too large", r"at '?templateBody'? failed|51,?200",
           "the template is larger than CloudFormation takes",
           "use fewer `tags` and `labels`"),
     Cause("stack is moving", r"is in (\S+_IN_PROGRESS) state and can ?not",
           "CloudFormation is at work on the stack ({0})",
-          "wait, or run `bireme cluster status`; the same command goes on from there"),
+          "wait, or run `bireme cluster status`; the same command continues from there"),
     Cause("roll-back failed", r"UPDATE_ROLLBACK_FAILED",
-          "CloudFormation could not undo a change", "run `bireme cluster up` again: it goes on with the roll-back"),
+          "CloudFormation could not undo a change", "run `bireme cluster up` again: it continues the roll-back"),
     Cause("stack state", r"is in (\S+) state and can ?not|InvalidChangeSetStatus|cannot be executed in its current|"
           r"cannot be (?:deleted|called|performed) .*status (\S*)",
           "CloudFormation does not do this in the stack's present state",
-          "look at `bireme cluster status`; the same command goes on from there"),
+          "look at `bireme cluster status`; the same command continues from there"),
     Cause("node groups left", r"has nodegroups attached",
           "the control plane still has machines",
           "delete node groups that were made by other means, then run `bireme cluster down` again"),
@@ -236,7 +236,7 @@ class Explained:
 
 
 def explain(text: str) -> Explained | None:
-    """Find what a refusal means; None for words that nobody has met yet."""
+    """Explain a refusal by the first cause that matches; None for an unknown text."""
     for cause in CAUSES:
         if found := re.search(cause.pattern, text, re.DOTALL):
             groups = [group or "" for group in found.groups()]
@@ -245,12 +245,12 @@ def explain(text: str) -> Explained | None:
 
 
 def to_error(error: AwsError, doing: str) -> BiremeError:
-    """What a refused call is to people."""
+    """A refused call as an error for users."""
     known = explain(f"{error.code}: {error.message}")
-    told = f"AWS says ({error.call}): {error.code}: {_short(error.message)}"
+    detail = f"AWS says ({error.call}): {error.code}: {_short(error.message)}"
     if known is None:
-        return CloudError(f"cannot {doing}: {told}", fix="run the same command again; what is there is taken up")
-    return CloudError(f"cannot {doing}: {known.what}", why=told, fix=known.fix)
+        return CloudError(f"cannot {doing}: {detail}", fix="run the same command again; it continues with what exists")
+    return CloudError(f"cannot {doing}: {known.what}", why=detail, fix=known.fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +285,12 @@ def failure(stack: str, event: Event | None, reason: str) -> BiremeError:
     known = explain(event.reason)
     where = f"{stack} failed at {event.resource} ({event.kind})"
     if known is None:
-        fix = "run the same command again once that is mended: what was made is taken up"
+        fix = "run the same command again once that is fixed: it continues with what was made"
         return CloudError(f"{where}: {_short(event.reason)}", fix=fix)
     return CloudError(f"{where}: {known.what}", why=f"AWS says: {_short(event.reason)}", fix=known.fix)
 
 
 def _short(text: str) -> str:
-    """AWS' own words without request ids, which are of use to nobody."""
+    """AWS' own text without request ids."""
     plain = re.sub(r"\s*\((?:Service|RequestToken|Request ID|SDK Attempt)[^)]*\)", "", text)
     return plain.strip().removeprefix("Resource handler returned message: ").strip('" ')[:400]

@@ -1,7 +1,7 @@
-"""What to do next with a stack, given what CloudFormation says of it. No I/O, no clock.
+"""The next step with a stack, by the state that CloudFormation reports. No I/O, no clock.
 
-There is no state file: every run looks at the stacks and goes on from there, so a run that was interrupted, crashed or
-failed is taken up by running the same command again. The two tables below are the whole of `up` and `down`.
+There is no state file: every run reads the stacks and continues from there, so after an interruption, crash or failure
+the same command is run again. The two tables below are the whole of `up` and `down`.
 
     status                                   up                          down
     absent, DELETE_COMPLETE                  create                      done
@@ -14,7 +14,7 @@ failed is taken up by running the same command again. The two tables below are t
       ROLLBACK_FAILED                        delete, then create         delete
     UPDATE_ROLLBACK_FAILED                   continue the roll-back      delete
     DELETE_FAILED                            delete                      sweep strays, delete
-    others (UPDATE_FAILED, …)                stop, say so                delete
+    others (UPDATE_FAILED, …)                stop with an error          delete
     foreign (without our tag)                refuse                      refuse
 """
 
@@ -48,12 +48,12 @@ class Stack:
 
     @property
     def is_moving(self) -> bool:
-        """Whether CloudFormation is at work on it."""
+        """Whether CloudFormation is changing it."""
         return self.status.endswith("_IN_PROGRESS") and self.status != "REVIEW_IN_PROGRESS"
 
     @property
     def is_up(self) -> bool:
-        """Whether all of it is there."""
+        """Whether all its resources exist."""
         return self.status in COMPLETE
 
 
@@ -64,7 +64,7 @@ FAILED = frozenset({"ROLLBACK_COMPLETE", "CREATE_FAILED", "ROLLBACK_FAILED"})
 
 
 class Step(Enum):
-    """One thing to do with a stack."""
+    """One step with a stack."""
 
     CREATE = "create"
     FOLLOW = "follow"
@@ -78,7 +78,7 @@ class Step(Enum):
 
 
 def next_up(stack: Stack | None, cluster: str) -> Step:
-    """What brings a stack nearer to being up."""
+    """The next step of `up`."""
     if stack is None or stack.status == "DELETE_COMPLETE":
         return Step.CREATE
     if not stack.is_of(cluster):
@@ -92,12 +92,12 @@ def next_up(stack: Stack | None, cluster: str) -> Step:
     # These can only be deleted: a failed creation or deletion, and the shell of a change set that was never made.
     if stack.status in FAILED or stack.status in ("DELETE_FAILED", "REVIEW_IN_PROGRESS"):
         return Step.DELETE
-    # UPDATE_FAILED, IMPORT_ROLLBACK_FAILED, and what CloudFormation may learn: live stacks, not to be touched.
+    # UPDATE_FAILED, IMPORT_ROLLBACK_FAILED, and states that CloudFormation may add: the stack is live, so leave it.
     return Step.STUCK
 
 
 def next_down(stack: Stack | None, cluster: str) -> Step:
-    """What brings a stack nearer to being gone."""
+    """The next step of `down`."""
     if stack is None or stack.status == "DELETE_COMPLETE":
         return Step.DONE
     if not stack.is_of(cluster):

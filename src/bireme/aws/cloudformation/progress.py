@@ -1,6 +1,6 @@
-"""How far a stack is, from its events: what is being made, for how long, and how long that usually takes. No I/O.
+"""A stack's progress from its events: the resources in work, for how long, and the usual time. No I/O.
 
-The usual times are what users of EKS report, not measured by us. Nothing is ended because of them.
+The usual times are reports of EKS users, not measurements of ours; no timeout depends on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ USUAL_S = {
     "AWS::EC2::VPCEndpoint": 20,
     "AWS::Route53::HostedZone": 60,
 }
-"""Seconds that a type usually takes to be made; what is not here takes a few."""
+"""Usual seconds to create a type; others take a few."""
 QUICK_S = 15
 
 
@@ -33,28 +33,28 @@ def usual_s(kind: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A resource that CloudFormation is at work on."""
+    """A resource that CloudFormation is creating, changing or deleting."""
 
     resource: str
     kind: str
     since: float
 
-    def told(self, now: float) -> str:
-        """Its name, for how long, and how long that usually takes."""
+    def describe(self, now: float) -> str:
+        """Its name, the time so far and the usual time."""
         so_far = duration(max(0.0, now - self.since), is_exact=True)
         return f"{self.resource} ({so_far} of about {duration(usual_s(self.kind), is_exact=True)})"
 
 
 @dataclass(slots=True)
 class Progress:
-    """The stacks' progress as far as events tell it."""
+    """The stacks' progress, accumulated from events."""
 
     open: dict[tuple[str, str], Open] = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
     """By stack, how many resources are finished."""
 
     def take(self, stack: str, events: Iterable[Event]) -> list[str]:
-        """Take news in; a line for each resource that is finished or has failed."""
+        """Take new events; return a line for each resource that is finished or has failed."""
         lines = []
         for event in events:
             if event.resource == stack:
@@ -66,16 +66,16 @@ class Progress:
             begun = self.open.pop(key, None)
             self.done[stack] = self.done.get(stack, 0) + 1
             took = f" in {duration(event.time - begun.since, is_exact=True)}" if begun else ""
-            lines.append(f"{stack}  {event.resource}  {_said(event)}{took}{_why(event)}")
+            lines.append(f"{stack}  {event.resource}  {_outcome(event)}{took}{_why(event)}")
         return lines
 
     def waiting(self, now: float) -> str:
-        """What is being waited for, the slowest first."""
+        """The resources in work, the slowest first."""
         slowest = sorted(self.open.values(), key=lambda each: each.since + usual_s(each.kind), reverse=True)
-        return first_of([each.told(now) for each in slowest], 3)
+        return first_of([each.describe(now) for each in slowest], 3)
 
 
-_WORDS = {
+_OUTCOMES = {
     "CREATE_COMPLETE": "made",
     "DELETE_COMPLETE": "deleted",
     "UPDATE_COMPLETE": "changed",
@@ -83,8 +83,8 @@ _WORDS = {
 }
 
 
-def _said(event: Event) -> str:
-    return _WORDS.get(event.status, event.status)
+def _outcome(event: Event) -> str:
+    return _OUTCOMES.get(event.status, event.status)
 
 
 def _why(event: Event) -> str:

@@ -1,7 +1,7 @@
-"""Doing things to stacks, and watching CloudFormation do them.
+"""Operations on stacks: start them, and follow CloudFormation's events to the end.
 
-A stack that was just made may not be seen yet by the next question (CloudFormation answers from several places), so
-what this run has begun is asked for by its id. Waiting has no end of its own: CloudFormation decides when it is over.
+CloudFormation is eventually consistent: a stack that was just created may be unknown to the next request, so what this
+run has begun is looked up by its id. Waiting has no timeout of its own: CloudFormation decides when it is over.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from bireme.aws.cloudformation.decide import Stack
 from bireme.core.errors import BiremeError, CloudError
 
 POLL_S = (3.0, 5.0, 8.0, 12.0, 15.0)
-"""Pauses between two looks at a stack; the last one is kept. Two calls a look: at most about 30 a minute."""
+"""Pauses between two polls of a stack; the last one repeats. A poll is two calls: at most about 30 a minute."""
 UNSEEN_S = 120.0
-"""How long a stack that we have just made may be unknown to CloudFormation's own answers."""
+"""How long a stack that was just created may be missing from CloudFormation's answers."""
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
 _NO_CHANGE = ("didn't contain changes", "No updates are to be performed")
 
-Tell = Callable[[str, list[Event]], None]
-"""Gets a stack's name and what has newly happened to it."""
+OnEvents = Callable[[str, list[Event]], None]
+"""Called with a stack's name and its new events."""
 
 
-def to_stack(told: Mapping[str, Any]) -> Stack:
-    """What DescribeStacks says of one stack."""
+def to_stack(answer: Mapping[str, Any]) -> Stack:
+    """Convert one stack of DescribeStacks' answer."""
     return Stack(
-        name=told["StackName"],
-        id=told["StackId"],
-        status=told["StackStatus"],
-        reason=told.get("StackStatusReason", ""),
-        tags={tag["Key"]: tag["Value"] for tag in told.get("Tags", ())},
-        outputs={each["OutputKey"]: each["OutputValue"] for each in told.get("Outputs", ())},
-        parameters={each["ParameterKey"]: each.get("ParameterValue", "") for each in told.get("Parameters", ())},
-        created=told.get("CreationTime"),
-        is_protected=bool(told.get("EnableTerminationProtection")),
+        name=answer["StackName"],
+        id=answer["StackId"],
+        status=answer["StackStatus"],
+        reason=answer.get("StackStatusReason", ""),
+        tags={tag["Key"]: tag["Value"] for tag in answer.get("Tags", ())},
+        outputs={each["OutputKey"]: each["OutputValue"] for each in answer.get("Outputs", ())},
+        parameters={each["ParameterKey"]: each.get("ParameterValue", "") for each in answer.get("Parameters", ())},
+        created=answer.get("CreationTime"),
+        is_protected=bool(answer.get("EnableTerminationProtection")),
     )
 
 
@@ -54,28 +54,28 @@ def find_stack(aws: Aws, name: str) -> Stack | None:
 
 
 def events_of(aws: Aws, name: str, after: str = "") -> list[Event]:
-    """What has happened to a stack since an event, oldest first; since its beginning if none is named."""
+    """A stack's events after the one named, oldest first; all if none is named."""
     found: list[Event] = []
     try:
-        for told in aws.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=name):
-            if told["EventId"] == after:
+        for item in aws.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=name):
+            if item["EventId"] == after:
                 break
-            found.append(_to_event(told))
+            found.append(_to_event(item))
     except AwsError as e:
-        # A stack that was made a moment ago may not be known everywhere yet.
+        # Eventual consistency: a stack that was just created may not be found yet.
         if not e.is_absent:
             raise
     return found[::-1]
 
 
-def _to_event(told: Mapping[str, Any]) -> Event:
+def _to_event(answer: Mapping[str, Any]) -> Event:
     return Event(
-        id=told["EventId"],
-        resource=told.get("LogicalResourceId", ""),
-        kind=told.get("ResourceType", ""),
-        status=told.get("ResourceStatus", ""),
-        reason=told.get("ResourceStatusReason", ""),
-        time=told["Timestamp"].timestamp(),
+        id=answer["EventId"],
+        resource=answer.get("LogicalResourceId", ""),
+        kind=answer.get("ResourceType", ""),
+        status=answer.get("ResourceStatus", ""),
+        reason=answer.get("ResourceStatusReason", ""),
+        time=answer["Timestamp"].timestamp(),
     )
 
 
@@ -88,14 +88,14 @@ def last_operation(events: list[Event], stack: str) -> list[Event]:
 
 @dataclass(slots=True)
 class Stacks:
-    """The stacks of one account and region, worked on by one run of the tool."""
+    """The stacks of one account and region, as one run of bireme works on them."""
 
     aws: Aws
-    tell: Tell = lambda stack, events: None
+    on_events: OnEvents = lambda stack, events: None
     role: str | None = None
-    """CloudFormation's own role, where an administrator has made one."""
+    """CloudFormation's own role, where an administrator has created one."""
     _seen: dict[str, str] = field(default_factory=dict)
-    """The last event of each stack that was told."""
+    """The last event of each stack reported."""
 
     def find(self, name: str) -> Stack | None:
         """A stack by its name."""
@@ -107,7 +107,7 @@ class Stacks:
     def create(
         self, name: str, body: str, parameters: Mapping[str, str], tags: Mapping[str, str], *, protects: bool
     ) -> Stack:
-        """Make a stack, and wait until it is up or has failed."""
+        """Create a stack, and wait until it is up or has failed."""
         try:
             answer = self.aws.call(
                 "cloudformation",
@@ -125,7 +125,7 @@ class Stacks:
         except AwsError as e:
             if e.code not in ("AlreadyExistsException", "TokenAlreadyExistsException"):
                 raise
-            # Made by this very command, whose first answer was lost, or by another run: either way it is there now.
+            # Created by this command, whose first answer was lost, or by another run: either way it exists now.
             made = self.follow(name)
             if dict(tags).items() <= dict(made.tags).items():
                 return made
@@ -146,28 +146,28 @@ class Stacks:
         return self.follow(stack.id, stack.name, leaving=stack.status)
 
     def continue_rollback(self, stack: Stack) -> Stack:
-        """Have CloudFormation go on undoing a change."""
+        """Continue a roll-back that failed, and wait for its end."""
         self._mark(stack.name)
         self.aws.call("cloudformation", "ContinueUpdateRollback", StackName=stack.name, **self._role())
         return self.follow(stack.id, stack.name, leaving=stack.status)
 
     def _mark(self, name: str) -> None:
-        """Remember what has been before, so that only what comes now is told."""
+        """Note the last event, so that only later ones are reported."""
         past = events_of(self.aws, name)
         if past:
             self._seen[name] = past[-1].id
 
     def follow(self, id_: str, name: str = "", leaving: str = "") -> Stack:
-        """Watch a stack until CloudFormation has done with it; `leaving` is the state that it is to leave first."""
+        """Follow a stack until CloudFormation has finished; `leaving` is the state that it must leave first."""
         begun, looks, last = self.aws.clock.now(), 0, ""
         name = name or id_
         while True:
             stack = find_stack(self.aws, id_)
             waited = self.aws.clock.now() - begun
             if stack is not None:
-                last = self._tell_news(name, stack) or last
-                # The status was read before the events, and may be older than they are. The state that is to be left
-                # is the end only if the events say so, or if nothing has begun for a long time.
+                last = self._report_events(name, stack) or last
+                # The status was read before the events, so it may be older. The state `leaving` is final only if the
+                # events end with it too, or if the operation has not begun for a long time.
                 is_settled = stack.status != leaving or last == stack.status or (not last and waited >= UNSEEN_S)
                 if not stack.is_moving and is_settled:
                     return stack
@@ -175,18 +175,18 @@ class Stacks:
                 return Stack(name, id_, "DELETE_COMPLETE")
             elif waited >= UNSEEN_S:
                 raise CloudError(
-                    f"CloudFormation does not know the stack {name} that it was to make",
+                    f"CloudFormation does not know the stack {name} that it was asked to create",
                     fix="run the same command again",
                 )
             self.aws.clock.sleep(POLL_S[min(looks, len(POLL_S) - 1)])
             looks += 1
 
-    def _tell_news(self, name: str, stack: Stack) -> str:
-        """Report new events; the state of the stack itself that they end with, if they say one."""
+    def _report_events(self, name: str, stack: Stack) -> str:
+        """Report new events; return the stack's own state in them, empty without one."""
         news = events_of(self.aws, stack.id, self._seen.get(name, ""))
         if news:
             self._seen[name] = news[-1].id
-            self.tell(name, news)
+            self.on_events(name, news)
         return next((event.status for event in reversed(news) if event.resource == stack.name), "")
 
     def why_failed(self, stack: Stack) -> BiremeError:
@@ -197,9 +197,9 @@ class Stacks:
     def propose(
         self, stack: Stack, body: str | None, parameters: Mapping[str, str], tags: Mapping[str, str]
     ) -> ChangeSet | None:
-        """Ask CloudFormation what a change would do; None if nothing. Without a body the template stays as it is.
+        """Create a change set; None if it changes nothing. Without a body the previous template is kept.
 
-        It is made with `execute`, or dropped with `forget`.
+        Apply it with `execute`, or delete it with `forget`.
         """
         name = f"bireme-{uuid.uuid4()}"
         answer = self.aws.call(
@@ -219,21 +219,21 @@ class Stacks:
 
     def _read_changes(self, stack: Stack, id_: str) -> ChangeSet | None:
         for look in range(1000):
-            told = self.aws.call("cloudformation", "DescribeChangeSet", ChangeSetName=id_, StackName=stack.name)
-            if told["Status"] == "CREATE_COMPLETE":
-                return ChangeSet(id_, stack, tuple(self._changes(told, stack)))
-            if told["Status"] == "FAILED":
+            answer = self.aws.call("cloudformation", "DescribeChangeSet", ChangeSetName=id_, StackName=stack.name)
+            if answer["Status"] == "CREATE_COMPLETE":
+                return ChangeSet(id_, stack, tuple(self._changes(answer, stack)))
+            if answer["Status"] == "FAILED":
                 self.forget(ChangeSet(id_, stack, ()))
-                reason = told.get("StatusReason", "")
+                reason = answer.get("StatusReason", "")
                 if any(text in reason for text in _NO_CHANGE):
                     return None
                 raise to_error(AwsError("cloudformation.CreateChangeSet", "FAILED", reason), f"change {stack.name}")
             self.aws.clock.sleep(POLL_S[min(look, len(POLL_S) - 1)])
-        raise CloudError(f"CloudFormation does not say what would change in {stack.name}", fix="try again later")
+        raise CloudError(f"CloudFormation did not finish the change set of {stack.name}", fix="try again later")
 
-    def _changes(self, told: Mapping[str, Any], stack: Stack) -> Iterable[Change]:
+    def _changes(self, answer: Mapping[str, Any], stack: Stack) -> Iterable[Change]:
         while True:
-            for each in told.get("Changes", ()):
+            for each in answer.get("Changes", ()):
                 change = each.get("ResourceChange", {})
                 yield Change(
                     action=change.get("Action", ""),
@@ -242,18 +242,18 @@ class Stacks:
                     replaces=change.get("Replacement") == "True",
                     may_replace=change.get("Replacement") == "Conditional",
                 )
-            if not told.get("NextToken"):
+            if not answer.get("NextToken"):
                 return
-            told = self.aws.call(
+            answer = self.aws.call(
                 "cloudformation",
                 "DescribeChangeSet",
-                ChangeSetName=told["ChangeSetId"],
+                ChangeSetName=answer["ChangeSetId"],
                 StackName=stack.name,
-                NextToken=told["NextToken"],
+                NextToken=answer["NextToken"],
             )
 
     def execute(self, changes: ChangeSet) -> Stack:
-        """Make a proposed change, and wait for its end; an error with the root cause where it was rolled back."""
+        """Apply a change set and wait; raise the root cause if it was rolled back."""
         stack = changes.stack
         self._mark(stack.name)
         self.aws.call("cloudformation", "ExecuteChangeSet", ChangeSetName=changes.id, StackName=stack.name)
@@ -263,13 +263,13 @@ class Stacks:
         return done
 
     def forget(self, changes: ChangeSet) -> None:
-        """Drop a proposal."""
+        """Delete a change set."""
         self.aws.call("cloudformation", "DeleteChangeSet", ChangeSetName=changes.id, StackName=changes.stack.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a change set would do to one resource."""
+    """A change set's effect on one resource."""
 
     action: str
     resource: str
@@ -280,7 +280,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """What CloudFormation would do."""
+    """The changes that CloudFormation would make to a stack."""
 
     id: str
     stack: Stack

@@ -1,7 +1,7 @@
-"""What is left of a cluster, and what it costs: every service that a cluster uses is asked, by tag and by name.
+"""The resources left of a cluster, with prices: query every service that a cluster uses, by tag and by name.
 
-The tagging service alone will not do: it forgets late (what is deleted is listed for a while) and does not know roles.
-So each service is asked itself, and the tagging service only for kinds of things that nobody has thought of.
+The tagging service alone does not suffice: it lists deleted resources for a while, and no roles. So each service is
+queried itself, and the tagging service covers the resource types that no query names.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from bireme.aws.client import Aws
 from bireme.aws.cloudformation.causes import AwsError
 from bireme.aws.cloudformation.stacks import find_stack
 from bireme.aws.layout import CLUSTER_TAG, STACKS, log_group, repository_name, role_path, stack_name
-from bireme.aws.teardown.sweep import Ground, balancers, tags_of
+from bireme.aws.teardown.sweep import Scope, balancers, tags_of
 
 _ASKED = ("ec2", "eks", "elasticfilesystem", "ecr", "logs", "elasticloadbalancing", "cloudformation", "iam")
-"""Services whose own answers count more than the tagging service's."""
+"""Services that are queried themselves; the tagging service's answers for them are ignored."""
 GB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
-    """Something at AWS that belongs to a cluster."""
+class LeftResource:
+    """A resource at AWS that belongs to a cluster."""
 
     kind: str
     id: str
@@ -32,32 +32,32 @@ class Thing:
     """None: billed, but not in our table. 0: free."""
     note: str = ""
     is_data: bool = False
-    """Whether it holds the user's data, which stays unless it is told to go."""
+    """Whether it holds the user's data, which only `--delete-data` deletes."""
 
 
-def audit(aws: Aws, cluster: str) -> list[Thing]:
-    """Everything that is there of a cluster now."""
+def audit(aws: Aws, cluster: str) -> list[LeftResource]:
+    """List every existing resource of a cluster."""
     there = describe_cluster(aws, cluster)
     is_ours = there is None or (there.get("tags") or {}).get(CLUSTER_TAG) == cluster
     found = list(_stacks(aws, cluster))
     if there is not None and is_ours:
         usd = prices.CONTROL_PLANE_USD_H * prices.MONTH_H
-        found.append(Thing("EKS cluster", cluster, usd, there.get("status", "")))
-    # Tags and names that only hold the cluster's name count while that name is ours, or nobody's.
-    ground = Ground(cluster, owns_cluster=is_ours)
-    found += _machines(aws, ground)
-    found += _network(aws, ground)
-    found += _balancers(aws, ground)
+        found.append(LeftResource("EKS cluster", cluster, usd, there.get("status", "")))
+    # Tags and names that only contain the cluster's name count unless a foreign cluster has that name.
+    scope = Scope(cluster, owns_cluster=is_ours)
+    found += _machines(aws, scope)
+    found += _network(aws, scope)
+    found += _balancers(aws, scope)
     found += file_systems(aws, cluster)
-    found += _named(aws, ground)
+    found += _named(aws, scope)
     return [*found, *_others(aws, cluster)]
 
 
-def _stacks(aws: Aws, cluster: str) -> Iterator[Thing]:
+def _stacks(aws: Aws, cluster: str) -> Iterator[LeftResource]:
     for kind in STACKS:
         stack = find_stack(aws, stack_name(cluster, kind))
         if stack is not None and stack.status != "DELETE_COMPLETE" and stack.is_of(cluster):
-            yield Thing("stack", stack.name, note=stack.status, is_data=kind == "storage")
+            yield LeftResource("stack", stack.name, note=stack.status, is_data=kind == "storage")
 
 
 def describe_cluster(aws: Aws, cluster: str) -> dict[str, Any] | None:
@@ -70,19 +70,19 @@ def describe_cluster(aws: Aws, cluster: str) -> dict[str, Any] | None:
         raise
 
 
-def _tagged(ground: Ground) -> list[dict[str, Any]]:
-    return [{"Name": f"tag:{CLUSTER_TAG}", "Values": [ground.cluster]}]
+def _tagged(scope: Scope) -> list[dict[str, Any]]:
+    return [{"Name": f"tag:{CLUSTER_TAG}", "Values": [scope.cluster]}]
 
 
-def _each(aws: Aws, operation: str, key: str, ground: Ground, vpcs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Things of EC2 with our tag, those with Kubernetes' tag for our cluster, and all others in the VPCs."""
+def _each(aws: Aws, operation: str, key: str, scope: Scope, vpcs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """EC2 resources with our tag, with Kubernetes' tag for our cluster, and all in the VPCs."""
     seen: set[str] = set()
-    queries = [_tagged(ground)]
+    queries = [_tagged(scope)]
     if vpcs:
-        # Whoever made them: they keep our VPC from going.
+        # Also what others made there: it blocks the deletion of our VPC.
         queries.append([{"Name": "vpc-id", "Values": list(vpcs)}])
-    if ground.owns_cluster:
-        queries.append([{"Name": f"tag:kubernetes.io/cluster/{ground.cluster}", "Values": ["owned"]}])
+    if scope.owns_cluster:
+        queries.append([{"Name": f"tag:kubernetes.io/cluster/{scope.cluster}", "Values": ["owned"]}])
     for filters in queries:
         for each in aws.pages("ec2", operation, key, Filters=filters):
             id_ = next(str(each[name]) for name in _IDS if name in each)
@@ -94,65 +94,65 @@ def _each(aws: Aws, operation: str, key: str, ground: Ground, vpcs: Sequence[str
 _IDS = ("ReservationId", "VolumeId", "NetworkInterfaceId", "GroupId")
 
 
-def _machines(aws: Aws, ground: Ground) -> Iterator[Thing]:
-    for reservation in _each(aws, "DescribeInstances", "Reservations", ground):
+def _machines(aws: Aws, scope: Scope) -> Iterator[LeftResource]:
+    for reservation in _each(aws, "DescribeInstances", "Reservations", scope):
         for each in reservation["Instances"]:
             if each["State"]["Name"] not in ("terminated", "shutting-down"):
                 usd_h = prices.machine_usd_h(each["InstanceType"], aws.region)
                 usd = None if usd_h is None else usd_h * prices.MONTH_H
-                yield Thing("machine", each["InstanceId"], usd, each["InstanceType"])
-    for each in _each(aws, "DescribeVolumes", "Volumes", ground):
+                yield LeftResource("machine", each["InstanceId"], usd, each["InstanceType"])
+    for each in _each(aws, "DescribeVolumes", "Volumes", scope):
         usd = prices.DISK_USD_GB_MONTH * each.get("Size", 0)
-        yield Thing("volume", each["VolumeId"], usd, f"{each.get('Size', 0)} GB, {each['State']}")
+        yield LeftResource("volume", each["VolumeId"], usd, f"{each.get('Size', 0)} GB, {each['State']}")
 
 
-def _network(aws: Aws, ground: Ground) -> Iterator[Thing]:
-    tagged = _tagged(ground)
+def _network(aws: Aws, scope: Scope) -> Iterator[LeftResource]:
+    tagged = _tagged(scope)
     for each in aws.pages("ec2", "DescribeNatGateways", "NatGateways", Filter=tagged):
-        if each["State"] not in ("deleted", "failed") and ground.is_ours(tags_of(each)):
-            yield Thing("NAT gateway", each["NatGatewayId"], prices.NAT_USD_H * prices.MONTH_H, each["State"])
+        if each["State"] not in ("deleted", "failed") and scope.is_ours(tags_of(each)):
+            yield LeftResource("NAT gateway", each["NatGatewayId"], prices.NAT_USD_H * prices.MONTH_H, each["State"])
     for each in aws.call("ec2", "DescribeAddresses", Filters=tagged).get("Addresses", ()):
-        yield Thing("address", each["AllocationId"], prices.ADDRESS_USD_H * prices.MONTH_H)
+        yield LeftResource("address", each["AllocationId"], prices.ADDRESS_USD_H * prices.MONTH_H)
     vpcs = [each["VpcId"] for each in aws.pages("ec2", "DescribeVpcs", "Vpcs", Filters=tagged)]
-    yield from (Thing("VPC", vpc) for vpc in vpcs)
-    for each in _each(aws, "DescribeNetworkInterfaces", "NetworkInterfaces", ground, vpcs):
+    yield from (LeftResource("VPC", vpc) for vpc in vpcs)
+    for each in _each(aws, "DescribeNetworkInterfaces", "NetworkInterfaces", scope, vpcs):
         note = each.get("Description", "")
-        if not ground.is_ours(tags_of(each, "TagSet")):
+        if not scope.is_ours(tags_of(each, "TagSet")):
             note = f"{note + ', ' if note else ''}not made by bireme, in {each.get('VpcId')}"
-        yield Thing("network interface", each["NetworkInterfaceId"], note=note)
-    for each in _each(aws, "DescribeSecurityGroups", "SecurityGroups", ground, vpcs):
-        if each.get("GroupName") != "default":  # goes with its VPC
-            yield Thing("security group", each["GroupId"], note=each.get("GroupName", ""))
+        yield LeftResource("network interface", each["NetworkInterfaceId"], note=note)
+    for each in _each(aws, "DescribeSecurityGroups", "SecurityGroups", scope, vpcs):
+        if each.get("GroupName") != "default":  # deleted with its VPC
+            yield LeftResource("security group", each["GroupId"], note=each.get("GroupName", ""))
 
 
-def _balancers(aws: Aws, ground: Ground) -> Iterator[Thing]:
-    for each in balancers(aws, ground):
-        yield Thing(each.kind, each.name, prices.BALANCER_USD_H * prices.MONTH_H)
+def _balancers(aws: Aws, scope: Scope) -> Iterator[LeftResource]:
+    for each in balancers(aws, scope):
+        yield LeftResource(each.kind, each.name, prices.BALANCER_USD_H * prices.MONTH_H)
 
 
-def file_systems(aws: Aws, cluster: str) -> Iterator[Thing]:
-    """The file systems that we have made for a cluster."""
+def file_systems(aws: Aws, cluster: str) -> Iterator[LeftResource]:
+    """The file systems that bireme created for a cluster."""
     for each in aws.pages("efs", "DescribeFileSystems", "FileSystems"):
         if tags_of(each).get(CLUSTER_TAG) == cluster and each["LifeCycleState"] not in ("deleting", "deleted"):
             size = each.get("SizeInBytes", {}).get("Value", 0)
             usd = prices.FILE_USD_GB_MONTH * size / GB
-            yield Thing("file system", each["FileSystemId"], usd, f"{size / GB:.1f} GiB of data", is_data=True)
+            yield LeftResource("file system", each["FileSystemId"], usd, f"{size / GB:.1f} GiB of data", is_data=True)
 
 
-def _named(aws: Aws, ground: Ground) -> Iterator[Thing]:
-    cluster = ground.cluster
+def _named(aws: Aws, scope: Scope) -> Iterator[LeftResource]:
+    cluster = scope.cluster
     for each in aws.pages("iam", "ListRoles", "Roles", PathPrefix=role_path(cluster)):
-        yield Thing("role", each["RoleName"])
+        yield LeftResource("role", each["RoleName"])
     try:
         answer = aws.call("ecr", "DescribeRepositories", repositoryNames=[repository_name(cluster)])
         for each in answer["repositories"]:
-            yield Thing("image repository", each["repositoryName"], None, "billed by the bytes that it holds")
+            yield LeftResource("image repository", each["repositoryName"], None, "billed by the bytes that it holds")
     except AwsError as e:
         if not e.is_absent:
             raise
-    # EKS may write its last lines after the cluster is gone, and makes the group again for them, without our tag.
-    if ground.owns_cluster and has_log_group(aws, cluster):
-        yield Thing("log group", log_group(cluster), None, "billed by the bytes that it holds")
+    # EKS may write its last lines after the cluster is gone; it then creates the group again, without our tag.
+    if scope.owns_cluster and has_log_group(aws, cluster):
+        yield LeftResource("log group", log_group(cluster), None, "billed by the bytes that it holds")
 
 
 def has_log_group(aws: Aws, cluster: str) -> bool:
@@ -173,7 +173,7 @@ def _log_tags(aws: Aws, arn: str) -> dict[str, str]:
 
 
 def has_foreign_log_group(aws: Aws, cluster: str) -> bool:
-    """Whether a log group of that name is there that our stack could not make anew, as it is not ours to delete."""
+    """Whether a log group of that name exists without our tag: the stack could not create it, nor may we delete it."""
     arn = _log_group_arn(aws, cluster)
     if arn is None:
         return False
@@ -181,7 +181,7 @@ def has_foreign_log_group(aws: Aws, cluster: str) -> bool:
 
 
 def delete_log_group(aws: Aws, cluster: str) -> bool:
-    """Delete the log group that our platform stack made and left, once its cluster is gone; by its tag."""
+    """Delete the log group that the platform stack left, by its tag, once its cluster is gone."""
     arn = _log_group_arn(aws, cluster)
     if arn is None or describe_cluster(aws, cluster) is not None:
         return False
@@ -201,7 +201,7 @@ def _arns(aws: Aws, cluster: str) -> list[str]:
     return [each["ResourceARN"] for each in found]
 
 
-def _others(aws: Aws, cluster: str) -> Iterator[Thing]:
+def _others(aws: Aws, cluster: str) -> Iterator[LeftResource]:
     for arn in _arns(aws, cluster):
         if arn.split(":")[2] not in _ASKED:
-            yield Thing(arn.split(":")[2], arn, None)
+            yield LeftResource(arn.split(":")[2], arn, None)

@@ -1,8 +1,8 @@
-"""Taking a cluster down, in the one order that works, from whatever state it is in.
+"""Take a cluster down, in the one order that works, from whatever state it is in.
 
-Jobs, then what Kubernetes made at AWS (load balancers, volumes), then workers, then the platform; the data only when
-told. Every step is waited for and may be run again. At the end everything is looked for once more: `audit` decides
-what is said, not the stacks' own word.
+Jobs, then what Kubernetes made at AWS (load balancers, volumes), then workers, then the platform; the data only with
+`--delete-data`. Every step is awaited and may be repeated. The final report is `audit`'s list of existing resources,
+not the stacks' state.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from bireme.aws.cloudformation.causes import AwsError, to_error
 from bireme.aws.cloudformation.decide import FAILED, Stack, Step, next_down
 from bireme.aws.cloudformation.stacks import Stacks, find_stack
 from bireme.aws.layout import STACKS, StackKind, stack_name
-from bireme.aws.teardown.audit import Thing, audit, delete_log_group, file_systems
-from bireme.aws.teardown.sweep import balancers, find_ground, sweep
+from bireme.aws.teardown.audit import LeftResource, audit, delete_log_group, file_systems
+from bireme.aws.teardown.sweep import balancers, find_scope, sweep
 from bireme.aws.up import foreign
 from bireme.core.errors import BiremeError, CloudError
 
 ATTEMPTS = 8
 PAUSE_S = 30.0
-"""EKS lets go of its network interfaces some minutes after a machine is gone."""
+"""EKS releases its network interfaces some minutes after a machine is gone."""
 BALANCERS_S = 300.0
 LOOKS = 4
 ROUNDS = 3
@@ -39,15 +39,15 @@ class StuckError(Exception):
 
 
 class Workloads(Protocol):
-    """What runs on the cluster; handed in, because this room does not know Kubernetes."""
+    """The workloads of the cluster; injected, because this package does not import Kubernetes."""
 
     def clear(self, note: Note) -> None:
         """Delete jobs, load balancers' Services and claims; a BiremeError if the cluster cannot be asked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What there is of a cluster before anything is done."""
+class ExistingStacks:
+    """A cluster's stacks before anything is done."""
 
     cluster: str
     stacks: dict[StackKind, Stack]
@@ -58,23 +58,23 @@ class Standing:
         return not self.stacks
 
 
-def standing(aws: Aws, cluster: str) -> Standing:
-    """Look at the cluster's stacks."""
+def find_stacks(aws: Aws, cluster: str) -> ExistingStacks:
+    """Read the state of the cluster's stacks."""
     found = {kind: find_stack(aws, stack_name(cluster, kind)) for kind in STACKS}
     there = {kind: stack for kind, stack in found.items() if stack and stack.status != "DELETE_COMPLETE"}
-    return Standing(cluster, there)
+    return ExistingStacks(cluster, there)
 
 
 def other_regions(aws: Aws, cluster: str) -> list[str]:
-    """Other regions of the account with a cluster of this name, for when the wrong one was named."""
+    """Other regions of the account with a cluster of this name, for a hint where the wrong region was named."""
     answer = aws.call("ec2", "DescribeRegions")
     names = [each["RegionName"] for each in answer["Regions"] if each["RegionName"] != aws.region]
     found = []
     for name in names:
         try:
-            there = standing(aws.elsewhere(name), cluster)
+            there = find_stacks(aws.elsewhere(name), cluster)
         except AwsError:
-            continue  # a region that this account may not use holds nothing of ours
+            continue  # a region that this account may not use holds no cluster
         if any(stack.is_of(cluster) for stack in there.stacks.values()):
             found.append(name)
     return found
@@ -82,18 +82,18 @@ def other_regions(aws: Aws, cluster: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How taking a cluster down has ended."""
+    """The result of taking a cluster down."""
 
-    left: list[Thing]
-    """What is there of it, kept data included."""
+    left: list[LeftResource]
+    """Its existing resources, kept data included."""
     failure: BiremeError | None = None
     """Why a stack could not be deleted."""
 
 
 def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note, *, deletes_data: bool) -> Outcome:
-    """Take a cluster down as far as AWS lets us, and look for what is left of it."""
+    """Take a cluster down as far as AWS allows, and list what is left of it."""
     try:
-        there = standing(stacks.aws, cluster)
+        there = find_stacks(stacks.aws, cluster)
         for stack in there.stacks.values():
             if not stack.is_of(cluster):
                 raise foreign(stack.name, cluster)
@@ -103,11 +103,13 @@ def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: N
             try:
                 _remove_all(stacks, cluster, note, deletes_data=deletes_data)
             except StuckError as e:
-                # What holds the stack is in the list, and so is what is billed meanwhile.
+                # The list names what blocks the stack, and what is billed meanwhile.
                 return Outcome(audit(stacks.aws, cluster), e.cause)
             left = _look_for_leftovers(stacks.aws, cluster, deletes_data=deletes_data)
-            # A stack that another run began a moment ago may have been unseen at the first look.
-            if not [thing for thing in left if thing.kind == "stack" and (deletes_data or not thing.is_data)]:
+            # A stack that another run has just begun may have been invisible at first (eventual consistency).
+            if not [
+                resource for resource in left if resource.kind == "stack" and (deletes_data or not resource.is_data)
+            ]:
                 break
         return Outcome(left)
     except AwsError as e:
@@ -116,7 +118,7 @@ def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: N
 
 def _remove_all(stacks: Stacks, cluster: str, note: Note, *, deletes_data: bool) -> None:
     remove(stacks, cluster, "workers", note)
-    # Volumes are free once the machines are gone, and nobody's once the cluster is.
+    # Volumes are detached once the machines are gone, and no longer attributable once the cluster is gone.
     sweep(stacks, cluster, note)
     remove(stacks, cluster, "platform", note)
     if delete_log_group(stacks.aws, cluster):
@@ -124,11 +126,11 @@ def _remove_all(stacks: Stacks, cluster: str, note: Note, *, deletes_data: bool)
     _storage(stacks, cluster, note, deletes_data=deletes_data)
 
 
-def _look_for_leftovers(aws: Aws, cluster: str, *, deletes_data: bool) -> list[Thing]:
-    """What is left; what AWS still lists though it is gone gets the time to disappear."""
+def _look_for_leftovers(aws: Aws, cluster: str, *, deletes_data: bool) -> list[LeftResource]:
+    """List what is left, with pauses, because AWS lists deleted resources for a while."""
     for _ in range(LOOKS):
         left = audit(aws, cluster)
-        if not [thing for thing in left if deletes_data or not thing.is_data]:
+        if not [resource for resource in left if deletes_data or not resource.is_data]:
             break
         aws.clock.sleep(PAUSE_S)
     return left
@@ -136,19 +138,19 @@ def _look_for_leftovers(aws: Aws, cluster: str, *, deletes_data: bool) -> list[T
 
 def _clear_workloads(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note) -> None:
     aws, platform = stacks.aws, stacks.find(stack_name(cluster, "platform"))
-    ground = find_ground(aws, cluster, platform)
+    scope = find_scope(aws, cluster, platform)
     # A platform that failed because the name was taken has no cluster: the one of that name is somebody else's.
-    if workloads is not None and ground.owns_cluster:
+    if workloads is not None and scope.owns_cluster:
         try:
             workloads.clear(note)
         except BiremeError as e:
             note(f"the API server cannot be asked ({e.what}); what its jobs have made is cleared at AWS instead")
-    if not ground.vpc:
+    if not scope.vpc:
         return
     until = aws.clock.now() + BALANCERS_S
-    while found := balancers(aws, ground):
+    while found := balancers(aws, scope):
         if workloads is None or aws.clock.now() >= until:
-            break  # nobody else will delete them: sweep does
+            break  # the API server will not delete them: `sweep` does
         note(f"waiting for {len(found)} load balancer(s) to go")
         aws.clock.sleep(PAUSE_S)
 
@@ -179,7 +181,7 @@ def remove(stacks: Stacks, cluster: str, kind: StackKind, note: Note) -> None:
 
 
 def _storage(stacks: Stacks, cluster: str, note: Note, *, deletes_data: bool) -> None:
-    """Keep the data, or delete it when told; a shell that holds nothing goes in any case."""
+    """Keep the data unless `deletes_data`; a stack without resources is deleted in any case."""
     stack = stacks.find(stack_name(cluster, "storage"))
     if stack is not None and stack.is_moving:
         stack = stacks.follow(stack.id, stack.name)
@@ -190,21 +192,21 @@ def _storage(stacks: Stacks, cluster: str, note: Note, *, deletes_data: bool) ->
 
 
 def _delete_file_systems(aws: Aws, cluster: str, note: Note) -> None:
-    """CloudFormation keeps the file system when its stack goes; it is found by its tag, also after a crash here."""
-    for thing in list(file_systems(aws, cluster)):
-        note(f"deleting the file system {thing.id} ({thing.note})")
+    """Delete the file systems, found by tag: CloudFormation retains them when their stack is deleted."""
+    for resource in list(file_systems(aws, cluster)):
+        note(f"deleting the file system {resource.id} ({resource.note})")
     for attempt in range(ATTEMPTS):
         there = list(file_systems(aws, cluster))
         if not there:
             return
         if attempt:
             aws.clock.sleep(PAUSE_S)
-        for thing in there:
+        for resource in there:
             try:
-                aws.call("efs", "DeleteFileSystem", FileSystemId=thing.id)
+                aws.call("efs", "DeleteFileSystem", FileSystemId=resource.id)
             except AwsError as e:
-                # In use: its mount targets went a moment ago.
+                # In use: its mount targets were deleted a moment ago.
                 if not e.is_absent and e.code != "FileSystemInUse":
                     raise
-    for thing in file_systems(aws, cluster):
-        note(f"the file system {thing.id} is still mounted, by another cluster perhaps; it stays")
+    for resource in file_systems(aws, cluster):
+        note(f"the file system {resource.id} is still mounted, by another cluster perhaps; it stays")

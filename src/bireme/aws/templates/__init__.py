@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from bireme.aws.layout import Layout, StackKind
+from bireme.aws.layout import ClusterLayout, StackKind
 from bireme.aws.templates.parts import Template
 from bireme.aws.templates.platform import platform
 from bireme.aws.templates.storage import storage
@@ -16,12 +16,12 @@ from bireme.aws.templates.workers import workers
 __all__ = ["Template", "body_of", "operator", "template_of", "types_of"]
 
 
-def template_of(layout: Layout, kind: StackKind) -> Template:
+def template_of(layout: ClusterLayout, kind: StackKind) -> Template:
     """The template of one of a cluster's stacks."""
     return {"storage": storage, "platform": platform, "workers": workers}[kind](layout)
 
 
-def types_of(layout: Layout) -> set[str]:
+def types_of(layout: ClusterLayout) -> set[str]:
     """The types of resources that all of a cluster's stacks make."""
     return {each["Type"] for kind in layout.stacks for each in template_of(layout, kind)["Resources"].values()}
 

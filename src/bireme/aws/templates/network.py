@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bireme.aws.layout import Layout
+from bireme.aws.layout import ClusterLayout
 from bireme.aws.templates.parts import Resource, att, ref, resource, sub, tag_list
 
 LETTERS = ("A", "B")
@@ -12,7 +12,7 @@ ELB_ROLE = {"Public": "kubernetes.io/role/elb", "Private": "kubernetes.io/role/i
 """Tags by which Kubernetes finds the subnets for load balancers."""
 
 
-def worker_subnets(layout: Layout) -> list[str | Resource]:
+def worker_subnets(layout: ClusterLayout) -> list[str | Resource]:
     """The subnets of workers, control plane and mount targets: the workers' own first."""
     if not layout.makes_network:
         return list(layout.file.network.subnets)
@@ -20,17 +20,17 @@ def worker_subnets(layout: Layout) -> list[str | Resource]:
     return [ref(f"{side}Subnet{letter}") for letter in LETTERS]
 
 
-def vpc_id(layout: Layout) -> str | Resource:
+def vpc_id(layout: ClusterLayout) -> str | Resource:
     """The VPC, made or given."""
     return ref("Vpc") if layout.file.network.vpc is None else layout.file.network.vpc
 
 
-def network(layout: Layout) -> dict[str, Resource]:
+def network(layout: ClusterLayout) -> dict[str, Resource]:
     """Everything that has to do with addresses and routes; nothing in a VPC that is the user's own."""
     return dict(_network(layout)) if layout.makes_network else {}
 
 
-def _network(layout: Layout) -> Iterator[tuple[str, Resource]]:
+def _network(layout: ClusterLayout) -> Iterator[tuple[str, Resource]]:
     named = tag_list({"Name": f"bireme-{layout.name}"})
     properties = {"CidrBlock": layout.file.network.cidr, "EnableDnsSupport": True, "EnableDnsHostnames": True}
     yield "Vpc", resource("EC2::VPC", {**properties, "Tags": named})
@@ -60,7 +60,7 @@ def _network(layout: Layout) -> Iterator[tuple[str, Resource]]:
 
 
 def _side(
-    layout: Layout, side: str, ranges: tuple[str, ...], way_out: Resource, after: str = ""
+    layout: ClusterLayout, side: str, ranges: tuple[str, ...], way_out: Resource, after: str = ""
 ) -> Iterator[tuple[str, Resource]]:
     """The subnets of one side in both zones, with their route table and its way out."""
     named = {"Name": f"bireme-{layout.name}-{side.lower()}"}

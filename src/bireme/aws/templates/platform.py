@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from bireme.aws.layout import JOB_ACCOUNT, NAMESPACE, Layout, log_group, repository_name, role_path
+from bireme.aws.layout import JOB_ACCOUNT, NAMESPACE, ClusterLayout, log_group, repository_name, role_path
 from bireme.aws.templates.network import LETTERS, network, vpc_id, worker_subnets
 from bireme.aws.templates.parts import (
     Resource,
@@ -33,7 +33,7 @@ EFS_ACCOUNTS = {"Controller": "efs-csi-controller-sa", "Node": "efs-csi-node-sa"
 POD_ACTIONS = ("sts:AssumeRole", "sts:TagSession")
 
 
-def platform(layout: Layout) -> Template:
+def platform(layout: ClusterLayout) -> Template:
     """The template; `FileSystemId` comes from the storage stack or is the user's own."""
     resources = {
         **network(layout),
@@ -67,7 +67,7 @@ def platform(layout: Layout) -> Template:
     )
 
 
-def _control_plane(layout: Layout) -> Iterator[tuple[str, Resource]]:
+def _control_plane(layout: ClusterLayout) -> Iterator[tuple[str, Resource]]:
     file, path = layout.file, role_path(layout.name)
     # EKS would make the log group itself, without an end to its retention. Were it deleted before the cluster, EKS
     # would make it again; so CloudFormation keeps it, and `down` deletes it once the cluster is gone.
@@ -101,7 +101,7 @@ def _control_plane(layout: Layout) -> Iterator[tuple[str, Resource]]:
         yield f"Addon{name}", _addon(addon, layout)
 
 
-def _addon(name: str, layout: Layout) -> Resource:
+def _addon(name: str, layout: ClusterLayout) -> Resource:
     properties = {
         "ClusterName": ref("Cluster"),
         "AddonName": name,
@@ -111,14 +111,14 @@ def _addon(name: str, layout: Layout) -> Resource:
     return resource("EKS::Addon", properties)
 
 
-def _access(layout: Layout) -> Iterator[tuple[str, Resource]]:
+def _access(layout: ClusterLayout) -> Iterator[tuple[str, Resource]]:
     admins: list[object] = list(layout.file.access.admins) or [ref("AdminArn")]
     policy = {
         "PolicyArn": sub("arn:${AWS::Partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"),
         "AccessScope": {"Type": "cluster"},
     }
     for admin in admins:
-        # Named by whom it is for: by position, a name taken from the middle of the list would clash with the next.
+        # Named after its principal: named by position, removing an entry in the middle would clash with the next.
         name = f"Admin{hashlib.sha256(admin.encode()).hexdigest()[:8]}" if isinstance(admin, str) else "Admin"
         entry = {"ClusterName": ref("Cluster"), "PrincipalArn": admin, "AccessPolicies": [policy]}
         yield name, resource("EKS::AccessEntry", {**entry, "Tags": tag_list(layout.tags)})
@@ -136,7 +136,7 @@ def _access(layout: Layout) -> Iterator[tuple[str, Resource]]:
     yield "NodeRole", resource("IAM::Role", role)
 
 
-def _pods(layout: Layout) -> Iterator[tuple[str, Resource]]:
+def _pods(layout: ClusterLayout) -> Iterator[tuple[str, Resource]]:
     """What pods may do at AWS: the driver mounts the file system, and jobs read the bucket."""
     role = {
         "Path": role_path(layout.name),
@@ -157,7 +157,7 @@ def _pods(layout: Layout) -> Iterator[tuple[str, Resource]]:
         yield "JobIdentity", _identity(layout, NAMESPACE, JOB_ACCOUNT, "JobRole")
 
 
-def _identity(layout: Layout, namespace: str, account: str, role: str) -> Resource:
+def _identity(layout: ClusterLayout, namespace: str, account: str, role: str) -> Resource:
     properties = {
         "ClusterName": ref("Cluster"),
         "Namespace": namespace,
@@ -168,7 +168,7 @@ def _identity(layout: Layout, namespace: str, account: str, role: str) -> Resour
     return resource("EKS::PodIdentityAssociation", properties)
 
 
-def _data(layout: Layout) -> Iterator[tuple[str, Resource]]:
+def _data(layout: ClusterLayout) -> Iterator[tuple[str, Resource]]:
     """The ways to the file system: NFS from this cluster's machines only, and a directory owned by the pods' user."""
     from_cluster = {
         "IpProtocol": "tcp",
@@ -205,7 +205,7 @@ def _data(layout: Layout) -> Iterator[tuple[str, Resource]]:
     yield "AccessPoint", resource("EFS::AccessPoint", point)
 
 
-def _names(layout: Layout) -> Iterator[tuple[str, Resource]]:
+def _names(layout: ClusterLayout) -> Iterator[tuple[str, Resource]]:
     zone = layout.file.dns_zone
     if zone is None:
         return
@@ -222,7 +222,7 @@ def _names(layout: Layout) -> Iterator[tuple[str, Resource]]:
     yield "FileSystemName", resource("Route53::RecordSet", record)
 
 
-def _repository(layout: Layout) -> Resource:
+def _repository(layout: ClusterLayout) -> Resource:
     keep = (
         '{"rules":[{"rulePriority":1,"description":"keep the last 20 images","selection":{"tagStatus":"any",'
         '"countType":"imageCountMoreThan","countNumber":20},"action":{"type":"expire"}}]}'

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bireme.aws.layout import Layout
+from bireme.aws.layout import ClusterLayout
 from bireme.aws.templates.parts import Template, outputs, ref, resource, tag_list, template
 
 
-def storage(layout: Layout) -> Template:
+def storage(layout: ClusterLayout) -> Template:
     """An encrypted EFS file system. CloudFormation keeps it when the stack goes, unless its creation failed."""
     properties = {
         "Encrypted": True,
@@ -30,11 +30,11 @@ def _only_encrypted() -> dict[str, object]:
     client = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite", "elasticfilesystem:ClientRootAccess"]
     through_mount = {"Bool": {"elasticfilesystem:AccessedViaMountTarget": "true"}}
     plain = {"Bool": {"aws:SecureTransport": "false"}}
-    everybody = {"AWS": "*"}
+    anyone = {"AWS": "*"}
     return {
         "Version": "2012-10-17",
         "Statement": [
-            {"Effect": "Allow", "Principal": everybody, "Action": client, "Resource": "*", "Condition": through_mount},
-            {"Effect": "Deny", "Principal": everybody, "Action": "*", "Resource": "*", "Condition": plain},
+            {"Effect": "Allow", "Principal": anyone, "Action": client, "Resource": "*", "Condition": through_mount},
+            {"Effect": "Deny", "Principal": anyone, "Action": "*", "Resource": "*", "Condition": plain},
         ],
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bireme.aws.layout import CLUSTER_TAG, GROUP_LABEL, Layout
+from bireme.aws.layout import CLUSTER_TAG, GROUP_LABEL, ClusterLayout
 from bireme.aws.templates.parts import Resource, Template, att, parameter, ref, resource, tag_list, template
 from bireme.spec.cluster import GroupFile
 
@@ -10,7 +10,7 @@ GROUPS = ("Servers", "Trainers")
 ADDONS = {"CoreDns": "coredns", "EfsDriver": "aws-efs-csi-driver"}
 
 
-def workers(layout: Layout) -> Template:
+def workers(layout: ClusterLayout) -> Template:
     """The template; how many machines there are is a parameter, so that `scale` changes nothing else."""
     groups = {"Servers": layout.file.workers.servers, "Trainers": layout.file.workers.trainers}
     resources: dict[str, Resource] = {}
@@ -37,7 +37,7 @@ def workers(layout: Layout) -> Template:
     return template(f"bireme {layout.name}: the workers.", resources, Parameters=needed)
 
 
-def _launch_template(layout: Layout, name: str, group: GroupFile) -> Resource:
+def _launch_template(layout: ClusterLayout, name: str, group: GroupFile) -> Resource:
     # CloudFormation's own tags do not reach what an instance makes for itself.
     # Only tags that never change: EKS refuses a new version of this together with other changes of the group.
     tags = tag_list({CLUSTER_TAG: layout.name, "Name": f"bireme-{layout.name}-{name.lower()}"})
@@ -60,7 +60,7 @@ def _launch_template(layout: Layout, name: str, group: GroupFile) -> Resource:
     return resource("EC2::LaunchTemplate", {"LaunchTemplateData": data, "TagSpecifications": own})
 
 
-def _group(layout: Layout, name: str, group: GroupFile) -> Resource:
+def _group(layout: ClusterLayout, name: str, group: GroupFile) -> Resource:
     """A managed node group; without a name, so that CloudFormation can replace it by making the new one first."""
     size = {"MinSize": 0, "MaxSize": layout.file.workers.max, "DesiredSize": ref(f"{name}Count")}
     properties = {

@@ -15,7 +15,7 @@ from bireme.cli.aws.up import scale, up
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
-    from bireme.aws.plan import Plan
+    from bireme.aws.plan import ClusterPlan
     from bireme.aws.prices import Estimate
 
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     "  bireme cluster down",
 )
 def cluster() -> None:
-    """Make a Kubernetes cluster on AWS, look after it, and take it down again.
+    """Make a Kubernetes cluster on AWS, scale it, and take it down again.
 
-    One file, cluster.yaml, describes it; CloudFormation makes it. There is no state file: every command looks at AWS
-    and goes on from there, so each may be interrupted and run again.
+    One file, cluster.yaml, describes it; CloudFormation makes it. There is no state file: every command reads the
+    state at AWS and continues from there, so each may be interrupted and run again.
     """
 
 
@@ -42,23 +42,23 @@ for command in (init, up, status, scale, down):
 @cluster.command()
 @file_option
 @click.option("--render", type=Path, metavar="DIR", help="Write the CloudFormation templates there.")
-@click.option("--offline", is_flag=True, help="Do not ask AWS, also where there are credentials.")
+@click.option("--offline", is_flag=True, help="Do not query AWS, even with credentials.")
 @json_option
 def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
     """Show what `up` would make and what it costs; change nothing.
 
     Without credentials: the checked file, the resources of each stack, address ranges and the price. With credentials
-    AWS is asked too: who you are, zones, versions, quotas, free names, and what a change would replace.
+    it checks AWS too: your identity, zones, versions, quotas, free names, and what a change would replace.
     """
     from bireme.aws import plan as planning
     from bireme.aws.client import Aws
     from bireme.aws.cloudformation.causes import AwsError, to_error
-    from bireme.aws.layout import Layout, choose_zones
+    from bireme.aws.layout import ClusterLayout, choose_zones
     from bireme.core.errors import CloudError, MissingError
     from bireme.spec.cluster_load import load_cluster
 
     file = load_cluster(path)
-    found = planning.offline(Layout(file, choose_zones(file)))
+    found = planning.offline(ClusterLayout(file, choose_zones(file)))
     if render is not None:
         _render(found, render)
     try:
@@ -74,7 +74,7 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
         found, identity, _ = ask_aws(aws, file)
         say(f"account {identity.account} as {identity.arn}")
     if as_json:
-        click.echo(json.dumps(found.told()))
+        click.echo(json.dumps(found.as_dict()))
     else:
         print_plan(found)
         if not has_credentials:
@@ -86,7 +86,7 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
         raise SystemExit(CloudError.exit_code)
 
 
-def _render(found: Plan, folder: Path) -> None:
+def _render(found: ClusterPlan, folder: Path) -> None:
     from bireme.aws.templates import template_of
     from bireme.core.errors import StorageError
 
@@ -101,8 +101,8 @@ def _render(found: Plan, folder: Path) -> None:
         raise StorageError(f"cannot write templates into {folder}: {e.strerror or e}", fix=fix) from e
 
 
-def print_plan(found: Plan) -> None:
-    """The plan for people."""
+def print_plan(found: ClusterPlan) -> None:
+    """Print the plan."""
     layout, file = found.layout, found.layout.file
     click.echo(f"cluster {layout.name} in {file.region} ({', '.join(layout.zones)}), Kubernetes {file.kubernetes}")
     if layout.makes_network:
@@ -123,7 +123,7 @@ def print_plan(found: Plan) -> None:
         click.echo(f"{mark} {finding.name:<11} {finding.text}{f'  ->  {finding.fix}' if finding.fix else ''}")
 
 
-def _print_stack(found: Plan, kind: Any) -> None:
+def _print_stack(found: ClusterPlan, kind: Any) -> None:
     from collections import Counter
 
     from bireme.view.plain import count
@@ -144,7 +144,7 @@ def _print_stack(found: Plan, kind: Any) -> None:
 
 
 def print_price(estimate: Estimate) -> None:
-    """The price for people."""
+    """Print the price."""
     from bireme.aws import prices
 
     for item in estimate.items:
@@ -163,11 +163,11 @@ def print_price(estimate: Estimate) -> None:
 @file_option
 @json_option
 def cost(path: Path, as_json: bool) -> None:
-    """Say what the cluster costs: by the hour, by the month, and idle. Asks nobody."""
+    """Show what the cluster costs: by the hour, by the month, and idle. AWS is not queried."""
     import msgspec
 
     from bireme.aws import prices
-    from bireme.aws.layout import Layout, choose_zones
+    from bireme.aws.layout import ClusterLayout, choose_zones
     from bireme.spec.cluster_load import load_cluster
 
     file = load_cluster(path)
@@ -177,11 +177,16 @@ def cost(path: Path, as_json: bool) -> None:
         trainers=msgspec.structs.replace(file.workers.trainers, count=0),
     )
     zones = choose_zones(file)
-    full = prices.estimate(Layout(file, zones))
-    idle = prices.estimate(Layout(msgspec.structs.replace(file, workers=idle_workers), zones))
+    full = prices.estimate(ClusterLayout(file, zones))
+    idle = prices.estimate(ClusterLayout(msgspec.structs.replace(file, workers=idle_workers), zones))
     if as_json:
-        told = {"date": prices.DATE, "usd_hour": full.usd_h, "idle_usd_hour": idle.usd_h, "unknown": list(full.unknown)}
-        click.echo(json.dumps(told | {"items": [msgspec.to_builtins(item) for item in full.items]}))
+        price = {
+            "date": prices.DATE,
+            "usd_hour": full.usd_h,
+            "idle_usd_hour": idle.usd_h,
+            "unknown": list(full.unknown),
+        }
+        click.echo(json.dumps(price | {"items": [msgspec.to_builtins(item) for item in full.items]}))
         return
     print_price(full)
     month = idle.usd_h * prices.MONTH_H
@@ -195,9 +200,9 @@ def cost(path: Path, as_json: bool) -> None:
 @click.option("--execution", is_flag=True, help="The policy of CloudFormation's own role instead.")
 @click.option("--template", is_flag=True, help="A CloudFormation template with both, for an administrator.")
 def policy(name: str | None, execution: bool, template: bool) -> None:
-    """Print the IAM policy that `bireme cluster` needs, and nothing more; with NAME, for that cluster only.
+    """Print the minimal IAM policy for `bireme cluster`; with NAME, for that cluster only.
 
-    Made from the calls that the tool makes and the resources in its templates. An administrator deploys the template
+    It is generated from bireme's AWS calls and the resources in its templates. An administrator deploys the template
     once (`--template`): it makes the role with which CloudFormation works, and the policy for operators.
     """
     from bireme.aws.policy import execution_policy, operator_policy
@@ -229,7 +234,7 @@ def kubeconfig(target: Target, out: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--region", required=True)
 def token(name: str, region: str) -> None:
-    """Print a token for the cluster's API server, as kubectl asks for it."""
+    """Print a token for the cluster's API server, in the format that kubectl expects."""
     from bireme.aws.access import credential
     from bireme.aws.client import Aws
 

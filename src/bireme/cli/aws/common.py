@@ -1,4 +1,4 @@
-"""What the commands of `bireme cluster` share: which cluster is meant, progress, and the way to its API server."""
+"""Shared by the commands of `bireme cluster`: the target cluster, progress, and a connection to its API server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ file_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which cluster is meant."""
+    """The cluster that a command works on."""
 
     name: str
     region: str
@@ -44,13 +44,13 @@ class Target:
         return Aws(self.region)
 
     @property
-    def words(self) -> str:
-        """How a command names it."""
+    def as_arguments(self) -> str:
+        """The arguments that select it, for hints."""
         return f"{self.name} --region {self.region}"
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `[NAME] [--region R] [-f FILE]` as one value `target`."""
+    """Add `[NAME] [--region R] [-f FILE]` to a command and pass them as one value `target`."""
 
     @functools.wraps(command)
     def located(*args: Any, name: str | None, region: str | None, path: Path, **rest: Any) -> Any:
@@ -58,7 +58,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         file_option,
-        click.option("--region", help="AWS region, where no file says it. Left out: AWS_REGION."),
+        click.option("--region", help="AWS region, if no file gives it. Left out: AWS_REGION."),
         click.argument("name", required=False),
     ):
         located = option(located)
@@ -66,7 +66,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def find_target(name: str | None, region: str | None, path: Path) -> Target:
-    """The cluster that the command line means: by name, or by its file."""
+    """Find the target cluster by name or by its file."""
     from bireme.spec.cluster_load import load_cluster
 
     if name is None and not path.exists():
@@ -77,7 +77,7 @@ def find_target(name: str | None, region: str | None, path: Path) -> Target:
     except SpecError:
         if name is None or region is None:
             raise
-        file = None  # name and region say enough, also to take down a cluster whose file is broken
+        file = None  # name and region suffice, for example to take down a cluster whose file is broken
     if file is not None and name in (None, file.name):
         return Target(file.name, region or file.region, file)
     where = region or aws_region()
@@ -87,12 +87,12 @@ def find_target(name: str | None, region: str | None, path: Path) -> Target:
 
 
 def say(text: str) -> None:
-    """What is being done; results go to stdout."""
+    """Report progress on stderr; results go to stdout."""
     click.echo(text, err=True)
 
 
 class Watcher:
-    """Prints what happens to stacks; on a terminal, what is being waited for too."""
+    """Prints stacks' events; on a terminal also a live line with the resources in work."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         from bireme.aws.cloudformation.progress import Progress
@@ -101,12 +101,12 @@ class Watcher:
         self._live: Any = None
 
     def __call__(self, stack: str, events: list[Event]) -> None:
-        """Take news of a stack."""
+        """Print a stack's new events."""
         for line in self._progress.take(stack, events):
             self.note(f"  {line}")
 
     def note(self, text: str) -> None:
-        """Print a line above what is being waited for."""
+        """Print a line above the live line."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
@@ -118,7 +118,7 @@ class Watcher:
 
     @contextmanager
     def shown(self) -> Iterator[Watcher]:
-        """Keep a last line alive on a terminal."""
+        """Show the live line on a terminal."""
         if not sys.stderr.isatty():
             yield self
             return
@@ -135,13 +135,13 @@ class Watcher:
 
 @contextmanager
 def interruptible(command: str) -> Iterator[None]:
-    """Ctrl-C stops the watching, not AWS."""
+    """Turn Ctrl-C into a message: it stops the watching, not AWS."""
     try:
         yield
     except KeyboardInterrupt as e:
         raise Cancelled(
-            "stopped watching; what AWS has begun goes on there",
-            fix=f"`{command_name()} cluster {command}` takes it up again",
+            "stopped watching; what AWS has begun continues there",
+            fix=f"`{command_name()} cluster {command}` continues it",
         ) from e
 
 
@@ -156,7 +156,7 @@ def confirm(question: str, *, is_sure: bool) -> None:
 
 
 def own_command() -> list[str]:
-    """How other programs start this bireme: absolute, because kubectl runs it from anywhere."""
+    """The command line of this bireme; absolute, because kubectl runs it from any directory."""
     return [sys.executable, "-m", "bireme"]
 
 

@@ -1,4 +1,4 @@
-"""`bireme cluster status` and `down`: what there is, and how it goes."""
+"""`bireme cluster status` and `down`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bireme.spec.load import command_name
 if TYPE_CHECKING:
     from bireme.aws.client import Aws
     from bireme.aws.status import ClusterStatus
-    from bireme.aws.teardown.audit import Thing
-    from bireme.aws.teardown.down import Note, Outcome, Standing
+    from bireme.aws.teardown.audit import LeftResource
+    from bireme.aws.teardown.down import ExistingStacks, Note, Outcome
 
 
 @click.command(epilog="\b\nExample: bireme cluster status --drift")
@@ -38,13 +38,13 @@ def status(target: Target, with_drift: bool, as_json: bool) -> None:
     inside = _inside(aws, found)
     now = aws.clock.now()
     if as_json:
-        click.echo(json.dumps(_told(found, inside, now)))
+        click.echo(json.dumps(_as_dict(found, inside, now)))
     else:
         _print(found, inside, now)
 
 
 def _inside(aws: Aws, found: ClusterStatus) -> dict[str, Any]:
-    """Machines and jobs as the cluster itself tells them; why not, where it cannot be asked."""
+    """Machines and jobs from the API server, or the error if it cannot be reached."""
     if found.control_plane != "ACTIVE":
         return {}
     from bireme.kube.api.client import JOB
@@ -59,7 +59,7 @@ def _inside(aws: Aws, found: ClusterStatus) -> dict[str, Any]:
         return {"error": e.what}
 
 
-def _told(found: ClusterStatus, inside: dict[str, Any], now: float) -> dict[str, Any]:
+def _as_dict(found: ClusterStatus, inside: dict[str, Any], now: float) -> dict[str, Any]:
     return {
         "cluster": found.name,
         "region": found.region,
@@ -94,7 +94,7 @@ def _print(found: ClusterStatus, inside: dict[str, Any], now: float) -> None:
     if found.addons:
         click.echo(f"  add-ons        {', '.join(f'{name} {state}' for name, state in found.addons.items())}")
     if "error" in inside:
-        click.echo(f"  inside         cannot be asked: {inside['error']}")
+        click.echo(f"  inside         unreachable: {inside['error']}")
     elif inside:
         jobs = ", ".join(inside["jobs"]) or "no jobs"
         click.echo(f"  inside         {inside['ready']} of {inside['nodes']} machines Ready; {jobs}")
@@ -106,7 +106,7 @@ def _print(found: ClusterStatus, inside: dict[str, Any], now: float) -> None:
 
 
 def _nowhere(aws: Aws, target: Target) -> CloudError:
-    """There is nothing of the cluster here; say where it is, if the wrong region was named."""
+    """The error for a cluster that is not in this region; it names the region where it is."""
     from bireme.aws.cloudformation.causes import AwsError
     from bireme.aws.teardown.down import other_regions
 
@@ -124,7 +124,7 @@ def _nowhere(aws: Aws, target: Target) -> CloudError:
 
 
 class _Jobs:
-    """What runs on the cluster, cleared through its API server."""
+    """The cluster's workloads, deleted through its API server."""
 
     def __init__(self, aws: Aws, cluster: str) -> None:
         self._aws, self._cluster = aws, cluster
@@ -145,22 +145,22 @@ class _Jobs:
 @click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
 @json_option
 def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) -> None:
-    """Take the cluster down: jobs, load balancers and volumes, machines, platform. The data stays unless told.
+    """Take the cluster down: jobs, load balancers and volumes, machines, platform. The data stays.
 
-    Works from any state, also after an `up` that failed, and may be run again at any time. Ends with a look at every
-    service that was used: nothing is left, or a list with prices and exit code 3.
+    Works from any state, also after an `up` that failed, and may be run again at any time. It ends with an audit of
+    every service that was used: nothing is left, or a list with prices and exit code 3.
     """
     from bireme.aws.cloudformation.causes import AwsError, to_error
     from bireme.aws.cloudformation.stacks import Stacks
     from bireme.aws.preflight import identify
-    from bireme.aws.teardown.down import standing, take_down
+    from bireme.aws.teardown.down import find_stacks, take_down
     from bireme.aws.up import execution_role
 
     if delete_data not in (None, target.name):
         raise UsageError(f"--delete-data {delete_data}: the cluster is called {target.name}", fix="type its name")
     aws = target.aws()
     try:
-        there = standing(aws, target.name)
+        there = find_stacks(aws, target.name)
         if there.is_empty:
             _nothing_here(aws, target, deletes_data=delete_data is not None, is_sure=is_sure, as_json=as_json)
             return
@@ -172,7 +172,7 @@ def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) 
     confirm(f"take {target.name} down?", is_sure=is_sure)
     watcher = Watcher(aws.clock.now)
     data = "" if delete_data is None else f" --delete-data {delete_data}"
-    with interruptible(f"down {target.words}{data}"), watcher.shown():
+    with interruptible(f"down {target.as_arguments}{data}"), watcher.shown():
         stacks = Stacks(aws, watcher, role)
         jobs = _Jobs(aws, target.name)
         outcome = take_down(stacks, target.name, jobs, watcher.note, deletes_data=delete_data is not None)
@@ -181,7 +181,7 @@ def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) 
 
 
 def _nothing_here(aws: Aws, target: Target, *, deletes_data: bool, is_sure: bool, as_json: bool) -> None:
-    """No stack is here: in another region perhaps, or only strays and kept data are left."""
+    """Handle a cluster without stacks: it is in another region, or only strays and kept data are left."""
     from bireme.aws.cloudformation.stacks import Stacks
     from bireme.aws.teardown.audit import file_systems
     from bireme.aws.teardown.down import other_regions, take_down
@@ -190,8 +190,8 @@ def _nothing_here(aws: Aws, target: Target, *, deletes_data: bool, is_sure: bool
         fix = f"name it: `--region {others[0]}`"
         raise CloudError(f"{target.name} is not in {target.region}, but in {', '.join(others)}", fix=fix)
     kept = list(file_systems(aws, target.name)) if deletes_data else []
-    for thing in kept:
-        say(f"the file system {thing.id} ({thing.note}) goes, WITH ALL DATA")
+    for resource in kept:
+        say(f"the file system {resource.id} ({resource.note}) goes, WITH ALL DATA")
     if kept:
         confirm(f"delete the data of {target.name}?", is_sure=is_sure)
     say(f"there is no stack of a cluster {target.name} in {target.region}; looking for what it may have left")
@@ -200,7 +200,7 @@ def _nothing_here(aws: Aws, target: Target, *, deletes_data: bool, is_sure: bool
     _report(target, outcome, deletes_data=deletes_data, as_json=as_json, was_there=bool(kept))
 
 
-def _announce(there: Standing, *, deletes_data: bool) -> None:
+def _announce(there: ExistingStacks, *, deletes_data: bool) -> None:
     for kind, stack in reversed(there.stacks.items()):
         stays = kind == "storage" and not deletes_data
         what = "stays, with all data" if stays else "goes, WITH ALL DATA" if kind == "storage" else "goes"
@@ -222,32 +222,32 @@ def _forget_access(target: Target) -> None:
         if after != before:
             write_kubeconfig(Path(path), after)
     except (BiremeError, OSError) as e:
-        # The cluster is gone all the same, and what is left of it must be said.
+        # The cluster is gone all the same, and what is left of it must still be reported.
         say(f"the context {name} could not be taken out of {path}: {e}")
 
 
 def _report(target: Target, outcome: Outcome, *, deletes_data: bool, as_json: bool, was_there: bool = True) -> None:
     import msgspec
 
-    kept = [thing for thing in outcome.left if thing.is_data and not deletes_data]
-    strays = [thing for thing in outcome.left if thing not in kept]
+    kept = [resource for resource in outcome.left if resource.is_data and not deletes_data]
+    strays = [resource for resource in outcome.left if resource not in kept]
     failure = outcome.failure
     if as_json:
         message = {
             "cluster": target.name,
-            "kept": [msgspec.to_builtins(thing) for thing in kept],
-            "left": [msgspec.to_builtins(thing) for thing in strays],
-            "failure": failure.told() if failure else None,
+            "kept": [msgspec.to_builtins(resource) for resource in kept],
+            "left": [msgspec.to_builtins(resource) for resource in strays],
+            "failure": failure.as_dict() if failure else None,
         }
         click.echo(json.dumps(message))
         if strays or failure:
             raise SystemExit(LeftoversError.exit_code)
         return
-    for thing in kept:
-        if thing.kind == "file system":
-            me = f"{command_name()} cluster down {target.words} --delete-data {target.name}"
-            money = f"${thing.usd_month or 0:.2f} a month"
-            click.echo(f"kept: {thing.kind} {thing.id} ({thing.note}, {money}); `{me}` deletes it")
+    for resource in kept:
+        if resource.kind == "file system":
+            me = f"{command_name()} cluster down {target.as_arguments} --delete-data {target.name}"
+            money = f"${resource.usd_month or 0:.2f} a month"
+            click.echo(f"kept: {resource.kind} {resource.id} ({resource.note}, {money}); `{me}` deletes it")
     lines = "\n".join(f"  {t.kind} {t.id} ({t.note + ', ' if t.note else ''}{_money(t)})" for t in strays)
     if failure:
         raise LeftoversError(f"{failure.what}; this is left:\n{lines}", why=failure.why, fix=failure.fix)
@@ -262,7 +262,7 @@ def _report(target: Target, outcome: Outcome, *, deletes_data: bool, as_json: bo
     click.echo(f"{target.name} is gone: nothing left" + (" but the data" if kept else ", nothing billed"))
 
 
-def _money(thing: Thing) -> str:
-    if thing.usd_month is None:
+def _money(resource: LeftResource) -> str:
+    if resource.usd_month is None:
         return "billed by use"
-    return f"${thing.usd_month:.2f} a month" if thing.usd_month else "free"
+    return f"${resource.usd_month:.2f} a month" if resource.usd_month else "free"

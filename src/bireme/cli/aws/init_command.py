@@ -1,4 +1,4 @@
-"""`bireme cluster init`: write a cluster.yaml. AWS is not called, and nothing is looked up on the internet."""
+"""`bireme cluster init`: write a cluster.yaml. Uses no network."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def init(path: Path, as_json: bool, **flags: Any) -> None:
 
     if path.exists():
         raise OutputExistsError(f"{path} exists", fix="name another file with `-f`")
-    given = _keys(flags)
-    _complete(given, asks=not as_json and _is_terminal())
-    file = _checked(path, given)
+    values = _keys(flags)
+    _complete(values, asks=not as_json and _is_terminal())
+    file = _checked(path, values)
     write_new(path, render(file))
     servers, trainers = file.workers.servers, file.workers.trainers
     if as_json:
@@ -110,21 +110,21 @@ def _print_next(path: Path, file: ClusterFile) -> None:
 
 
 def _keys(flags: dict[str, Any]) -> dict[str, Any]:
-    """What the flags say, by dotted key."""
+    """The flags' values by dotted key."""
     if flags["s3_uri"] is not None:
         raise UsageError(
-            "--s3-uri is a flag of kube-aws that is not used here",
+            "--s3-uri is a flag of kube-aws that bireme does not use",
             why="the templates are small enough to be sent without a bucket",
             fix="leave it out; `--bucket` names a bucket that jobs may read data from",
         )
-    given = {key: value for key, flag in FLAGS.items() if (value := flags[_parameter(flag)]) not in (None, ())}
+    values = {key: value for key, flag in FLAGS.items() if (value := flags[_parameter(flag)]) not in (None, ())}
     for old, key in KUBE_AWS_FLAGS.items():
         value = flags[_parameter(old)]
-        if value is not None and key in given:
+        if value is not None and key in values:
             raise UsageError(f"{FLAGS[key]} and {old}, its name in kube-aws, are both given", fix=f"leave {old} out")
         if value is not None:
-            given[key] = (value,) if key == "zones" else value
-    return {key: _value(key, value) for key, value in given.items()}
+            values[key] = (value,) if key == "zones" else value
+    return {key: _value(key, value) for key, value in values.items()}
 
 
 def _parameter(flag: str) -> str:
@@ -147,30 +147,30 @@ def _as_range(address: str) -> str:
     return f"{address}/32" if re.fullmatch(r"[0-9.]+", address) else address
 
 
-def _complete(given: dict[str, Any], *, asks: bool) -> None:
-    """Ask for what must be known, or refuse to go on without it."""
+def _complete(values: dict[str, Any], *, asks: bool) -> None:
+    """Prompt for required values, or refuse if they are missing."""
     from bireme.spec.load import aws_region, command_name
 
     if asks:
-        _ask(given, "name", "Name of the cluster")
-        _ask(given, "region", "AWS region", default=aws_region())
-        _ask(given, "workers.trainers.count", "Machines for trainers", default=3, convert=int)
+        _ask(values, "name", "Name of the cluster")
+        _ask(values, "region", "AWS region", default=aws_region())
+        _ask(values, "workers.trainers.count", "Machines for trainers", default=3, convert=int)
         what = "Your public address, which may reach the API server"
-        _ask(given, "access.api", what, convert=lambda text: [_as_range(part) for part in re.split(r"[\s,]+", text)])
+        _ask(values, "access.api", what, convert=lambda text: [_as_range(part) for part in re.split(r"[\s,]+", text)])
         return
     if (region := aws_region()) is not None:
-        given.setdefault("region", region)
+        values.setdefault("region", region)
     needed = {"name": "NAME", "region": "--region REGION", "access.api": "--api-cidr YOUR.ADDRESS/32"}
-    if missing := [flag for key, flag in needed.items() if key not in given]:
-        why = "`cluster up` never opens the API server to all addresses" if "access.api" not in given else ""
+    if missing := [flag for key, flag in needed.items() if key not in values]:
+        why = "`cluster up` never opens the API server to all addresses" if "access.api" not in values else ""
         fix = f"`{command_name()} cluster init {' '.join(needed.values())}`"
         raise UsageError(f"missing: {', '.join(missing)}", why=why, fix=fix)
 
 
 def _ask(
-    given: dict[str, Any], key: str, question: str, *, default: Any = None, convert: Callable[[str], Any] = str
+    values: dict[str, Any], key: str, question: str, *, default: Any = None, convert: Callable[[str], Any] = str
 ) -> None:
-    """Ask until the answer is one that the file may hold."""
+    """Prompt until the answer is valid."""
     from bireme.spec.cluster import MAX_WORKERS
     from bireme.spec.cluster_load import find_cluster_mistakes, key_of
 
@@ -184,24 +184,24 @@ def _ask(
                 raise click.UsageError("; ".join(filter(None, (mistake.text.split("`: ", 1)[-1], mistake.fix))))
         return value
 
-    if key not in given:
-        given[key] = click.prompt(question, default=default, value_proc=check, err=True)
+    if key not in values:
+        values[key] = click.prompt(question, default=default, value_proc=check, err=True)
 
 
-def _checked(path: Path, given: dict[str, Any]) -> ClusterFile:
-    """The file that the flags come to; mistakes name the flags."""
+def _checked(path: Path, values: dict[str, Any]) -> ClusterFile:
+    """Build the cluster file from the flags; mistakes name the flags."""
     import msgspec
 
     from bireme.spec.cluster import MAX_WORKERS, ClusterFile, WorkersFile
     from bireme.spec.cluster_load import REFERENCE, find_cluster_mistakes
     from bireme.spec.mistakes import Mistake, refusal
 
-    counts = [given.get(f"workers.{group}.count", 0) for group in ("servers", "trainers")]
-    data = _nested({**given, "workers.max": min(max(*counts, WorkersFile().max), MAX_WORKERS)})
-    # One flag may set two keys: the same text is then found twice.
-    told = {(_with_flags(m.text), m.why, _with_flags(m.fix)): None for m in find_cluster_mistakes(data)}
-    if told:
-        raise refusal(path, [Mistake(0, *parts) for parts in told], REFERENCE)
+    counts = [values.get(f"workers.{group}.count", 0) for group in ("servers", "trainers")]
+    data = _nested({**values, "workers.max": min(max(*counts, WorkersFile().max), MAX_WORKERS)})
+    # One flag may set two keys, which yields the same text twice.
+    mistakes = {(_with_flags(m.text), m.why, _with_flags(m.fix)): None for m in find_cluster_mistakes(data)}
+    if mistakes:
+        raise refusal(path, [Mistake(0, *parts) for parts in mistakes], REFERENCE)
     return msgspec.convert(data, ClusterFile)
 
 
@@ -212,10 +212,10 @@ def _with_flags(text: str) -> str:
     return text
 
 
-def _nested(given: dict[str, Any]) -> dict[str, Any]:
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
     """Dotted keys as the sections of a file."""
     data: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in values.items():
         *sections, last = key.split(".")
         inner = data
         for section in sections:

@@ -1,4 +1,4 @@
-"""`bireme cluster up` and `scale`: make a cluster, or bring it to what its file says now."""
+"""`bireme cluster up` and `scale`: create a cluster, or apply its changed file."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from bireme.spec.load import command_name, kubeconfig_files
 
 if TYPE_CHECKING:
     from bireme.aws.client import Aws
-    from bireme.aws.layout import Layout
-    from bireme.aws.plan import Plan
+    from bireme.aws.layout import ClusterLayout
+    from bireme.aws.plan import ClusterPlan
     from bireme.aws.preflight import Identity
     from bireme.kube.api.client import Cluster
     from bireme.spec.cluster import ClusterFile
 
 
 MAX_TTL_DAYS = 366
-"""The longest time that `--ttl` takes: what is to stand for longer needs no reminder."""
+"""The longest `--ttl`: a reminder after more than a year is of no use."""
 
 
 @click.command(epilog="\b\nExample: bireme cluster up --yes --max-hourly 1.00 --ttl 8h")
@@ -44,14 +44,14 @@ MAX_TTL_DAYS = 366
 @click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
 @click.option("--max-hourly", type=float, metavar="USD", help="Refuse to make anything that costs more an hour.")
 @click.option(
-    "--ttl", metavar="8h", help="When to take it down again; `status` reminds you (it does not go by itself)."
+    "--ttl", metavar="8h", help="When to take it down again; `status` reminds you (it is not deleted by itself)."
 )
-@click.option("--accept-unknown-cost", is_flag=True, help="Go on where our table has no price.")
+@click.option("--accept-unknown-cost", is_flag=True, help="Continue where our table has no price.")
 @json_option
 def up(
     path: Path, is_sure: bool, max_hourly: float | None, ttl: str | None, accept_unknown_cost: bool, as_json: bool
 ) -> None:
-    """Make the cluster of cluster.yaml, or bring it to what the file says now.
+    """Make the cluster of cluster.yaml, or apply what has changed in the file.
 
     Shows the plan and its price, asks, and follows CloudFormation; 12 to 20 minutes are usual for a new one. Ctrl-C
     stops the watching, not AWS: run the same command again, also after a failure. It ends with machines that are
@@ -59,7 +59,7 @@ def up(
     """
     from bireme.aws.client import Aws
     from bireme.aws.cloudformation.stacks import Stacks
-    from bireme.aws.up import Wanted, bring_up, execution_role
+    from bireme.aws.up import DesiredCluster, bring_up, execution_role
     from bireme.cli.aws.commands import print_plan
     from bireme.spec.cluster_load import load_cluster
 
@@ -72,26 +72,26 @@ def up(
         print_plan(found)
     _refuse(found, max_hourly, accepts_unknown=accept_unknown_cost)
     confirm(f"make this in account {identity.account}?", is_sure=is_sure)
-    wanted = Wanted(layout, identity.principal, expires)
+    wanted = DesiredCluster(layout, identity.principal, expires)
     watcher = Watcher(aws.clock.now)
     with interruptible(f"up{'' if path == Path('cluster.yaml') else f' -f {path}'}"), watcher.shown():
         stacks = Stacks(aws, watcher, execution_role(aws))
         outputs = bring_up(stacks, wanted, watcher.note)
         config, context = write_access(aws, layout.name, None)
         nodes = make_ready(aws, layout, outputs, watcher)
-    told = {"cluster": layout.name, "region": file.region, "context": context, "nodes": nodes, **outputs}
-    click.echo(json.dumps(told) if as_json else _next(layout, str(config), context, nodes))
+    result = {"cluster": layout.name, "region": file.region, "context": context, "nodes": nodes, **outputs}
+    click.echo(json.dumps(result) if as_json else _next(layout, str(config), context, nodes))
 
 
-def ask_aws(aws: Aws, file: ClusterFile) -> tuple[Plan, Identity, Layout]:
-    """Everything that can be known before anything is made."""
+def ask_aws(aws: Aws, file: ClusterFile) -> tuple[ClusterPlan, Identity, ClusterLayout]:
+    """Query everything that can be known before anything is created."""
     import dataclasses
 
     from bireme.aws.cloudformation.causes import AwsError, to_error
     from bireme.aws.cloudformation.stacks import Stacks
     from bireme.aws.plan import offline, proposed
     from bireme.aws.preflight import Finding, can_administer, choose_layout, examine, identify
-    from bireme.aws.up import Wanted, execution_role, replaced
+    from bireme.aws.up import DesiredCluster, execution_role, replaced
 
     try:
         identity = identify(aws)
@@ -101,9 +101,9 @@ def ask_aws(aws: Aws, file: ClusterFile) -> tuple[Plan, Identity, Layout]:
             findings = (can_administer(identity), *findings)
         stacks = Stacks(aws, role=execution_role(aws))
     except AwsError as e:
-        raise to_error(e, "ask AWS about this cluster") from e
+        raise to_error(e, "query AWS about this cluster") from e
     found = dataclasses.replace(offline(layout), findings=findings)
-    changes = proposed(stacks, Wanted(layout, identity.principal))
+    changes = proposed(stacks, DesiredCluster(layout, identity.principal))
     moved = [name for each in changes.values() if each is not None for name in replaced(each)]
     if moved:
         text = f"{', '.join(moved)} would be replaced, which cannot be done while the cluster is up"
@@ -112,7 +112,7 @@ def ask_aws(aws: Aws, file: ClusterFile) -> tuple[Plan, Identity, Layout]:
     return dataclasses.replace(found, changes=changes, findings=findings), identity, layout
 
 
-def _refuse(found: Plan, max_hourly: float | None, *, accepts_unknown: bool) -> None:
+def _refuse(found: ClusterPlan, max_hourly: float | None, *, accepts_unknown: bool) -> None:
     if found.wrong:
         lines = "; ".join(f"{each.name}: {each.text}" for each in found.wrong)
         fixes = "; ".join(each.fix for each in found.wrong if each.fix)
@@ -131,21 +131,21 @@ def _refuse(found: Plan, max_hourly: float | None, *, accepts_unknown: bool) -> 
 
 
 def check_limit(max_hourly: float | None) -> None:
-    """Refuse a limit that limits nothing: no price is above `nan`."""
+    """Refuse a limit without effect: no price is above `nan`."""
     if max_hourly is not None and not 0 < max_hourly < math.inf:
         fix = "name a number of dollars above 0, such as `--max-hourly 1.00`"
         raise UsageError(f"--max-hourly {max_hourly:g} is not a limit", fix=fix)
 
 
 def expires_at(ttl: str, now: float) -> str:
-    """The moment that a duration such as `8h` or `2d` comes to."""
+    """The time at which a duration such as `8h` or `2d` ends."""
     found = re.fullmatch(r"([1-9][0-9]*)\s*([mhd])", ttl)
     if found is None:
         raise UsageError(f"--ttl {ttl}: expected a number with m, h or d, such as `8h`")
     unit = {"m": "minutes", "h": "hours", "d": "days"}[found[2]]
     try:
         length = timedelta(**{unit: int(found[1])})
-    except (OverflowError, ValueError):  # also a number with more digits than Python reads
+    except (OverflowError, ValueError):  # also for a number with more digits than Python parses
         length = timedelta.max
     if length > timedelta(days=MAX_TTL_DAYS):
         raise UsageError(f"--ttl {ttl[:20]} is longer than a year", fix="leave --ttl out, or name at most `366d`")
@@ -154,7 +154,7 @@ def expires_at(ttl: str, now: float) -> str:
 
 
 def write_access(aws: Aws, cluster: str, out: Path | None) -> tuple[Path, str]:
-    """Add a cluster to the user's kubeconfig; where, and under which context."""
+    """Add a cluster to the user's kubeconfig; return the file and the context's name."""
     from bireme.aws.access import context_name, kubeconfig, merge, read_kubeconfig, write_kubeconfig
     from bireme.spec.load import kubeconfig_target
 
@@ -163,8 +163,8 @@ def write_access(aws: Aws, cluster: str, out: Path | None) -> tuple[Path, str]:
     return path, context_name(cluster, aws.region)
 
 
-def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watcher) -> int:
-    """Give a cluster what jobs need, and wait for its machines; how many are Ready."""
+def make_ready(aws: Aws, layout: ClusterLayout, outputs: dict[str, str], watcher: Watcher) -> int:
+    """Apply the objects that jobs need, and wait for the machines; return how many are Ready."""
     from bireme.aws.objects import facts, objects
     from bireme.kube.api.cluster_facts import read_facts
     from bireme.kube.api.platform import apply_all
@@ -175,8 +175,8 @@ def make_ready(aws: Aws, layout: Layout, outputs: dict[str, str], watcher: Watch
         try:
             before = read_facts(cluster)
         except ClusterError:
-            before = None  # it is not what it should be, and is written anew
-        # An image that was pushed earlier stays the one that jobs run.
+            before = None  # malformed: write it anew
+        # Keep the image that was pushed earlier.
         apply_all(cluster, [facts(layout, outputs, before.image if before else "")], watcher.note)
         return _wait_for_nodes(aws, layout, cluster, watcher)
 
@@ -185,7 +185,7 @@ def _ready(nodes: int) -> str:
     return "1 machine is Ready" if nodes == 1 else f"{nodes} machines are Ready"
 
 
-def _next(layout: Layout, config: str, context: str, nodes: int) -> str:
+def _next(layout: ClusterLayout, config: str, context: str, nodes: int) -> str:
     me = command_name()
     is_default = not kubeconfig_files() or str(kubeconfig_files()[0]) == config
     return "\n".join(
@@ -216,35 +216,36 @@ def scale(count: int, servers: int | None, path: Path, is_sure: bool, as_json: b
     """
     from bireme.aws.cloudformation.causes import AwsError, to_error
     from bireme.aws.cloudformation.stacks import Stacks
-    from bireme.aws.layout import Layout, choose_zones
+    from bireme.aws.layout import ClusterLayout, choose_zones
     from bireme.aws.prices import estimate
-    from bireme.aws.up import Wanted, execution_role
+    from bireme.aws.up import DesiredCluster, execution_role
     from bireme.aws.up import scale as change
     from bireme.spec.cluster_load import load_cluster, set_counts
 
     file = load_cluster(path)
     text, wanted_file = set_counts(path, trainers=count, servers=servers)
     aws = Target(file.name, file.region, file).aws()
-    layout = Layout(wanted_file, choose_zones(wanted_file))
-    say(f"about ${estimate(layout).usd_h:.2f} an hour instead of ${estimate(Layout(file, layout.zones)).usd_h:.2f}")
+    layout = ClusterLayout(wanted_file, choose_zones(wanted_file))
+    before = estimate(ClusterLayout(file, layout.zones))
+    say(f"about ${estimate(layout).usd_h:.2f} an hour instead of ${before.usd_h:.2f}")
     confirm(f"scale {file.name} to {count} machines for trainers?", is_sure=is_sure)
     watcher = Watcher(aws.clock.now)
     again = f"scale {count}{'' if servers is None else f' --servers {servers}'} -f {path}"
     with interruptible(again), watcher.shown():
         try:
-            change(Stacks(aws, watcher, execution_role(aws)), Wanted(layout, ""))
+            change(Stacks(aws, watcher, execution_role(aws)), DesiredCluster(layout, ""))
         except AwsError as e:
             raise to_error(e, f"scale {file.name}") from e
         write_atomic(path, text.encode())
         path.chmod(0o600)
         with api_server(aws, layout.name) as cluster:
             nodes = _wait_for_nodes(aws, layout, cluster, watcher)
-    told = {"cluster": file.name, "trainers": count, "servers": wanted_file.workers.servers.count, "nodes": nodes}
-    click.echo(json.dumps(told) if as_json else f"{file.name}: {_ready(nodes)}")
+    result = {"cluster": file.name, "trainers": count, "servers": wanted_file.workers.servers.count, "nodes": nodes}
+    click.echo(json.dumps(result) if as_json else f"{file.name}: {_ready(nodes)}")
 
 
-def _wait_for_nodes(aws: Aws, layout: Layout, cluster: Cluster, watcher: Watcher) -> int:
-    """How many machines are Ready, once that is all that the file asks for; Ctrl-C ends the wait sooner."""
+def _wait_for_nodes(aws: Aws, layout: ClusterLayout, cluster: Cluster, watcher: Watcher) -> int:
+    """Wait until all machines of the file are Ready; return how many are. Ctrl-C ends the wait sooner."""
     from bireme.aws.status import shortages
     from bireme.kube.api.platform import wait_for_nodes
 

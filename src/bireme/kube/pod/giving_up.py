@@ -60,7 +60,7 @@ def ending_of(job: Object, error: BiremeError, *, is_main: bool) -> Object:
     has_policy = bool(job["spec"].get("podFailurePolicy")) and is_hopeless(error)
     change: Object = {} if has_policy else {"spec": {"activeDeadlineSeconds": 1}}
     if is_main and not (has_policy and _has_cause(status)):
-        failure = {"phase": "failed", "reason": status.get("reason") or error.what, "error": error.told()}
+        failure = {"phase": "failed", "reason": status.get("reason") or error.what, "error": error.as_dict()}
         text = msgspec.json.encode(compact(status) | failure).decode()
         change["metadata"] = {"annotations": {naming.STATUS: text}}
     return change

@@ -92,7 +92,7 @@ class Reporter:
             self._thread.join(FINAL_STATUS_S)  # its last status must not overwrite the final one
         last = compact(status or self._last)
         if error is not None:
-            last |= {"phase": "failed", "reason": last.get("reason") or error.what, "error": error.told()}
+            last |= {"phase": "failed", "reason": last.get("reason") or error.what, "error": error.as_dict()}
         self._publish(last)
 
 

@@ -145,7 +145,7 @@ def test_a_job_with_a_policy_of_its_own_is_left_to_it_and_told_the_reason_once()
     job["metadata"]["annotations"] = change["metadata"]["annotations"]
     assert status_in(job)["error"]["what"] == "a shard is torn"
     assert ending_of(job, DataError("a peer went away"), is_main=True) == {}, "which is a consequence, most likely"
-    job["metadata"]["annotations"][STATUS] = json.dumps({"error": ProcessError("trainer 0 was killed").told()})
+    job["metadata"]["annotations"][STATUS] = json.dumps({"error": ProcessError("trainer 0 was killed").as_dict()})
     assert ending_of(job, DataError("a shard is torn"), is_main=True), "that was of an earlier try"
     assert ending_of(job, NetworkError("nobody came"), is_main=False), "which no policy has a rule for"
 
