@@ -1,6 +1,6 @@
-"""Every failure that bireme intends, with its exit code.
+"""Every expected failure of bireme, with its exit code.
 
-    BiremeError                 1   every intended failure
+    BiremeError                 1   every expected failure
     ├── UsageError              2   the command line does not make sense
     ├── SpecError               3   job.yaml (or a flag) asks for something impossible
     ├── ConfigScriptError       4   the user's config or provider script failed
@@ -17,15 +17,15 @@
     ├── DeterminismError       12   the same work gave different bits
     ├── ProcessError           13   a process of the job died
     ├── MissingError           14   something this needs is not installed here
-    ├── SnapshotError          15   no snapshot can be resumed from, or a file of one is not what was saved
+    ├── SnapshotError          15   no snapshot can be resumed from, or a file of one differs from what was saved
     ├── CertificateError       16   a certificate of the job is missing, expired, or not of this job
     ├── ImageError             17   a container image is torn, cannot be built, or a registry refuses it
     ├── ClusterError           18   a Kubernetes cluster refuses or cannot do what was asked
     ├── CloudError             19   AWS refuses or cannot do what was asked
-    ├── LeftoversError          3   a cluster is gone, and something that is billed is left
+    ├── LeftoversError          3   a cluster is gone, but billed resources are left
     └── Cancelled             130   stopped on request
 
-A message has up to three parts: what was wrong, why that matters, and what to do about it.
+A message has up to three parts: what is wrong, why that matters, and how to fix it.
 Impossible states raise AssertionError("... this is a bug") instead.
 """
 
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 
 class BiremeError(Exception):
-    """A failure we foresaw: `what` happened, `why` it matters, and how to `fix` it."""
+    """An expected failure: `what` happened, `why` it matters, and how to `fix` it."""
 
     exit_code = 1
 
@@ -61,7 +61,7 @@ class BiremeError(Exception):
 
 
 def error_class(name: object, otherwise: type[BiremeError]) -> type[BiremeError]:
-    """The class of an error that another process has named, as far as it is one of ours."""
+    """The class of an error by the name that another process sent, or `otherwise`."""
     kind = globals().get(str(name))
     return kind if isinstance(kind, type) and issubclass(kind, BiremeError) else otherwise
 
@@ -83,7 +83,7 @@ class ConfigScriptError(BiremeError):
 
     exit_code = 4
     IN_DATA = "the provider was in"
-    """How `why` begins where the script may be right, and the data wrong."""
+    """The start of `why` where the script may be right and the data wrong."""
 
 
 class DataError(BiremeError):
@@ -189,7 +189,7 @@ class CloudError(BiremeError):
 
 
 class LeftoversError(BiremeError):
-    """A cluster was taken down, and something of it that is billed is left."""
+    """A cluster was taken down, but billed resources are left."""
 
     exit_code = 3
 

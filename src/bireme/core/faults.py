@@ -1,7 +1,7 @@
-"""Named places where a drill may interfere; in normal runs each costs one comparison.
+"""Named fault points for drills; in normal runs each costs one comparison.
 
-Code calls `faults.at("lane.applied", round)`. Nothing happens unless the process was armed, so the product's own
-path is what a drill exercises. A plan is a list of rules; each names a process, a point and what happens there: the
+Code calls `faults.at("lane.applied", round)`. Nothing happens unless the process was armed, so a drill exercises
+the product's own path. A plan is a list of rules; each names a process, a point and the action there: the
 process is killed or stopped, one of its connections is cut, or it is delayed at random. A rule fires once in a
 job's life, however often its process is started: the process that creates its file in the `fired` directory fires it.
 """
@@ -24,7 +24,7 @@ from bireme.core.errors import UsageError
 
 
 class Point(NamedTuple):
-    """A place in the code where a drill may strike."""
+    """A place in the code where a fault can be injected."""
 
     who: str
     """Which processes pass it: any `trainer` or `pserver`, or only the one of that rank."""
@@ -39,18 +39,18 @@ POINTS = {
     "part.sync": Point("pserver", "a part of a snapshot is written and not synced"),
     "part.rename": Point("pserver", "a part of a snapshot is synced and does not have its name yet"),
     "snapshot.commit": Point("pserver:0", "all parts of a snapshot have their names, its manifest is not written"),
-    "snapshot.load": Point("pserver:0", "the coordinator looks for the snapshot to go on from"),
+    "snapshot.load": Point("pserver:0", "the coordinator looks for the snapshot to resume from"),
     "view.set-up": Point("pserver", "a pserver is setting up its part"),
     "view.enter": Point("pserver", "a pserver is between two views"),
     "view.begin": Point("trainer", "a trainer has received a view and has no connections yet"),
-    "model.saved": Point("trainer:0", "a model is on disk, the coordinator does not know"),
+    "model.saved": Point("trainer:0", "a model is on disk, the coordinator does not know it yet"),
     "write.ledger": Point("pserver:0", "a pass is about to be written into the ledger"),
 }
-"""Where a drill may strike, beside `wire.send` and `wire.receive`, at which processes are delayed."""
+"""All fault points but `wire.send` and `wire.receive`, where processes can only be delayed."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One fault that is to happen inside a process."""
+    """One fault to inject into a process."""
 
     action: Literal["kill", "pause", "cut", "delay"]
     who: str = ""
@@ -67,7 +67,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Fired(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the file of a rule that has fired."""
+    """The content of a fired rule's file."""
 
     pid: int
     unix: float
@@ -103,7 +103,9 @@ def arm(plan: str, who: str = "", fired: Path | None = None) -> None:
     seen = [0]
 
     def strike(point: str, round_: int) -> None:
-        seen[0] = max(seen[0], round_)  # for points without a round; a race of threads only delays a rule
+        seen[0] = max(
+            seen[0], round_
+        )  # for points without a round; no lock: a lost update only makes a rule fire later
         for delay in delays:
             delay()
         for number, rule in own:
@@ -114,7 +116,7 @@ def arm(plan: str, who: str = "", fired: Path | None = None) -> None:
 
 
 def _parse(plan: str) -> list[Rule]:
-    """Rules as JSON, or as people write a delay for all processes: `delay:seed=7,max_ms=5`."""
+    """Parse rules from JSON, or from the short form of a delay for all processes: `delay:seed=7,max_ms=5`."""
     kind, _, rest = plan.partition(":")
     try:
         if kind != "delay":
@@ -128,7 +130,7 @@ def _parse(plan: str) -> list[Rule]:
 def _fire(fired: Path, number: int, rule: Rule, round_: int) -> None:
     if rule.after >= 0 and not (fired / str(rule.after)).exists():
         return
-    # O_EXCL: of several threads, or processes started one after the other, exactly one fires the rule.
+    # O_EXCL: exactly one of several threads, or of successive processes, fires the rule.
     try:
         fd = os.open(fired / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except OSError:
@@ -147,7 +149,7 @@ def _delays(rule: Rule) -> Callable[[], None]:
 
     def wait() -> None:
         with lock:
-            # Most points pass at once and a few wait long: orders change more than with equal waits.
+            # Most points pass at once and a few wait long, which reorders events more than equal waits would.
             pause = max_s * source.random() if source.random() < 0.25 else 0.0
         if pause:
             sleep(pause)

@@ -1,7 +1,7 @@
-"""Writing files so that a reader sees the old one or the new one, never half of either.
+"""Atomic file writes: a reader sees the old file or the new one, never a partial one.
 
-What a disk promises beyond what a path can be asked for goes through a `Volume`. There is one for this machine; the
-simulator mounts one that loses what was not synced.
+Operations whose durability matters go through a `Volume`. One is this machine's disks; the simulator mounts one that
+loses unsynced data.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bireme.core.errors import StorageError
 
 
 class Volume(Protocol):
-    """What files are kept on."""
+    """The storage under the files."""
 
     token: str
     """Unique to this process, for names that no other process uses."""
 
     def writer(self) -> int:
-        """The number of the calling process, for people."""
+        """The id of the calling process, for names that humans read."""
 
     def sync(self, f: BinaryIO) -> None:
         """Make a file's content survive a power cut."""
@@ -35,13 +35,13 @@ class Volume(Protocol):
         """Make renames in a directory survive a power cut."""
 
     def create(self, path: Path, data: bytes) -> None:
-        """Write a file that must not be there; FileExistsError if it is."""
+        """Create a file; FileExistsError if it exists."""
 
     def cut(self, path: Path, nbytes: int) -> None:
-        """Leave only so many bytes of a file, which needs no room; safe once the file is synced."""
+        """Truncate a file, which needs no free space; durable once the file is synced."""
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and all that is in it."""
+        """Remove a directory tree."""
 
     def show(self, f: BinaryIO) -> mmap.mmap | bytes:
         """A file's content without a copy."""
@@ -83,13 +83,13 @@ _volume: Volume = _Machine()
 
 
 def volume() -> Volume:
-    """What files are kept on right now."""
+    """The volume in use."""
     return _volume
 
 
 @contextmanager
 def mounted(other: Volume) -> Iterator[None]:
-    """Keep files on another volume for a while."""
+    """Use another volume inside the block."""
     global _volume
     before, _volume = _volume, other
     try:
@@ -99,10 +99,10 @@ def mounted(other: Volume) -> Iterator[None]:
 
 
 def half_of(path: Path) -> Path:
-    """The name under which this process writes a file before the rename.
+    """The temporary name under which this process writes a file before the rename.
 
-    On a shared volume other processes have the same id, as every container has its own number 1, and the same host
-    name: a pod has that of the one that it replaces.
+    Process id and host name do not suffice on a shared volume: every container has a process 1, and a pod has the host
+    name of the one that it replaces. Hence the random token.
     """
     return path.with_name(f".{path.name}.{os.uname().nodename}.{_volume.writer()}.{_volume.token}.tmp")
 
@@ -141,9 +141,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it that are missing, so that a power cut does not take them.
+    """Create a directory and missing parents durably.
 
-    Syncs also where it exists: the process that made it may have died before its fsync.
+    An existing one is synced too: the process that created it may have died before its fsync.
     """
     with storage_errors(str(path)):
         if not path.parent.is_dir():
@@ -152,7 +152,7 @@ def make_directory(path: Path) -> None:
         try:
             sync_directory(path.parent)
         except OSError as e:
-            # A process that may not open the parent has made nothing in it, and some mounts do not support fsync.
+            # Without permission to open the parent this process created nothing in it; some mounts lack fsync.
             if e.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL):
                 raise
 

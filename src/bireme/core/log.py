@@ -1,4 +1,4 @@
-"""Log lines in the shape that scripts around the original expect.
+"""Log lines in the format of the original, which scripts parse.
 
     I1116 06:31:44.123456  4711 loop.py:88]  Batch=50 samples=6400 AvgCost=0.61 …
 

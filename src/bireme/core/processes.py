@@ -1,4 +1,4 @@
-"""Keeping a family of processes together on Linux: none outlives its parent."""
+"""Process lifetime on Linux: no child outlives its parent, and a reused process id is recognized."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, however that happens.
+    """Ask the kernel to kill this process when its parent dies for any reason.
 
     The parent may have died before prctl took effect, so check it afterwards.
     """
@@ -24,7 +24,7 @@ def die_with(parent: int) -> None:
 
 
 def birth_of(pid: int) -> str:
-    """Boot id and start time, which a later process with the same id does not share; '' if the process is gone."""
+    """Boot id and start time, which differ for a later process with the same id; '' if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:  # noqa: PTH123 - /proc
             ticks = f.read().rpartition(")")[2].split()[19]

@@ -1,8 +1,8 @@
-"""Look over the shards of a job before training on them.
+"""Check the shards of a job before training on them.
 
 Every file is read once, line by line. Problems are collected rather than raised, so that one run
-tells everything; each names its file and line and what to do. A file that is the same in several
-shards is complained about once.
+reports all; each names its file, line and fix. A file that is the same in several shards is
+reported once.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from bireme.data.staging import storage_error
 
 Progress = Callable[[int, int], None]
 _TEST_LIST = "test.list"
-_TELL_BYTES = 1 << 20
+_PROGRESS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """What one shard holds."""
+    """The size of one shard."""
 
     shard: int
     lines: int
@@ -48,7 +48,7 @@ class ShardFacts:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a check found."""
+    """The result of a check."""
 
     job: Path
     shards: tuple[ShardFacts, ...]
@@ -66,7 +66,7 @@ class CheckReport:
 
 
 def check_job(job: Path, *, on_progress: Progress | None = None) -> CheckReport:
-    """Check every shard of `job`; `on_progress` hears (bytes read, bytes to read).
+    """Check every shard of `job`; `on_progress` is called with (bytes read, bytes to read).
 
     Raises DataError only where there is nothing to check.
     """
@@ -94,10 +94,10 @@ class _Check:
         self._on_progress = on_progress
         self._files = {shard: data_files(path / "data") for shard, path in shards.items()}
         self._total = sum((shards[s] / "data" / n).stat().st_size for s, ns in self._files.items() for n in ns)
-        self._done = self._said = 0
+        self._done = self._shown = 0
         self._problems: list[Problem] = []
         self._facts: dict[int, dict[str, FileFacts]] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._train: set[str] = set()
         self._test: set[str] = set()
 
@@ -146,7 +146,7 @@ class _Check:
         try:
             entries = list_entries(self._job / file)
         except DataError:
-            return found  # told, with its line, when the file is scanned
+            return found  # the scan of the file reports it, with its line
         for number, entry in entries:
             target = inside_data(entry)
             if target is None:
@@ -180,8 +180,8 @@ class _Check:
         self._facts[shard][f"data/{name}"] = FileFacts(
             path=f"data/{name}", lines=scan.lines, bytes=scan.nbytes, sha256=scan.sha256
         )
-        if (name, scan.sha256) not in self._told:
-            self._told.add((name, scan.sha256))
+        if (name, scan.sha256) not in self._reported:
+            self._reported.add((name, scan.sha256))
             self._problems += scan.problems()
 
     def _check_manifest(self) -> None:
@@ -204,9 +204,9 @@ class _Check:
 
     def _advance(self, nbytes: int) -> None:
         self._done += nbytes
-        # Once a line would cost more than the check itself.
-        if self._on_progress is not None and (self._done - self._said >= _TELL_BYTES or self._done >= self._total):
-            self._said = self._done
+        # A call for every line would cost more than the check itself.
+        if self._on_progress is not None and (self._done - self._shown >= _PROGRESS_BYTES or self._done >= self._total):
+            self._shown = self._done
             self._on_progress(self._done, self._total)
 
 

@@ -1,16 +1,16 @@
-"""What shards must have in common, and what the split's manifest says they held.
+"""Compare shards with each other and with the split's manifest.
 
-Pure functions from what was counted and hashed to problems.
+Pure functions from counts and hashes to problems.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bireme.data.layout import DICTIONARY, FileFacts, Manifest
+from bireme.data.layout import DICTIONARY, FileFacts, SplitManifest
 from bireme.data.scan import Problem, Severity
 
-Facts = Mapping[int, Mapping[str, FileFacts]]
+FactsByShard = Mapping[int, Mapping[str, FileFacts]]
 """For each shard, its files by path within the shard (`data/train.txt`)."""
 
 
@@ -36,7 +36,7 @@ def find_empty(lines: Mapping[int, int]) -> Iterator[Problem]:
         )
 
 
-def find_differences(facts: Facts, split: set[str], test: set[str]) -> Iterator[Problem]:
+def find_differences(facts: FactsByShard, split: set[str], test: set[str]) -> Iterator[Problem]:
     """Files that are not split must be the same in every shard."""
     names = sorted({name for files in facts.values() for name in files} - split)
     for name in names:
@@ -52,14 +52,14 @@ def find_differences(facts: Facts, split: set[str], test: set[str]) -> Iterator[
                 yield Problem(severity, file, None, what, f"copy it from shard {first}, or split again")
 
 
-def find_changes(manifest: Manifest, facts: Facts) -> Iterator[Problem]:
-    """What was split must still be there, byte for byte."""
+def find_changes(manifest: SplitManifest, facts: FactsByShard) -> Iterator[Problem]:
+    """The files of the split must be unchanged, byte for byte."""
     if manifest.shards != len(facts):
         what = f"the split made {manifest.shards} shards, but {len(facts)} are here"
         yield Problem("error", "shards.json", None, what, "split the data again")
     for entry in manifest.contents:
         if entry.shard not in facts:
-            continue  # told as a gap, or by the count above
+            continue  # reported as a gap, or by the count above
         now = facts[entry.shard]
         for then in entry.files:
             yield from _changes_of(f"{entry.shard}/{then.path}", then, now.get(then.path))
@@ -77,7 +77,7 @@ def _changes_of(file: str, then: FileFacts, now: FileFacts | None) -> Iterator[P
         else:
             detail = f"{then.bytes:,} bytes then, {now.bytes:,} now"
         what = f"changed since the split ({detail})"
-        yield Problem("error", file, None, what, "split the data again, or bring the old file back")
+        yield Problem("error", file, None, what, "split the data again, or restore the old file")
 
 
 def _severity(name: str, test: set[str]) -> Severity:

@@ -15,7 +15,7 @@ _LARGEST = np.uint64(2**64 - 1)
 
 
 class Draws:
-    """One stream of draws, named by a seed and a word; streams do not disturb each other."""
+    """One stream of draws, named by a seed and a string; streams are independent."""
 
     def __init__(self, seed: int, stream: str) -> None:
         self._key = stream_key(seed, "reviews", stream)

@@ -1,8 +1,8 @@
-"""Where things lie in a data directory and in a job: list files, shards, and the manifest.
+"""The layout of a data directory and of a job: list files, shards, and the manifest.
 
 A shard is `<job>/<i>/`, a working directory whose `data/` holds the files; list files name these
 relative to the shard, as `data/train.txt`. `<job>/shards.json` is written last by a split and
-says what every shard held then.
+records the content of every shard.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ShardManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     files: tuple[FileFacts, ...]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `shards.json` holds."""
+class SplitManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of `shards.json`."""
 
     version: int
     shards: int
@@ -49,10 +49,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     contents: tuple[ShardManifest, ...]
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Load `shards.json`, or say why it is not one."""
+def read_manifest(path: Path) -> SplitManifest:
+    """Load `shards.json`; DataError if it is malformed."""
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=SplitManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} is not a shard manifest: {error}",
@@ -60,7 +60,7 @@ def read_manifest(path: Path) -> Manifest:
         ) from error
     if manifest.version != FORMAT_VERSION:
         raise DataError(
-            f"{path} has format version {manifest.version}, but this bireme knows version {FORMAT_VERSION}",
+            f"{path} has format version {manifest.version}, but this bireme reads version {FORMAT_VERSION}",
             fix="split the data again with this bireme, or use the one that made it",
         )
     return manifest
@@ -83,7 +83,7 @@ def data_files(directory: Path) -> list[str]:
             raise DataError(
                 f"{path} is a link to {'a directory' if path.is_dir() else 'nothing'}",
                 why="only files and plain directories can be copied to the shards",
-                fix="replace it by what it should hold, or remove it",
+                fix="replace it by a regular file or directory, or remove it",
             )
         if path.is_file():
             found.append(name)

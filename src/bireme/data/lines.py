@@ -1,4 +1,4 @@
-"""What a single line must look like: samples (`label<TAB>text`), dictionaries and label lists."""
+"""Checks of single lines: samples (`label<TAB>text`), dictionaries and label lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def looks_labelled(line: str) -> bool:
-    """Tell whether a line is in `label<TAB>text` form."""
+    """Whether a line is in `label<TAB>text` form."""
     label, tab, _ = line.partition("\t")
     return bool(tab) and _INTEGER.fullmatch(label) is not None
 
@@ -32,7 +32,7 @@ def check_samples(labels: frozenset[int] | None) -> LineCheck:
             return (
                 "error",
                 f"label {label} is not in labels.list ({known})",
-                "mend the label or add it there",
+                "correct the label or add it there",
             )
         if not text.strip():
             return ("warning", "no text after the label", "remove the line if that is not meant")

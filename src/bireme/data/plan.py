@@ -1,4 +1,4 @@
-"""What a split is about to do, decided before anything is written.
+"""The plan of a split, decided before anything is written.
 
 The plan names the files to cut and those to copy, and every request that cannot end well is
 refused here, so that the writing in `split` can only fail by the disk.
@@ -35,12 +35,12 @@ class SplitPlan:
 
     @property
     def nbytes_to_write(self) -> int:
-        """What the shards will take on disk."""
+        """The size of the shards on disk."""
         return sum(self.sizes[n] for n in self.split) + self.shards * sum(self.sizes[n] for n in self.copied)
 
     @property
     def nbytes_to_read(self) -> int:
-        """What will be read in all: files that are cut are read twice."""
+        """The bytes to read: files that are cut are read twice."""
         return 2 * sum(self.sizes[n] for n in self.split) + sum(self.sizes[n] for n in self.copied)
 
 

@@ -1,4 +1,4 @@
-"""Walk over one data file once: count, hash, and look at every line.
+"""Walk over one data file once: count, hash, and check every line.
 
 What is wrong with a line is found by a *line check*, a function from (number, line) to a finding
 or None. Findings are capped per file: the first few are kept with their line, the rest are only
@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal
 
 Severity = Literal["error", "warning"]
 Finding = tuple[Severity, str, str]
-"""How bad, what is wrong, and what to do."""
+"""Severity, problem and fix."""
 LineCheck = Callable[[int, str], Finding | None]
 OnBytes = Callable[[int], None]
 
@@ -50,7 +50,7 @@ class Scan:
     _kept: dict[Severity, list[Problem]] = field(default_factory=lambda: {"error": [], "warning": []})
 
     def add(self, line: int | None, finding: Finding) -> None:
-        """Keep a finding, or only count it when there are enough of them."""
+        """Keep a finding, or only count it beyond the limit."""
         severity, what, fix = finding
         kept = self._kept[severity]
         if len(kept) < KEPT_PER_FILE:
@@ -64,7 +64,7 @@ class Scan:
 
 
 def scan_file(path: Path, file: str, check: LineCheck | None, on_bytes: OnBytes) -> Scan:
-    """Read a file to its end and say what it holds; `file` is its name in problems."""
+    """Read a file to its end and return its counts, hash and problems; `file` is its name in problems."""
     scan = Scan(file)
     digest = hashlib.sha256()
     windows_lines = first_windows_line = 0

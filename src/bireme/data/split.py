@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from bireme.core.errors import DataError
-from bireme.data.layout import FORMAT_VERSION, MANIFEST, FileFacts, Manifest, ShardManifest
+from bireme.data.layout import FORMAT_VERSION, MANIFEST, FileFacts, ShardManifest, SplitManifest
 from bireme.data.plan import SplitPlan, plan_split
 from bireme.data.staging import leftovers, move_all, staged
 
@@ -30,7 +30,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """What a split did."""
+    """The result of a split."""
 
     job: Path
     shards: int
@@ -76,7 +76,7 @@ def share_lines(lines: int, shards: int, first: int = 0) -> list[int]:
 
 
 class _Reader:
-    """Reads files in chunks and tells how far it is."""
+    """Reads files in chunks and reports progress."""
 
     def __init__(self, total: int, on_progress: Progress | None) -> None:
         self._total = total
@@ -100,7 +100,7 @@ class _Reader:
 
 
 class _Output:
-    """One file being written, with what the manifest says about it."""
+    """One file being written, with its entry for the manifest."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self._file = file
@@ -122,7 +122,7 @@ class _Output:
         return FileFacts(path=self._path, lines=lines, bytes=self._bytes, sha256=self._hash.hexdigest())
 
 
-def _write_shards(plan: SplitPlan, stage: Path, reader: _Reader) -> tuple[Manifest, list[int]]:
+def _write_shards(plan: SplitPlan, stage: Path, reader: _Reader) -> tuple[SplitManifest, list[int]]:
     facts: list[list[FileFacts]] = [[] for _ in range(plan.shards)]
     lines = [0] * plan.shards
     first = 0
@@ -140,7 +140,7 @@ def _write_shards(plan: SplitPlan, stage: Path, reader: _Reader) -> tuple[Manife
             facts[shard].append(written)
     contents = tuple(ShardManifest(shard=i, files=tuple(sorted(f, key=lambda x: x.path))) for i, f in enumerate(facts))
     split = tuple(f"data/{name}" for name in plan.split)
-    return Manifest(version=FORMAT_VERSION, shards=plan.shards, split=split, contents=contents), lines
+    return SplitManifest(version=FORMAT_VERSION, shards=plan.shards, split=split, contents=contents), lines
 
 
 def _split_file(path: Path, name: str, quotas: list[int], stage: Path, reader: _Reader) -> Iterator[FileFacts]:

@@ -1,8 +1,8 @@
-"""Make several files, and let them appear only when all are done.
+"""Create several files that appear only when all are complete.
 
 Work happens in a hidden directory beside the target, on the same disk, so that the last step is
-a rename. Whatever stops the work (an error, a full disk, Ctrl-C) removes the hidden directory.
-A process killed outright can leave one behind; `leftovers` finds those.
+a rename. If the work stops (an error, a full disk, Ctrl-C), the hidden directory is removed.
+A killed process can leave one behind; `leftovers` finds those.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """Lend a hidden directory inside `target`, to be filled and moved from.
+    """Create a hidden directory inside `target`, from which files are then moved.
 
-    It is removed at the end, and so is `target` if it was made for nothing. Disk errors inside
-    come out as StorageError.
+    It is removed at the end, and on failure so are `target` and its parents if they were created here.
+    Disk errors inside are raised as StorageError.
     """
     made: list[Path] = []
     try:
@@ -41,7 +41,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def move_all(moves: list[tuple[Path, Path]]) -> None:
-    """Rename each pair, replacing nothing; when one fails, those already in place are removed again."""
+    """Rename each pair without replacing files; if one fails, remove those already moved."""
     try:
         for source, target in moves:
             if target.exists():
@@ -52,23 +52,23 @@ def move_all(moves: list[tuple[Path, Path]]) -> None:
             source.rename(target)
     except BaseException:
         for source, target in moves:
-            if not source.exists():  # so the target is ours, not somebody else's
+            if not source.exists():  # so this call moved it; otherwise the target is another process's
                 _remove(target)
         raise
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """Find what a killed process left half-made in `directory`."""
+    """Find hidden directories that a killed process left in `directory`."""
     return sorted(directory.glob(UNFINISHED + "*"))
 
 
 def storage_error(error: OSError, target: Path) -> BiremeError:
-    """Say what a failed disk operation means to the user."""
+    """Convert a failed disk operation to an error with advice."""
     where = error.filename or target
     if error.errno in _FULL:
         return StorageError(
             f"the disk that holds {target} is full",
-            why="nothing was kept of the unfinished work",
+            why="the unfinished work was removed",
             fix="free some space or choose another directory, then run this again",
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -93,7 +93,7 @@ def _remove_empty(directories: list[Path]) -> None:
         try:
             directory.rmdir()
         except OSError:
-            return  # somebody else put something there, or it was never made
+            return  # another process has put a file there, or it was never created
 
 
 def _remove(target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rules of AWS for names and regions that no pattern says well. No I/O."""
+"""AWS' rules for names and regions that do not fit a pattern. No I/O."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def other_partition(region: str) -> str:
 
 
 def reserved_domain(key: str) -> str:
-    """The domain of a label's or tag's key, if Kubernetes, EKS or bireme keeps it for itself."""
+    """The domain of a label's or tag's key, if Kubernetes, EKS or bireme reserves it."""
     domain = key.rpartition("/")[0].partition("/")[0].lower()
     return domain if any(f".{domain}".endswith(f".{reserved}") for reserved in RESERVED_DOMAINS) else ""
 
 
 def reserved_tag(key: str) -> str:
-    """How a tag's key begins, if AWS, Kubernetes or bireme keeps such keys for itself."""
+    """The prefix of a tag's key, if AWS, Kubernetes or bireme reserves it."""
     start = next((start for start in RESERVED_TAGS if key.lower().startswith(start)), "")
     return start or (f"{domain}/" if (domain := reserved_domain(key)) else "")
 
 
 def why_no_bucket(name: str) -> str:
-    """Why S3 has no bucket of such a name, where its letters are right; empty if it may have one."""
+    """Why a name of valid characters cannot be an S3 bucket's; empty if it can."""
     if ".." in name:
         return "it has two dots side by side"
     if re.fullmatch(r"[0-9]+(\.[0-9]+){3}", name):

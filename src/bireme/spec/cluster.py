@@ -1,6 +1,6 @@
 """cluster.yaml: a Kubernetes cluster on AWS, as `bireme cluster` makes it. No I/O.
 
-The same words as in job.yaml where they mean the same. Only what a user may want to decide has a key; everything else
+Keys with the meaning of one in job.yaml have its name. Only what a user may want to decide has a key; everything else
 (names of stacks, subnets of each zone, add-ons) follows from these. The descriptions and examples are also what
 `cluster init` writes into a new file, and the reference page.
 """
@@ -76,7 +76,7 @@ class GroupFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         tuple[Annotated[str, Meta(pattern=INSTANCE_TYPE, description="An EC2 instance type.")], ...],
         Meta(
             min_length=1,
-            description="Instance types (x86-64), the best first. Several make it likelier that spot has one.",
+            description="Instance types (x86-64), the best first. With several, spot capacity is more likely.",
             examples=[["m7i.xlarge", "m6i.xlarge"]],
         ),
     ] = DEFAULT_TYPES
@@ -154,7 +154,7 @@ class StorageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Addresses, and the way out."""
+    """Address ranges and egress."""
 
     cidr: Annotated[
         Cidr,
@@ -253,9 +253,9 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         StorageFile,
         Meta(description="The shared file system (EFS). It outlives the cluster.", examples=[{"claim": "shared"}]),
     ] = StorageFile()
-    network: Annotated[
-        NetworkFile, Meta(description="Addresses, and the way out.", examples=[{"egress": "public"}])
-    ] = NetworkFile()
+    network: Annotated[NetworkFile, Meta(description="Address ranges and egress.", examples=[{"egress": "public"}])] = (
+        NetworkFile()
+    )
     access: Annotated[
         AccessFile,
         Meta(

@@ -1,4 +1,4 @@
-"""From cluster.yaml to a checked ClusterFile: every mistake at once, each with its line and what to write instead.
+"""From cluster.yaml to a checked ClusterFile: every mistake at once, each with its line and a fix.
 
 All checks are made on the file alone, before any call to AWS. Files of kube-aws are read too (kube_aws.py).
 """
@@ -33,7 +33,7 @@ from bireme.spec.cluster import (
     WorkersFile,
 )
 from bireme.spec.kube_aws import move_keys
-from bireme.spec.mistakes import Mistake, find_mistakes, in_words, item_lines, lines_of, plain, read_yaml, refusal
+from bireme.spec.mistakes import Mistake, find_mistakes, in_plain_terms, item_lines, lines_of, plain, read_yaml, refusal
 
 REFERENCE = "docs/reference/cluster.md"
 PRIVATE = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
@@ -42,9 +42,9 @@ UNSEEN = (*PRIVATE, *map(IPv4Network, ("100.64.0.0/10", "127.0.0.0/8", "169.254.
 """Addresses from which no packet arrives over the internet."""
 MIN_API_PREFIX = 8
 MAX_API_ADDRESSES = 1 << (32 - MIN_API_PREFIX)
-"""All ranges together open no more than the largest single one may: many pieces are a large range too."""
+"""All ranges together may open no more than the largest single one: many small ranges are a large one too."""
 MIN_RANGE = 24
-"""A VPC of /24 has room for four subnets of 59 addresses, the least that is of use; EKS takes no smaller `services`."""
+"""A VPC of /24 has room for four subnets of 59 addresses, a useful minimum; EKS accepts no smaller `services`."""
 
 
 def load_cluster(path: Path) -> ClusterFile:
@@ -58,7 +58,7 @@ def load_cluster(path: Path) -> ClusterFile:
 
 
 def set_counts(path: Path, *, trainers: int, servers: int | None = None) -> tuple[str, ClusterFile]:
-    """The file's text with other numbers of machines, comments kept, and what it then says; nothing is written."""
+    """The file's text with other numbers of machines, comments kept, and its parsed form; nothing is written."""
     from io import StringIO
 
     from ruamel.yaml import YAML
@@ -91,11 +91,11 @@ def read_cluster_file(path: Path) -> Any:
 
 
 def find_cluster_mistakes(data: Any) -> list[Mistake]:
-    """Everything wrong with a parsed file; a key that a clash is about is not also checked against its struct."""
+    """All mistakes of a parsed file; a key with a conflict is not also checked against its struct."""
     clashes = find_cluster_file_clashes(data)
     known = {key_of(mistake) for mistake in clashes}
     found = [mistake for mistake in find_mistakes(ClusterFile, data) if key_of(mistake) not in known]
-    return clashes + [replace(mistake, text=in_words(mistake.text)) for mistake in found]
+    return clashes + [replace(mistake, text=in_plain_terms(mistake.text)) for mistake in found]
 
 
 def key_of(mistake: Mistake) -> str:
@@ -105,7 +105,7 @@ def key_of(mistake: Mistake) -> str:
 
 
 def find_cluster_file_clashes(data: Any) -> list[Mistake]:
-    """What the structs cannot say: values that AWS would refuse, and keys that do not go together."""
+    """Rules beyond the structs: values that AWS would refuse, and keys that conflict."""
     if not isinstance(data, Mapping):
         return []
     parsed = _Parsed(data)
@@ -132,12 +132,12 @@ class _Parsed:
         return self.find(path)[0] is not None
 
     def text(self, path: str, pattern: str = "") -> str | None:
-        """A value that is text and has the form; others are the structs' to refuse."""
+        """A value that is text and has the form; the structs refuse others."""
         value = self.find(path)[0]
         return value if isinstance(value, str) and re.search(pattern, value) else None
 
     def number(self, path: str, default: int) -> int | None:
-        """A whole number, or what it is when the key is left out; None where something else stands."""
+        """A whole number or the key's default; None for a value of another type."""
         value = self.find(path)[0]
         if value is None:
             return default
@@ -168,7 +168,7 @@ def _name(parsed: _Parsed) -> Iterator[Mistake]:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be a cluster's name, where it stands on the command line."""
+    """Refuse a command-line argument that cannot be a cluster's name."""
     if not re.search(NAME, name):
         close = propose_name(name)
         text = f"{name!r} cannot be a cluster's name: 2 to 32 lower-case letters, digits and dashes, a letter first"
@@ -275,19 +275,19 @@ def _api(parsed: _Parsed) -> Iterator[Mistake]:
         if network is None:
             continue
         if network.prefixlen < MIN_API_PREFIX:
-            told = f"`{key}`: {network} opens the API server to {_share(network)}"
-            yield Mistake(line, told, _WHY_FEW, "name your own address, such as `203.0.113.7/32`")
+            text = f"`{key}`: {network} opens the API server to {_share(network)}"
+            yield Mistake(line, text, _WHY_FEW, "name your own address, such as `203.0.113.7/32`")
         elif any(network.overlaps(hidden) for hidden in UNSEEN):
-            told = f"`{key}`: {network} is not an address on the internet"
+            text = f"`{key}`: {network} is not an address on the internet"
             why = "the API server sees the public address of your network"
-            yield Mistake(line, told, why, "name the public address, such as `203.0.113.7/32`")
+            yield Mistake(line, text, why, "name the public address, such as `203.0.113.7/32`")
         else:
             public.append(network)
     total = sum(network.num_addresses for network in collapse_addresses(public))
     if total > MAX_API_ADDRESSES:
-        told = f"`access.api` opens the API server to {total:,} addresses together"
+        text = f"`access.api` opens the API server to {total:,} addresses together"
         fix = f"name fewer, smaller ranges: {MAX_API_ADDRESSES:,} addresses at most"
-        yield Mistake(parsed.find("access.api")[1], told, _WHY_FEW, fix)
+        yield Mistake(parsed.find("access.api")[1], text, _WHY_FEW, fix)
 
 
 _WHY_FEW = "a stolen credential would then be enough to enter"
@@ -297,7 +297,7 @@ def _bare_address(key: str, text: str, line: int) -> Iterator[Mistake]:
     try:
         address = IPv4Address(text)
     except AddressValueError:
-        return  # the struct says what was expected
+        return  # the struct's own check reports it
     yield Mistake(line, f"`{key}`: {address} is an address without its size", fix=f"write `{address}/32`")
 
 
@@ -334,7 +334,7 @@ def _counts(parsed: _Parsed) -> Iterator[Mistake]:
 
 
 def _duplicates(parsed: _Parsed) -> Iterator[Mistake]:
-    """Lists in which AWS refuses the same thing twice."""
+    """Find duplicates in lists where AWS refuses them."""
     for path in ("access.api", "access.admins", "network.subnets", "workers.servers.types", "workers.trainers.types"):
         seen = set[str]()
         for key, item, line in parsed.items(path):

@@ -1,7 +1,7 @@
-"""What job.yaml may say, and the job it resolves to.
+"""The keys of job.yaml, and the job that it resolves to.
 
 `JobFile` mirrors the file key by key; every key's description below is also its entry in the
-reference. `Job` is what the processes are given: paths absolute, counts settled, nothing left
+reference. `Job` is what the processes get: paths absolute, counts resolved, nothing left
 to guess.
 """
 
@@ -77,13 +77,13 @@ class LanePorts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class LocalFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How shards that train by themselves meet; for `mode: local`."""
+    """How shards that train by themselves exchange parameters; for `mode: local`."""
 
     every: Annotated[Count, Meta(description="Batches that a shard trains by itself between two exchanges.")] = 8
     method: Annotated[
         Literal["average", "elastic"],
         Meta(
-            description="`average`: all go on from the common parameters. "
+            description="`average`: all continue from the common parameters. "
             "`elastic`: each keeps its own and is pulled towards the common ones."
         ),
     ] = "average"
@@ -127,7 +127,7 @@ class SnapshotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(
             description="A snapshot also at every round that is a multiple of this, whichever comes first. "
             "0: none by rounds. One that comes while the one before is still being written is left out. In modes other "
-            "than `sync`, and with `top_k`, there are snapshots at the end of passes only, whatever is said here."
+            "than `sync`, and with `top_k`, there are snapshots at the end of passes only, regardless of this key."
         ),
     ] = 0
     keep: Annotated[
@@ -136,7 +136,7 @@ class SnapshotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RestartsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often a process that dies is started again."""
+    """How often a process that dies is restarted."""
 
     limit: Annotated[
         Annotated[int, Meta(ge=0, le=1_000_000)],
@@ -178,11 +178,11 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(description="Trainers, where they are counted apart. At most one per shard; one may own several shards."),
     ] = None
     lanes: Annotated[LanePorts, Meta(description="How pservers listen.")] = LanePorts()
-    passes: Annotated[Passes, Meta(description="How often all the data is walked over.")] = 10
+    passes: Annotated[Passes, Meta(description="Passes over all the data.")] = 10
     keep: Annotated[
         KeepRule,
         Meta(
-            description="Of which passes the models stay: `all`; `best`, the one with the lowest test error (or cost, "
+            description="Which passes' models are kept: `all`; `best`, the one with the lowest test error (or cost, "
             "where nothing is tested) and the last; or `last N`."
         ),
     ] = "all"
@@ -201,26 +201,24 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="How gradients become updates. `sync`: one update per round from every shard's gradient, "
             "always with the same result. `bounded`: each shard's gradient by itself, no shard more than `staleness` "
             "batches ahead of the slowest. `async`: the same without a bound. `local`: shards train by themselves "
-            "and meet every few batches. Left out: `sync`, or what the config's `settings(is_async=...)` says."
+            "and meet every few batches. Left out: `sync`, or as the config's `settings(is_async=...)` sets it."
         ),
     ] = None
     staleness: Annotated[
         Annotated[int, Meta(ge=0, le=1_000_000)] | None,
         Meta(description="For `mode: bounded`: how many batches a shard may be ahead of the slowest. Left out: 4."),
     ] = None
-    local: Annotated[LocalFile, Meta(description="For `mode: local`: how shards meet.")] = LocalFile()
-    wire: Annotated[WireFile, Meta(description="How dense gradients are written on the wire.")] = WireFile()
+    local: Annotated[LocalFile, Meta(description="For `mode: local`: how shards exchange parameters.")] = LocalFile()
+    wire: Annotated[WireFile, Meta(description="How dense gradients are encoded on the wire.")] = WireFile()
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**53)],
-        Meta(description="Decides first values and shuffling. Same seed, same data, same bits."),
+        Meta(description="Determines initial values and shuffling. Same seed, same data, same bits."),
     ] = 1
     output: Annotated[str, Meta(description="Where logs and models go, relative to job.yaml.")] = "output"
     snapshots: Annotated[SnapshotsFile, Meta(description="When the job's state is saved for `bireme resume`.")] = (
         SnapshotsFile()
     )
-    restarts: Annotated[RestartsFile, Meta(description="How often a process that dies is started again.")] = (
-        RestartsFile()
-    )
+    restarts: Annotated[RestartsFile, Meta(description="How often a process that dies is restarted.")] = RestartsFile()
     logs: Annotated[LogsFile, Meta(description="How much of the processes' logs is kept.")] = LogsFile()
     log_period: Annotated[Count, Meta(description="Rounds between two progress lines in train.log.")] = 50
     connect_timeout_s: Annotated[
@@ -231,11 +229,11 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 CarrierChoice = Literal["auto", "unix", "tcp"]
-"""How lanes on the trainer's own machine are reached; benches and tests force what `auto` would not take."""
+"""How a trainer connects to lanes on its own machine; benches and tests force other choices than `auto`'s."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job as its processes see it."""
+    """A resolved job, as its processes receive it."""
 
     name: str
     config: str
@@ -259,27 +257,27 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     restarts: Restarts = Restarts()
     logs: Logs = Logs()
     data_fingerprint: str = ""
-    """What the shards are, in one hash; the runner fills it in."""
+    """A hash of the shards' layout; the runner sets it."""
     is_resumed: bool = False
-    """Go on from the newest snapshot in the output directory."""
+    """Resume from the newest snapshot in the output directory."""
     accepts_changes: bool = False
-    """Also where it was made with another program, other data or other rules."""
+    """Resume also if the program, the data or the rules have changed."""
     start_pass: int = 0
     init_model: str = ""
     """Directory of a saved model to start from; '' starts from the generator."""
     stop_after: int = 0
-    """Passes without a lower test cost after which the job is over; 0: it has all its passes."""
+    """Passes without a lower test cost after which the job ends; 0: never early."""
     keep: str = "all"
-    """Of which passes the models stay: `all`, `best` or `last N`."""
+    """Which passes' models are kept: `all`, `best` or `last N`."""
     since: int = 0
-    """The runner's own incarnation: what was taken up to it is of earlier runs."""
+    """The runner's incarnation; lower incarnations belong to earlier runs."""
     hosts: tuple[str, ...] = ()
-    """Where the pservers are, by rank; empty: they meet in the run's directory."""
+    """The pservers' addresses by rank; empty: discovery through the run's directory."""
     tls: str = ""
     """Directory with ca.crt, tls.crt and tls.key; '' leaves connections plain."""
     carrier: CarrierChoice = "auto"
     faults: str = ""
-    """What a drill wants disturbed; '' for nothing."""
+    """The faults that a drill injects; '' for none."""
 
     @property
     def first_port(self) -> int:
@@ -288,5 +286,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def nodes(self) -> int:
-        """Places that run a pserver, a trainer, or both."""
+        """Nodes that run a pserver, a trainer, or both."""
         return max(self.pservers, self.trainers)

@@ -1,4 +1,4 @@
-"""Keys of kube-aws 0.9.1's cluster.yaml, which the PaddlePaddle tutorial uses: ours for the same, or why there is none.
+"""Keys of kube-aws 0.9.1's cluster.yaml, which the PaddlePaddle tutorial uses, with our key or the reason for none.
 
 A key that still has a meaning is moved to ours before the file is checked, and keeps its line. All others are refused
 by name: a setting without effect would mislead.
@@ -16,7 +16,7 @@ from bireme.spec.mistakes import Mistake, lines_of
 
 @dataclass(frozen=True, slots=True)
 class OldKey:
-    """What a key of kube-aws is here."""
+    """The counterpart of a key of kube-aws."""
 
     key: str = ""
     """Our key for the same; empty if there is none."""
@@ -56,7 +56,7 @@ KUBE_AWS: dict[str, OldKey] = {
     ),
     "workerSpotPrice": OldKey(
         why="spot machines cost the market price, and no bid limits it",
-        fix="leave it out; `workers.trainers.capacity` is `spot` unless it says `on_demand`",
+        fix="leave it out; `workers.trainers.capacity` is `spot` unless set to `on_demand`",
     ),
     "controllerCount": _CONTROL_PLANE,
     "controllerInstanceType": _CONTROL_PLANE,
@@ -107,7 +107,7 @@ def move_keys(data: Any) -> list[Mistake]:
     for name in [key for key in data if key in KUBE_AWS]:
         old, value = KUBE_AWS[name], data.pop(name)
         if not old.key:
-            text = f"`{name}` is a key of kube-aws that is not used here: {old.why}"
+            text = f"`{name}` is a key of kube-aws that bireme does not use: {old.why}"
             found.append(Mistake(lines[name], text, fix=old.fix))
         elif _holds(data, old.key):
             text = f"`{name}`, a key of kube-aws, and `{old.key}` are both given"
@@ -126,7 +126,7 @@ def _holds(data: Any, path: str) -> bool:
 
 
 def _put(data: Any, path: str, value: Any, line: int) -> None:
-    """Set a value below a dotted path; a section on the way that is none is left for the check that refuses it."""
+    """Set a value below a dotted path; a section of the wrong type is left to the struct's check."""
     *sections, last = path.split(".")
     for key in sections:
         if key not in data:

@@ -1,7 +1,7 @@
 """The `kubernetes:` section of job.yaml: how a job is placed on a cluster. Local runs ignore it.
 
 What is common has a key of its own here; everything else that Kubernetes knows can be set through `patch`, which is
-merged into the finished objects by kind. Names follow this file's own style; what stands under `patch` and under a
+merged into the finished objects by kind. Names follow this file's own style; values under `patch` and under a
 volume's `source` is Kubernetes' own language and is checked by the API server.
 """
 
@@ -40,7 +40,7 @@ KINDS = (
 PATCHED = (*KINDS, "Pod")
 """What can be patched: also the short-lived pods that push, fetch and split on the volume."""
 OWN_VARIABLES = ("BIREME_", "POD_", "JOB_", "NODE_NAME", "HOME")
-"""Beginnings of variables that the pods' own program reads."""
+"""Prefixes of variables that the pods' own program reads."""
 OWN_PATHS = ("/job", "/tmp", "/etc/bireme")
 
 
@@ -62,19 +62,19 @@ class VolumeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     data: Annotated[
         str | None,
         Meta(
-            description="Where the shards are on the volume, from its root. Left out: where `data.path` says, in the "
+            description="Where the shards are on the volume, from its root. Left out: as in `data.path`, in the "
             "directory named after the job."
         ),
     ] = None
 
 
 class ResourcesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each pod asks for and may use at most."""
+    """The resource requests and limits of each pod."""
 
     requests: Annotated[
         Amounts,
         Meta(
-            description="What a machine must have free for a pod. What is not said here nor in `limits` is "
+            description="What a machine must have free for a pod. What is set neither here nor in `limits` is "
             "`cpu: 500m` and `memory: 512Mi`."
         ),
     ] = {}
@@ -82,7 +82,7 @@ class ResourcesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TolerationFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A taint that pods put up with."""
+    """A taint that pods tolerate."""
 
     key: Annotated[str | None, Meta(description="The taint's key; left out: any.")] = None
     value: Annotated[str | None, Meta(description="The taint's value; left out: any.")] = None
@@ -149,7 +149,7 @@ class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = {}
     tolerations: Annotated[
         tuple[TolerationFile, ...],
-        Meta(description="Taints that pods put up with; each with `key`, `value`, `effect` and `seconds`."),
+        Meta(description="Taints that pods tolerate; each with `key`, `value`, `effect` and `seconds`."),
     ] = ()
     lost_node_s: Annotated[
         Annotated[int, Meta(ge=0, le=86400)],
@@ -182,12 +182,12 @@ class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = True
     pod_failures: Annotated[
         Annotated[int, Meta(ge=0, le=100_000)],
-        Meta(description="How many pods of one node may fail or be lost before the job is given up."),
+        Meta(description="How many pods of one node may fail or be lost before the job fails."),
     ] = 100
     replace: Annotated[
         Literal["at_once", "when_gone"],
         Meta(
-            description="`at_once`: a lost pod is replaced while the cluster cannot say whether it still runs (the "
+            description="`at_once`: a lost pod is replaced while it is unknown whether it still runs (the "
             "old one is fenced off). `when_gone`: only once it is surely gone; a pod failure policy then ends the "
             "job at the first hopeless exit code."
         ),
@@ -203,7 +203,7 @@ class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     patch: Annotated[
         dict[str, Annotated[dict[str, Any], Meta(description="Keys and values to merge in.")]],
         Meta(
-            description="By kind, what is merged into the finished objects, in Kubernetes' own words. `Pod` is for "
+            description="By kind, what is merged into the finished objects, in Kubernetes' own format. `Pod` is for "
             "the pods that push, fetch and split data on the volume."
         ),
     ] = {}
@@ -215,7 +215,7 @@ class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def find_cluster_clashes(section: Any, line: int) -> Iterator[Mistake]:
-    """Keys of a parsed section that may each be right and do not go together, or would break the pods."""
+    """Find keys of a parsed section that conflict, or would break the pods."""
     if not isinstance(section, Mapping):
         return
     lines = lines_of(section, line)

@@ -18,18 +18,18 @@ from bireme.core.errors import SpecError
 from bireme.spec.job import CarrierChoice, Job, JobFile, LocalFile, WireFile
 from bireme.spec.kubernetes import KubernetesFile, find_cluster_clashes
 from bireme.spec.meant import MEANT
-from bireme.spec.mistakes import Mistake, find_mistakes, lines_of, plain, read_yaml, refusal, says_more
+from bireme.spec.mistakes import Mistake, differs, find_mistakes, lines_of, plain, read_yaml, refusal
 from bireme.spec.model import Logs, Restarts, Snapshots, Updates, Wire
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-# Sets of strings iterate by hash, files are decoded by locale, libraries with a thread per core add in their own order.
+# Sets of strings iterate by hash, files are decoded by locale, and libraries with a thread per core sum in any order.
 _PINNED = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", **dict.fromkeys(_THREAD_COUNTS, "1")}
 OVERRIDES = ("trainers", "pservers", "ports_num", "passes", "seed", "output")
-"""What a flag `--name` or a variable `BIREME_NAME` may replace."""
+"""The keys that a flag `--name` or a variable `BIREME_NAME` may override."""
 
 
 def find_clashes(data: Any) -> list[Mistake]:
-    """Keys of a parsed file that may each be right and do not go together."""
+    """Find keys of a parsed file that are valid alone and conflict."""
     if not isinstance(data, Mapping):
         return []
     lines, mode = lines_of(data, 1), data.get("mode")
@@ -40,12 +40,12 @@ def find_clashes(data: Any) -> list[Mistake]:
         why = "`nodes: 3` already means 3 pservers and 3 trainers"
         found.append(Mistake(lines[apart[0]], text, why, "keep `nodes`, or count `pservers` and `trainers` apart"))
     wire: Any = data.get("wire")
-    if says_more(wire, WireFile(), "top_k") and wire.get("gradients") != "top_k":
+    if differs(wire, WireFile(), "top_k") and wire.get("gradients") != "top_k":
         text, line = "`wire.top_k` is for `wire.gradients: top_k`", lines_of(wire, lines["wire"])["top_k"]
         found.append(Mistake(line, text, fix="set that, or leave `top_k` out"))
-    given = {"bounded": ("staleness", data.get("staleness") is not None)}
-    given["local"] = ("local", says_more(data.get("local"), LocalFile(), *LocalFile.__struct_fields__))
-    for wanted, (key, is_given) in given.items():
+    mode_keys = {"bounded": ("staleness", data.get("staleness") is not None)}
+    mode_keys["local"] = ("local", differs(data.get("local"), LocalFile(), *LocalFile.__struct_fields__))
+    for wanted, (key, is_given) in mode_keys.items():
         if is_given and mode != wanted:
             now = f"mode is {mode}" if mode else "no mode is given"
             fix = f"set `mode: {wanted}`, or leave `{key}` out"
@@ -70,7 +70,7 @@ def read_job_file(path: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where this user's files go that belong to no job."""
+    """Directories for this user's files that belong to no job."""
 
     cache: Path
     state: Path
@@ -86,14 +86,14 @@ def places(environment: Mapping[str, str] | None = None) -> Places:
 
 
 def kernel_caches(package: Path, environment: Mapping[str, str] | None = None) -> list[Path]:
-    """Where Numba may keep what it has compiled for a folder of ours: as told, or else beside it or at home."""
+    """The directories where Numba may cache compiled code of a package: NUMBA_CACHE_DIR, or beside it, or at home."""
     env = os.environ if environment is None else environment
-    told = env.get("NUMBA_CACHE_DIR")
-    return [Path(told)] if told else [package / "__pycache__", places(env).cache.parent / "numba"]
+    chosen = env.get("NUMBA_CACHE_DIR")
+    return [Path(chosen)] if chosen else [package / "__pycache__", places(env).cache.parent / "numba"]
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a job's processes inherit: all we have, and what keeps bits from depending on it."""
+    """The environment of a job's processes: this one's, with the variables pinned that could change results."""
     env = dict(os.environ if environment is None else environment)
     return env | _PINNED
 
@@ -105,19 +105,19 @@ def is_pinned(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def command_name(environment: Mapping[str, str] | None = None) -> str:
-    """What the user types to run bireme here, for commands that we suggest."""
+    """The command that runs bireme here, for the commands that messages suggest."""
     env = os.environ if environment is None else environment
     return env.get("BIREME_COMMAND") or "bireme"
 
 
 def aws_region(environment: Mapping[str, str] | None = None) -> str | None:
-    """The region that this user's AWS tools work in, if the environment names one."""
+    """The AWS region from the environment, if any."""
     env = os.environ if environment is None else environment
     return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
 
 
 def kubeconfig_files(environment: Mapping[str, str] | None = None) -> list[Path]:
-    """The files that say which clusters there are, as kubectl looks for them; those that exist."""
+    """The existing kubeconfig files, searched as kubectl does."""
     env = os.environ if environment is None else environment
     home = Path(env.get("HOME") or "~").expanduser()
     named = [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]
@@ -132,7 +132,7 @@ def kubeconfig_target(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def overrides_from(environment: Mapping[str, str]) -> dict[str, str]:
-    """The overrides that variables such as BIREME_TRAINERS ask for."""
+    """The overrides from variables such as BIREME_TRAINERS."""
     return {n: environment[f"BIREME_{n.upper()}"] for n in OVERRIDES if environment.get(f"BIREME_{n.upper()}")}
 
 
@@ -167,28 +167,28 @@ def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str
 
 
 class ClusterJob(NamedTuple):
-    """A job file that is read for a cluster: the job as it would run here, and how it is placed there."""
+    """A job file for a cluster: the job as it would run here, and its placement there."""
 
     job: Job
     file: JobFile
     base: Path
-    """Where job.yaml is."""
+    """The directory of job.yaml."""
     has_data: bool
     """Whether its shards are here too."""
     has_program: bool
     has_claim: bool = False
-    """Whether the file says which volume claim it uses, or of what kind the one is that is made."""
+    """Whether the file names a volume claim, or configures the one to create."""
 
     @property
     def settings(self) -> KubernetesFile:
-        """How it is placed."""
+        """The `kubernetes` section."""
         return self.file.kubernetes
 
 
 def load_cluster_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> ClusterJob:
     """Resolve a job file whose data may be on a volume only, and its program in an image."""
     env = dict(os.environ if environment is None else environment)
-    env.pop("BIREME_OUTPUT", None)  # a path here says nothing about the volume
+    env.pop("BIREME_OUTPUT", None)  # a local path means nothing on the volume
     loaded = _load(path, flags, env)
     job = _settle(loaded, env, is_elsewhere=True)
     has_data = is_sharded(Path(job.data))
@@ -220,7 +220,7 @@ def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
         target = plain["lanes"] if name == "ports_num" else plain
         target[name] = value
     if {"trainers", "pservers"} & set(overrides) and plain["nodes"] is not None:
-        # The file counts nodes; an override counts one side apart and leaves the other as it was.
+        # The file counts nodes; an override of one side keeps the other.
         plain["trainers"] = overrides.get("trainers", plain["nodes"])
         plain["pservers"] = overrides.get("pservers", plain["nodes"])
         plain["nodes"] = None
@@ -235,7 +235,7 @@ def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
 
 
 def _key_lines(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, int]:
-    """Where the file says what counts: the lines of its keys but for those that something else has replaced."""
+    """The lines of the keys that take effect, without those that are overridden."""
     lines = lines_of(data, 1)
     found = {key: line for key, line in lines.items() if key not in overrides}
     for key, section in data.items():
@@ -247,9 +247,9 @@ def _key_lines(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
 
 
 def find_misfits(file: JobFile, base: Path, lines: Mapping[str, int], *, is_elsewhere: bool = False) -> list[Mistake]:
-    """What the file asks for and this machine does not hold: files, directories, shards, ports.
+    """Find what the file needs and this machine lacks: files, directories, shards, ports.
 
-    Of a job that runs elsewhere, the data and the program may be there.
+    The data and the program of a job that runs elsewhere may be only there.
     """
     found = []
     config, data = base / file.program.config, base / file.data.path
@@ -284,19 +284,19 @@ def _shards_of(file: JobFile, data: Path, *, is_elsewhere: bool) -> int:
         return count_shards(data)
     if file.data.shards is None:
         why = "they may be on the cluster's volume only, but then their number must be known"
-        fix = "say how many there are with `data.shards: N`, or name their directory with `data.path`"
+        fix = "give their number with `data.shards: N`, or name their directory with `data.path`"
         raise SpecError(f"{data} holds no shard (a directory `0/data`)", why=why, fix=fix)
     return file.data.shards
 
 
 def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
-    """Settle the paths and counts of a file that was checked."""
+    """Resolve the paths and counts of a checked file."""
     config, data = base / file.program.config, base / file.data.path
     shards = _shards_of(file, data, is_elsewhere=True)
     trainers = file.trainers or file.nodes or shards
     output = Path(overrides["output"]).absolute() if overrides.get("output") else base / file.output
     lanes = file.lanes
-    # A flag that changes the trainers leaves the pservers as they would have been without it.
+    # Overriding the trainers must not change the number of pservers.
     pservers = file.pservers or file.nodes or (shards if "trainers" in overrides else trainers)
     return Job(
         name=file.name,

@@ -1,4 +1,4 @@
-"""Keys that other systems have where job.yaml has another one, or leaves it to the config."""
+"""Names that other systems use for keys of job.yaml, or for settings of the config."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _SETTINGS = {
     "gradient_clipping_threshold=…": "gradient_clipping_threshold gradient_clipping clip",
 }
 
-MEANT = {word: f"did you mean `{key}`?" for key, words in _KEYS.items() for word in words.split()}
-"""What to say of a key of job.yaml that is none."""
+MEANT = {alias: f"did you mean `{key}`?" for key, aliases in _KEYS.items() for alias in aliases.split()}
+"""Hints for unknown keys of job.yaml."""
 MEANT |= {
-    word: f"it is set in the config: settings({said})" for said, words in _SETTINGS.items() for word in words.split()
+    alias: f"it is set in the config: settings({setting})"
+    for setting, aliases in _SETTINGS.items()
+    for alias in aliases.split()
 }

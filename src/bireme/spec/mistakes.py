@@ -1,6 +1,6 @@
-"""What is wrong with a parsed file, field by field: the line, the key, what was expected, what may have been meant.
+"""Mistakes of a parsed file, field by field: the line, the key, the expected value and a suggestion.
 
-A struct says what may be there; all mistakes are collected before one is told.
+A struct defines what is valid; all mistakes are collected and reported together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bireme.core.errors import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One thing wrong with a file, and where; line 0 is for what did not come from the file."""
+    """One mistake and its line; line 0 if it is not from the file."""
 
     line: int
     text: str
@@ -29,7 +29,7 @@ class Mistake:
 
 
 def read_yaml(text: str, name: str) -> Any:
-    """Parse YAML, keeping line numbers; syntax errors are told with theirs."""
+    """Parse YAML, keeping line numbers; a syntax error names its line."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -46,7 +46,7 @@ def read_yaml(text: str, name: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """What a YAML reader keeps of styles and anchors, taken off: dicts, lists, strings and numbers remain."""
+    """Strip the YAML reader's styles and anchors: only dicts, lists, strings and numbers remain."""
     if isinstance(value, Mapping):
         return {plain(k): plain(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 def find_mistakes(
     struct: type[msgspec.Struct], value: Any, path: str = "", line: int = 1, *, meant: Mapping[str, str] | None = None
 ) -> list[Mistake]:
-    """Compare a parsed mapping with a struct, field by field; `meant` says what stands for keys of other systems."""
+    """Compare a parsed mapping with a struct, field by field; `meant` has hints for keys of other systems."""
     if not isinstance(value, Mapping):
         where = f"`{path}` must hold" if path else "the file must hold"
         fix = _for_empty(struct, path) if path and value is None else ""
@@ -79,7 +79,7 @@ def find_mistakes(
 
 
 def _for_empty(struct: type[msgspec.Struct], path: str) -> str:
-    """What to do about a section whose keys are all commented out."""
+    """The fix for a section whose keys are all commented out."""
     if needed := [f"`{path}.{info.name}`" for info in msgspec.structs.fields(struct) if info.required]:
         return f"set {' and '.join(needed)}"
     return f"remove the line `{path.rpartition('.')[2]}:`, or set one of its keys"
@@ -92,7 +92,7 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
     parts = _parts_of(inner, value, path, line)
     if wrong := [mistake for part in parts for mistake in _check_field(*part)]:
         return wrong
-    value = plain(value)  # parts that are each right may still be too few or too many
+    value = plain(value)  # valid items may still be too few or too many
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError as e:
@@ -100,10 +100,10 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
         if "regex" in problem:
             problem = _expected(hint).lstrip(": ")
         if "enum value" in problem:
-            problem = "expected one of the known words"
+            problem = "expected one of the known values"
         problem = problem.replace("Expected", "expected", 1)
-        told = f"{problem}, got {value!r}{_did_you_mean(value, inner)}"
-        return [Mistake(line, f"`{path}`: {told}")]
+        text = f"{problem}, got {value!r}{_did_you_mean(value, inner)}"
+        return [Mistake(line, f"`{path}`: {text}")]
     return []
 
 
@@ -119,8 +119,8 @@ _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"
 _EXPECTED = re.compile(r"(`[^`]+`: )expected `(\w+)`( of length)?(?: (>=|<=|>|<) (\S+?))?(, got .*)", re.DOTALL)
 
 
-def in_words(text: str) -> str:
-    """What `find_mistakes` says of a value of the wrong type, without the names of types."""
+def in_plain_terms(text: str) -> str:
+    """A mistake about a value's type, without the names of types."""
     found = _EXPECTED.fullmatch(text)
     if found is None:
         return text
@@ -130,14 +130,14 @@ def in_words(text: str) -> str:
         wanted = f"{_BOUNDS[sign]} {number} {_SIZES[kind]}{'' if number == '1' else 's'}"
     elif sign:
         wanted += f", {_BOUNDS[sign]} {number}"
-    words = {", got None": ", got nothing", ", got True": ", got true", ", got False": ", got false"}
-    words |= {", got []": ", got an empty list", ", got {}": ", got nothing"}
+    names = {", got None": ", got nothing", ", got True": ", got true", ", got False": ", got false"}
+    names |= {", got []": ", got an empty list", ", got {}": ", got nothing"}
     hint = " (put it in quotes)" if kind == "str" and re.match(r", got [\d.-]+$", got) else ""
-    return f"{key}expected {wanted}{words.get(got, got)}{hint}"
+    return f"{key}expected {wanted}{names.get(got, got)}{hint}"
 
 
 def _parts_of(hint: Any, value: Any, path: str, line: int) -> list[tuple[Any, Any, str, int]]:
-    """The items of a list, and the values of a mapping that are described, each with its own line."""
+    """The items of a list, and the values of a mapping with a described type, each with its own line."""
     of = get_args(hint)
     if get_origin(hint) is tuple and isinstance(value, list):
         lines = item_lines(value, line)
@@ -150,9 +150,9 @@ def _parts_of(hint: Any, value: Any, path: str, line: int) -> list[tuple[Any, An
 
 
 def _did_you_mean(value: Any, hint: Any) -> str:
-    # The words themselves, or those of a choice that may also be left out.
-    found = [word for choice in get_args(hint) for word in (choice, *get_args(choice))]
-    choices = [word for word in found if isinstance(word, str)]
+    # The options of a Literal, or of an optional Literal.
+    options = [option for choice in get_args(hint) for option in (choice, *get_args(choice))]
+    choices = [option for option in options if isinstance(option, str)]
     close = difflib.get_close_matches(str(value), choices, n=1)
     return f" (did you mean `{close[0]}`?)" if close else f" (one of: {', '.join(choices)})" if choices else ""
 
@@ -185,30 +185,30 @@ def lines_of(value: Any, default: int) -> dict[Any, int]:
     marks = getattr(value, "lc", None)
     if marks is None:
         return dict.fromkeys(value, default)
-    # A key that came by a merge (`<<: *other`) stands elsewhere: it gets the mapping's own line.
+    # A key from a merge (`<<: *other`) is defined elsewhere: use the mapping's own line.
     return {key: marks.key(key)[0] + 1 if key in (marks.data or {}) else default for key in value}
 
 
 def item_lines(value: list[Any], default: int) -> list[int]:
     """The line of each item of a parsed list."""
     marks = getattr(value, "lc", None)
-    # A list that did not come from a file, or was put together from a file's values, has no lines of its own.
+    # A list that is not from a file, or was assembled from a file's values, has no lines of its own.
     return [marks.item(i)[0] + 1 if marks and marks.data else default for i in range(len(value))]
 
 
-def says_more(section: Any, default: msgspec.Struct, *keys: str) -> bool:
-    """Whether one of these keys of a section says something else than it would mean if it were left out."""
+def differs(section: Any, default: msgspec.Struct, *keys: str) -> bool:
+    """Whether one of these keys of a section differs from its default."""
     return isinstance(section, Mapping) and any(
         section.get(k, getattr(default, k)) != getattr(default, k) for k in keys
     )
 
 
 def refusal(path: Path, mistakes: list[Mistake], reference: str = "docs/reference/job.md") -> SpecError:
-    """One error for all mistakes; a single one has room for its own why and fix."""
+    """One error for all mistakes; a single mistake keeps its own why and fix."""
     is_single = len(mistakes) == 1 and bool(mistakes[0].fix)
-    told = [
+    lines = [
         (f"{path}:{m.line}: " if m.line else "") + m.text + (f"; {m.fix}" if m.fix and not is_single else "")
         for m in sorted(mistakes, key=lambda m: m.line)
     ]
     why, fix = (mistakes[0].why, mistakes[0].fix) if is_single else ("", f"{reference} lists every key")
-    return SpecError("\n".join(told), why=why, fix=fix)
+    return SpecError("\n".join(lines), why=why, fix=fix)

@@ -1,4 +1,4 @@
-"""What a program tells the parameter servers: its parameters and how they are to be updated.
+"""What a program sends to the parameter servers: its parameters and their update rules.
 
 These structs travel in control messages, so a pserver can keep and update parameters without
 ever seeing the user's script or a deep-learning framework.
@@ -17,7 +17,7 @@ Schedule = Literal["constant", "poly", "caffe_poly", "exp", "discexp", "linear",
 
 
 class Init(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a parameter starts: normal(mean, spread = std) or uniform(mean ± spread)."""
+    """A parameter's initial values: normal(mean, spread = std) or uniform(mean ± spread)."""
 
     kind: Literal["normal", "uniform"] = "normal"
     mean: float = 0.0
@@ -25,20 +25,20 @@ class Init(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 MAX_BOUNDED_ROWS = 2**31 - 1
-"""A sparse parameter with more rows than this is unbounded: its saved model names the rows that exist."""
+"""A sparse parameter with more rows than this is unbounded: its saved model lists the rows that exist."""
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the rows of a sparse parameter come and go; each is made when it is first pushed to."""
+    """The lifetime of a sparse parameter's rows; each is created by the first push to it."""
 
     admit_after: int = 0
-    """Pushes to a row that are only counted: it keeps its first values until there were this many."""
+    """Pushes to a row that are only counted: it keeps its initial values until then."""
     evict_after: int = 0
-    """Rounds without a push after which a row is forgotten; 0 keeps all."""
+    """Rounds without a push after which a row is evicted; 0 keeps all."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One parameter and the rules of its own that differ from the optimizer's."""
+    """One parameter and its deviations from the optimizer's rules."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     is_static: bool = False
     """Never updated: its gradient is ignored."""
     rows: Rows | None = None
-    """How rows live on sparse lanes; None for a dense parameter."""
+    """The lifetime of rows on sparse lanes; None for a dense parameter."""
 
     @property
     def is_sparse(self) -> bool:
@@ -62,7 +62,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether there are too many possible rows to write them all down."""
+        """Whether there are too many possible rows to save them all."""
         return self.is_sparse and self.shape[0] > MAX_BOUNDED_ROWS
 
     @property
@@ -89,7 +89,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Updates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the trainers' work becomes updates of the parameters."""
+    """How gradients become updates of the parameters."""
 
     mode: UpdateMode = "sync"
     staleness: int = 0
@@ -99,7 +99,7 @@ class Updates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     is_elastic: bool = False
     """local: shards keep their own parameters and are pulled towards the common ones."""
     rate: float = 1.0
-    """local: how much of the shards' mean difference the common parameters take, or for elastic, of each difference."""
+    """local: the share of the shards' mean difference, or for elastic of each difference, that is applied."""
 
     @property
     def is_streamed(self) -> bool:
@@ -108,10 +108,10 @@ class Updates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Snapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a job's state is saved for resuming, and how much of it is kept."""
+    """When snapshots are taken for resuming, and how many are kept."""
 
     path: str = ""
-    """A directory that all processes see; '' for no snapshots."""
+    """A directory that all processes share; '' for no snapshots."""
     every_s: float = 10.0
     """0: not by the clock."""
     every_rounds: int = 0
@@ -120,22 +120,22 @@ class Snapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often a process may die before the job is given up."""
+    """How often a process may die before the job fails."""
 
     limit: int = 10
     within_s: float = 60.0
 
 
 class Logs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much a process's log may take on disk."""
+    """The disk space of a process's log."""
 
     max_mb: float = 64.0
     keep: int = 2
-    """Older files beside the one that is written to."""
+    """Rotated files beside the current one."""
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How dense gradients are written on the wire."""
+    """How dense gradients are encoded on the wire."""
 
     gradients: Coding = "float32"
     top_k: float = 0.01
@@ -143,5 +143,5 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def is_exact(self) -> bool:
-        """Whether gradients arrive as they were computed."""
+        """Whether gradients arrive unchanged."""
         return self.gradients == "float32"

@@ -167,7 +167,7 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "text for a section": ("workers: 3", (":4: `workers` must hold keys and values, not 3",)),
     "an old key": (
         "controllerCount: 1",
-        (":4: `controllerCount` is a key of kube-aws that is not used here: EKS runs the", "fix: leave it out"),
+        (":4: `controllerCount` is a key of kube-aws that bireme does not use: EKS runs the", "fix: leave it out"),
     ),
     "an old version": ("kubernetesVersion: v1.4.6_coreos.0", ("EKS has its own list", '`kubernetes: "1.34"`')),
     "a price": ('workerSpotPrice: "0.05"', ("spot machines cost the market price, and no bid limits it",)),
