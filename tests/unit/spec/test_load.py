@@ -352,5 +352,5 @@ def test_a_job_may_keep_some_of_its_models_only(make: Make, keep: str) -> None:
 
 
 def test_no_model_at_all_cannot_be_kept(make: Make) -> None:
-    with pytest.raises(SpecError, match="`keep`: which passes.* models are kept"):
+    with pytest.raises(SpecError, match="`keep`: which passes' models are kept"):
         load(make(GOOD + "keep: last 0\n"))
