@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ import click
 from bireme.core.errors import BiremeError, Cancelled, ProcessError
 
 if TYPE_CHECKING:
+    from bireme.core.forking import Main
     from bireme.spec.job import Job
 
 
@@ -102,6 +104,7 @@ def node(started: Started) -> None:
     JOB_COMPLETION_INDEX, or JOB_NAME, JOB_PATH and CONF_PADDLE_… as in the original's jobs.
     """
     from bireme.job.node.entry import NodeConfig, run_node
+    from bireme.spec.load import is_pinned
 
     _settle(started)
     if started.job is None:
@@ -110,7 +113,25 @@ def node(started: Started) -> None:
         _guarded(None, "node", lambda: run_pod(dict(os.environ)))
         return
     job, rank, run = started.place()
-    _guarded(None, f"node {rank}", lambda: run_node(NodeConfig(job, rank, run)))
+    main = _load_for_children() if is_pinned() else None
+    _guarded(None, f"node {rank}", lambda: run_node(NodeConfig(job, rank, run), main=main))
+
+
+def _load_for_children() -> Main:
+    """Load once what pserver and trainer both need, most of their start-up; returns what a forked child runs."""
+    import numpy as np
+
+    from bireme.cli.main import main
+    from bireme.ps.optim import kernels
+
+    importlib.import_module("bireme.job.node.pserver")
+    kernels.load()
+
+    def run(arguments: list[str]) -> None:
+        np.random.seed()  # NumPy's own generator, should the user's code draw from it: each process another start
+        main(arguments)
+
+    return run
 
 
 @click.command(epilog="\b\nExample: bireme pserver --port=7164 --ports_num=2 --num_gradient_servers=3")

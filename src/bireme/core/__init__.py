@@ -1,3 +1,3 @@
 """Errors, log, files, text of messages, named fault points: no opinions about training."""
 
-__all__ = ["certificates", "draws", "errors", "faults", "files", "log", "processes", "text"]
+__all__ = ["certificates", "draws", "errors", "faults", "files", "forking", "log", "processes", "text"]

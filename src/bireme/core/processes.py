@@ -11,13 +11,17 @@ from bireme.core.errors import Cancelled
 _PR_SET_PDEATHSIG = 1
 
 
+def libc() -> ctypes.CDLL:
+    """The C library of this process."""
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def die_with(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies for any reason.
 
     The parent may have died before prctl took effect, so check it afterwards.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         raise Cancelled("the process that started this one is gone")

@@ -1,8 +1,7 @@
 """The entry of a node: starts its pserver and its trainer and supervises them until both have exited.
 
-A pod runs it, and the local runner starts it. It never imports numpy or a framework, so one per
-node costs little. What else a place to run needs of it (probes, logs, a snapshot before it leaves)
-is in a `NodeWatch`, which it calls in between.
+A pod runs it, and the local runner starts it. It never imports a framework, nor runs the user's code. What else a place
+to run needs of it (probes, logs, a snapshot before it leaves) is in a `NodeWatch`, which it calls in between.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, SpecError
+from bireme.core.forking import Main
 from bireme.job.node.failure_reports import first_cause, has_ended, read_reports, write_report
 from bireme.job.node.headway import Headway
 from bireme.job.node.incarnations import Lease
@@ -122,13 +122,15 @@ def note_signals() -> list[int]:
     return received
 
 
-def run_node(config: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None) -> None:
-    """Run this node's processes to their end; raises the first cause of a failure."""
+def run_node(
+    config: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None, main: Main | None = None
+) -> None:
+    """Run this node's processes to their end; raises the first cause of a failure. `main` lets it fork them."""
     job = read_job(config.job)
     stops = note_signals() if stops is None else stops
     watch = _Unwatched() if watch is None else watch
     try:
-        with ProcessGroup() as group:
+        with ProcessGroup(main) as group:
             _supervise(job, config, group, watch, stops)
     finally:
         watch.left()

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from bireme.core.files import storage_errors
+from bireme.core.forking import Forked, Main, can_fork, fork
 from bireme.job.node.headway import NOWHERE, JobProgress
 from bireme.job.node.log_budget import rotate
 from bireme.job.node.marks import take_mark
-from bireme.spec.load import child_environment
+from bireme.spec.load import child_environment, is_pinned
 from bireme.spec.model import Logs, Restarts
 
 GRACE_S = 5.0
@@ -88,10 +90,14 @@ class Child:
 
 
 class ProcessGroup:
-    """Started children; a context manager that ends them all."""
+    """Started children; a context manager that ends them all.
 
-    def __init__(self) -> None:
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+    With `main`, which imports nothing and runs nothing of the user's, children are forked where that is safe.
+    """
+
+    def __init__(self, main: Main | None = None) -> None:
+        self._main = main
+        self._running: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def __enter__(self) -> ProcessGroup:
         return self
@@ -105,16 +111,17 @@ class ProcessGroup:
             child.log.parent.mkdir(parents=True, exist_ok=True)
             out = child.log.open("ab")
         with out:
-            process = subprocess.Popen(
-                child.command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                env=child_environment(),
-            )
+            process = self._launch(child.command, out)
         self._running[child.name] = process
         return process.pid
+
+    def _launch(self, command: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
+        # A forked child has our environment.
+        if self._main is not None and is_pinned() and can_fork():
+            return fork(command, out.fileno(), self._main)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=child_environment()
+        )
 
     def codes(self) -> dict[str, int | None]:
         """Exit codes by name; None while a child runs."""

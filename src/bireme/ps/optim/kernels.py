@@ -75,6 +75,11 @@ def _work_space(rows: int) -> Floats:
     return work
 
 
+def load() -> None:
+    """Load what all kernels need of Numba, by calling a small one: children forked later start with it."""
+    _work_space(1)
+
+
 @jit
 def _gather(
     inbox: Inbox, chunk: Ints, clip: np.float32, work: Floats, is_summed: NDArray[np.bool_]

@@ -1,0 +1,166 @@
+"""Children forked from a parent that has imported and compiled what they need: a start without a start-up.
+
+A forked child has a session, a log, signals and a command line of its own, as one started by `exec` has. Forking is
+safe only while no other thread runs, whose locks the child would inherit without the thread that releases them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bireme.core.processes import libc
+
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_NO_FILE = 0xFFFFFFFF
+_STAT_FIELDS = (26, 27, 45, 46, 47, None, 28, None, None, 50, 51)
+"""Fields of /proc/self/stat in the order of the kernel's `prctl_mm_map`; None is filled in: brk and the arguments."""
+_BRK, _ARGUMENTS_START, _ARGUMENTS_END = 5, 7, 8
+POLL_S = 0.01
+
+_arguments: mmap.mmap | None = None
+"""The kernel reads this process's command line from here; freed only with the process."""
+
+Main = Callable[[list[str]], object]
+"""What a forked child runs, with its arguments; SystemExit carries the exit code."""
+
+
+def can_fork() -> bool:
+    """Whether this process has one thread only, those of C libraries included."""
+    return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+class Forked:
+    """A forked child, with the part of `subprocess.Popen` that a process group uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the child runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code; raises subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and timeout is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(POLL_S)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Signal the child unless it has exited; its pid is not reused before `poll` has seen that."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def fork(command: Sequence[str], output: int, main: Main) -> Forked:
+    """Run `python -m PACKAGE ARGUMENTS…` in a forked child, which calls `main(ARGUMENTS)` with `output` as its log."""
+    gc.freeze()  # else the child's first collection would write to, and so copy, every object it shares with us
+    sys.stdout.flush()
+    # A signal that arrives before the child has reset its handlers must wait: ours would take it for the parent's.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _run_child(command, output, main, blocked)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return Forked(pid)
+
+
+def _run_child(command: Sequence[str], output: int, main: Main, blocked: set[int | signal.Signals]) -> None:
+    """The child's life; it never returns, as the frames below belong to the parent."""
+    code = 1
+    try:
+        os.setsid()
+        _redirect(output)
+        _reset_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if not set_command_line(command):  # people and drills find processes by it
+            os.execv(command[0], list(command))
+        sys.argv = [sys.argv[0], *command[3:]]
+        code = _exit_code(main, list(command[3:]))
+        # What the interpreter does at its own end, in this order.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _exit_code(main: Main, arguments: list[str]) -> int:
+    try:
+        main(arguments)
+    except SystemExit as e:
+        if e.code is None or isinstance(e.code, int):
+            return e.code or 0
+        print(e.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _redirect(output: int) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, number in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def _reset_signals() -> None:
+    """Forget the parent's handlers; what was ignored stays ignored, as after `exec`."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def set_command_line(command: Sequence[str]) -> bool:
+    """Let `ps` and /proc show this command for the process; False where the kernel does not offer it."""
+    global _arguments
+    text = b"".join(os.fsencode(argument) + b"\0" for argument in command)
+    # Private: the kernel reads command lines from anonymous pages only.
+    memory = mmap.mmap(-1, len(text), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.write(text)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    stat = Path("/proc/self/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
+    values = [0 if field is None else int(stat[field - 3]) for field in _STAT_FIELDS]
+    values[_ARGUMENTS_START], values[_ARGUMENTS_END] = start, start + len(text)
+    # The kernel's structure ends with a pointer to no auxiliary vector, its length of 0, and no executable.
+    fields = (ctypes.c_uint64 * 13)(*values, 0, _NO_FILE << 32)
+    sbrk = libc().sbrk
+    sbrk.restype, sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
+    size = ctypes.c_ulong(ctypes.sizeof(fields))
+    # The heap's end is among what is set: again if an allocation moved it since it was read.
+    is_set = False
+    while not is_set or fields[_BRK] != sbrk(0):
+        fields[_BRK] = sbrk(0)
+        if libc().prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(fields), size, 0) != 0:
+            return False
+        is_set = True
+    _arguments = memory
+    return True

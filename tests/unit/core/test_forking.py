@@ -1,0 +1,134 @@
+"""Forked children, seen from a parent of one thread: pytest's own processes have more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PARENT = """
+import atexit, json, os, signal, sys, threading, time
+from bireme.core import forking
+
+directory = sys.argv[1]
+COMMAND = [sys.executable, "-m", "platform", "--terse"]
+
+def child(main, name="log"):
+    with open(os.path.join(directory, name), "ab") as log:
+        return forking.fork(COMMAND, log.fileno(), main)
+
+def result(main):
+    return child(main).wait()
+
+def tell(what):
+    with open(os.path.join(directory, "facts"), "w") as facts:
+        json.dump(what, facts)
+
+"""
+ENDS = {
+    "return": ("lambda _: None", 0, ""),
+    "exit": ("lambda _: sys.exit(3)", 3, ""),
+    "exit without a code": ("lambda _: sys.exit()", 0, ""),
+    "exit with a text": ("lambda _: sys.exit('no space')", 1, "no space\n"),
+    "error": ("lambda _: [][0]", 1, "IndexError"),
+    "signal": ("lambda _: os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
+    "default of a signal": ("lambda _: os.kill(os.getpid(), signal.SIGTERM)", -15, ""),
+}
+
+
+def run(directory: Path, code: str) -> Any:
+    done = subprocess.run([sys.executable, "-c", PARENT + code, directory], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_forked_child_ends_with_the_code_of_its_main(how: str, tmp_path: Path) -> None:
+    main, code, text = ENDS[how]
+    parent = f"signal.signal(signal.SIGTERM, lambda *_: None); print(json.dumps(result({main})))"
+    assert run(tmp_path, parent) == code
+    assert text in (tmp_path / "log").read_text()
+
+
+def test_a_forked_child_has_arguments_and_a_command_line_of_its_own(tmp_path: Path) -> None:
+    main = "lambda a: tell([a, sys.argv[1:], open('/proc/self/cmdline').read().split('\\0')])"
+    run(tmp_path, f"print(result({main}))")
+    arguments, argv, line = json.loads((tmp_path / "facts").read_text())
+    assert (arguments, argv) == (["--terse"], ["--terse"])
+    assert line == [sys.executable, "-m", "platform", "--terse", ""]
+
+
+def test_a_forked_child_has_a_session_a_log_and_no_files_of_its_parent(tmp_path: Path) -> None:
+    code = """
+secret = open("/dev/null")
+def main(_):
+    print("out"), print("error", file=sys.stderr)
+    tell([os.getsid(0) == os.getpid(), sys.stdin.read(), sorted(map(int, os.listdir("/proc/self/fd")))])
+print(result(main))
+"""
+    run(tmp_path, code)
+    is_leader, text, files = json.loads((tmp_path / "facts").read_text())
+    assert (is_leader, text) == (True, "")
+    assert set(files) <= {0, 1, 2, 3, 4}, "0 to 2, the facts and the directory that is being listed"
+    assert sorted((tmp_path / "log").read_text().split()) == ["error", "out"]
+
+
+def test_a_forked_child_keeps_ignored_signals_and_loses_handlers(tmp_path: Path) -> None:
+    code = """
+signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGINT, lambda *_: None)
+def main(_):
+    got = signal.getsignal
+    interrupt = got(signal.SIGINT) is signal.default_int_handler
+    tell([got(signal.SIGHUP) is signal.SIG_IGN, interrupt, not signal.pthread_sigmask(signal.SIG_BLOCK, [])])
+print(result(main))
+"""
+    run(tmp_path, code)
+    assert json.loads((tmp_path / "facts").read_text()) == [True, True, True]
+
+
+def test_a_forked_child_waits_for_its_threads_then_calls_exit_functions(tmp_path: Path) -> None:
+    code = """
+def main(_):
+    gate = threading.Event()
+    threading.Thread(target=lambda: (gate.wait(), print("thread"))).start()
+    atexit.register(print, "exit")
+    threading.Thread(target=gate.set, daemon=True).start()
+print(result(main))
+"""
+    assert run(tmp_path, code) == 0
+    assert (tmp_path / "log").read_text().split() == ["thread", "exit"]
+
+
+def test_a_child_whose_command_line_cannot_be_set_executes_the_command(tmp_path: Path) -> None:
+    run(tmp_path, "forking.set_command_line = lambda _: False; print(result(None))")
+    assert "Linux" in (tmp_path / "log").read_text(), "python -m platform"
+
+
+def test_a_process_with_a_second_thread_must_not_fork(tmp_path: Path) -> None:
+    code = """
+alone, gate = forking.can_fork(), threading.Event()
+other = threading.Thread(target=gate.wait)
+other.start()
+print(json.dumps([alone, forking.can_fork()]))
+gate.set()
+"""
+    assert run(tmp_path, code) == [True, False]
+
+
+def test_waiting_for_a_forked_child_ends_at_the_timeout(tmp_path: Path) -> None:
+    code = """
+import subprocess
+running = child(lambda _: signal.pause())
+try:
+    running.wait(0.0)
+except subprocess.TimeoutExpired:
+    before = running.poll()
+running.send_signal(signal.SIGKILL)
+print(json.dumps([before, running.wait(), running.poll()]))
+running.send_signal(signal.SIGKILL)
+"""
+    assert run(tmp_path, code) == [None, -9, -9]
