@@ -110,7 +110,7 @@ def _cluster() -> list[Finding]:
     from bireme.spec.load import kubeconfig_files
 
     found = []
-    for name in ("lightkube", "cryptography"):
+    for name in ("lightkube", "websockets", "cryptography"):
         is_there = importlib.util.find_spec(name) is not None
         fix = "" if is_there else f"only for jobs on Kubernetes: {sys.executable} -m pip install {name}"
         found.append(Finding(name, "ok" if is_there else "optional", "installed" if is_there else "not installed", fix))

@@ -26,7 +26,7 @@ def test_what_only_clusters_need_is_no_fault_where_it_is_missing(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found = {finding.name: finding for finding in findings()}
-    for name in ("lightkube", "cryptography", "kubeconfig", "boto3", "debootstrap"):
+    for name in ("lightkube", "websockets", "cryptography", "kubeconfig", "boto3", "debootstrap"):
         assert found[name].state == "optional" and found[name].fix.startswith("only for ")
 
 

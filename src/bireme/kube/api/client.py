@@ -90,7 +90,7 @@ class Cluster:
     """A connection to one namespace of a cluster."""
 
     def __init__(self, target: Target, *, timeout_s: float = TIMEOUT_S) -> None:
-        with _needs_lightkube():
+        with _needs_client():
             import httpx2
             from lightkube import Client
             from lightkube.models.meta_v1 import Status
@@ -240,7 +240,8 @@ class Cluster:
         """Run a command in a pod on a volume: its exit code, its output (empty with `stdout`), its stderr."""
         from urllib.parse import urlencode
 
-        from bireme.kube.api.pod_exec import STDOUT, execute
+        with _needs_client():
+            from bireme.kube.api.pod_exec import STDOUT, execute
 
         wanted = [("command", word) for word in command] + [(s, "true") for s in ("stdin", "stdout", "stderr")]
         wanted.append(("container", VOLUME_CONTAINER))
@@ -265,12 +266,12 @@ def connect(context: str | None, namespace: str | None, *, timeout_s: float = TI
 
 
 @contextmanager
-def _needs_lightkube() -> Iterator[None]:
+def _needs_client() -> Iterator[None]:
     try:
         yield
     except ImportError as e:
         raise MissingError(
-            "talking to a cluster needs the package lightkube, which is not installed here",
+            f"talking to a cluster needs the package {e.name}, which is not installed here",
             fix="pip install 'bireme[kube,tls]'",
         ) from e
 

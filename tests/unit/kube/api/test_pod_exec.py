@@ -1,4 +1,4 @@
-"""The WebSocket frames of exec without a socket; silence, refusals and proxies with one on loopback."""
+"""Exec with a server of the same library; silence, refusals and proxies with sockets on loopback."""
 
 from __future__ import annotations
 
@@ -7,63 +7,105 @@ import gc
 import io
 import itertools
 import json
+import logging
+import select
 import socket
 import ssl
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+from websockets.utils import accept_key
 
-from bireme.core.certificates import make_ca, make_leaf
+from bireme.core.certificates import Pair, make_ca, make_leaf
 from bireme.core.errors import ClusterError, NetworkError
 from bireme.kube.api import pod_exec
-from bireme.kube.api.pod_exec import Frames, Login, _Session, execute, exit_code, frame, proxy_of
+from bireme.kube.api.pod_exec import Login, _Session, execute, exit_code, proxy_of
+
+SUCCESS = b"\x03" + b'{"status": "Success"}'
 
 
-def unmasked(data: bytes) -> tuple[int, bytes]:
-    """A server's view of a client's frame."""
-    length, at = data[1] & 0x7F, 2
-    if length == 126:
-        (length,), at = struct.unpack(">H", data[2:4]), 4
-    elif length == 127:
-        (length,), at = struct.unpack(">Q", data[2:10]), 10
-    mask, body = data[at : at + 4], data[at + 4 :]
-    assert data[1] & 0x80 and len(body) == length
-    return data[0] & 0x0F, bytes(byte ^ mask[i % 4] for i, byte in enumerate(body))
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 3, 125, 126, 127, 65535, 65536])
-def test_a_frame_is_what_a_server_reads(nbytes: int) -> None:
-    payload = bytes(i % 251 for i in range(nbytes))
-    assert unmasked(frame(payload)) == (2, payload)
-
-
-def sent(payload: bytes, kind: int = 2, *, is_last: bool = True) -> bytes:
+def sent(payload: bytes, kind: Opcode = Opcode.BINARY, *, is_last: bool = True) -> bytes:
     """A server's frame."""
-    head = bytes((kind | (0x80 if is_last else 0),))
-    if len(payload) < 126:
-        return head + bytes((len(payload),)) + payload
-    return head + b"\x7e" + struct.pack(">H", len(payload)) + payload
+    return Frame(kind, payload, fin=is_last).serialize(mask=False)
 
 
-@given(st.lists(st.binary(max_size=300), max_size=6), st.data())
+def session(
+    sock: socket.socket,
+    stdin: BinaryIO | None = None,
+    take: Callable[[int, bytes], None] = lambda *_: None,
+    now: Callable[[], float] | None = None,
+) -> _Session:
+    """A session on a connection that has switched to WebSocket."""
+    protocol = ClientProtocol(parse_uri("ws://x/"), state=OPEN, max_size=pod_exec.LONGEST_MESSAGE)
+    return _Session(sock, protocol, stdin, take, *([now] if now else []))
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=6), st.data())
 def test_messages_come_whole_however_the_bytes_are_cut(messages: list[bytes], data: st.DataObject) -> None:
-    stream, frames, found = b"".join(sent(m) for m in messages), Frames(), []
-    while stream:
-        cut = data.draw(st.integers(1, len(stream)))
-        found += list(frames.feed(stream[:cut]))
-        stream = stream[cut:]
-    assert found == [(2, m) for m in messages]
+    stream, found = b"".join(sent(b"\x01" + m) for m in messages) + sent(SUCCESS), []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        one = session(ours, take=lambda _, content: found.append(content))
+        while stream:
+            cut = data.draw(st.integers(1, len(stream)))
+            theirs.sendall(stream[:cut])
+            stream = stream[cut:]
+            one._receive()
+        assert one.run() == 0
+    assert found == messages
 
 
-def test_a_message_in_parts_is_put_together_around_a_ping() -> None:
-    stream = sent(b"one ", is_last=False) + sent(b"?", 9) + sent(b"two", 0)
-    assert list(Frames().feed(stream)) == [(9, b"?"), (2, b"one two")]
+def test_a_message_in_parts_is_put_together_around_a_ping(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    heard: list[bytes] = []
+    parts = sent(b"\x01one ", is_last=False) + sent(b"?", Opcode.PING) + sent(b"two", Opcode.CONT)
+    theirs.sendall(parts + sent(SUCCESS))
+    assert session(ours, take=lambda _, content: heard.append(content)).run() == 0
+    assert heard == [b"one two"]
+
+
+def test_a_message_without_end_is_refused_before_it_fills_the_memory(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pair
+    monkeypatch.setattr(pod_exec, "LONGEST_MESSAGE", 1000)
+    theirs.sendall(sent(b"\x01" + bytes(600), is_last=False) + sent(bytes(600), Opcode.CONT, is_last=False))
+    with pytest.raises(NetworkError, match="exceeds limit"):
+        session(ours).run()
+
+
+def test_a_command_that_fails_without_reading_its_input_ends_at_once(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    """The server reads nothing, so what is sent has filled all buffers when the outcome comes."""
+    ours, theirs = pair
+    status = {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "17"}]}}
+
+    heard: list[tuple[int, bytes]] = []
+
+    def outcome_when_stuck() -> float:
+        if not select.select([], [ours], [], 0)[1]:
+            theirs.sendall(sent(b"\x02no space") + sent(b"\x03" + json.dumps(status).encode()))
+        return 0.0
+
+    with Path("/dev/zero").open("rb") as endless:
+        one = session(ours, endless, lambda *what: heard.append(what), outcome_when_stuck)
+        assert one.run() == 17
+    assert heard[0] == (2, b"no space")
+    assert len(one._out) <= pod_exec.CHUNK + 100, "no more than one chunk waits in memory"
 
 
 def test_an_outcome_is_an_exit_code_or_an_error() -> None:
@@ -81,7 +123,7 @@ def test_an_outcome_is_an_exit_code_or_an_error() -> None:
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a connection, and nobody who waits."""
+    """Both ends of a connection, without pauses between turns."""
     monkeypatch.setattr(pod_exec, "TURN_S", 0.0)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -89,12 +131,12 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socke
 
 
 def clock(step_s: float, looks: int = 1000) -> Callable[[], float]:
-    """A clock that goes on whenever it is looked at; a test that looks for ever fails."""
+    """A clock that advances with every reading, up to a limit of readings."""
     ticks = itertools.count()
 
     def now() -> float:
         tick = next(ticks)
-        assert tick < looks, "nobody has noticed the silence"
+        assert tick < looks, "the silence was not noticed"
         return tick * step_s
 
     return now
@@ -103,7 +145,7 @@ def clock(step_s: float, looks: int = 1000) -> Callable[[], float]:
 def test_a_peer_that_is_gone_is_noticed_although_pings_leave(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     with pytest.raises(NetworkError, match="nothing for 120 s"):
-        _Session(ours, None, lambda *_: None, clock(10.0, looks=30)).run(b"")
+        session(ours, now=clock(10.0, looks=30)).run()
     theirs.setblocking(False)
     assert theirs.recv(1 << 16).count(b"\x89\x80") >= 4, "it has been asked"
 
@@ -117,12 +159,12 @@ def test_a_peer_that_answers_pings_is_waited_for(pair: tuple[socket.socket, sock
         nonlocal asked
         try:
             asked += theirs.recv(1 << 16).count(b"\x89\x80")
-            theirs.sendall(sent(b"\x03" + b'{"status": "Success"}') if asked > 20 else sent(b"", 0xA))
+            theirs.sendall(sent(SUCCESS) if asked > 20 else sent(b"", Opcode.PONG))
         except BlockingIOError:
             pass
         return now()
 
-    assert _Session(ours, None, lambda *_: None, answering).run(b"") == 0
+    assert session(ours, now=answering).run() == 0
     assert asked > 20
 
 
@@ -136,18 +178,22 @@ def test_input_that_is_taken_is_a_sign_of_life(pair: tuple[socket.socket, socket
         with contextlib.suppress(BlockingIOError):
             taken += len(theirs.recv(1 << 17))
         if taken > 8 << 20:
-            theirs.sendall(sent(b"\x03" + b'{"status": "Success"}'))
+            theirs.sendall(sent(SUCCESS))
         return now()
 
-    assert _Session(ours, io.BytesIO(bytes(8 << 20)), lambda *_: None, taking).run(b"") == 0
+    assert session(ours, io.BytesIO(bytes(8 << 20)), now=taking).run() == 0
     assert now() > 10 * pod_exec.SILENCE_S / 2
 
 
 # Opening
 
 
+def write_leaf(path: Path, leaf: Pair) -> Path:
+    path.write_bytes(leaf.certificate + leaf.key)
+    return path
+
+
 Handler = Callable[[socket.socket], None]
-SWITCHED = b"HTTP/1.1 101 Switching\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
 
 
 @pytest.fixture
@@ -185,25 +231,104 @@ def head_of(sock: socket.socket) -> str:
     return found.decode()
 
 
+def switch(sock: socket.socket) -> tuple[ServerProtocol, Request]:
+    """Accept a WebSocket as the API server does; the answer is still to be sent, with what follows it."""
+    quiet = logging.getLogger("tests.exec-server")  # it would log the token
+    quiet.setLevel(logging.WARNING)
+    protocol = ServerProtocol(subprotocols=[Subprotocol("v5.channel.k8s.io")], logger=quiet)
+    while not (events := protocol.events_received()):
+        protocol.receive_data(sock.recv(1 << 16))
+    (request,) = events
+    assert isinstance(request, Request)
+    protocol.send_response(protocol.accept(request))
+    return protocol, request
+
+
 def says_hello(sock: socket.socket) -> None:
-    assert "/exec?command=x" in head_of(sock)
-    sock.sendall(SWITCHED + sent(b"\x01hello") + sent(b"\x03" + b'{"status": "Success"}'))
+    protocol, request = switch(sock)
+    assert request.path == "/exec?command=x"
+    protocol.send_binary(b"\x01hello")
+    protocol.send_binary(SUCCESS)
+    sock.sendall(b"".join(protocol.data_to_send()))
+
+
+def test_input_ends_while_output_is_still_to_come(serve: Callable[[Handler], int]) -> None:
+    data = bytes(range(256)) * 4000
+
+    def answer(sock: socket.socket) -> None:
+        protocol, _ = switch(sock)
+        got = bytearray()
+        while True:
+            sock.sendall(b"".join(protocol.data_to_send()))
+            protocol.receive_data(sock.recv(1 << 16))
+            messages = [bytes(each.data) for each in protocol.events_received() if isinstance(each, Frame)]
+            assert all(each[:1] == b"\x00" for each in messages[:-1])
+            got += b"".join(each[1:] for each in messages if each[:1] == b"\x00")
+            if messages and messages[-1] == b"\xff\x00":
+                break
+        for start in range(0, len(got), 32 << 10):
+            protocol.send_binary(b"\x01" + got[start : start + (32 << 10)])
+        protocol.send_binary(SUCCESS)
+        sock.sendall(b"".join(protocol.data_to_send()))
+
+    heard = bytearray()
+    login = Login(f"http://127.0.0.1:{serve(answer)}", None, {})
+    assert execute(login, "/exec?command=x", io.BytesIO(data), lambda _, content: heard.extend(content)) == 0
+    assert heard == data
+
+
+def test_a_server_without_a_protocol_that_ends_input_is_too_old(serve: Callable[[Handler], int]) -> None:
+    def answer(sock: socket.socket) -> None:
+        accept = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        key = next(line for line in head_of(sock).splitlines() if line.lower().startswith("sec-websocket-key"))
+        sock.sendall(f"{accept}Sec-WebSocket-Accept: {accept_key(key.split()[1])}\r\n\r\n".encode())
+
+    with pytest.raises(ClusterError, match="too old"):
+        execute(Login(f"http://127.0.0.1:{serve(answer)}", None, {}), "/exec", None, lambda *_: None)
+
+
+def test_a_client_certificate_and_a_token_are_sent_and_not_logged(
+    serve: Callable[[Handler], int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ca = make_ca("test")
+    server, client = (write_leaf(tmp_path / name, make_leaf(ca, [name])) for name in ("api.invalid", "me"))
+    there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    there.load_cert_chain(server)
+    there.load_verify_locations(cadata=ca.certificate.decode())
+    there.verify_mode = ssl.CERT_REQUIRED
+    tokens: list[str] = []
+
+    def answer(sock: socket.socket) -> None:
+        with there.wrap_socket(sock, server_side=True) as secured:
+            protocol, request = switch(secured)
+            tokens.append(request.headers["Authorization"])
+            protocol.send_binary(SUCCESS)
+            secured.sendall(b"".join(protocol.data_to_send()))
+
+    here = ssl.create_default_context(cadata=ca.certificate.decode())
+    here.check_hostname = False
+    here.load_cert_chain(client)
+    with caplog.at_level(logging.DEBUG):
+        login = Login(f"https://127.0.0.1:{serve(answer)}", here, {"Authorization": "Bearer mine"})
+        assert execute(login, "/exec?command=x", None, lambda *_: None) == 0
+    assert tokens == ["Bearer mine"] and "mine" not in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("status", "kind"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n" + b'{"message": "no such container"}', ClusterError),
-        (b"HTTP/1.1 403 Forbidden\r\n\r\n" + b'{"message": "no such container"}', ClusterError),
-        (b"HTTP/1.1 502 Bad Gateway\r\n\r\n" + b'{"message": "no such container"}', NetworkError),
+        ("400 Bad Request", ClusterError),
+        ("403 Forbidden", ClusterError),
+        ("502 Bad Gateway", NetworkError),
     ],
 )
 def test_a_refusal_is_told_and_leaves_no_socket_open(
-    serve: Callable[[Handler], int], answer: bytes, kind: type[Exception]
+    serve: Callable[[Handler], int], status: str, kind: type[Exception]
 ) -> None:
     def refuse(sock: socket.socket) -> None:
         head_of(sock)
-        sock.sendall(answer)
+        body = '{"message": "no such container"}'
+        sock.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         assert sock.recv(1) == b"", "it is left"
 
     with pytest.raises(kind, match="no such container"):
@@ -232,10 +357,8 @@ def test_a_command_goes_through_the_proxy_that_all_else_goes_through(
     serve: Callable[[Handler], int], surroundings: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ca = make_ca("test")
-    leaf = make_leaf(ca, ["api.invalid"])
-    (tmp_path / "leaf").write_bytes(leaf.certificate + leaf.key)
     there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    there.load_cert_chain(tmp_path / "leaf")
+    there.load_cert_chain(write_leaf(tmp_path / "leaf", make_leaf(ca, ["api.invalid"])))
     asked: list[str] = []
 
     def answer(sock: socket.socket) -> None:
@@ -259,7 +382,7 @@ def test_a_command_goes_through_the_proxy_that_all_else_goes_through(
     login = Login("https://api.invalid:6443", trusting, {"Authorization": "Bearer mine"})
     assert execute(login, "/exec?command=x", None, lambda _, content: heard.append(content)) == 0
     assert heard == [b"hello"]
-    assert asked[0].startswith("CONNECT api.invalid:6443 HTTP/1.1\r\n")
+    assert asked[0].startswith("CONNECT api.invalid:6443 HTTP/1.")
     assert "Proxy-Authorization: Basic bWU6czpjcmV0" in asked[0] and "Bearer" not in asked[0]
 
 
