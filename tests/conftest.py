@@ -1,11 +1,14 @@
 """What holds for all tests: how many examples are tried, in which order tests run, and that nobody is left behind.
 
-Hypothesis tries 200 examples by default, 10,000 with HYPOTHESIS_PROFILE=long. Both replay exactly.
+Hypothesis tries 200 examples by default, 10,000 with HYPOTHESIS_PROFILE=long: other ones in each run. The first line
+names the seed, and `--hypothesis-seed` with it draws them again; a failure also prints its example. With
+HYPOTHESIS_PROFILE=same they are the same in every run.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -14,14 +17,30 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("default", max_examples=200, deadline=None, derandomize=True)
-settings.register_profile("long", max_examples=10_000, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=200, deadline=None, print_blob=True)
+settings.register_profile("long", parent=settings.get_profile("default"), max_examples=10_000)
+settings.register_profile("same", parent=settings.get_profile("default"), print_blob=False, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 HERE = Path(__file__).parent
 LONG = (HERE / "e2e", HERE / "unit" / "sim")
 """Where tests last for seconds."""
 LEAVE_S = 10.0
+SEED = "hypothesis_seed"
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads the option
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw one seed for the whole run; the workers of pytest-xdist get the option from here."""
+    if getattr(config.option, SEED, None) is None and not settings().derandomize:
+        setattr(config.option, SEED, str(random.SystemRandom().randrange(2**32)))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Print the seed: with -q pytest leaves its header out."""
+    seed, reporter = getattr(session.config.option, SEED), session.config.pluginmanager.get_plugin("terminalreporter")
+    if seed is not None and reporter is not None and not hasattr(session.config, "workerinput"):
+        reporter.write_line(f"property tests: --hypothesis-seed={seed}")
 
 
 @pytest.hookimpl(trylast=True)  # when those that nobody wants are gone
