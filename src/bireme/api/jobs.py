@@ -164,7 +164,7 @@ class Run:
 
     def logs(self, last: int | None = None) -> list[str]:
         """Lines of all logs in the order of time, each behind its log's name; of each log the `last` ones if given."""
-        from bireme.kube.jobs.log_merge import log_files, merged
+        from bireme.job.output.logs import log_files, merged
 
         return [f"{line.log}: {line.text}" for line in merged(log_files(self.output, None, None), last=last)]
 

@@ -6,28 +6,20 @@ a terminal and as a few plain lines anywhere else.
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from bireme.cli.cluster import Where, cluster_options
-from bireme.cli.push import push, split_there
+from bireme.api.where import Where
+from bireme.cli.options import cluster_options, image_option, job_file_argument, json_option
+from bireme.cli.output import emit, note, progress
 
 if TYPE_CHECKING:
     from bireme.data.check import CheckReport
     from bireme.data.scan import Problem
     from bireme.data.split import SplitReport
-
-Progress = Callable[[int, int], None]
-_PLAIN_FROM_BYTES = 64 << 20
-"""Piped, less than this is over before a line about it could be read."""
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
 @click.group()
@@ -35,7 +27,28 @@ def data() -> None:
     """Prepare training data: cut it into shards, check them, and bring them to a cluster."""
 
 
-data.add_command(push)
+@data.command(epilog="\b\nExample: bireme data push first-job/job.yaml --image registry.local/bireme:1")
+@job_file_argument
+@click.option("--from", "source", type=Path, help="Another directory than the job's shards: all that is in it.")
+@click.option("--to", "target", help="Where it goes with --from, relative to the job's directory on the volume.")
+@image_option
+@cluster_options
+@json_option
+def push(
+    job_file: Path, source: Path | None, target: str | None, image: str | None, where: Where, as_json: bool
+) -> None:
+    """Bring the shards of the job described in JOB.yaml onto its volume.
+
+    The volume claim is made if there is none. Every byte is checked; what is there already is not sent again, and a
+    transfer that was broken off goes on.
+    """
+    from bireme.api.kube import KubeBackend
+
+    with progress("pushing", as_json) as on_progress:
+        done = KubeBackend(where).push(job_file, source, target, image, on_progress)
+    sent, skipped = done["files"] - done["skipped"], done["skipped"]
+    line = f"{sent} files, {done['nbytes']:,} bytes to {done['to']} on the volume; {skipped} were there already"
+    emit(done, line, as_json=as_json)
 
 
 @data.command()
@@ -51,7 +64,7 @@ data.add_command(push)
 )
 @click.option("--image", help="With --on-volume: image instead of what the file says.")
 @cluster_options
-@_json_option
+@json_option
 def split(
     source: Path, shards: int, job: Path, job_file: Path | None, image: str | None, where: Where, as_json: bool
 ) -> None:
@@ -69,36 +82,30 @@ def split(
     from bireme.data.split import split_lines
 
     if job_file is not None:
-        _tell_split(split_there(where, job_file, str(source), shards, str(job), image), as_json=as_json)
-        return
-    if where.is_asked or image is not None:
-        raise UsageError("--context, --namespace and --image are for --on-volume JOB.yaml")
-    with progress("splitting", as_json) as on_progress:
-        report = split_lines(source, job, shards, on_progress=on_progress)
-    if as_json:
-        _print_json(report)
-        return
-    click.echo(_describe_split(report))
-    for warning in report.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        from bireme.api.kube import KubeBackend
 
-
-def _tell_split(told: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(told))
-        return
-    click.echo(f"{_count(told['shards'], 'shard')} in {told['job']} on the volume: {sum(told['lines']):,} lines")
-    for warning in told.get("warnings", ()):
-        click.echo(f"warning: {warning}", err=True)
+        there = KubeBackend(where).split(job_file, str(source), shards, str(job), image, note)
+        line = f"{_count(there['shards'], 'shard')} in {there['job']} on the volume: {sum(there['lines']):,} lines"
+        emit(there, line, as_json=as_json)
+        warnings = there.get("warnings", ())
+    else:
+        if where.is_asked or image is not None:
+            raise UsageError("--context, --namespace and --image are for --on-volume JOB.yaml")
+        with progress("splitting", as_json) as on_progress:
+            report = split_lines(source, job, shards, on_progress=on_progress)
+        emit(_plain(report), _describe_split(report), as_json=as_json)
+        warnings = report.warnings
+    for warning in () if as_json else warnings:
+        note(f"warning: {warning}")
 
 
 @data.command()
 @click.argument("job", type=click.Path(path_type=Path))
-@_json_option
+@json_option
 def check(job: Path, as_json: bool) -> None:
     """Look over the shards in the directory JOB.
 
-    Reads every file once and tells all that is wrong: encoding, labels, dictionaries, list files,
+    Reads every file once and reports all that is wrong: encoding, labels, dictionaries, list files,
     empty shards, copies that differ, and changes since the split. Exits with 5 if training would fail.
 
     \b
@@ -110,11 +117,8 @@ def check(job: Path, as_json: bool) -> None:
 
     with progress("checking", as_json) as on_progress:
         report = check_job(job, on_progress=on_progress)
-    if as_json:
-        _print_json(report, errors=report.errors, warnings=report.warnings)
-    else:
-        for line in _describe_check(report):
-            click.echo(line)
+    value = {**_plain(report), "errors": report.errors, "warnings": report.warnings}
+    emit(value, _describe_check(report), as_json=as_json)
     if report.errors and as_json:
         raise SystemExit(DataError.exit_code)
     if report.errors:
@@ -158,40 +162,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _print_json(report: object, **more: int) -> None:
+def _plain(report: object) -> dict[str, object]:
     import msgspec
 
-    fields = msgspec.to_builtins(report, enc_hook=str)
-    click.echo(json.dumps({**fields, **more}))
-
-
-@contextmanager
-def progress(doing: str, as_json: bool) -> Iterator[Progress | None]:
-    """Lend a function to tell (bytes done, bytes in all) to."""
-    if as_json:
-        yield None
-    elif not sys.stderr.isatty():
-        yield _plain_progress(doing)
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        console = Console(stderr=True)
-        columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Bar(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(doing, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _plain_progress(doing: str) -> Progress:
-    quarters = 0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal quarters
-        reached = 4 * done // max(total, 1)
-        if total >= _PLAIN_FROM_BYTES and quarters < reached < 4:
-            quarters = reached
-            click.echo(f"{doing}: {25 * reached} %", err=True)
-
-    return tell
+    return dict(msgspec.to_builtins(report, enc_hook=str))

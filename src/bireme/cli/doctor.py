@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -15,8 +14,10 @@ from typing import Literal
 
 import click
 
-from bireme.cli.cluster import Where, cluster_options
-from bireme.core.errors import StorageError, UsageError
+from bireme.api.where import Where
+from bireme.cli.options import cluster_options, json_option
+from bireme.cli.output import emit
+from bireme.core.errors import MissingError, StorageError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +146,11 @@ def on_volume(directory: Path) -> Finding:
 
 
 def of_job(job_file: Path, image: str | None, where: Where) -> Finding:
-    """Whether the volume of a job on a cluster can hold it: tried out by a pod there."""
-    from bireme.cli.fetch import left_by_file
-    from bireme.kube.api.naming import VOLUME_ROOT
-    from bireme.kube.volume.helper_pod import VolumePod
-    from bireme.spec.load import load_cluster_job
+    """Whether the volume of a job on a cluster can hold it: a pod there tries."""
+    from bireme.api.kube import KubeBackend
 
-    told = load_cluster_job(job_file, {})
-    with where.connect(told.settings.namespace) as cluster:
-        left = left_by_file(cluster, told, image)
-        with VolumePod(cluster, left.place) as pod:
-            found = pod.ask(["probe", VOLUME_ROOT])
-    return _volume(f"the volume {left.place.claim}: {found['words']}", is_fit=not found["lacks"])
+    words, is_fit = KubeBackend(where).probe_volume(job_file, image)
+    return _volume(words, is_fit=is_fit)
 
 
 def _volume(words: str, *, is_fit: bool) -> Finding:
@@ -170,7 +164,7 @@ def _volume(words: str, *, is_fit: bool) -> Finding:
 @click.option("--job", "job_file", metavar="JOB.yaml", type=Path, help="Try out this job's volume on the cluster.")
 @click.option("--image", help="With --job: image instead of what the file says.")
 @cluster_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option
 def doctor(volume: Path | None, job_file: Path | None, image: str | None, where: Where, as_json: bool) -> None:
     """Say what is missing on this machine, and how to get it.
 
@@ -184,11 +178,9 @@ def doctor(volume: Path | None, job_file: Path | None, image: str | None, where:
     if job_file is not None:
         found.append(of_job(job_file, image, where))
     is_fine = all(f.state != "missing" for f in found)
-    if as_json:
-        click.echo(json.dumps({"ok": is_fine, "findings": [asdict(f) for f in found]}))
-    else:
-        for f in found:
-            mark = {"ok": "✓", "optional": "·", "missing": "✗"}[f.state]
-            click.echo(f"{mark} {f.name:<17} {f.found}{f'  ->  {f.fix}' if f.fix else ''}")
+    value = {"ok": is_fine, "findings": [asdict(f) for f in found]}
+    marks = {"ok": "✓", "optional": "·", "missing": "✗"}
+    lines = (f"{marks[f.state]} {f.name:<17} {f.found}{f'  ->  {f.fix}' if f.fix else ''}" for f in found)
+    emit(value, lines, as_json=as_json)
     if not is_fine:
-        raise SystemExit(14)
+        raise SystemExit(MissingError.exit_code)

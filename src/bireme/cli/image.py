@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bireme import __version__
-from bireme.cli.cluster import Where, cluster_options, has_cluster
+from bireme.api.where import Where, has_cluster
+from bireme.cli.options import cluster_options
 from bireme.core.errors import UsageError
 
 if TYPE_CHECKING:

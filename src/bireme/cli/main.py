@@ -6,30 +6,30 @@ Commands are imported when they are needed, so `bireme --help` stays fast.
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from typing import Any
 
 import click
 
 from bireme import __version__
+from bireme.cli.output import print_error
 from bireme.core.errors import BiremeError, StorageError, UsageError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("bireme.cli.demo", "Train the quick-start job on this machine, from nothing to a model."),
-    "train": ("bireme.cli.train", "Run a job here, in the foreground."),
-    "resume": ("bireme.cli.resume", "Go on with a job that was stopped or died."),
-    "drill": ("bireme.cli.drill", "Kill, pause and cut on purpose, and see what it costs."),
-    "verify": ("bireme.cli.verify", "Check all that a job has left: snapshots, models and the ledger."),
+    "demo": ("bireme.cli.jobs.demo", "Train the quick-start job on this machine, from nothing to a model."),
+    "train": ("bireme.cli.jobs.train", "Run a job here, in the foreground."),
+    "resume": ("bireme.cli.jobs.resume", "Go on with a job that was stopped or died."),
+    "drill": ("bireme.cli.jobs.drill", "Kill, pause and cut on purpose, and see what it costs."),
+    "verify": ("bireme.cli.jobs.verify", "Check all that a job has left: snapshots, models and the ledger."),
     "simulate": ("bireme.cli.simulate", "A job at another scale, in virtual time."),
-    "submit": ("bireme.cli.submit", "Run a job on a Kubernetes cluster."),
-    "list": ("bireme.cli.jobs", "Jobs on this machine and on the cluster."),
-    "status": ("bireme.cli.jobs", "How a job is doing."),
-    "why": ("bireme.cli.why", "Why a job does not run, and what to do about it."),
-    "logs": ("bireme.cli.jobs", "What a job's processes have said."),
-    "cancel": ("bireme.cli.jobs", "Stop a job cleanly."),
-    "fetch": ("bireme.cli.fetch", "Bring a job's models and logs from the cluster."),
-    "delete": ("bireme.cli.jobs", "Take a job from the cluster."),
+    "submit": ("bireme.cli.jobs.submit", "Run a job on a Kubernetes cluster."),
+    "list": ("bireme.cli.jobs.listing", "Jobs on this machine and on the cluster."),
+    "status": ("bireme.cli.jobs.listing", "How a job is doing."),
+    "why": ("bireme.cli.jobs.control", "Why a job does not run, and what to do about it."),
+    "logs": ("bireme.cli.jobs.logs", "What a job's processes have said."),
+    "cancel": ("bireme.cli.jobs.control", "Stop a job cleanly."),
+    "fetch": ("bireme.cli.jobs.fetch", "Bring a job's models and logs from the cluster."),
+    "delete": ("bireme.cli.jobs.control", "Take a job from the cluster."),
     "data": ("bireme.cli.data", "Split and check training data, and bring it to a cluster."),
     "model": ("bireme.cli.model", "Look into, hash, compare and export saved models."),
     "predict": ("bireme.cli.predict", "Use a model on new samples."),
@@ -139,14 +139,14 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(e.format_message())
         raise SystemExit(0) from None
     except click.ClickException as e:
-        tell_error(UsageError(e.format_message(), fix=_usage_of(e)), as_json="--json" in given)
+        print_error(UsageError(e.format_message(), fix=_usage_of(e)), as_json="--json" in given)
         raise SystemExit(e.exit_code) from None
     except click.Abort:
         raise SystemExit(130) from None
     except BiremeError as e:
         if "--debug" in given:
             raise
-        tell_error(e, as_json="--json" in given)
+        print_error(e, as_json="--json" in given)
         raise SystemExit(e.exit_code) from None
     except BrokenPipeError:
         sys.stderr.close()
@@ -154,19 +154,10 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as e:
         if "--debug" in given:
             raise
-        tell_error(StorageError(f"{e.filename or 'the system'}: {e.strerror or e}"), as_json="--json" in given)
+        print_error(StorageError(f"{e.filename or 'the system'}: {e.strerror or e}"), as_json="--json" in given)
         raise SystemExit(StorageError.exit_code) from None
 
 
 def _usage_of(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     return f"`{context.command_path} --help` shows how it is used" if context else "`bireme --help` lists the commands"
-
-
-def tell_error(error: BiremeError, *, as_json: bool) -> None:
-    """Print an error for people on standard error, or as one JSON object on standard output."""
-    if as_json:
-        told = {"error": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
-        click.echo(json.dumps(told))
-        return
-    click.echo(f"error: {error}", err=True)

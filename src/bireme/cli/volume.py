@@ -47,6 +47,6 @@ def _do(verb: str, place: str) -> None:
         found = probe(root)
         click.echo(json.dumps({"words": found.words, "lacks": found.lacks}))
     else:
-        from bireme.kube.jobs.log_merge import write_logs
+        from bireme.job.output.logs import write_logs
 
         write_logs(root, json.load(source), sink)

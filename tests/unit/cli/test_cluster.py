@@ -14,10 +14,12 @@ from tests.unit.cli.conftest import Leave
 from tests.unit.cli.test_jobs import record
 from tests.unit.kube.making import PLAIN, write_job
 
-from bireme.cli.cluster import Where, local_run
-from bireme.cli.cluster_jobs import certificate_lines
-from bireme.cli.jobs import cancel, delete, list_, logs, status
-from bireme.cli.submit import submit
+from bireme.api.where import Where, is_here
+from bireme.cli.jobs.cluster_jobs import certificate_lines
+from bireme.cli.jobs.control import cancel, delete
+from bireme.cli.jobs.listing import list_, status
+from bireme.cli.jobs.logs import logs
+from bireme.cli.jobs.submit import submit
 from bireme.core.errors import BiremeError, SpecError, UsageError
 from bireme.spec.load import places
 
@@ -49,16 +51,16 @@ def invoke(command: Any, *arguments: object) -> Any:
 
 
 def test_a_name_that_is_known_here_is_a_local_job(leave: Leave, silent: Any) -> None:
-    made = record(leave(done=1), "finished", 1.0)
-    found = local_run("small", Where())
-    assert found is not None and found.id == made.id
-    assert local_run("elsewhere", Where()) is None
-    assert local_run("small", Where(is_asked=True)) is None
+    record(leave(done=1), "finished", 1.0)
+    notes: list[str] = []
+    assert is_here("small", Where(), notes.append)
+    assert not is_here("elsewhere", Where(), notes.append)
+    assert not is_here("small", Where(is_asked=True), notes.append) and notes == []
 
 
 def test_without_a_cluster_an_unknown_name_is_unknown() -> None:
     with pytest.raises(UsageError, match=r"no job has run on this machine yet|there is no job 'x'"):
-        local_run("x", Where())
+        is_here("x", Where(), print)
     for command in (status, logs, cancel, delete):
         failed = invoke(command, "x", "--namespace", "there")
         assert isinstance(failed.exception, UsageError)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.unit.kube.making import PLAIN, write_job
 from tests.unit.kube.volume.test_helper_pod import Memory
 
-from bireme.cli.cluster import Where
+from bireme.api.where import Where
 from bireme.cli.doctor import doctor, findings, on_volume
 from bireme.core.errors import UsageError
 from bireme.job.output import volume_probe

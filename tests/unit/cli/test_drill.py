@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bireme.cli.drill import _faults, _report, _show, drill
+from bireme.cli.jobs.drill import _faults, _report, _show, drill
 from bireme.core.errors import OutputExistsError, UsageError
 from bireme.demo.prepare import prepare
 from bireme.local.drilling import Drill, Fault, Struck

@@ -14,12 +14,14 @@ from tests.unit.kube.making import ALL, PLAIN, load, make, write_job
 from tests.unit.kube.volume.test_helper_pod import Json, Memory, Ran
 from tests.unit.kube.volume.test_transfer import Volume, contents
 
-from bireme.cli import fetch as fetching
-from bireme.cli.cluster import Where
-from bireme.cli.fetch import fetch, left_by, left_by_file
+from bireme.api.kube import is_file_name
+from bireme.api.where import Where
+from bireme.cli.jobs.fetch import fetch
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.job.output.model import model_hash, save_model
 from bireme.kube.api.client import CLAIM, CONFIG_MAP, SECRET, ForbiddenError, Kind
+from bireme.kube.jobs.fetching import MARKER
+from bireme.kube.jobs.volumes import left_by, left_by_file
 from bireme.kube.submit.objects import build
 from bireme.kube.submit.submission import Submission
 
@@ -133,7 +135,7 @@ def test_hostile_names_in_a_listing_change_nothing_here(
     [("reviews", False), ("a-1", False), ("job.yaml", True), ("first/job", True), (".", True), ("./reviews", True)],
 )
 def test_a_name_has_neither_dots_nor_slashes(job: str, is_file: bool) -> None:
-    assert fetching.is_file_name(job) == is_file
+    assert is_file_name(job) == is_file
 
 
 # What is here already
@@ -180,7 +182,7 @@ def bring(target: Path, *more: str) -> Any:
 
 def brought(target: Path) -> dict[str, bytes]:
     found = contents(target)
-    found.pop(fetching.MARKER)
+    found.pop(MARKER)
     return found
 
 
@@ -201,7 +203,7 @@ def test_what_was_fetched_before_is_replaced_by_what_is_newer(near: Near, tmp_pa
 
 def test_the_marker_says_whose_files_these_are(near: Near, tmp_path: Path) -> None:
     bring(tmp_path / "got", "--model")
-    told = json.loads((tmp_path / "got" / fetching.MARKER).read_bytes())
+    told = json.loads((tmp_path / "got" / MARKER).read_bytes())
     assert "pass-00001/w" in told.pop("files")
     where = {"server": "https://near:6443", "namespace": "ns", "volume": "first"}
     assert told == {**where, "job": "reviews", "output": ROOT}
@@ -226,7 +228,7 @@ def test_somebody_s_own_files_are_not_overwritten(near: Near, tmp_path: Path) ->
 
 def test_at_most_three_files_in_the_way_are_named(near: Near, tmp_path: Path) -> None:
     bring(tmp_path / "got")
-    (tmp_path / "got" / fetching.MARKER).unlink()
+    (tmp_path / "got" / MARKER).unlink()
     for name in ("done", "path.txt", "metrics.json", "w"):
         (tmp_path / "got/pass-00000" / name).write_text("mine")
     refused = bring(tmp_path / "got").exception
@@ -274,7 +276,7 @@ def test_what_was_fetched_from_a_volume_that_is_gone_is_not_overwritten(near: Ne
 def test_files_that_are_the_same_are_in_nobody_s_way(near: Near, tmp_path: Path) -> None:
     bring(tmp_path / "got")
     for marker in ("", "torn", "{}"):
-        (tmp_path / "got" / fetching.MARKER).write_text(marker)
+        (tmp_path / "got" / MARKER).write_text(marker)
         assert bring(tmp_path / "got").exit_code == 0
     assert brought(tmp_path / "got") == contents(near.volume)
 

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.kube.making import make
 from tests.unit.kube.standing import Standing
 
-from bireme.cli import following
-from bireme.cli.following import follow_to_end, parting_words
+from bireme.cli.jobs import follow
+from bireme.cli.jobs.follow import follow_to_end, parting_words
 from bireme.core.errors import ClusterError, DataError
 from bireme.kube.submit.objects import build
 
@@ -38,7 +38,7 @@ class Leaving(Staying):
 @pytest.fixture
 def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
     monkeypatch.delenv("BIREME_COMMAND", raising=False)
-    monkeypatch.setattr(following, "Interrupts", Leaving)
+    monkeypatch.setattr(follow, "Interrupts", Leaving)
     made = Standing()
     for each in build(make(tmp_path)):
         made.create(each)
@@ -101,8 +101,8 @@ def test_a_job_that_has_ended_is_told_also_to_whoever_leaves(standing: Standing)
 @pytest.fixture
 def ended(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Standing:
     """A job that Kubernetes has ended, and that has not said why."""
-    monkeypatch.setattr(following, "Interrupts", Staying)
-    monkeypatch.setattr(following, "LAST_WORD_S", 1.0)
+    monkeypatch.setattr(follow, "Interrupts", Staying)
+    monkeypatch.setattr(follow, "LAST_WORD_S", 1.0)
     message = "exit code 5 matching FailJob rule"
     standing.job()["status"] = {"conditions": [{"type": "FailureTarget", "status": "True", "message": message}]}
     return standing
@@ -111,7 +111,7 @@ def ended(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Standing:
 def test_a_job_that_kubernetes_has_ended_is_given_time_to_say_why(
     ended: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following.time, "sleep", lambda seconds: ended.fail())
+    monkeypatch.setattr(follow.time, "sleep", lambda seconds: ended.fail())
     with pytest.raises(DataError, match="shard 0 of 3 is missing"):
         follow_to_end(ended.as_cluster(), "reviews", is_silent=True, as_json=False)
 
@@ -125,8 +125,8 @@ def test_a_job_that_never_says_why_ends_with_kubernetes_words(ended: Standing) -
 def test_whoever_leaves_does_not_wait_for_the_reason(
     ended: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(following, "Interrupts", Leaving)
-    monkeypatch.setattr(following, "LAST_WORD_S", 3600.0)
+    monkeypatch.setattr(follow, "Interrupts", Leaving)
+    monkeypatch.setattr(follow, "LAST_WORD_S", 3600.0)
     with pytest.raises(ClusterError, match="exit code 5"):
         follow_to_end(ended.as_cluster(), "reviews", is_silent=False, as_json=False)
     assert "goes on" not in capsys.readouterr().err

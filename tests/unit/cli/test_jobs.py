@@ -14,14 +14,17 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.cli.conftest import Leave, closed
 
-from bireme.cli import jobs, watching
-from bireme.cli.jobs import list_, logs, status
+from bireme.cli.jobs import follow as watching
+from bireme.cli.jobs import listing as jobs
+from bireme.cli.jobs.listing import list_, status
+from bireme.cli.jobs.logs import logs
 from bireme.core.errors import UsageError
 from bireme.core.processes import birth_of
 from bireme.job.coordination import query
 from bireme.job.coordination.messages import Address
 from bireme.job.node.discovery import SharedDirectory
 from bireme.job.node.log_budget import rotate
+from bireme.job.output import logs as output_logs
 from bireme.local import registry
 from bireme.spec.model import Logs
 
@@ -202,10 +205,11 @@ def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(
             lambda: append_to(log, "f\n"),
         ]
     )
-    monkeypatch.setattr(jobs.time, "sleep", lambda _: next(turns)())
+    monkeypatch.setattr(output_logs.time, "sleep", lambda _: next(turns)())
     left = iter([False, False, True])
-    followed = jobs._lines([log], 0, None, lambda: next(left))
-    assert [line for _, line in followed] == ["last", "first", "half"], "and that is all when the job is over"
+    wanted = output_logs.LogFilter(last=0, is_following=True)
+    followed = output_logs.followed({"node_0/train.log": log}, wanted, lambda: next(left))
+    assert [line.text for line in followed] == ["last", "first", "half"], "and that is all when the job is over"
 
 
 def test_logs_of_all_nodes_come_in_the_order_of_time(leave: Leave) -> None:

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from bireme.cli.jobs.resume import resume
+from bireme.cli.jobs.train import train
 from bireme.cli.main import COMMANDS, MEANT, main
-from bireme.cli.resume import resume
-from bireme.cli.train import train
 from bireme.spec.job import JobFile
 from bireme.spec.meant import MEANT as KEYS_MEANT
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.unit.cli.conftest import Leave
 
 from bireme.api.progress import job_in, progress_in
-from bireme.cli.resume import copied_words, describe_start, find_output, job_to_resume, resume
+from bireme.cli.jobs.resume import copied_words, describe_start, find_output, job_to_resume, resume
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.job.output.manifest import Inputs, Manifest
 from bireme.job.output.model import model_hash

@@ -14,8 +14,8 @@ import pytest
 from tests.unit.cli.conftest import Leave
 
 from bireme.api.progress import job_in
-from bireme.cli.demo import _words
-from bireme.cli.running import Interrupts, are_kernels_compiled, best_words, explain_end, show
+from bireme.cli.jobs.demo import _words
+from bireme.cli.jobs.running import Interrupts, are_kernels_compiled, best_words, explain_end, show
 from bireme.core.errors import BiremeError, Cancelled, NetworkError, ProcessError
 from bireme.spec.job import Job
 from bireme.view.plain import PlainView, SilentView

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bireme.cli import why as command
+from bireme.cli.jobs import control as command
 from bireme.cli.main import main
 from bireme.core.errors import ConfigScriptError, DataError
 from bireme.local import registry

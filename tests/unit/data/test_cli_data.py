@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bireme.cli.data import _plain_progress, data
+from bireme.cli.data import data
+from bireme.cli.output import plain_progress
 from bireme.core.errors import DataError, OutputExistsError
 
 
@@ -79,7 +80,7 @@ def test_check_with_only_warnings_ends_well(source: Path, tmp_path: Path) -> Non
 
 
 def test_piped_progress_is_a_few_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = _plain_progress("splitting")
+    tell = plain_progress("splitting")
     for done in range(0, 101, 5):
         tell(done << 20, 100 << 20)
     assert capsys.readouterr().err == "splitting: 25 %\nsplitting: 50 %\nsplitting: 75 %\n"

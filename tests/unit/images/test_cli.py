@@ -11,7 +11,7 @@ import pytest
 from tests.unit.images.registry_stand_in import registry
 from tests.unit.kube.standing import Standing
 
-from bireme.cli.cluster import Where
+from bireme.api.where import Where
 from bireme.cli.image import _login as login_to
 from bireme.cli.main import main
 from bireme.images.archive import make_image, write_archive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bireme.cli.submit import prepare
+from bireme.kube.jobs.submitting import prepare
 from bireme.kube.submit.submission import Submission
 from bireme.spec.load import ClusterJob, load_cluster_job
 

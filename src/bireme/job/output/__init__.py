@@ -5,6 +5,7 @@ __all__ = [
     "inputs",
     "journal",
     "kept",
+    "logs",
     "manifest",
     "model",
     "ownership",

@@ -1,3 +1,3 @@
-"""Jobs that are on a cluster: list, stop, resume, delete, merge their logs."""
+"""Jobs that are on a cluster: submit, list, stop, resume and delete them, read their logs, fetch their files."""
 
-__all__ = ["lifecycle", "listing", "log_merge"]
+__all__ = ["fetching", "lifecycle", "listing", "logs", "submitting", "volumes"]

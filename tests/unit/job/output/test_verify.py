@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bireme.cli.verify import verify as command
+from bireme.cli.jobs.verify import verify as command
 from bireme.core.errors import BiremeError, ModelError, SnapshotError, SpecError, UsageError
 from bireme.job.output.manifest import EndedPass, Inputs, Manifest, PartRecord, seal
 from bireme.job.output.model import hash_values, pass_name, save_model, table_arrays, write_parameter

@@ -11,15 +11,15 @@ from click.testing import CliRunner
 from tests.unit.kube.making import ALL, PLAIN, load, write_job
 from tests.unit.kube.standing import Standing
 
-from bireme.cli.cluster import Where
-from bireme.cli.fetch import left_by_file
-from bireme.cli.push import prepare_volume
-from bireme.cli.submit import prepare, submit
+from bireme.api.where import Where
+from bireme.cli.jobs.submit import submit
 from bireme.core.errors import ClusterError, SpecError
 from bireme.kube.api import naming
 from bireme.kube.api.client import CLAIM, CONFIG_MAP, ForbiddenError, NetworkError
 from bireme.kube.api.cluster_facts import NAME, ClusterFacts, read_facts, record_image, with_facts
 from bireme.kube.jobs.lifecycle import resumed
+from bireme.kube.jobs.submitting import prepare
+from bireme.kube.jobs.volumes import left_by_file, prepare_volume
 from bireme.kube.submit.objects import build
 from bireme.kube.submit.submit import read_back, submission_in
 from bireme.kube.volume.helper_pod import volume_pod

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from tests.unit.kube.making import PLAIN, make
 from tests.unit.kube.volume.test_helper_pod import Memory
 
-from bireme.cli.cluster import Where
-from bireme.cli.jobs import delete as command
+from bireme.api.where import Where
+from bireme.cli.jobs.control import delete as command
 from bireme.core.errors import NetworkError, UsageError
 from bireme.kube.api import naming
 from bireme.kube.api.client import CLAIM, JOB

@@ -153,7 +153,7 @@ def _faults(job: Job, options: dict[str, Any]) -> list[Fault]:
 
 def _run(job: Job, job_file: Path, tell: Any, faults: list[Fault] | None = None) -> dict[str, Any]:
     """Run to the end, disturbing if there is something to disturb with; returns what there is to know about it."""
-    from bireme.cli.running import follow, last_pass
+    from bireme.cli.jobs.running import follow, last_pass
     from bireme.job.output.journal import METRICS
     from bireme.job.output.model import model_hash, pass_name
     from bireme.local.drilling import Drill, plan_of

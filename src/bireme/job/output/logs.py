@@ -1,4 +1,4 @@
-"""Merge the log files of a job's processes by time.
+"""The logs of a job's processes, merged by time.
 
 Lines begin with month, day and time (`I1116 06:31:44.123456 …`); those that do not belong to the line before them.
 There is no year in them: it is the file's own, or the year before where a month lies ahead of the file's last change.
@@ -9,21 +9,45 @@ from __future__ import annotations
 import calendar
 import heapq
 import json
+import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 FILES = {"trainer": "train.log", "pserver": "server.log", "node": "node.log"}
+POLL_S = 0.2
 _HEAD = re.compile(r"[A-Z](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(\.\d+) ")
 
 
-class Line(NamedTuple):
-    """One line of a log; lines sort by time."""
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """Which lines to show."""
+
+    node: int | None = None
+    role: str | None = None
+    last: int | None = None
+    """Of each log at most this many lines."""
+    since_s: float | None = None
+    """Only lines younger than this."""
+    is_following: bool = False
+    from_volume: bool = False
+    """On a cluster: lines of earlier pods too, from the volume."""
+
+    @property
+    def since(self) -> float:
+        """The moment before which no line counts."""
+        return 0.0 if self.since_s is None else time.time() - self.since_s
+
+
+class LogLine(NamedTuple):
+    """One line of a log."""
 
     when: float
-    order: int
     log: str
     """`node_0/train.log`, whichever of its files it is in."""
     text: str
@@ -57,30 +81,49 @@ def moment_of(text: str, year: int, latest: float, *, is_utc: bool = False) -> f
     return moment
 
 
-def lines_of(log: str, files: Iterable[Path]) -> Iterator[Line]:
+def lines_of(log: str, files: Iterable[Path]) -> Iterator[LogLine]:
     """The lines of one log, from all its files."""
-    when, order = 0.0, 0
+    when = 0.0
     for path in files:
         latest = path.stat().st_mtime
         year = time.localtime(latest).tm_year
         with path.open(encoding="utf-8", errors="replace") as f:
             for text in f:
                 when = max(when, moment_of(text, year, latest) or when)
-                order += 1
-                yield Line(when, order, log, text.rstrip("\n"))
+                yield LogLine(when, log, text.rstrip("\n"))
 
 
-def merged(logs: Mapping[str, list[Path]], *, last: int | None = None, since: float = 0.0) -> Iterator[Line]:
+def merged(logs: Mapping[str, Sequence[Path]], *, last: int | None = None, since: float = 0.0) -> Iterator[LogLine]:
     """All lines by time: of each log at most the `last` ones, none from before `since`."""
-    streams = []
+    streams: list[Iterable[LogLine]] = []
     for log, files in logs.items():
-        lines: Iterable[Line] = (line for line in lines_of(log, files) if line.when >= since)
-        if last is not None:
-            from collections import deque
-
-            lines = deque(lines, maxlen=last)
-        streams.append(lines)
+        lines = (line for line in lines_of(log, files) if line.when >= since)
+        streams.append(lines if last is None else deque(lines, maxlen=last))
     return heapq.merge(*streams, key=lambda line: line.when)
+
+
+def followed(
+    logs: Mapping[str, Path], wanted: LogFilter, is_over: Callable[[], bool] = lambda: True
+) -> Iterator[LogLine]:
+    """Lines by time, then lines as they are written, until the job is over."""
+    places = {path: (path.stat().st_ino, path.stat().st_size) for path in logs.values()}
+    yield from merged({log: [path] for log, path in logs.items()}, last=wanted.last, since=wanted.since)
+    while wanted.is_following:
+        time.sleep(POLL_S)
+        is_last = is_over()  # asked before the files are read, so that no line is left unread
+        for log, path in logs.items():
+            whole = b""
+            with suppress(FileNotFoundError), path.open("rb") as f:  # (gone for a moment: it is being rotated)
+                stat, at = os.fstat(f.fileno()), 0
+                # A full log is truncated under its writer: then the whole file is new.
+                if stat.st_ino == places[path][0] and stat.st_size >= places[path][1]:
+                    at = f.seek(places[path][1])
+                whole, end, _ = f.read().rpartition(b"\n")
+                places[path] = stat.st_ino, at + len(whole) + len(end)
+            for line in whole.decode(errors="replace").splitlines():
+                yield LogLine(time.time(), log, line)
+        if is_last:
+            return
 
 
 def write_logs(output: Path, wanted: Mapping[str, Any], sink: BinaryIO) -> None:

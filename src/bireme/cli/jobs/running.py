@@ -77,7 +77,7 @@ def _say(view: View, say: Callable[..., None], *what: Any) -> View:
 
 def are_kernels_compiled() -> bool:
     """Whether this machine has run the kernels as they are now: compiling them takes longer than a small job."""
-    source = Path(__file__).parents[1] / "ps" / "optim" / "kernels.py"
+    source = Path(__file__).parents[2] / "ps" / "optim" / "kernels.py"
     name = f"kernels.*.py{sys.version_info[0]}{sys.version_info[1]}.nbi"
     found = (
         path

@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from bireme.cli import cluster_logs, following
-from bireme.cli.cluster_logs import TAIL_LINES, Wanted, lines_of
 from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageError
+from bireme.job.output.logs import LogFilter
 from bireme.kube.api import naming
 from bireme.kube.api.client import JOB, Cluster, ForbiddenError, refusal
+from bireme.kube.jobs import logs
+from bireme.kube.jobs.logs import TAIL_LINES, lines_of
 
 LABELS = {naming.INSTANCE: "small", naming.NAME: "bireme", naming.MANAGED_BY: "bireme"}
 
@@ -63,12 +64,12 @@ class Pods:
 
 
 def told(pods: Pods, **wanted: Any) -> list[str]:
-    return [line for _, line in lines_of(cast(Cluster, pods), "small", Wanted(**wanted), None)]
+    return [line.text for line in lines_of(cast(Cluster, pods), "small", LogFilter(**wanted), None)]
 
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_logs, "PODS_EVERY_S", 0.0)
+    monkeypatch.setattr(logs, "PODS_EVERY_S", 0.0)
 
 
 def test_a_log_that_its_machine_has_thrown_away_is_no_line() -> None:
@@ -102,7 +103,7 @@ def test_all_lines_of_a_burst_are_heard() -> None:
 
 
 def test_an_api_server_that_stays_away_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "OUTAGE_S", 0.0)
+    monkeypatch.setattr(logs, "OUTAGE_S", 0.0)
     with pytest.raises(NetworkError, match="cannot reach"):
         told(Pods([], [], looks=4), is_following=True)
 
@@ -159,9 +160,10 @@ def test_the_volume_cannot_be_followed() -> None:
         told(Pods(), is_following=True, from_volume=True)
 
 
-def test_pods_that_are_gone_are_not_passed_over_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pods_that_are_gone_are_not_passed_over_in_silence() -> None:
     whole, replaced = (Pods([stamped(1, "trainer 0 | hello")], failed=failed) for failed in (0, 2))
     for cluster in (whole, replaced):
-        assert len(list(lines_of(cast(Cluster, cluster), "small", Wanted(), None))) == 1
-        said = capsys.readouterr().err
-        assert ("2 earlier pods are gone" in said and "--from-volume" in said) == (cluster is replaced)
+        notes: list[str] = []
+        assert len(list(lines_of(cast(Cluster, cluster), "small", LogFilter(), None, notes.append))) == 1
+        text = "".join(notes)
+        assert ("2 earlier pods are gone" in text and "--from-volume" in text) == (cluster is replaced)

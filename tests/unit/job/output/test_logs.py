@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from bireme.kube.jobs.log_merge import log_files, merged, write_logs
+from bireme.job.output.logs import log_files, merged, write_logs
 
 
 def write(folder: Path, name: str, *lines: str, year: int = 2026, month: int = 11) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from bireme.cli.running import finish
+from bireme.cli.jobs.running import finish
 from bireme.core.errors import SpecError
 from bireme.spec.load import load_job
 

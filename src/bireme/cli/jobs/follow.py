@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.cli.running import Interrupts, show
+from bireme.cli.jobs.running import Interrupts, show
 from bireme.core.errors import BiremeError, Cancelled, ClusterError, NetworkError, ProcessError, error_class
+from bireme.local import registry
 from bireme.spec.load import command_name
 from bireme.view.readers import View, choose_view
 
@@ -175,3 +177,23 @@ def ended_with(seen: JobView) -> BiremeError:
             told.get("what", ""), why=told.get("why", ""), fix=told.get("fix", "") or fix
         )
     return ClusterError(f"{seen.name} has failed: {seen.reason or 'Kubernetes says no more'}", fix=fix)
+
+
+def watch_here(
+    record: registry.RunRecord, status_of: Callable[[registry.RunRecord], dict[str, Any]]
+) -> registry.RunRecord:
+    """Show the news of a run on this machine until it ends or the user leaves; the run as it is then."""
+    view = choose_view(is_silent=False)
+    with Interrupts() as interrupts, view:
+        while record.state == "running" and not interrupts.count:
+            news = status_of(record)
+            if news.get("phase") != "training" or "trainers" in news:  # else its coordinator has never answered
+                view = show(view, news)
+            time.sleep(POLL_S)
+            record = registry.find_run(record.id)
+    return record
+
+
+def watch_there(cluster: Cluster, name: str) -> None:
+    """Show the news of a job on a cluster until it ends or the user leaves."""
+    follow(cluster, name, choose_view(is_silent=False))

@@ -11,8 +11,9 @@ import click
 import msgspec
 
 from bireme.api.progress import Progress, job_in, progress_in, progress_of
-from bireme.cli.cluster import Where, either_options, has_cluster
-from bireme.cli.running import finish
+from bireme.api.where import Where, has_cluster
+from bireme.cli.jobs.running import finish
+from bireme.cli.options import either_options
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.spec.load import command_name
 
@@ -47,7 +48,7 @@ def resume(
     if _is_elsewhere(output, where):
         if job_file is not None:
             raise UsageError("--job is for jobs on this machine", fix=f"`{command_name()} submit {job_file}` instead")
-        from bireme.cli.cluster_jobs import resume_there
+        from bireme.cli.jobs.cluster_jobs import resume_there
 
         changes = given | ({"accepts_changes": True} if accept_changes else {})
         with where.connect() as cluster:

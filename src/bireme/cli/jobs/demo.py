@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from bireme.cli.running import best_words, run_to_end
+from bireme.cli.jobs.running import best_words, run_to_end
 from bireme.core.errors import UsageError
 from bireme.spec.load import command_name, load_job
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.cli.cluster import Where, has_cluster
+from bireme.api.where import Where, has_cluster
 from bireme.core.errors import BiremeError, UsageError
 from bireme.spec.load import command_name
 
@@ -81,7 +81,7 @@ def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) 
         told = {**as_row(view), "error": dict(view.error), "status": dict(view.status)}
         click.echo(json.dumps({**told, "pod_list": [asdict(pod) for pod in pods]}))
         return
-    from bireme.cli.jobs import ago
+    from bireme.cli.jobs.listing import ago
 
     row = as_row(view)
     why = f" ({view.reason})" if view.reason else ""
@@ -133,22 +133,6 @@ def pod_lines(pods: list[PodView]) -> Iterator[str]:
             f"{pod.name:<{width}}  {pod.role:<8} {pod.machine or '–':<12} {state:<{wide}} {pod.restarts:>8}  "
             f"{at!s:>4}  {rate:>10}{late}{waits}"
         )
-
-
-def cancel_there(cluster: Cluster, name: str, *, now: bool, as_json: bool) -> None:
-    """Stop a job and wait until its pods have gone."""
-    from bireme.kube.jobs.lifecycle import suspend, view_of
-    from bireme.kube.jobs.listing import is_ended
-
-    view = view_of(cluster, name)
-    if is_ended(view.state) or view.state == "suspended":
-        raise UsageError(f"{name} does not run: its state is {view.state}")
-    has_left = suspend(cluster, name, is_hasty=now)
-    state = "suspended" if has_left else "suspended, but some pods have not left yet"
-    if as_json:
-        click.echo(json.dumps({"job": name, "state": state}))
-        return
-    click.echo(f"{name}: {state}; go on with `{command_name()} resume {name} --namespace {cluster.namespace}`")
 
 
 def resume_there(cluster: Cluster, name: str, changes: dict[str, Any], *, as_json: bool) -> None:

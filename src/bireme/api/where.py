@@ -1,0 +1,72 @@
+"""Which cluster is meant, if any; and whether a job of some name is here or there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bireme.core.errors import UsageError
+from bireme.spec.load import kubeconfig_files, places
+
+if TYPE_CHECKING:
+    from bireme.api.backends import Backend
+    from bireme.kube.api.client import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A cluster by context and namespace, or this machine."""
+
+    is_asked: bool = False
+    """Whether a cluster is meant for certain."""
+    context: str | None = None
+    namespace: str | None = None
+
+    def connect(self, namespace: str | None = None, **more: Any) -> Cluster:
+        """Log in; `namespace` is the default where none is chosen."""
+        from bireme.kube.api.client import connect
+
+        return connect(self.context, self.namespace or namespace, **more)
+
+
+def has_cluster() -> bool:
+    """Whether any cluster is configured here."""
+    return bool(kubeconfig_files()) or Path("/var/run/secrets/kubernetes.io/serviceaccount/token").is_file()
+
+
+def was_submitted(job: str) -> bool:
+    """Whether a job of this name was submitted to some cluster from here, and not deleted there since."""
+    # Each has an authority of its own (kube/submit/certificates.py), by which it is known without asking a cluster.
+    return any(path.name == job for path in (places().state / "ca").glob("*/*/*"))
+
+
+def is_here(job: str | None, where: Where, note: Callable[[str], None]) -> bool:
+    """Whether a job on this machine is meant; a remark names the other possibility."""
+    from bireme.local import registry
+
+    if where.is_asked:
+        if job is None:
+            raise UsageError("which job?", fix="name it; `bireme list` shows the jobs on the cluster too")
+        return False
+    try:
+        record = registry.find_run(job)
+    except UsageError:
+        if job is None or not has_cluster():
+            raise
+        return False
+    if job == record.name and was_submitted(job):
+        note("note: this is the job on this machine; for the one on the cluster, add --kube")
+    return True
+
+
+def backend_of(job: str | None, where: Where, note: Callable[[str], None]) -> Backend:
+    """The backend that has a job."""
+    if is_here(job, where, note):
+        from bireme.api.local import LocalBackend
+
+        return LocalBackend()
+    from bireme.api.kube import KubeBackend
+
+    return KubeBackend(where)

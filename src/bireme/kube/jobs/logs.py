@@ -1,0 +1,247 @@
+"""The logs of a job on a cluster: from its pods while they exist, from its volume afterwards."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageError
+from bireme.job.output.logs import FILES, LogFilter, LogLine, moment_of
+from bireme.kube.api import naming
+from bireme.kube.api.client import POD, AbsentError, Cluster
+from bireme.kube.jobs.lifecycle import is_live, jobs_of, view_of
+from bireme.kube.jobs.listing import is_ended, moment, rank_of, role_of
+from bireme.kube.jobs.volumes import left_by
+from bireme.kube.submit.submission import Object
+from bireme.kube.volume.helper_pod import VolumePod
+from bireme.kube.volume.transfer import as_input
+from bireme.spec.load import command_name
+
+OUTAGE_S = 120.0
+"""How long the API server may be unreachable before a watch is given up; the job does not need it."""
+PODS_EVERY_S = 2.0
+TAIL_LINES, SHARED = 200, 10
+"""How much of a pod's log is requested at first: so many lines at least, so many for each that is wanted."""
+NOT_THERE = (
+    "waiting to start", "ContainerCreating", "PodInitializing", "is not available", "is terminated",
+    "no logs available",
+)  # fmt: skip
+"""The kubelet's errors for a container that has no log yet, or none any more."""
+_Lines = queue.Queue[LogLine | BiremeError]
+
+
+def lines_of(
+    cluster: Cluster, name: str, wanted: LogFilter, image: str | None, note: Callable[[str], None] = lambda text: None
+) -> Iterator[LogLine]:
+    """Lines by time, from the pods if there are any."""
+    if wanted.is_following and wanted.from_volume:
+        raise UsageError("what is on the volume cannot be followed", fix="leave --from-volume or -f out")
+    pods = [] if wanted.from_volume else pods_with_logs(cluster, name, wanted)
+    if wanted.is_following and (pods or not is_ended(view_of(cluster, name).state)):
+        yield from _followed(cluster, name, wanted)
+    elif pods:
+        lines = [line for pod in pods for line in last_of(cluster, pod, wanted)]
+        yield from sorted(lines, key=lambda line: line.when)
+        if gone := pods_gone(cluster, name):
+            how = f"`{command_name()} logs {name} --from-volume --namespace {cluster.namespace}`"
+            note(f"({gone} earlier pods are gone; what they have said is on the volume: {how})")
+    else:
+        yield from _from_volume(cluster, name, wanted, image)
+
+
+def pods_with_logs(cluster: Cluster, name: str, wanted: LogFilter) -> list[Object]:
+    """The pods whose logs can be read: those that have begun."""
+    pods = cluster.list(POD, naming.selector_of(name))
+    begun = [p for p in pods if any(not _waits(c) for c in (p.get("status") or {}).get("containerStatuses") or ())]
+    return [pod for pod in begun if wanted.node in (None, rank_of(pod))]
+
+
+def pods_gone(cluster: Cluster, name: str) -> int:
+    """How many pods of a job have failed, were deleted or lost, and have taken their logs with them."""
+    counted: int = sum((job.get("status") or {}).get("failed") or 0 for job in jobs_of(cluster, name))
+    pods = cluster.list(POD, naming.selector_of(name)) if counted else []
+    there: int = sum((pod.get("status") or {}).get("phase") == "Failed" for pod in pods)
+    return max(counted - there, 0)
+
+
+def _waits(container: Object) -> bool:
+    return "waiting" in (container.get("state") or {})
+
+
+def last_of(cluster: Cluster, pod: Object, wanted: LogFilter) -> list[LogLine]:
+    """The wanted lines of a pod; the whole log is requested only if its end has too few lines of each log."""
+    last = wanted.last
+    if last is None:
+        return list(pod_lines(_lines(cluster, pod, wanted), pod, wanted))
+    tail = max(TAIL_LINES, SHARED * last)
+    lines = list(_lines(cluster, pod, wanted, tail))
+    end = _tail(pod_lines(lines, pod, wanted), last)
+    counts = Counter(line.log for line in end)
+    if len(lines) >= tail and any(counts[log] < last for log in _logs_of(pod, wanted)):
+        return _tail(pod_lines(_lines(cluster, pod, wanted), pod, wanted), last)
+    return end
+
+
+def _lines(cluster: Cluster, pod: Object, wanted: LogFilter, tail: int | None = None) -> Iterator[str]:
+    """The lines of a pod's log; none where its machine cannot be reached, or has removed them."""
+    since = None if wanted.since_s is None else max(1, round(wanted.since_s))
+    with _unless_gone():
+        yield from cluster.log(pod["metadata"]["name"], container=naming.CONTAINER, since_s=since, tail=tail)
+
+
+def _logs_of(pod: Object, wanted: LogFilter) -> Iterator[str]:
+    """The logs that share a pod's stream, as far as they are wanted."""
+    roles = {"node": ("trainer", "pserver", "node")}.get(role_of(pod), (role_of(pod), "node"))
+    for role in roles:
+        if wanted.role in (None, role):
+            yield f"node_{rank_of(pod)}/{FILES[role]}"
+
+
+def pod_lines(lines: Iterable[str], pod: Object, wanted: LogFilter) -> Iterator[LogLine]:
+    """The lines of a pod's processes."""
+    return (line for _, line in _read(lines, pod, wanted))
+
+
+def _read(lines: Iterable[str], pod: Object, wanted: LogFilter) -> Iterator[tuple[float, LogLine]]:
+    """The lines of a pod's processes, each with the moment when the container wrote it."""
+    for text in lines:
+        stamp, _, rest = text.partition(" ")
+        try:
+            written = moment(stamp)
+        except ValueError:
+            continue  # the kubelet's own error: it has removed the log
+        log, line = _split(rest, rank_of(pod))
+        # Its own time where it has one: the container's is that of the copy.
+        when = moment_of(line, time.gmtime(written).tm_year, written, is_utc=True) or written
+        if wanted.role is None or log.endswith(FILES[wanted.role]):
+            yield written, LogLine(when, log, line)
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Let a log be as short as it is, where its container is gone or has not begun; raise any other refusal."""
+    try:
+        yield
+    except (AbsentError, NetworkError):
+        return
+    except ClusterError as e:
+        if not any(words in e.what for words in NOT_THERE):
+            raise
+
+
+def _split(text: str, rank: int) -> tuple[str, str]:
+    """Which log a pod's line belongs to: processes are named in front of theirs."""
+    who, bar, line = text.partition(" | ")
+    role = who.partition(" ")[0] if bar else "node"
+    if role not in ("trainer", "pserver"):
+        role, line = "node", text
+    return f"node_{rank}/{FILES[role]}", line
+
+
+def _tail(lines: Iterable[LogLine], last: int) -> list[LogLine]:
+    """The last lines of each log of a pod."""
+    kept: Counter[str] = Counter()
+    end = []
+    for line in reversed(list(lines)):
+        kept[line.log] += 1
+        if kept[line.log] <= last:
+            end.append(line)
+    return end[::-1]
+
+
+def _followed(cluster: Cluster, name: str, wanted: LogFilter) -> Iterator[LogLine]:
+    """New lines as they arrive, also from pods that start later; ends with the job."""
+    lines: _Lines = queue.Queue()
+    listeners: dict[str, _Listener] = {}
+    looked, answered = 0.0, time.monotonic()
+    while True:
+        if time.monotonic() - looked > PODS_EVERY_S:
+            looked = time.monotonic()
+            try:
+                has_ended = _listen(cluster, name, wanted, listeners, lines)
+                answered = time.monotonic()
+                if has_ended and lines.empty() and not any(each.is_listening for each in listeners.values()):
+                    return
+            except NetworkError:
+                if time.monotonic() - answered > OUTAGE_S:
+                    raise  # before that, the next request may succeed
+        try:
+            line = lines.get(timeout=0.2)
+        except queue.Empty:
+            continue
+        if isinstance(line, BiremeError):
+            raise line
+        yield line
+
+
+def _listen(cluster: Cluster, name: str, wanted: LogFilter, listeners: dict[str, _Listener], lines: _Lines) -> bool:
+    """Start a listener for every pod that has a log; whether the job has ended."""
+    has_ended = is_ended(view_of(cluster, name).state)
+    for pod in pods_with_logs(cluster, name, wanted):
+        listener = listeners.setdefault(pod["metadata"]["uid"], _Listener(cluster, pod, wanted, lines))
+        if listener.is_to_listen(is_live(pod)):
+            listener.start()
+    return has_ended
+
+
+class _Listener:
+    """One pod's log as it comes, taken up again where a connection was lost."""
+
+    def __init__(self, cluster: Cluster, pod: Object, wanted: LogFilter, lines: _Lines) -> None:
+        self._cluster = cluster
+        self._pod = pod
+        self._wanted = wanted
+        self._lines = lines
+        self._thread: threading.Thread | None = None
+        self._last = 0.0
+        """When the container wrote the last line that was queued."""
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether more may come."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def is_to_listen(self, is_pod_live: bool) -> bool:
+        """Whether it is time to begin, or to begin again."""
+        return self._thread is None or (is_pod_live and not self.is_listening)
+
+    def start(self) -> None:
+        """Begin after the last line that was queued."""
+        self._thread = threading.Thread(target=self._listen, name="logs", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        wanted, last = self._wanted, self._last
+        since_s = wanted.since_s if not last else time.time() - last + 1.0
+        log = self._cluster.log(
+            self._pod["metadata"]["name"],
+            container=naming.CONTAINER,
+            is_following=True,
+            since_s=None if since_s is None else max(1, round(since_s)),
+            tail=None if last else wanted.last,
+        )
+        try:
+            with _unless_gone():
+                for written, line in _read(log, self._pod, wanted):
+                    if written > last:  # and not the last line's own moment: a burst shares one
+                        self._last = max(self._last, written)
+                        self._lines.put(line)
+        except BiremeError as e:
+            self._lines.put(e)
+
+
+def _from_volume(cluster: Cluster, name: str, wanted: LogFilter, image: str | None) -> Iterator[LogLine]:
+    request = {"node": wanted.node, "role": wanted.role, "last": wanted.last, "since": wanted.since or None}
+    left = left_by(cluster, name, image)
+    with VolumePod(cluster, left.place) as pod:
+        lines = pod.run(["logs", left.output], stdin=as_input(request))
+    if not lines:
+        raise UsageError(f"{name} has no such log", fix="leave --node, --role and --since out to see all")
+    for line in lines.decode(errors="replace").splitlines():
+        payload = json.loads(line)
+        yield LogLine(0.0, payload["log"], payload["line"])
