@@ -7,6 +7,7 @@ HYPOTHESIS_PROFILE=same they are the same in every run.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import threading
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         dealt += long + short[:share]
         del short[:share]
     items[:] = dealt + short
+
+
+def pytest_collection_finish() -> None:
+    """Leave what all test modules have imported out of collections: tests that collect would take two seconds each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -106,6 +106,7 @@ def open_files() -> int:
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     gc.collect()  # what earlier tests left to the collector is closed now, not while this test counts
+    gc.freeze()  # the next test collects what this one leaves: not once more what lazy imports and caches hold
     threads, files = set(threading.enumerate()), open_files()
     made = Cluster()
     try:
