@@ -218,13 +218,13 @@ def shares(
 
     Each says when it was measured; there is no share where that was on another machine.
     """
-    there = peers.get("machine", {})
-    is_same = all(there.get(key) == facts.get(key) for key in SAME)
     found = {}
     for name, entry in peers.get("figures", {}).items():
         size = DENSE_SIZES.get(name.rpartition("-")[0])
         if size is None or not entry["ours"]:
             continue
+        there = entry.get("machine", peers.get("machine", {}))
+        is_same = all(there.get(key) == facts.get(key) for key in SAME)
         is_shared = entry["carrier"] == "shm"
         moved = KERNEL_ARRAYS * 4 * size if is_shared else entry["costs"]["ours"]["wire_bytes_per_step"]
         against = KERNEL_TWO if is_shared else TCP_TWO

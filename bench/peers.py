@@ -119,23 +119,34 @@ def measure(bench: Bench, names: Sequence[str], reps: int) -> dict[str, Entry]:
 
 
 def keep(entries: Mapping[str, Entry], facts: Mapping[str, Any]) -> None:
-    """Write results and picture; names that were not measured now keep what this machine gave before."""
+    """Add to results and picture; names that were not measured now keep their figures, and the machine of these."""
     file = RESULTS / "peers.json"
     before: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    same = all(before.get("machine", {}).get(key) == facts[key] for key in ("cpu", "cores", "kernel"))
-    merged = {**(before.get("figures", {}) if same else {}), **entries}
+    earlier: dict[str, Entry] = before.get("figures", {})
+    # Ratios come from one run, so rows of several machines may stand below each other, if each says which it was.
+    kept = {name: {"machine": before.get("machine", {}), **entry} for name, entry in earlier.items()}
+    merged: dict[str, Entry] = {**kept, **{name: {**entry, "machine": facts} for name, entry in entries.items()}}
     figures = {name: merged[name] for name in NAMES if name in merged}
-    told = {"bench": "peers", "machine": facts, "figures": figures}
+    for entry in figures.values():
+        if entry["machine"] == facts:
+            del entry["machine"]  # it is that of the whole file
+    result = {"bench": "peers", "machine": facts, "figures": figures}
     RESULTS.mkdir(exist_ok=True)
-    file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    PICTURE.write_text(draw(figures, caption(facts)), encoding="utf-8")
+    notes = {name: where(entry["machine"]) for name, entry in figures.items() if "machine" in entry}
+    PICTURE.write_text(draw(figures, caption(facts), notes), encoding="utf-8")
+
+
+def where(facts: Mapping[str, Any]) -> str:
+    """The day and the machine, for a row that another run measured."""
+    return ", ".join(str(facts[key]) for key in ("date", "cpu") if key in facts) + f", {facts.get('cores', '?')} cores"
 
 
 def caption(facts: Mapping[str, Any]) -> str:
     """When and on what."""
-    where = f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, Linux {facts['kernel']}"
-    return f"Measured {facts['date']} on {where}; medians, engines interleaved in one run."
+    machine = f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, Linux {facts['kernel']}"
+    return f"Measured {facts['date']} on {machine}; medians, engines interleaved in one run."
 
 
 def _say(text: str) -> None:

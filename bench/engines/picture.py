@@ -22,12 +22,12 @@ INK = "#24313a"
 PAPER = "#ffffff"
 
 
-def draw(entries: Mapping[str, Any], caption: str) -> str:
-    """The whole picture; works without a figure of ours are drawn all the same."""
+def draw(entries: Mapping[str, Any], caption: str, notes: Mapping[str, str]) -> str:
+    """The whole picture; works without a figure of ours are drawn all the same, and notes go beside their names."""
     parts: list[str] = []
     y = TOP
     for name, entry in entries.items():
-        group, height = _group(name, entry, y)
+        group, height = _group(name, entry, y, notes.get(name, ""))
         parts += group
         y += height + GROUP_GAP
     total = y + 14
@@ -47,9 +47,10 @@ def draw(entries: Mapping[str, Any], caption: str) -> str:
     )
 
 
-def _group(name: str, entry: Mapping[str, Any], top: int) -> tuple[list[str], int]:
+def _group(name: str, entry: Mapping[str, Any], top: int, note: str) -> tuple[list[str], int]:
     carrier = f", ours over {entry['carrier']}" if entry["carrier"] else ""
-    parts = [_text(16, top + 11, f"{name}, {entry['unit']}{carrier}", size=12, weight="600")]
+    title = f"{name}, {entry['unit']}{carrier}" + (f" ({note})" if note else "")
+    parts = [_text(16, top + 11, title, size=12, weight="600")]
     figures = {"bireme": entry["ours"], **entry["peers"]}
     longest = max((f for f in figures.values() if f), default=1.0)
     y = top + 20

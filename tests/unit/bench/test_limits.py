@@ -54,6 +54,12 @@ def test_figures_of_another_machine_have_no_share_of_these_limits() -> None:
     assert limits.describe({}) == ["no figures of ours yet: `./dev bench peers`"]
 
 
+def test_a_row_of_another_machine_has_no_share() -> None:
+    moved = {**entry(1.0, "shm"), "machine": {**HERE, "cpu": "Slow"}}
+    shares = limits.shares(FIGURES, {"machine": HERE, "figures": {"dense-1m-local": moved}}, HERE)
+    assert shares["dense-1m-local"]["share"] is None
+
+
 def test_the_help_names_the_file_that_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         limits.parse(["--help"])

@@ -101,7 +101,7 @@ def test_table_shows_every_engine_with_its_ratio_and_tells_the_notes() -> None:
 
 
 def test_picture_is_well_formed_and_bars_are_true_to_figures() -> None:
-    drawn = draw({"dense-1m-tcp": entry(ddp=(10.0,), gone=())}, peers.caption(FACTS))
+    drawn = draw({"dense-1m-tcp": entry(ddp=(10.0,), gone=())}, peers.caption(FACTS), {})
     root = ElementTree.fromstring(drawn)
     space = "{http://www.w3.org/2000/svg}"
     bars = [float(r.attrib["width"]) for r in root.iter(f"{space}rect")][1:]
@@ -184,20 +184,23 @@ def test_an_environment_that_cannot_be_made_is_a_reason_not_a_silence(monkeypatc
     assert bench.missing == {"ray": "not available: ray is nowhere (type this)"}
 
 
-def test_results_of_names_not_measured_now_are_kept_on_the_same_machine_only(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_name_is_added_to_results_and_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(peers, "RESULTS", tmp_path)
     monkeypatch.setattr(peers, "PICTURE", tmp_path / "img" / "peers.svg")
 
-    def kept(name: str, facts: dict[str, Any]) -> list[str]:
+    def keep(name: str, facts: dict[str, Any]) -> dict[str, Any]:
         peers.keep({name: entry(ddp=(1.0,))}, facts)
-        return list(json.loads((tmp_path / "peers.json").read_text(encoding="utf-8"))["figures"])
+        result: dict[str, Any] = json.loads((tmp_path / "peers.json").read_text(encoding="utf-8"))
+        return {name: row.get("machine", {}).get("cores") for name, row in result["figures"].items()}
 
-    assert kept("bow", FACTS) == ["bow"]
-    assert kept("dense-1m-tcp", FACTS) == ["dense-1m-tcp", "bow"]
-    assert kept("sparse", {**FACTS, "cores": 4}) == ["sparse"]
-    assert (tmp_path / "img" / "peers.svg").exists()
+    assert keep("bow", FACTS) == {"bow": None}
+    assert keep("dense-1m-tcp", FACTS) == {"dense-1m-tcp": None, "bow": None}
+    # A row of another machine stays, and says which machine that was, also after one more run.
+    assert keep("sparse", {**FACTS, "cores": 4}) == {"dense-1m-tcp": 2, "sparse": None, "bow": 2}
+    assert keep("bow", {**FACTS, "cores": 8}) == {"dense-1m-tcp": 2, "sparse": 4, "bow": None}
+    drawn = [t.text for t in ElementTree.parse(tmp_path / "img" / "peers.svg").iter("{http://www.w3.org/2000/svg}text")]
+    assert "dense-1m-tcp, steps/s, ours over tcp (2026-11-16, a <fast> one, 2 cores)" in drawn
+    assert "bow, steps/s, ours over tcp" in drawn
 
 
 def test_one_name_prints_one_object_and_several_an_object_of_them(capsys: pytest.CaptureFixture[str]) -> None:
