@@ -9,22 +9,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bireme.diagnose.explain import TABLE, explain
-from bireme.diagnose.facts import Cause, Situation, facts_from
+from bireme.diagnose.explain import explain
+from bireme.diagnose.facts import Cause, facts_from
+from bireme.diagnose.table import Situation, chapters, situations
 
 RECORDED = Path(__file__).resolve().parents[1] / "tests/unit/diagnose/recorded"
-CHAPTERS = {
-    "creating": "Pods are refused",
-    "scheduling": "No machine takes a pod",
-    "volumes": "The volume is not there",
-    "images": "The image cannot be had, or does not run",
-    "starting": "A container does not start",
-    "nodes": "A machine or the cluster ended a pod",
-    "dying": "Pods end",
-    "training": "The job says itself what is wrong",
-    "peers": "Processes do not find, or wait for, each other",
-    "resting": "The job waits, or nothing is wrong",
-}
 HEAD = """\
 # Why is my job not running
 
@@ -50,15 +39,14 @@ def page() -> str:
     """The whole page."""
     examples = _examples()
     parts = [HEAD]
-    for module, title in CHAPTERS.items():
-        rows = [row for row in TABLE if row.find.__module__.endswith(f".{module}")]
-        parts += [f"## {title}\n", *(_section(row, examples[row.name]) for row in rows)]
+    for chapter in chapters():
+        parts += [f"## {chapter.title}\n", *(_section(row, examples[row.id]) for row in chapter.situation)]
     return "\n".join(parts)
 
 
 def _section(row: Situation, example: Cause) -> str:
-    told = f"> {_shown(example.cause)}<br>\n> {_shown(example.advice)}"
-    return f"### {row.title}\n\n`{row.name}`: {row.signs}.\n\n{told}\n"
+    answer = f"> {_shown(example.cause)}<br>\n> {_shown(example.advice)}"
+    return f"### {row.title}\n\n`{row.id}`: {row.signs}.\n\n{answer}\n"
 
 
 def _shown(text: str) -> str:
@@ -67,12 +55,12 @@ def _shown(text: str) -> str:
 
 def _examples() -> dict[str, Cause]:
     """One example for each row; a recording that is named after the row is preferred."""
-    found: dict[str, Cause] = {}
+    examples: dict[str, Cause] = {}
     for path in sorted(RECORDED.glob("*.json")):
         for cause in explain(facts_from(json.loads(path.read_text(encoding="utf-8")))):
-            if path.stem == cause.situation or cause.situation not in found:
-                found[cause.situation] = cause
-    missing = [row.name for row in TABLE if row.name not in found]
+            if path.stem == cause.situation or cause.situation not in examples:
+                examples[cause.situation] = cause
+    missing = [row.id for row in situations() if row.id not in examples]
     if missing:
         raise AssertionError(f"no recorded example of {', '.join(missing)}: this is a bug")
-    return found
+    return examples

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,8 +17,6 @@ from bireme.kube.api.naming import INDEX, STATUS
 
 Json = dict[str, Any]
 
-
-Kind = Literal["cause", "consequence", "calm"]
 # A pod's log holds copies of its processes' lines, each with the process's name in front.
 _COPIED = re.compile(r"^(?:trainer|pserver) \d+ \| ")
 _HEAD = re.compile(r"^[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")
@@ -34,29 +32,6 @@ class Cause:
     about: tuple[str, ...] = ()
     """Names of the pods (or other objects) that this explains."""
     situation: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """A row of the table: its name, how it is recognised in words, and the function that does."""
-
-    name: str
-    title: str
-    signs: str
-    find: Callable[[Facts], Iterable[Cause]]
-    kind: Kind = "cause"
-    """A consequence is reported only for pods that no cause explains; calm only if there is nothing else."""
-
-
-def situation(
-    name: str, title: str, signs: str, kind: Kind = "cause"
-) -> Callable[[Callable[[Facts], Iterable[Cause]]], Situation]:
-    """Make a row of the table from a function that recognises the situation."""
-
-    def make(find: Callable[[Facts], Iterable[Cause]]) -> Situation:
-        return Situation(name, title, signs, find, kind)
-
-    return make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +81,29 @@ def name_of(thing: Json) -> str:
     return str(meta(thing).get("name", ""))
 
 
+def spec_of(thing: Json) -> Json:
+    """The spec of an object."""
+    spec: Json = thing.get("spec") or {}
+    return spec
+
+
+def node_of(pod: Json) -> str:
+    """The node that a pod is on, empty while it is on none."""
+    return str(spec_of(pod).get("nodeName") or "")
+
+
+def image_of(pod: Json) -> str:
+    """The image of a pod's first container."""
+    containers = spec_of(pod).get("containers") or [{}]
+    return str(containers[0].get("image", ""))
+
+
+def claims_of(pod: Json) -> list[str]:
+    """Names of the claims that a pod mounts."""
+    volumes = spec_of(pod).get("volumes") or ()
+    return [str(v["persistentVolumeClaim"]["claimName"]) for v in volumes if v.get("persistentVolumeClaim")]
+
+
 def condition(thing: Json, kind: str) -> Json:
     """The condition of this kind, empty where an object has none."""
     conditions = ((thing.get("status") or {}).get("conditions")) or []
@@ -151,9 +149,9 @@ def error_of(facts: Facts) -> Json:
         return error
     if status_of(facts).get("phase") == "failed" and status_of(facts).get("reason"):
         return {"kind": "", "what": str(status_of(facts)["reason"])}
-    said = [printed_error(text) for pod in troubled(facts) for text in last_words(facts, pod)]
+    printed = [printed_error(text) for pod in troubled(facts) for text in final_output(facts, pod)]
     # A process that lost a peer logs an error too, often later than the one with the cause: sort it last.
-    errors = sorted((e for e in said if e), key=lambda e: "went away" in e["what"] or "has left" in e["what"])
+    errors = sorted((e for e in printed if e), key=lambda e: "went away" in e["what"] or "has left" in e["what"])
     return errors[0] if errors else {}
 
 
@@ -175,7 +173,7 @@ def plain_line(line: str) -> str:
     return _HEAD.sub("", _COPIED.sub("", line)).strip()
 
 
-def last_words(facts: Facts, pod: Json) -> Iterator[str]:
+def final_output(facts: Facts, pod: Json) -> Iterator[str]:
     """A pod's termination messages and the end of its log."""
     for state in ended_states(pod):
         if state.get("message"):
@@ -189,14 +187,23 @@ def has_ended(facts: Facts) -> bool:
     return any(is_true(job, kind) for job in facts.jobs for kind in ("Complete", "Failed"))
 
 
+def is_finished(facts: Facts) -> bool:
+    """Whether the job has ended well."""
+    if facts.where == "local":
+        return facts.record.get("state") == "finished"
+    # The job's own status wins: pods may exit with 0 after a job has failed.
+    has_failed = status_of(facts).get("phase") == "failed"
+    return bool(facts.jobs) and not has_failed and all(is_true(job, "Complete") for job in facts.jobs)
+
+
 def is_suspended(facts: Facts) -> bool:
     """Whether the job is suspended, and so has no pods."""
-    return any((job.get("spec") or {}).get("suspend") for job in facts.jobs)
+    return any(spec_of(job).get("suspend") for job in facts.jobs)
 
 
 def wanted(facts: Facts) -> int:
     """How many pods the job is to have."""
-    return sum(int((job.get("spec") or {}).get("parallelism") or 1) for job in facts.jobs)
+    return sum(int(spec_of(job).get("parallelism") or 1) for job in facts.jobs)
 
 
 def is_ready(pod: Json) -> bool:
@@ -261,18 +268,3 @@ def moment(event: Json) -> str:
     """When an event happened last."""
     series = event.get("series") or {}
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
-
-
-def grouped(facts: Facts, key: Callable[[Json], str | None]) -> list[tuple[str, list[Json]]]:
-    """Pods grouped by a key; those with the key None are left out."""
-    groups: dict[str, list[Json]] = {}
-    for pod in troubled(facts):
-        value = key(pod)
-        if value is not None:
-            groups.setdefault(value, []).append(pod)
-    return list(groups.items())
-
-
-def waiting_words(pod: Json) -> list[str]:
-    """The kubelet's messages about containers that do not run."""
-    return [str(w.get("message", "")) for w in waiting_states(pod)]

@@ -15,8 +15,10 @@ from bireme.core.errors import ClusterError, NetworkError
 from bireme.diagnose.facts import (
     Facts,
     Json,
+    claims_of,
     ended_states,
     has_ended,
+    is_finished,
     is_ready,
     is_suspended,
     is_true,
@@ -27,7 +29,6 @@ from bireme.diagnose.facts import (
     troubled,
     wanted,
 )
-from bireme.diagnose.resting import is_finished
 from bireme.kube.api.client import CLAIM, JOB, KINDS, POD, SECRET, Cluster, ForbiddenError
 from bireme.kube.api.naming import INSTANCE
 
@@ -96,14 +97,13 @@ def _called(job: Json) -> str:
 def _concerns(facts: Facts, event: Json) -> bool:
     about = event.get("involvedObject") or {}
     name = str(about.get("name", ""))
-    own = {name_of(thing) for thing in (*facts.jobs, *facts.pods)} | _claim_names(facts) | {facts.job}
+    own = {name_of(thing) for thing in (*facts.jobs, *facts.pods)} | _claims(facts) | {facts.job}
     # Kueue calls the workload of a Job after it, with five letters of its own at the end.
     return name in own or (about.get("kind") == "Workload" and name.rpartition("-")[0] in {f"job-{n}" for n in own})
 
 
-def _claim_names(facts: Facts) -> set[str]:
-    volumes = [v for p in facts.pods for v in (p.get("spec") or {}).get("volumes") or ()]
-    return {str(v["persistentVolumeClaim"]["claimName"]) for v in volumes if v.get("persistentVolumeClaim")}
+def _claims(facts: Facts) -> set[str]:
+    return {claim for pod in facts.pods for claim in claims_of(pod)}
 
 
 def _deeper(asking: _Asking, facts: Facts) -> Facts:
@@ -112,7 +112,7 @@ def _deeper(asking: _Asking, facts: Facts) -> Facts:
     waits_for = status_of(facts).get("waits_for")
     if is_suspended(facts) or (is_whole and status_of(facts).get("phase") == "training" and not waits_for):
         return facts
-    cluster, names = asking.cluster, _claim_names(facts)
+    cluster, names = asking.cluster, _claims(facts)
     claims: list[Json] = []
     if names and any(phase_of(p) == "Pending" for p in facts.pods):
         claims = asking.ask("list persistentvolumeclaims", lambda: cluster.list(CLAIM, {})) or []

@@ -1,12 +1,12 @@
-"""Names, amounts and commands for sentences: small pure functions that the situations share."""
+"""Sentences: the names that every row of the table may use in its templates, and amounts and lists as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bireme.core.text import shortened
-from bireme.diagnose.facts import Facts, Json, meta, name_of
-from bireme.spec.kubernetes import amount
+from bireme.diagnose.facts import Facts, Json, claims_of, image_of, meta, name_of, node_of, spec_of
+from bireme.kube.api.naming import COMPONENT
 
 AGAIN = "submit it again with `--replace`"
 """After a change in job.yaml: a Job cannot be changed, so it is replaced."""
@@ -36,67 +36,13 @@ def listed(names: Iterable[str]) -> str:
 
 def pods_words(pods: Sequence[Json]) -> str:
     """`pod a` or `pods a and b`."""
-    return f"{of(pods, 'pod', 'pods')} {listed(name_of(p) for p in pods)}"
-
-
-def names(pods: Iterable[Json]) -> tuple[str, ...]:
-    """The pods' names, for `Cause.about`."""
-    return tuple(name_of(p) for p in pods)
-
-
-def requests(pod: Json) -> dict[str, float]:
-    """What a pod asks for, all containers together."""
-    total: dict[str, float] = {}
-    for container in (pod.get("spec") or {}).get("containers") or ():
-        for resource, text in ((container.get("resources") or {}).get("requests") or {}).items():
-            total[resource] = total.get(resource, 0.0) + amount(text)
-    return total
-
-
-def kubectl(facts: Facts, rest: str) -> str:
-    """A kubectl command in the job's namespace, marked as one."""
-    where = f" -n {facts.namespace}" if facts.namespace else ""
-    return f"`kubectl{where} {rest}`"
-
-
-def bireme(facts: Facts, verb: str, rest: str = "") -> str:
-    """A bireme command about the job, marked as one, in the namespace where the job is."""
-    where = f" --namespace {facts.namespace}" if facts.where == "kubernetes" and facts.namespace else ""
-    more = f" {rest}" if rest else ""
-    return f"`{facts.command} {verb} {facts.job}{where}{more}`"
+    return f"{of(pods, 'pod', 'pods')} {listed(map(name_of, pods))}"
 
 
 def sentence(text: str, limit: int = 300) -> str:
     """A foreign message on one line, cut where it is too long, without a full stop."""
     line = " ".join(text.split())
     return shortened(line, limit).rstrip(".: ")
-
-
-def nodes_words(pods: Sequence[Json]) -> str:
-    """`Node n1` or `Nodes n1 and n2`: where pods are, as the beginning of a sentence."""
-    nodes = list(dict.fromkeys(filter(None, map(node_of, pods))))
-    return f"{of(nodes, 'Node', 'Nodes')} {listed(nodes)}" if nodes else "The node"
-
-
-def image_of(pod: Json) -> str:
-    """The image of a pod's first container."""
-    containers = (pod.get("spec") or {}).get("containers") or [{}]
-    return str(containers[0].get("image", ""))
-
-
-def node_of(pod: Json) -> str:
-    """The node that a pod is on, empty while it is on none."""
-    return str((pod.get("spec") or {}).get("nodeName") or "")
-
-
-def architecture_of(facts: Facts, node: str) -> str:
-    """The architecture of a node's processor, empty where the node is not listed."""
-    for thing in facts.nodes:
-        if name_of(thing) == node:
-            labels = meta(thing).get("labels") or {}
-            info = (thing.get("status") or {}).get("nodeInfo") or {}
-            return str(info.get("architecture") or labels.get("kubernetes.io/arch") or "")
-    return ""
 
 
 def capital(text: str) -> str:
@@ -107,3 +53,71 @@ def capital(text: str) -> str:
 def of(things: Sequence[object], one: str, many: str) -> str:
     """The word that fits how many there are."""
     return one if len(things) == 1 else many
+
+
+class _Text(str):
+    """A value for `{fix:else}`: `else` stands for an empty value, and follows one that is only a question."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return f"{self!s} {spec}".strip() if not self or self.endswith("?") else str(self)
+
+
+class _Count(int):
+    """A number for `{n:was|were}`."""
+
+    def __format__(self, spec: str) -> str:
+        one, bar, many = spec.partition("|")
+        return (one if self == 1 else many) if bar else str(int(self))
+
+
+def vocabulary(facts: Facts, pods: Sequence[Json], values: Mapping[str, str]) -> dict[str, object]:
+    """What the sentences about these pods may use; where there are none, the job's first pod stands for them."""
+    nodes = list(dict.fromkeys(filter(None, map(node_of, pods))))
+    where = f" --namespace {facts.namespace}" if facts.where == "kubernetes" and facts.namespace else ""
+    commands = {verb: f"`{facts.command} {verb} {facts.job}{where}`" for verb in ("delete", "logs", "resume", "status")}
+    texts = {
+        **commands,
+        "bireme": facts.command,
+        "job": facts.job,
+        "namespace": facts.namespace,
+        "in_namespace": where,
+        "kubectl": f"kubectl -n {facts.namespace}" if facts.namespace else "kubectl",
+        "output": str(facts.record.get("output", "")),
+        "again": AGAIN if facts.where == "kubernetes" else "start it again",
+        "pods": pods_words(pods),
+        "Pods": capital(pods_words(pods)),
+        "nodes": listed(nodes),
+        "Nodes": f"{of(nodes, 'Node', 'Nodes')} {listed(nodes)}" if nodes else "The node",
+        **_about_pod(facts, (*pods, *facts.pods, {})[0]),
+        **values,
+    }
+    return {"n": _Count(len(pods)), **{name: _Text(text) for name, text in texts.items()}}
+
+
+def _about_pod(facts: Facts, pod: Json) -> dict[str, str]:
+    spec, claims = spec_of(pod), [c for p in (pod, *facts.pods) for c in claims_of(p)]
+    secrets = [str(s.get("name")) for s in spec.get("imagePullSecrets") or ()]
+    ports = {str(p.get("hostPort", "")) for c in spec.get("containers") or () for p in c.get("ports") or ()} - {""}
+    selector = [f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items()]
+    has_groups = (meta(pod).get("labels") or {}).get(COMPONENT) in ("pserver", "trainer")
+    node = next((n for n in facts.nodes if name_of(n) == node_of(pod)), {})
+    info, labels = (node.get("status") or {}).get("nodeInfo") or {}, meta(node).get("labels") or {}
+    processor = info.get("architecture") or labels.get("kubernetes.io/arch") or ""
+    return {
+        "pod": name_of(pod),
+        "node": node_of(pod),
+        "processor": str(processor),
+        "which_processor": f"{processor}, which " if processor else "",
+        "image": image_of(pod),
+        "pull_secret": f"with the pull secret {listed(secrets)}" if secrets else "without a pull secret",
+        "claim": next(iter(claims), ""),
+        "claims": listed(claims_of(pod)),
+        "volume": f"The volume of claim {claims[0]}" if claims else "",
+        "ports": listed(sorted(ports)),
+        "selector": ", ".join(selector),
+        "label": next(iter(selector), "KEY=VALUE"),
+        "or_groups": " or `kubernetes.groups`" if has_groups else "",
+        "user": str((spec.get("securityContext") or {}).get("runAsUser", 1000)),
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bireme.diagnose.facts import plain_line, printed_error, seconds
-from bireme.diagnose.scheduling import reasons
+from bireme.diagnose.scheduler import reasons
 from bireme.diagnose.words import amount_words, listed, sentence
 from bireme.spec.kubernetes import amount
 

@@ -1,0 +1,226 @@
+"""Looks at the job itself: missing, refused, waiting, given up, running or finished."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bireme.core.text import duration
+from bireme.diagnose.facts import (
+    Facts,
+    Json,
+    condition,
+    events_about,
+    has_ended,
+    is_finished,
+    is_ready,
+    is_suspended,
+    meta,
+    moment,
+    name_of,
+    phase_of,
+    place_of,
+    seconds,
+    since,
+    spec_of,
+    status_of,
+    wanted,
+)
+from bireme.diagnose.table import Match, Rule, groups, look
+from bireme.diagnose.words import listed, of, pods_words, sentence
+from bireme.kube.api.naming import queue_of
+
+
+@look
+def not_found(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """A wrong name or a wrong namespace, or it was deleted."""
+    if facts.jobs or any(d.get("needed") for d in facts.denied):
+        return
+    import difflib
+
+    close = difflib.get_close_matches(facts.job, facts.others, n=1)
+    others = f"{of(facts.others, 'is', 'are')} {listed(facts.others)}" if facts.others else "is none at all"
+    yield Match({"others": others, "close": f"Did you mean {close[0]}? " if close else ""})
+
+
+@look
+def denied(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """Requests of this command that the API server refused, and without which nothing can be explained."""
+    needed = [d for d in facts.denied if d.get("needed")]
+    if needed:
+        permissions = listed(f"{d['verb']} {d['resource']}" for d in needed)
+        yield Match({"permissions": permissions, "message": sentence(str(needed[0].get("message", "")))})
+
+
+@look
+def refused(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """The API server's last refusal to create a pod, for each Job that lacks some.
+
+    An event counts only while pods are missing, because it stays for an hour after the problem was solved.
+    """
+    live = [p for p in facts.pods if phase_of(p) in ("Pending", "Running", "Succeeded")]
+    if has_ended(facts) or is_suspended(facts) or len(live) >= wanted(facts):
+        return
+    refusals: dict[str, tuple[str, ...]] = {}
+    for job in facts.jobs:
+        events = events_about(facts, name_of(job))
+        made = max((seconds(moment(e)) for e in events if e.get("reason") == "SuccessfulCreate"), default=0.0)
+        texts = [
+            str(e.get("message", ""))
+            for e in events
+            if e.get("reason") == "FailedCreate" and seconds(moment(e)) >= made
+        ]
+        for text in texts[:1]:
+            text = re.sub(r'pods "[^"]*"', "the pod", text.removeprefix("Error creating: "))
+            refusals[text] = (*refusals.get(text, ()), f"pods of {name_of(job)}")
+    for text, about in refusals.items():
+        if match := re.search(rule.pattern, text):
+            # Quotas write `cpu=1,memory=2Gi`.
+            values = {name: re.sub(r",(?=\S)", " and ", value) for name, value in groups(match, 600).items()}
+            yield Match(values, about=about)
+
+
+@look
+def queued(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """Kueue has not admitted it."""
+    for job in facts.jobs[:1]:
+        queue = queue_of(job)
+        if queue and spec_of(job).get("suspend"):
+            events = [e for e in facts.events if (e.get("involvedObject") or {}).get("kind") == "Workload"]
+            why = f": {sentence(str(max(events, key=moment).get('message', '')))}" if events else ""
+            long = duration(since(facts, meta(job).get("creationTimestamp")))
+            yield Match({"queue": queue, "long": long, "why": why})
+
+
+@look
+def suspended(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """It was stopped, or submitted with `suspend`."""
+    for job in facts.jobs[:1]:
+        if spec_of(job).get("suspend") and not queue_of(job):
+            begun = condition(job, "Suspended").get("lastTransitionTime")
+            yield Match({"long": f" for {duration(since(facts, begun))}" if begun else "", "far": _far(facts)})
+
+
+@look
+def job_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """Jobs that failed with a reason that fits the pattern."""
+    for job in facts.jobs:
+        failed, status, spec = condition(job, "Failed"), job.get("status") or {}, spec_of(job)
+        reason = str(failed.get("reason"))
+        # A hopeless job ends itself by a deadline that has passed (pod/giving_up.py): then its own error is the cause.
+        is_own = reason == "DeadlineExceeded" and status_of(facts).get("error")
+        if failed and has_ended(facts) and not is_own and re.search(rule.pattern, reason):
+            per_node = " per node" if "backoffLimitPerIndex" in spec else ""
+            count, most = int(status.get("failed") or 0), spec.get("backoffLimitPerIndex", spec.get("backoffLimit"))
+            index = f" (index {status['failedIndexes']})" if status.get("failedIndexes") else ""
+            values = {
+                "time": duration(float(spec.get("activeDeadlineSeconds") or 0)),
+                "failed": f"{count} failed pod{'' if count == 1 else 's'}{index}",
+                "message": sentence(str(failed.get("message", ""))),
+                "limit": f"{most} tries again are allowed{per_node}",
+            }
+            yield Match(values, facts.pods, about=None if reason == "DeadlineExceeded" else (facts.job,))
+
+
+@look
+def waiting_for_pods(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """A job never half-starts: it waits for all pods."""
+    ready, most = [p for p in facts.pods if is_ready(p)], wanted(facts)
+    if not facts.jobs or len(ready) >= most or has_ended(facts):
+        return
+    late = [p for p in facts.pods if not is_ready(p) and phase_of(p) in ("Pending", "Running")]
+    replaced = {place_of(p) for p in ready + late}
+    gone = [p for p in facts.pods if phase_of(p) == "Failed" and place_of(p) not in replaced]
+    doing = [_late(facts, late)] if late else []
+    doing += [f"{pods_words(gone)} ended and will be replaced"] if gone else []
+    absent = most - len(ready) - len(late) - len(gone)
+    doing += [f"{absent} {'is' if absent == 1 else 'are'} not created yet"] if absent > 0 else []
+    doing += [f"the job itself waits for {listed(_awaited(facts))}"] if _awaited(facts) else []
+    values = {"ready": str(len(ready)), "most": str(most), "doing": f": {'; '.join(doing)}" if doing else ""}
+    yield Match(values)
+
+
+def _late(facts: Facts, pods: list[Json]) -> str:
+    oldest = max(since(facts, meta(p).get("creationTimestamp")) for p in pods)
+    messages = [str(e.get("message")) for e in events_about(facts, name_of(pods[0])) if e.get("reason") != "Unhealthy"]
+    last = f" (last: {sentence(messages[0], 120)})" if messages else ""
+    doing = "running without being ready" if phase_of(pods[0]) == "Running" else "starting"
+    return f"{pods_words(pods)} {of(pods, 'has', 'have')} been {doing} for {duration(oldest)}{last}"
+
+
+@look
+def waiting_for_peers(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """Pods are there; trainers or pservers in them are not yet."""
+    if waits := _awaited(facts):
+        is_gathering = status_of(facts)["phase"] == "gathering"
+        doing = "gathering its processes" if is_gathering else "handing out parameters"
+        yield Match({"doing": doing, "waits": listed(waits)})
+
+
+def _awaited(facts: Facts) -> list[str]:
+    """The processes that the coordinator waits for before it can train."""
+    status = status_of(facts)
+    is_over = facts.where == "local" and facts.record.get("state") != "running"
+    if status.get("phase") not in ("gathering", "setting-up") or is_over:
+        return []
+    missing = [f"trainer {rank}" for rank in status.get("trainers_missing") or ()]
+    return [str(w) for w in status.get("waits_for") or ()] or missing
+
+
+@look
+def run_here(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """A run on this machine in the state that is the pattern."""
+    if facts.where == "local" and facts.record.get("state") == rule.pattern:
+        yield Match({"far": _far(facts)})
+
+
+@look
+def finished(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """Nothing is wrong."""
+    if is_finished(facts):
+        ends = [seconds((j.get("status") or {}).get("completionTime")) for j in facts.jobs]
+        end = max([*ends, float(facts.record.get("ended") or 0.0)])
+        ago = f" {duration(max(0.0, facts.now - end))} ago" if end else ""
+        yield Match({"ago": ago, "far": _far(facts)})
+
+
+@look
+def running(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """Nothing is wrong."""
+    status = status_of(facts)
+    is_over = facts.where == "local" and facts.record.get("state") != "running"
+    if status.get("phase") != "training" or is_finished(facts) or is_over:
+        return
+    rates = [float(t["rate"]) for t in status.get("trainers") or () if t.get("rate")]
+    roles = {role: status.get(f"{role}s") or () for role in ("trainer", "pserver")}
+    values = {
+        "pass": str(int(status.get("pass") or 0) + 1),
+        "passes": str(_passes(status)),
+        "speed": f" at {sum(rates):,.0f} samples/s" if rates else "",
+        "processes": " and ".join(f"{len(each)} {role}{of(each, '', 's')}" for role, each in roles.items()),
+    }
+    yield Match(values)
+
+
+@look
+def no_status_yet(facts: Facts, rule: Rule) -> Iterator[Match]:
+    """Between the start of processes and the coordinator's first status; also any plain Job of others."""
+    is_live = facts.record.get("state") == "running" if facts.where == "local" else bool(facts.jobs)
+    if is_live and not is_finished(facts) and status_of(facts).get("phase") != "training":
+        pods = f"{sum(map(is_ready, facts.pods))} of {wanted(facts)} pods are ready"
+        yield Match({"ready": pods if facts.jobs else "its process runs"})
+
+
+def _passes(status: Json) -> int:
+    return int(status.get("first_pass") or 0) + int(status.get("passes") or 0)
+
+
+def _far(facts: Facts) -> str:
+    """How far the job came; empty where the number of passes is missing."""
+    status, done, most = status_of(facts), facts.record.get("passes_done"), facts.record.get("passes")
+    if done is None or not most:
+        most = _passes(status)
+        done = max(
+            int(status.get("saved", -1)) + 1, int(status.get("first_pass") or 0) + len(status.get("passes_done") or ())
+        )
+    return f", with {done} of {most} passes done" if most else ""
