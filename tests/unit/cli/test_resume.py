@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from tests.unit.cli.conftest import Leave
 
 from bireme.api.progress import job_in, progress_in
-from bireme.cli.jobs.resume import copied_words, describe_start, find_output, job_to_resume, resume
+from bireme.api.resuming import describe_start, find_output, job_to_resume, moved_note
+from bireme.cli.jobs.resume import resume
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.job.output.manifest import Inputs, Manifest
 from bireme.job.output.model import model_hash
@@ -46,12 +47,12 @@ def test_a_finished_job_says_so_and_where_its_model_is(leave: Leave) -> None:
 
 def test_of_an_output_that_was_copied_it_is_told_whose_program_and_data_are_used(leave: Leave, tmp_path: Path) -> None:
     output = leave(done=1)
-    assert copied_words(output, job_to_resume(output, {}), {}) == []
+    assert moved_note(output, job_to_resume(output, {}), {}) == []
     moved = output.rename(tmp_path / "moved")
     job = job_to_resume(moved, {})
-    (told,) = copied_words(moved, job, {})
+    (told,) = moved_note(moved, job, {})
     assert f"was made in {output}" in told and job.config in told and "--job JOB.yaml" in told
-    assert copied_words(moved, job, {"config": "c.py", "data": "d"}) == []
+    assert moved_note(moved, job, {"config": "c.py", "data": "d"}) == []
 
 
 def test_a_finished_job_is_one_object_with_json(leave: Leave) -> None:
