@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from bireme.cli.options import json_option
+from bireme.cli.output import emit
 from bireme.core.errors import UsageError
 from bireme.core.text import parse_duration
 
@@ -38,9 +39,9 @@ _CODINGS = ("float32", "float16", "bfloat16", "top_k")
 @click.option("--gradients", type=click.Choice(_CODINGS), help="On the wire, instead of what the file says.")
 @click.option("--costs", "costs_file", type=Path, help="What `./dev bench costs` measured, here or elsewhere.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=4, show_default=True, help="How many to simulate.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_json: bool, **given: Any) -> None:
-    """Tell how a job would do with other numbers of machines, without having them.
+    """Predict how a job would do with other numbers of machines, without having them.
 
     Rounds happen in virtual time, event by event, with costs that were measured on a real machine: how long a round
     takes, what it waits for, and how many pservers the job needs. Every trainer and every pserver is taken to have a
@@ -54,22 +55,21 @@ def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_jso
     """
     from dataclasses import replace
 
+    from bireme.scale.jobs import Sizes, scenario
     from bireme.scale.model import advise, load_costs
     from bireme.scale.model import simulate as run
 
     costs = load_costs(costs_file)
-    if given["spread"] is not None:
-        if not 0 <= given["spread"] <= 1:
-            raise UsageError(f"--spread is {given['spread']:g}: it must be from 0 to 1")
-        costs = replace(costs, spread=given["spread"])
-    load, cluster = _job_at_scale(job_file, given) if job_file else _bare_load(given)
+    if (spread := given.pop("spread")) is not None:
+        if not 0 <= spread <= 1:
+            raise UsageError(f"--spread is {spread:g}: it must be from 0 to 1")
+        costs = replace(costs, spread=spread)
+    network, latency = bits_of(given.pop("network")), _latency_s(given.pop("latency"))
+    load, cluster = scenario(job_file, Sizes(**given), network_bit_s=network, latency_s=latency)
     outcome = run(load, cluster, costs, rounds=rounds)
     advice = advise(load, cluster, costs)
-    if as_json:
-        click.echo(json.dumps(_as_json(load, cluster, costs, outcome, advice)))
-        return
-    for line in _describe(load, cluster, costs, outcome, advice):
-        click.echo(line)
+    value = _as_json(load, cluster, costs, outcome, advice)
+    emit(value, _describe(load, cluster, costs, outcome, advice), as_json=as_json)
 
 
 def bits_of(text: str) -> float:
@@ -90,61 +90,6 @@ def _latency_s(text: str) -> float:
         return parse_duration(text, "ns us µs ms s")
     except ValueError as e:
         raise UsageError(f"--latency {text}: not a time", fix="write it with its unit, like 100us or 0.5ms") from e
-
-
-def _job_at_scale(path: Path, given: Mapping[str, Any]) -> tuple[Load, Cluster]:
-    """A job's own load, on a cluster of its own size where no flag says otherwise."""
-    from dataclasses import replace
-
-    from bireme.scale.jobs import load_of, rate_of
-    from bireme.spec.load import load_job
-
-    if given["parameters"] is not None:
-        raise UsageError("--parameters is for a job without a file", fix="leave out one of the two")
-    job = load_job(path, {})
-    load = _with_flags(load_of(job), given)
-    rate = given["compute_rate"] if given["compute_rate"] is not None else rate_of(Path(job.output))
-    if rate is None:
-        raise UsageError(
-            f"{job.output} does not tell how fast a trainer of this job computes",
-            why="nothing else is known about a trainer's speed",
-            fix="train a pass of it first, or give --compute-rate SAMPLES_PER_SECOND",
-        )
-    # More trainers than shards mean other data: each then has one shard.
-    trainers = given["trainers"] or job.trainers
-    load = replace(load, shards=max(load.shards, trainers))
-    return load, _cluster(given, trainers, given["pservers"] or job.pservers, given["lanes"] or job.ports_num, rate)
-
-
-def _bare_load(given: Mapping[str, Any]) -> tuple[Load, Cluster]:
-    """A job that has only sizes."""
-    from bireme.scale.model import Load
-
-    needed = ("parameters", "batch", "trainers", "pservers", "compute_rate")
-    missing = [f"--{name.replace('_', '-')}" for name in needed if given[name] is None]
-    if missing:
-        raise UsageError(
-            f"without a JOB.yaml, {', '.join(missing)} must be given",
-            fix="name a job file, or say how large the model, the batch and the cluster are",
-        )
-    load = _with_flags(Load("a job", given["parameters"], given["batch"]), given)
-    return load, _cluster(given, given["trainers"], given["pservers"], given["lanes"] or 1, given["compute_rate"])
-
-
-def _with_flags(load: Load, given: Mapping[str, Any]) -> Load:
-    from dataclasses import replace
-
-    from bireme.spec.model import Wire
-
-    if given["batch"] is not None:
-        load = replace(load, batch=given["batch"])
-    return replace(load, wire=Wire(gradients=given["gradients"])) if given["gradients"] else load
-
-
-def _cluster(given: Mapping[str, Any], trainers: int, pservers: int, lanes: int, rate: float) -> Cluster:
-    from bireme.scale.model import Cluster
-
-    return Cluster(trainers, pservers, lanes, bits_of(given["network"]), _latency_s(given["latency"]), rate)
 
 
 def _as_json(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advice: Advice) -> dict[str, Any]:

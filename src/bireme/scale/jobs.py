@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from bireme.core.errors import SpecError
+from bireme.core.errors import SpecError, UsageError
 from bireme.job.preflight import check_program, updates_of
 from bireme.ps.tree import share_out
-from bireme.scale.plan import Load
+from bireme.scale.plan import Cluster, Load
 from bireme.spec.job import Job
+from bireme.spec.load import load_job
+from bireme.spec.model import Wire
 
 
 def load_of(job: Job) -> Load:
@@ -62,3 +66,51 @@ def rate_of(output: Path) -> float | None:
     share = share_out(ran.shards, ran.trainers)[0]
     samples = sum(row.samples for row in passes if "compute" in row.spent) * len(share.shards) / ran.shards
     return samples / seconds if seconds and samples else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What a job and its cluster are taken to be; None: as the job's file says."""
+
+    trainers: int | None = None
+    pservers: int | None = None
+    lanes: int | None = None
+    compute_rate: float | None = None
+    """Samples per second of one trainer alone; None: as measured in the job's last run."""
+    parameters: int | None = None
+    batch: int | None = None
+    gradients: Literal["float32", "float16", "bfloat16", "top_k"] | None = None
+
+
+def scenario(path: Path | None, sizes: Sizes, *, network_bit_s: float, latency_s: float) -> tuple[Load, Cluster]:
+    """A load and a cluster to simulate, from a job's file or from sizes alone."""
+    if path is None:
+        needed = ("parameters", "batch", "trainers", "pservers", "compute_rate")
+        missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(sizes, name) is None]
+        if missing:
+            raise UsageError(
+                f"without a JOB.yaml, {', '.join(missing)} must be given",
+                fix="name a job file, or say how large the model, the batch and the cluster are",
+            )
+        load, trainers, pservers, lanes = Load("a job", sizes.parameters or 0, sizes.batch or 0), 0, 0, 1
+        rate = sizes.compute_rate
+    else:
+        if sizes.parameters is not None:
+            raise UsageError("--parameters is for a job without a file", fix="leave out one of the two")
+        job = load_job(path, {})
+        load, trainers, pservers, lanes = load_of(job), job.trainers, job.pservers, job.ports_num
+        rate = rate_of(Path(job.output)) if sizes.compute_rate is None else sizes.compute_rate
+        if rate is None:
+            raise UsageError(
+                f"{job.output} does not tell how fast a trainer of this job computes",
+                why="nothing else is known about a trainer's speed",
+                fix="train a pass of it first, or give --compute-rate SAMPLES_PER_SECOND",
+            )
+        # More trainers than shards mean other data: each then has one shard.
+        load = replace(load, shards=max(load.shards, sizes.trainers or trainers))
+    if sizes.batch is not None:
+        load = replace(load, batch=sizes.batch)
+    if sizes.gradients is not None:
+        load = replace(load, wire=Wire(gradients=sizes.gradients))
+    size = (sizes.trainers or trainers, sizes.pservers or pservers, sizes.lanes or lanes)
+    return load, Cluster(*size, network_bit_s, latency_s, rate or 0.0)
