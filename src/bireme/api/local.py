@@ -46,3 +46,8 @@ class LocalBackend:
         if record.state == "running":
             registry.check_one(name)
         return Stopped(record.name, cancel_run(record, now=now))
+
+
+def runs_in(output: Path) -> bool:
+    """Whether a job of this machine runs in a directory."""
+    return any(run.state == "running" and run.output == str(output.absolute()) for run in registry.all_runs())

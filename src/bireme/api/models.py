@@ -52,11 +52,11 @@ class Model:
 
         return load_values(self.path)
 
-    def predict(self, samples: Iterable[str] | Path) -> list[dict[str, NDArray[np.float32]]]:
-        """The outputs for samples: lines as the config's predict provider reads them, or a file of them."""
+    def predict(self, samples: Iterable[str] | Path | None = None) -> list[dict[str, NDArray[np.float32]]]:
+        """The outputs for samples: lines as the config's predict provider reads them, a file of them, or its own."""
         from bireme.job.inference import predictions
 
-        if isinstance(samples, Path):
+        if samples is None or isinstance(samples, Path):
             return list(predictions(self._job(), self.path, samples))
         if isinstance(samples, str):
             raise ModelError("samples is one string", fix="give a list of lines, or a Path")

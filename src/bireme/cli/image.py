@@ -5,33 +5,22 @@ Results go to stdout (one JSON object with --json); what is being done goes to s
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bireme import __version__
-from bireme.api.where import Where, has_cluster
-from bireme.cli.options import cluster_options
+from bireme.api.where import Where
+from bireme.cli.options import cluster_options, json_option
+from bireme.cli.output import emit, note, progress
 from bireme.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from bireme.images.archive import Image
     from bireme.images.build import Step
-    from bireme.images.credentials import Login
-    from bireme.images.reference import Reference
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 _archive = click.argument("archive", metavar="IMAGE.tar", type=click.Path(path_type=Path))
-_ECR = re.compile(r"\d+\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
-"""The host of a registry on AWS, and its region."""
 
 
 @click.group()
@@ -67,8 +56,8 @@ def image() -> None:
 )
 @click.option("--gzip", "is_compressed", is_flag=True, help="Compress layers: smaller to push, slower to make.")
 @click.option("--fresh", "is_fresh", is_flag=True, help="Make the base anew, with today's packages.")
-@_json_option
-def build(output: Path | None, programs: tuple[str, ...], as_json: bool, **given: Any) -> None:
+@json_option
+def build(output: Path | None, programs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """Make an OCI image of a base, bireme with all that it needs, and your program.
 
     The same inputs give the same digest. Byte code and compiled kernels are inside, so that pods start fast, also
@@ -78,6 +67,8 @@ def build(output: Path | None, programs: tuple[str, ...], as_json: bool, **given
     Example:
       bireme image build --with quick_start --tag registry.example/ml/bireme:1 --output bireme.tar
     """
+    import msgspec
+
     from bireme.images.archive import write_archive
     from bireme.images.build import Builder, Recipe
     from bireme.images.cache import Cache
@@ -85,28 +76,21 @@ def build(output: Path | None, programs: tuple[str, ...], as_json: bool, **given
     from bireme.spec.load import places
 
     begun = time.monotonic()
-    given["tag"] = str(parse_reference(given["tag"]))  # as the kubelet will look for it
-    recipe = Recipe(programs=tuple(_program(text) for text in programs), **given)
-    builder = Builder(recipe, Cache(places().cache / "images"), lambda text: click.echo(text, err=True))
+    flags["tag"] = str(parse_reference(flags["tag"]))  # as the kubelet will look for it
+    recipe = Recipe(programs=tuple(_program(text) for text in programs), **flags)
+    builder = Builder(recipe, Cache(places().cache / "images"), note)
     made = builder.build()
     target = output or Path(recipe.tag.rpartition("/")[2].replace(":", "-") + ".tar")
     write_archive(made, target)
-    told: dict[str, Any] = {"image": made.name, "digest": made.digest, "file": str(target)}
-    told |= {"nbytes": target.stat().st_size, "seconds": round(time.monotonic() - begun, 1)}
-    _tell_build(told, builder.steps, as_json)
+    seconds, nbytes = round(time.monotonic() - begun, 1), target.stat().st_size
+    value = {"image": made.name, "digest": made.digest, "file": str(target), "nbytes": nbytes, "seconds": seconds}
+    lines = [f"{s.name:<13}{s.nbytes / 1e6:8.1f} MB  {_how(s)}" for s in builder.steps]
+    lines += [f"{made.name} is in {target} ({nbytes / 1e6:.0f} MB, {seconds} s)", f"digest: {made.digest}"]
+    emit({**value, "layers": msgspec.to_builtins(builder.steps)}, lines, as_json=as_json)
 
 
-def _tell_build(told: dict[str, Any], steps: list[Step], as_json: bool) -> None:
-    if as_json:
-        import msgspec
-
-        click.echo(json.dumps({**told, "layers": msgspec.to_builtins(steps)}))
-        return
-    for step in steps:
-        how = "kept" if step.is_cached else f"made in {step.seconds:.1f} s"
-        click.echo(f"{step.name:<13}{step.nbytes / 1e6:8.1f} MB  {how}")
-    click.echo(f"{told['image']} is in {told['file']} ({told['nbytes'] / 1e6:.0f} MB, {told['seconds']} s)")
-    click.echo(f"digest: {told['digest']}")
+def _how(step: Step) -> str:
+    return "kept" if step.is_cached else f"made in {step.seconds:.1f} s"
 
 
 def _program(text: str) -> tuple[Path, str]:
@@ -128,7 +112,7 @@ def _program(text: str) -> tuple[Path, str]:
 )
 @click.option("--ca", type=click.Path(path_type=Path), help="Certificates (PEM) that sign the registry's own.")
 @cluster_options
-@_json_option
+@json_option
 def push(archive: Path, name: str | None, is_plain: bool, ca: Path | None, where: Where, as_json: bool) -> None:
     """Send an image to a registry.
 
@@ -141,86 +125,26 @@ def push(archive: Path, name: str | None, is_plain: bool, ca: Path | None, where
     Example:
       bireme image push bireme.tar registry.example/ml/bireme:1
     """
-    from bireme.images.archive import read_archive
-    from bireme.images.reference import parse_reference
-    from bireme.images.registry import Registry
-    from bireme.images.transport import Transport
+    from bireme.api.images import push_image
 
-    if name is not None and where.is_asked:
-        raise UsageError("--context and --namespace are for an image without a name")
-    given = parse_reference(name) if name is not None else None
-    repository, where = _cluster_repository(where) if given is None else ("", where)
-    found = read_archive(archive)
-    reference = given or _tagged(repository, found)
-    login = _login(reference.host, prefers_aws=given is None)
-    registry = Registry(reference, Transport(reference, login=login, is_plain=is_plain, ca=ca))
-    with _progress(as_json) as on_progress:
-        done = registry.push(found, on_progress)
-    by_digest = f"{reference.host}/{reference.repository}@{done.digest}"
-    context = _record(where, by_digest) if given is None else ""
-    if as_json:
-        told = {"image": str(reference), "digest": done.digest, "sent": done.sent, "skipped": done.skipped}
-        click.echo(json.dumps({**told, "context": context} if context else told))
-        return
-    click.echo(f"{reference}: {done.sent / 1e6:.1f} MB sent, {done.skipped / 1e6:.1f} MB were there\n{by_digest}")
-    if context:
-        click.echo(f"`bireme submit` uses it on the cluster of context {context}")
-
-
-def _cluster_repository(where: Where) -> tuple[str, Where]:
-    """The repository of the current cluster, and that cluster by name: a push is long, and the context may change."""
-    named = "`bireme image push IMAGE.tar REGISTRY/NAME:TAG`"
-    if not (where.is_asked or has_cluster()):
-        raise UsageError("which registry?", why="no cluster is configured here that has one", fix=named)
-    from bireme.kube.api.cluster_facts import NAME, read_facts
-
-    with where.connect() as cluster:
-        facts = read_facts(cluster)
-        if facts is None or not facts.repository:
-            raise UsageError(
-                "which registry?",
-                why=f"no ConfigMap {NAME} names one in the namespace {cluster.namespace} of context {cluster.context}",
-                fix=f"{named}; a cluster of `bireme cluster up` has a repository",
-            )
-        return facts.repository, Where(is_asked=True, context=cluster.context, namespace=cluster.namespace)
-
-
-def _record(where: Where, by_digest: str) -> str:
-    """Make an image that was pushed the one of jobs on the current cluster; returns its context."""
-    from bireme.kube.api.cluster_facts import record_image
-
-    with where.connect() as cluster:  # anew: a push may outlast a connection
-        record_image(cluster, by_digest)
-        return str(cluster.context)
-
-
-def _tagged(repository: str, image: Image) -> Reference:
-    """Where an image goes in a repository: its own tag and a short digest, so that no push replaces another image."""
-    from bireme.images.reference import parse_reference
-
-    tag = parse_reference(image.name).tag if image.name else "latest"
-    short = image.digest.removeprefix("sha256:")[:12]
-    return parse_reference(f"{repository}:{tag[:115]}-{short}")
-
-
-def _login(host: str, *, prefers_aws: bool) -> Login | None:
-    """Who we are to a registry. A login that docker keeps for AWS is good for 12 hours, so AWS may be asked first."""
-    from bireme.images.credentials import Login, config_files, find_login
-
-    aws = _ECR.fullmatch(host)
-    found = None if aws and prefers_aws else find_login(host, config_files(os.environ, Path.home()))
-    if found is not None or aws is None:
-        return found
-    from bireme.aws.access import registry_login
-
-    return Login(*registry_login(aws[1], host))
+    with progress("pushing", as_json, is_plain_shown=False) as on_progress:
+        done = push_image(
+            archive, name, where, is_plain=is_plain, ca=ca, on_progress=on_progress or (lambda done, total: None)
+        )
+    sent, skipped = done.pushed.sent, done.pushed.skipped
+    value = {"image": str(done.reference), "digest": done.pushed.digest, "sent": sent, "skipped": skipped}
+    lines = [f"{done.reference}: {sent / 1e6:.1f} MB sent, {skipped / 1e6:.1f} MB were there", done.by_digest]
+    if done.context:
+        value["context"] = done.context
+        lines.append(f"`bireme submit` uses it on the cluster of context {done.context}")
+    emit(value, lines, as_json=as_json)
 
 
 @image.command()
 @_archive
 @click.option("--address", default="/run/containerd/containerd.sock", show_default=True, help="containerd's socket.")
 @click.option("--namespace", default="k8s.io", show_default=True, help="k8s.io is where the kubelet looks.")
-@_json_option
+@json_option
 def load(archive: Path, address: str, namespace: str, as_json: bool) -> None:
     """Import an image into the containerd of this machine.
 
@@ -231,22 +155,7 @@ def load(archive: Path, address: str, namespace: str, as_json: bool) -> None:
     from bireme.images import containerd
     from bireme.images.archive import read_archive
 
-    found = read_archive(archive)
+    made = read_archive(archive)
     containerd.load(archive, address, namespace)
-    told = {"image": found.name, "digest": found.digest, "namespace": namespace}
-    click.echo(json.dumps(told) if as_json else f"{found.name} is in containerd's namespace {namespace}")
-
-
-@contextmanager
-def _progress(as_json: bool) -> Iterator[Callable[[int, int], None]]:
-    """Lend a function to tell (bytes done, bytes in all) to; only a terminal sees a bar."""
-    if as_json or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    columns = ("pushing", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("pushing", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    value = {"image": made.name, "digest": made.digest, "namespace": namespace}
+    emit(value, f"{made.name} is in containerd's namespace {namespace}", as_json=as_json)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+
+from bireme.cli.options import json_option
+from bireme.cli.output import emit
 
 
 @click.group()
@@ -17,7 +19,7 @@ def model() -> None:
 
 @model.command(epilog="\b\nExample: bireme model show output/pass-00009")
 @click.argument("directory", metavar="PASS_DIR", type=Path)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option
 def show(directory: Path, as_json: bool) -> None:
     """List a model's parameters with their sizes and spread, and what its pass came to."""
     import msgspec
@@ -41,30 +43,27 @@ def show(directory: Path, as_json: bool) -> None:
     ]
     path = directory / "metrics.json"
     metrics: Any = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
-    if as_json:
-        told = {
-            "model": str(directory),
-            "config": config_name(directory),
-            "parameters": rows,
-            "metrics": metrics,
-        }
-        click.echo(json.dumps(told))
-        return
+    value = {"model": str(directory), "config": config_name(directory), "parameters": rows, "metrics": metrics}
+    emit(value, _describe(value), as_json=as_json)
+
+
+def _describe(shown: Mapping[str, Any]) -> Iterator[str]:
     from bireme.view.plain import count, pass_line
 
-    click.echo(f"{directory}: {config_name(directory)}, {count(sum(row['values'] for row in rows), 'value')}")
+    rows = shown["parameters"]
+    yield f"{shown['model']}: {shown['config']}, {count(sum(row['values'] for row in rows), 'value')}"
     for row in rows:
         size = _rows_of(row["values"], row["rows"]) if "rows" in row else f"{row['values']:,}"
-        click.echo(
+        yield (
             f"  {row['name']:<32} {size:>10}  mean {row['mean']:+.3e}  std {row['std']:.3e}  "
             f"largest {row['largest']:.3e}"
         )
-    if metrics:
-        click.echo(pass_line(metrics))
+    if shown["metrics"]:
+        yield pass_line(shown["metrics"])
 
 
 def _tables(values: Mapping[str, Any]) -> dict[str, int]:
-    """How many rows each table without a range has: the ids beside it tell."""
+    """The number of rows of each table without a range, by the ids beside it."""
     from bireme.ps.plan import IDS
 
     ids = {n.removesuffix(IDS): v for n, v in values.items() if n.endswith(IDS) and v.dtype == "uint64"}
@@ -72,7 +71,7 @@ def _tables(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _is_about(name: str, tables: Mapping[str, int]) -> bool:
-    """Whether an array says which rows a table has; that is no parameter of its own."""
+    """Whether an array holds the ids of a table; that is no parameter of its own."""
     from bireme.ps.plan import IDS
 
     return name not in tables and name.endswith(IDS) and name.removesuffix(IDS) in tables
@@ -86,19 +85,19 @@ def _rows_of(values: int, rows: int) -> str:
 
 @model.command("hash", epilog="\b\nExample: bireme model hash output/pass-00009")
 @click.argument("directory", metavar="PASS_DIR", type=Path)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option
 def hash_(directory: Path, as_json: bool) -> None:
     """Print one sha256 over all values: equal models have equal hashes, wherever they were trained."""
     from bireme.job.output.model import model_hash
 
     digest = model_hash(directory)
-    click.echo(json.dumps({"model": str(directory), "hash": digest}) if as_json else digest)
+    emit({"model": str(directory), "hash": digest}, digest, as_json=as_json)
 
 
 @model.command(epilog="\b\nExample: bireme model diff output/pass-00008 output/pass-00009")
 @click.argument("first", metavar="PASS_DIR", type=Path)
 @click.argument("second", metavar="PASS_DIR", type=Path)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option
 def diff(first: Path, second: Path, as_json: bool) -> None:
     """Compare two models value by value; exits with 1 when they differ."""
     from bireme.job.output.model import load_values
@@ -106,12 +105,8 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
     a, b = load_values(first), load_values(second)
     rows = [_difference(name, a.get(name), b.get(name)) for name in sorted({*a, *b}, key=str.encode)]
     is_equal = all(row["different"] == 0 for row in rows)
-    if as_json:
-        click.echo(json.dumps({"equal": is_equal, "parameters": rows}))
-    else:
-        for row in rows:
-            text = "equal, bit for bit" if row["different"] == 0 else row["words"]
-            click.echo(f"{row['name']:<32} {text}")
+    lines = (f"{r['name']:<32} {r['words'] if r['different'] else 'equal, bit for bit'}" for r in rows)
+    emit({"equal": is_equal, "parameters": rows}, lines, as_json=as_json)
     if not is_equal:
         raise SystemExit(1)
 
@@ -132,7 +127,7 @@ def _difference(name: str, a: Any, b: Any) -> dict[str, Any]:
 @model.command(epilog="\b\nExample: bireme model export output/pass-00009 model.npz")
 @click.argument("directory", metavar="PASS_DIR", type=Path)
 @click.argument("target", metavar="FILE", type=Path)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option
 def export(directory: Path, target: Path, as_json: bool) -> None:
     """Write a model as one file: .safetensors or .npz, with the shapes that the program gave them."""
     from bireme.core.errors import ModelError, OutputExistsError, UsageError
@@ -158,9 +153,6 @@ def export(directory: Path, target: Path, as_json: bool) -> None:
             np.savez(target, **load_file(source))  # type: ignore[arg-type]
     tables = _tables(values)
     names = [n for n in values if not _is_about(n, tables)]
-    if as_json:
-        click.echo(json.dumps({"model": str(directory), "file": str(target), "parameters": names}))
-        return
-    click.echo(f"wrote {count(len(names), 'parameter')} to {target}")
-    for name, rows in tables.items():
-        click.echo(f"  {name}: {_rows_of(values[name].size, rows)}, by the ids in {name}.ids")
+    lines = [f"wrote {count(len(names), 'parameter')} to {target}"]
+    lines += [f"  {n}: {_rows_of(values[n].size, rows)}, by the ids in {n}.ids" for n, rows in tables.items()]
+    emit({"model": str(directory), "file": str(target), "parameters": names}, lines, as_json=as_json)

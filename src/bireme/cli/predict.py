@@ -2,61 +2,53 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from bireme.spec.job import Job
+from bireme.cli.options import json_option
+from bireme.cli.output import emit, note
 
-
-def _job(model: Path, job_file: Path | None) -> Job:
-    from bireme.job.inference import job_of
-    from bireme.job.output.model import parameter_names
-    from bireme.spec.load import load_job
-
-    parameter_names(model)  # a clear word about a wrong directory, before anything else
-    return load_job(job_file, {}) if job_file else job_of(model)
+_pass_dir = click.argument("directory", metavar="PASS_DIR", type=Path)
+_job_option = click.option(
+    "--job", "job_file", type=Path, help="The job, where the model lies apart from its output directory."
+)
 
 
 @click.command(epilog="\b\nExample: echo 'a truly wonderful camera' | bireme predict output/pass-00009 -")
-@click.argument("model", metavar="PASS_DIR", type=Path)
+@_pass_dir
 @click.argument("samples", metavar="[FILE]", required=False)
-@click.option("--job", "job_file", type=Path, help="The job, where the model lies apart from its output directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def predict(model: Path, samples: str | None, job_file: Path | None, as_json: bool) -> None:
+@_job_option
+@json_option
+def predict(directory: Path, samples: str | None, job_file: Path | None, as_json: bool) -> None:
     """Use the model in PASS_DIR on new samples, one line each.
 
     FILE holds samples as the config's predict provider reads them; `-` reads standard input; left
     out, the config's own data/pred.list is used. Prints one line per sample: the class, a
     semicolon, and the probabilities.
     """
+    from bireme.api.models import Model
     from bireme.core.errors import DataError
-    from bireme.job.inference import predictions
 
-    job = _job(model, job_file)
+    model = Model(directory, job_file)
     with tempfile.NamedTemporaryFile(suffix=".txt") as typed:
         path = Path(samples) if samples else None
         if samples is None:
-            click.echo("predicting on the config's own list; give a file, or `-` for standard input", err=True)
+            note("predicting on the config's own list; give a file, or `-` for standard input")
         if samples == "-":
             if sys.stdin.isatty():
-                click.echo("type one sample a line; Ctrl-D ends the input", err=True)
+                note("type one sample a line; Ctrl-D ends the input")
             typed.write(sys.stdin.buffer.read())
             typed.flush()
             path = Path(typed.name)
         if path is not None and not path.is_file():
             raise DataError(f"there is no file {path}")
-        found = [{name: row.tolist() for name, row in sample.items()} for sample in predictions(job, model, path)]
-    if as_json:
-        click.echo(json.dumps({"model": str(model), "predictions": found}))
-        return
-    for sample in found:
-        click.echo(";".join(_cell(value) for value in sample.values()))
+        rows = [{name: row.tolist() for name, row in sample.items()} for sample in model.predict(path)]
+    lines = (";".join(_cell(value) for value in row.values()) for row in rows)
+    emit({"model": str(directory), "predictions": rows}, lines, as_json=as_json)
 
 
 def _cell(value: Any) -> str:
@@ -66,23 +58,14 @@ def _cell(value: Any) -> str:
 
 
 @click.command(epilog="\b\nExample: bireme test output/pass-00009")
-@click.argument("model", metavar="PASS_DIR", type=Path)
-@click.option("--job", "job_file", type=Path, help="The job, where the model lies apart from its output directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def test(model: Path, job_file: Path | None, as_json: bool) -> None:
+@_pass_dir
+@_job_option
+@json_option
+def test(directory: Path, job_file: Path | None, as_json: bool) -> None:
     """Measure the model in PASS_DIR on the job's test data."""
-    from bireme.job.inference import measure
+    from bireme.api.models import Model
 
-    totals = measure(_job(model, job_file), model)
-    n = max(totals.samples, 1)
-    told = {
-        "model": str(model),
-        "samples": totals.samples,
-        "cost": totals.cost / n,
-        "evals": {name: value / n for name, value in totals.evals.items()},
-    }
-    if as_json:
-        click.echo(json.dumps(told))
-        return
-    evals = "  ".join(f"{name}={value / n:g}" for name, value in totals.evals.items())
-    click.echo(f"Test samples={totals.samples} cost={totals.cost / n:g} Eval: {evals}")
+    result = Model(directory, job_file).test()
+    evals = "  ".join(f"{name}={value:g}" for name, value in result.evals.items())
+    value = {"model": str(directory), "samples": result.samples, "cost": result.cost, "evals": result.evals}
+    emit(value, f"Test samples={result.samples} cost={result.cost:g} Eval: {evals}", as_json=as_json)

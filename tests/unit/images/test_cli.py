@@ -11,8 +11,8 @@ import pytest
 from tests.unit.images.registry_stand_in import registry
 from tests.unit.kube.standing import Standing
 
+from bireme.api.images import login_to
 from bireme.api.where import Where
-from bireme.cli.image import _login as login_to
 from bireme.cli.main import main
 from bireme.images.archive import make_image, write_archive
 from bireme.images.credentials import Login
@@ -83,7 +83,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standing:
         return made
 
     monkeypatch.setattr(Where, "connect", connect)
-    monkeypatch.setattr("bireme.cli.image.has_cluster", lambda: True)
+    monkeypatch.setattr("bireme.api.images.has_cluster", lambda: True)
     monkeypatch.setenv("HOME", str(tmp_path))
     return made
 
@@ -121,7 +121,7 @@ def test_without_a_name_and_a_cluster_that_has_a_repository_the_name_is_asked_fo
 ) -> None:
     assert run("push", str(archive)) == 2
     assert "no ConfigMap bireme-cluster names one in the namespace ns of context near" in capsys.readouterr().err
-    monkeypatch.setattr("bireme.cli.image.has_cluster", lambda: False)
+    monkeypatch.setattr("bireme.api.images.has_cluster", lambda: False)
     assert run("push", str(archive)) == 2
     assert "`bireme image push IMAGE.tar REGISTRY/NAME:TAG`" in capsys.readouterr().err
     assert run("push", str(archive), "registry.example/x:1", "--context", "near") == 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from bireme.cli.options import json_option
+from bireme.cli.output import emit
 
 if TYPE_CHECKING:
     from bireme.core.errors import BiremeError
@@ -18,36 +20,26 @@ _MARKS = {"good": "✓", "note": "·", "bad": "✗"}
 
 @click.command(epilog="\b\nExample: bireme verify first-job/output")
 @click.argument("output", metavar="OUTPUT", type=Path)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def verify(output: Path, as_json: bool) -> None:
     """Check all that a job has left in its output directory.
 
-    Holds snapshots against their hashes, models against their second copy, the ledger against what passes say of
-    themselves, and tells from where `bireme resume` would go on. Changes nothing.
+    Compares snapshots with their hashes, models with their second copy, the ledger with the metrics of the passes,
+    and reports from where `bireme resume` would go on. Changes nothing.
 
     Exits with 6 if a model or the ledger is not sound, with 15 if only snapshots are not, with 3 if the
     job's own description is not.
     """
+    from bireme.api.local import runs_in
     from bireme.job.output.verify import verify as check
 
-    verdict = check(output, is_running=_runs_now(output))
+    verdict = check(output, is_running=runs_in(output))
     error = _error(verdict)
-    if as_json:
-        click.echo(json.dumps(_as_json(verdict)))
-    else:
-        for line in _describe(verdict):
-            click.echo(line)
+    emit(_as_json(verdict), _describe(verdict), as_json=as_json)
     if error is not None and as_json:
         raise SystemExit(error.exit_code)
     if error is not None:
         raise error
-
-
-def _runs_now(output: Path) -> bool:
-    """Whether a job of this machine is at work in that directory."""
-    from bireme.local import registry
-
-    return any(run.state == "running" and run.output == str(output.absolute()) for run in registry.all_runs())
 
 
 def _error(verdict: Verdict) -> BiremeError | None:
