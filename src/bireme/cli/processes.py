@@ -104,17 +104,25 @@ def node(started: Started) -> None:
     JOB_COMPLETION_INDEX, or JOB_NAME, JOB_PATH and CONF_PADDLE_… as in the original's jobs.
     """
     from bireme.job.node.entry import NodeConfig, run_node
-    from bireme.spec.load import is_pinned
 
-    _settle(started)
     if started.job is None:
         from bireme.kube.pod.entry import run_pod
 
-        _guarded(None, "node", lambda: run_pod(dict(os.environ)))
+        _pin()
+        _settle(started)
+        _guarded(None, "node", lambda: run_pod(dict(os.environ), _load_for_children))
         return
+    _settle(started)
     job, rank, run = started.place()
-    main = _load_for_children() if is_pinned() else None
-    _guarded(None, f"node {rank}", lambda: run_node(NodeConfig(job, rank, run), main=main))
+    _guarded(None, f"node {rank}", lambda: run_node(NodeConfig(job, rank, run), load=_load_for_children))
+
+
+def _pin() -> None:
+    """Start once more with the environment that equal bits need, unless this process has it."""
+    from bireme.spec.load import child_environment, is_pinned
+
+    if not is_pinned():
+        os.execve(sys.executable, [sys.executable, "-m", "bireme", *sys.argv[1:]], child_environment())
 
 
 def _load_for_children() -> Main:
@@ -248,12 +256,9 @@ def trainer(started: Started, **flags: Any) -> None:
     from bireme.job.node.entry import read_job
     from bireme.job.node.trainer import TrainerProcess
     from bireme.job.node.trainer_options import options_of_flags, options_of_job
-    from bireme.spec.load import child_environment, is_pinned
 
     if started.job is None:
-        if not is_pinned():
-            # Started by a person: once more, with the environment that equal bits need.
-            os.execve(sys.executable, [sys.executable, "-m", "bireme", *sys.argv[1:]], child_environment())
+        _pin()
         _settle(started)
         by_hand = options_of_flags(flags, Path.cwd())
         lanes = flags["ports_num"] + flags["ports_num_for_sparse"]

@@ -7,6 +7,7 @@ safe only while no other thread runs, whose locks the child would inherit withou
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import mmap
@@ -34,6 +35,8 @@ _arguments: mmap.mmap | None = None
 
 Main = Callable[[list[str]], object]
 """What a forked child runs, with its arguments; SystemExit carries the exit code."""
+Load = Callable[[], Main]
+"""Loads what children need, once, before the first is forked."""
 
 
 def can_fork() -> bool:
@@ -124,10 +127,18 @@ def _exit_code(main: Main, arguments: list[str]) -> int:
 
 
 def _redirect(output: int) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
+    """Write to the log, read nothing, and let go of the parent's other files.
+
+    Their numbers stay taken: the parent's objects may still close them, which must not be other files by then.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor, number in ((null, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number != null:
+            with contextlib.suppress(OSError):  # the descriptor of this listing is closed again
+                os.fstat(number)
+                os.dup2(null, number, inheritable=False)
 
 
 def _reset_signals() -> None:

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, SpecError
-from bireme.core.forking import Main
+from bireme.core.forking import Load
 from bireme.job.node.failure_reports import first_cause, has_ended, read_reports, write_report
 from bireme.job.node.headway import Headway
 from bireme.job.node.incarnations import Lease
@@ -123,14 +123,14 @@ def note_signals() -> list[int]:
 
 
 def run_node(
-    config: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None, main: Main | None = None
+    config: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None, load: Load | None = None
 ) -> None:
-    """Run this node's processes to their end; raises the first cause of a failure. `main` lets it fork them."""
+    """Run this node's processes to their end; raises the first cause of a failure. `load` lets it fork them."""
     job = read_job(config.job)
     stops = note_signals() if stops is None else stops
     watch = _Unwatched() if watch is None else watch
     try:
-        with ProcessGroup(main) as group:
+        with ProcessGroup(load) as group:
             _supervise(job, config, group, watch, stops)
     finally:
         watch.left()

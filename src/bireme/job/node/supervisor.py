@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from bireme.core.files import storage_errors
-from bireme.core.forking import Forked, Main, can_fork, fork
+from bireme.core.forking import Forked, Load, Main, can_fork, fork
 from bireme.job.node.headway import NOWHERE, JobProgress
 from bireme.job.node.log_budget import rotate
 from bireme.job.node.marks import take_mark
@@ -92,11 +92,12 @@ class Child:
 class ProcessGroup:
     """Started children; a context manager that ends them all.
 
-    With `main`, which imports nothing and runs nothing of the user's, children are forked where that is safe.
+    With `load`, which imports nothing and runs nothing of the user's, children are forked where that is safe.
     """
 
-    def __init__(self, main: Main | None = None) -> None:
-        self._main = main
+    def __init__(self, load: Load | None = None) -> None:
+        self._load = load
+        self._main: Main | None = None
         self._running: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def __enter__(self) -> ProcessGroup:
@@ -117,7 +118,8 @@ class ProcessGroup:
 
     def _launch(self, command: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
         # A forked child has our environment.
-        if self._main is not None and is_pinned() and can_fork():
+        if self._load is not None and is_pinned() and can_fork():
+            self._main = self._main or self._load()
             return fork(command, out.fileno(), self._main)
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=child_environment()

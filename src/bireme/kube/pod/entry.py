@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme.core.errors import BiremeError, NetworkError, StorageError
+from bireme.core.forking import Load
 from bireme.core.log import GlogFormatter
 from bireme.job.node.entry import STOPPED, NodeConfig, children_of, note_signals, report_failure, roles_of, run_node
 from bireme.job.node.failure_reports import failure_of, first_cause, has_ended, last_status, read_reports
@@ -50,8 +51,8 @@ LOOK_EVERY_S, LOOK_EACH_S = 0.2, 0.01
 """How often a waiting node reads the heartbeats, plus a delay for each node: all nodes read all files."""
 
 
-def run_pod(environment: Mapping[str, str]) -> None:
-    """Run this pod's node to its end; raises the first error."""
+def run_pod(environment: Mapping[str, str], load: Load | None = None) -> None:
+    """Run this pod's node to its end; raises the first error. `load` lets the node fork its children."""
     stops = note_signals()
     probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
     try:
@@ -61,7 +62,7 @@ def run_pod(environment: Mapping[str, str]) -> None:
         raise
     if place is None:
         raise SystemExit(STOPPED)
-    Member(place, probes, stops).run()
+    Member(place, probes, stops, load).run()
 
 
 def _give_up_blindly(environment: Mapping[str, str], error: BiremeError) -> None:
@@ -116,8 +117,9 @@ class _Waiting:
 class Member:
     """A pod from the moment it has a rank."""
 
-    def __init__(self, place: PodPlace, probes: Probes, stops: list[int]) -> None:
+    def __init__(self, place: PodPlace, probes: Probes, stops: list[int], load: Load | None = None) -> None:
         self._place = place
+        self._load = load
         self._probes = probes
         self._stops = stops
         self._run = Path(place.job.output) / ownership.RUN_DIRECTORY
@@ -167,8 +169,6 @@ class Member:
             from bireme.ps.wire import security
 
             security.use(Path(job.tls))
-        if self._reporter is not None:
-            self._reporter.start()
         place = self._place
         post = NodeConfig(
             ownership.job_file(job), place.rank, self._run, place.role, place.host, place.pod.scratch, self._seat
@@ -179,7 +179,9 @@ class Member:
         watch = PodWatch(self._seat, self._probes, copier, farewell)
         watch.marks = [child.mark for child in children if child.mark is not None]
         watch.each_second += self._duties
-        run_node(post, watch, self._stops)
+        if self._reporter is not None:
+            watch.each_second.append(self._reporter.start)  # after the children: it makes a thread, and they are forked
+        run_node(post, watch, self._stops, self._load)
         # A node whose own processes ended cleanly, or were ended after the job, still fails with the job.
         failure = failure_of(Path(job.output), self._run)
         if failure is not None:

@@ -67,7 +67,9 @@ class Reporter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread; only it calls `hear` from then on, so the fields need no lock."""
+        """Start the thread, unless it runs; only it calls `hear` from then on, so the fields need no lock."""
+        if self._thread is not None:
+            return
         self._thread = threading.Thread(target=self._run, name="reporting", daemon=True)
         self._thread.start()
 
