@@ -29,11 +29,11 @@ from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Head, Record
 from bireme.sim import harness as stage_module
-from bireme.sim import trainer as trainer_module
-from bireme.sim.disk import Disk
-from bireme.sim.lanes import SimLane
-from bireme.sim.pserver import SimPserver
-from bireme.sim.world import Process
+from bireme.sim.processes import trainer as trainer_module
+from bireme.sim.processes.lanes import SimLane
+from bireme.sim.processes.pserver import SimPserver
+from bireme.sim.world.disk import Disk
+from bireme.sim.world.network import Process
 
 Mutant = Callable[[], AbstractContextManager[object]]
 MUTANTS: dict[str, Mutant] = {}

@@ -1,1 +1,1 @@
-"""Jobs in virtual time: the protocol under random failures, and rounds at scales that no machine here can hold."""
+"""A job's protocol in virtual time: random faults strike its processes, and each event checks its invariants."""

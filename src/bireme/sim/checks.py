@@ -27,15 +27,14 @@ from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.snapshot.snapshot_files import read_part
 from bireme.ps.wire.frames import Head
 from bireme.sim.case import OUTPUT, SNAPSHOTS, Reference, Shape
-from bireme.sim.clocks import FASTEST
-from bireme.sim.models import saved_models
-from bireme.sim.values import values_of
-from bireme.sim.world import Broken, Process, World
+from bireme.sim.processes.values import saved_models, values_of
+from bireme.sim.world.clocks import FASTEST
+from bireme.sim.world.network import Broken, Process, World
 
 if TYPE_CHECKING:
-    from bireme.sim.coordination import SimCoordinatorService
-    from bireme.sim.lanes import SimLane
-    from bireme.sim.pserver import SimPserver
+    from bireme.sim.processes.coordination import SimCoordinatorService
+    from bireme.sim.processes.lanes import SimLane
+    from bireme.sim.processes.pserver import SimPserver
 
 WIDTH = 64
 """Bits for the batches of one shard in one pass."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from bireme.job.output.snapshots import candidates
 from bireme.sim.case import SNAPSHOTS
 from bireme.sim.harness import Harness
-from bireme.sim.pserver import SimPserver
-from bireme.sim.world import SILENCE_S, Process
+from bireme.sim.processes.pserver import SimPserver
+from bireme.sim.world.network import SILENCE_S, Process
 
 Kind = str
 

@@ -19,10 +19,10 @@ from bireme.job.node.supervisor import LINGER_S, RestartPolicy
 from bireme.job.output.snapshots import candidates
 from bireme.sim.case import OUTPUT, SNAPSHOTS, Shape, facts_of
 from bireme.sim.checks import Checks
-from bireme.sim.clocks import Clock
-from bireme.sim.pserver import SimPserver
-from bireme.sim.trainer import SimTrainer
-from bireme.sim.world import Broken, Process, World
+from bireme.sim.processes.pserver import SimPserver
+from bireme.sim.processes.trainer import SimTrainer
+from bireme.sim.world.clocks import Clock
+from bireme.sim.world.network import Broken, Process, World
 from bireme.spec.model import Restarts
 
 ENDLESS = Restarts(limit=1_000_000)

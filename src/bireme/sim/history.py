@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from bireme.core.files import mounted
 from bireme.sim.case import Mode, Shape, draw_shape
-from bireme.sim.clocks import Clocks
 from bireme.sim.faults import PROFILES, FaultInjector
 from bireme.sim.harness import Harness
-from bireme.sim.world import Broken, World
+from bireme.sim.world.clocks import Clocks
+from bireme.sim.world.network import Broken, World
 
 BOUND_S = 120.0
 """A job of this size must be over so long after its last fault."""

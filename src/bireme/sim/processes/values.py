@@ -1,18 +1,32 @@
-"""The model of a pass on the simulated disk: the steps of job/output/model.py without its arrays."""
+"""Lanes' values on the simulated disk: in a part of a snapshot, and in the model of a pass."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from bireme.core.errors import ModelError
 from bireme.core.files import storage_errors, sync_directory, volume
 from bireme.job.output.model import pass_name
+from bireme.ps.lanes.progress import COUNTS
+from bireme.ps.snapshot.snapshot_files import SnapshotFile
 
 VALUES = "values"
+"""The key of lanes' values in the meta of a part, and the file with them in a model."""
+
+
+def meta_of(lanes: dict[int, int], counts: object) -> dict[str, object]:
+    """What a part of a cut holds."""
+    return {COUNTS: counts, VALUES: {str(number): str(value) for number, value in lanes.items()}}
+
+
+def values_of(parts: Iterable[SnapshotFile]) -> dict[int, int]:
+    """What parts of a cut hold, by lane."""
+    return {int(lane): int(value) for part in parts for lane, value in part.meta[VALUES].items()}
 
 
 def save_model(output: Path, pass_id: int, values: tuple[int, ...], incarnation: int, *, is_exact: bool) -> None:
-    """Write a model directory; if it exists with the same values, it is left as it is."""
+    """Write a model directory, in the steps of job/output/model.py; one with the same values is left as it is."""
     target = output / pass_name(pass_id)
     data = repr(values).encode()
     if (target / "done").exists():

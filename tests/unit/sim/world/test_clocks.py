@@ -8,9 +8,9 @@ from unittest.mock import patch
 import pytest
 
 from bireme.sim import history
-from bireme.sim.clocks import FASTEST, Clock, Clocks
 from bireme.sim.history import Outcome, run_history
-from bireme.sim.world import End, Process, World
+from bireme.sim.world.clocks import FASTEST, Clock, Clocks
+from bireme.sim.world.network import End, Process, World
 
 CALM = next(seed for seed in range(100) if Clocks(seed).is_calm)
 WILD = next(seed for seed in range(100) if abs(Clocks(seed).draw().rate - 1.0) > 0.01)

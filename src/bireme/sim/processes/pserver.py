@@ -21,10 +21,10 @@ from bireme.ps.snapshot.snapshot_files import Written, part_path, read_part, wri
 from bireme.ps.snapshot.writer import FileWritten
 from bireme.ps.wire.frames import Head, Record
 from bireme.sim.case import OUTPUT, PATIENCE_S
-from bireme.sim.coordination import SimCoordinatorService
-from bireme.sim.lanes import SimLane
-from bireme.sim.values import meta_of
-from bireme.sim.world import End, Process
+from bireme.sim.processes.coordination import SimCoordinatorService
+from bireme.sim.processes.lanes import SimLane
+from bireme.sim.processes.values import meta_of
+from bireme.sim.world.network import End, Process
 
 if TYPE_CHECKING:
     from bireme.sim.harness import Harness

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bireme.sim.clocks import Clocks
-from bireme.sim.world import End, Process, World
+from bireme.sim.world.clocks import Clocks
+from bireme.sim.world.network import End, Process, World
 
 
 class Reader(Process):

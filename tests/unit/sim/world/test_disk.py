@@ -10,7 +10,7 @@ import pytest
 
 from bireme.core.errors import StorageError
 from bireme.core.files import mounted, write_atomic
-from bireme.sim.disk import Disk, Killed
+from bireme.sim.world.disk import Disk, Killed
 
 
 def disk_with(*names: str) -> tuple[Disk, Path]:

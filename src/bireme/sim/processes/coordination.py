@@ -37,10 +37,10 @@ from bireme.job.output import journal, snapshots
 from bireme.job.output.manifest import Manifest
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.sim.case import OUTPUT, SNAPSHOTS
-from bireme.sim.world import End
+from bireme.sim.world.network import End
 
 if TYPE_CHECKING:
-    from bireme.sim.pserver import SimPserver
+    from bireme.sim.processes.pserver import SimPserver
 
 TICK_S = 0.1
 REACH_S = 1.0

@@ -18,10 +18,10 @@ from bireme.ps.client.push_pull import Position, oldest
 from bireme.ps.tree import Span, fold, rows_of, share_out
 from bireme.ps.wire.frames import Flag, Head, Kind, Record
 from bireme.sim.case import OUTPUT, PATIENCE_S, add, gradient
-from bireme.sim.lanes import Slice
-from bireme.sim.models import save_model
-from bireme.sim.pserver import ALIVE_EVERY_S, PULL, PUSH, REST
-from bireme.sim.world import End, Process
+from bireme.sim.processes.lanes import Slice
+from bireme.sim.processes.pserver import ALIVE_EVERY_S, PULL, PUSH, REST
+from bireme.sim.processes.values import save_model
+from bireme.sim.world.network import End, Process
 from bireme.train.loop import first_batches, unsaved_pass
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from bireme.ps.snapshot.snapshot_files import SnapshotFile
 from bireme.ps.tree import Span, spans_of
 from bireme.ps.wire.frames import Head, Record
 from bireme.sim.case import add, first_value, updated
-from bireme.sim.values import values_of
-from bireme.sim.world import Broken, End
+from bireme.sim.processes.values import values_of
+from bireme.sim.world.network import Broken, End
 
 if TYPE_CHECKING:
-    from bireme.sim.pserver import SimPserver
+    from bireme.sim.processes.pserver import SimPserver
 
 Slice = tuple[int, int, int, int, int]
 """An answer to a pull: round, pass, batch, the round of the next cut, the lane's value."""
