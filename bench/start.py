@@ -26,6 +26,7 @@ from bireme.core.errors import BiremeError
 from bireme.demo.prepare import prepare
 from bireme.job.coordination.messages import Address, GetStatus
 from bireme.job.coordination.query import ask
+from bireme.job.status import JobStatus
 
 bireme = [sys.executable, "-m", "bireme"]
 PATIENCE_S = 60.0
@@ -55,12 +56,12 @@ def is_listening(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-def status_of(port: int) -> dict[str, Any]:
-    """What the coordinator on this port says; nothing while it does not answer."""
+def status_of(port: int) -> JobStatus:
+    """The status from the coordinator on this port; an empty one while it does not answer."""
     try:
         return ask(Address(host="127.0.0.1", ports=(port,)), GetStatus())
     except (BiremeError, OSError):
-        return {}
+        return JobStatus()
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def time_pserver(cwd: Path, environment: dict[str, str]) -> tuple[float, float]:
     with running([*bireme, "pserver", f"--port={port}"], cwd, environment):
         wait_for(lambda: is_listening(port), "a pserver's first accept")
         opened = time.perf_counter() - begun
-        wait_for(lambda: bool(status_of(port)), "a pserver's first answer")
+        wait_for(lambda: bool(status_of(port).phase), "a pserver's first answer")
         return opened, time.perf_counter() - begun
 
 
@@ -97,11 +98,11 @@ def time_trainer(cwd: Path, environment: dict[str, str]) -> float:
     """Seconds until a trainer has read its config and data and joined; a second one is never started."""
     port = free_port()
     with running([*bireme, "pserver", f"--port={port}", "--num_gradient_servers=2"], cwd, environment):
-        wait_for(lambda: bool(status_of(port)), "a pserver's first answer")
+        wait_for(lambda: bool(status_of(port).phase), "a pserver's first answer")
         begun = time.perf_counter()
         flags = [f"--port={port}", "--config=trainer_config.lr.py", "--save_dir=models"]
         with running([*bireme, "trainer", *flags], cwd, environment):
-            wait_for(lambda: bool(status_of(port).get("trainers")), "a trainer's joining")
+            wait_for(lambda: bool(status_of(port).trainers), "a trainer's joining")
             return time.perf_counter() - begun
 
 

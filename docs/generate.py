@@ -5,7 +5,7 @@
 
 job.yaml and cluster.yaml are read off their structs (keys.py), the command line off click, the phases of a job off
 the coordinator's table, what follows a loss off the coordinator itself (losses.py), control messages off their structs
-(messages_page.py), and what `why` says off its table (why_page.py).
+(messages_page.py), a job's status off its structs (status_page.py), and what `why` says off its table (why_page.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import keys
 import losses
 import messages_page
 import msgspec
+import status_page
 import why_page
 
 from bireme.cli.main import COMMANDS, bireme
@@ -190,6 +191,7 @@ def pages() -> dict[Path, str]:
     """Every generated page with what it should hold."""
     found = {REFERENCE / "job.md": keys.job_page(NOTICE), REFERENCE / "cli.md": cli_page()}
     found[REFERENCE / "cluster.md"] = keys.cluster_page(NOTICE)
+    found[REFERENCE / "status.md"] = status_page.page(NOTICE)
     found[DOCS / "why.md"] = f"{NOTICE}\n{why_page.page()}"
     return found | {DOCS / page: filled(page, (DOCS / page).read_text(encoding="utf-8")) for page in BLOCKS}
 

@@ -12,6 +12,7 @@ from typing import get_args
 import msgspec
 
 from bireme.job.coordination import messages as m
+from bireme.job.status import Ending, JobStatus
 from bireme.ps.lanes.slow_trainers import Slowest
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span
@@ -33,6 +34,7 @@ ELSEWHERE: dict[type, str] = {
     Snapshots: "spec/model.py",
     Span: "ps/tree.py",
     Slowest: "ps/lanes/slow_trainers.py",
+    JobStatus: "job/status.py",
 }
 """Types of fields that are defined outside this protocol, and where."""
 
@@ -49,7 +51,7 @@ def direction_of(message: type[msgspec.Struct]) -> tuple[str, str, str]:
 
 def fields_of(struct: type[msgspec.Struct]) -> str:
     """Names of a struct's fields with their types as the code writes them; optional ones with a question mark."""
-    hints = inspect.get_annotations(struct)
+    hints = {name: hint for each in reversed(struct.__mro__) for name, hint in inspect.get_annotations(each).items()}
     found = msgspec.structs.fields(struct)
     told = [f"`{field.name}{'' if field.required else '?'}: {hints[field.name]}`" for field in found]
     return ", ".join(told).replace("|", "\\|") or "none"
@@ -68,7 +70,7 @@ def structs_block() -> str:
     """The structs that fields of messages hold."""
     rows = ["| struct | fields |", "|---|---|"]
     rows += [f"| `{struct.__name__}` | {fields_of(struct)} |" for struct in NESTED]
-    endings = ", ".join(f'`"{ending}"`' for ending in get_args(m.Ending))
+    endings = ", ".join(f'`"{ending}"`' for ending in get_args(Ending))
     rows.append(f"| `Ending` | one of {endings} |")
     rows += [f"| `{kind.__name__}` | see [{where}](../src/bireme/{where}) |" for kind, where in ELSEWHERE.items()]
     return "\n".join(rows)

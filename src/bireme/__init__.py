@@ -15,9 +15,26 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["BiremeError", "Job", "JobStatus", "Model", "PassSummary", "Run", "__version__", "load", "run", "runs"]
+__all__ = [
+    "BiremeError",
+    "Job",
+    "JobStatus",
+    "Model",
+    "PassSummary",
+    "Run",
+    "RunStatus",
+    "__version__",
+    "load",
+    "run",
+    "runs",
+]
 
-_HOMES = {"BiremeError": "bireme.core.errors", "Model": "bireme.api.models"}
+_HOMES = {
+    "BiremeError": "bireme.core.errors",
+    "JobStatus": "bireme.job.status",
+    "Model": "bireme.api.models",
+    "PassSummary": "bireme.job.status",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -43,11 +43,11 @@ def test_a_job_of_which_a_pod_finds_no_machine_waits_for_it_and_does_not_half_st
     there.do("data", "push", job)
     there.do("submit", job)
     victim = Victim(two_seats, there.namespace, "small")
-    there.wait(lambda: there.view("small").status.get("waits_for"), "it says for whom it waits")
+    there.wait(lambda: there.view("small").status.waits_for, "it says for whom it waits")
 
     (missing,) = (pod for pod in victim.pods() if pod["status"]["phase"] == "Pending")
     rank = int(missing["metadata"]["labels"][RANK])
-    assert there.view("small").status["waits_for"] == [f"node {rank} (its pod gives no sign of life)"]
+    assert there.view("small").status.waits_for == (f"node {rank} (its pod gives no sign of life)",)
     (cause,) = there.ask("why", "small")["causes"]
     assert cause["situation"] == "too-little-else"
     assert f"Pod {missing['metadata']['name']} asks for 1 {SEAT}" in cause["cause"], cause

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tools.kube.crowd import dismiss_crowd, gather_crowd
 
+from bireme.job.status import JobStatus
 from bireme.kube.jobs.listing import pod_views
 from tests.e2e.conftest import edit, save_often
 from tests.kube.ordeal import MOST_PASSES, PACE, at_work, disturbed
@@ -110,12 +111,12 @@ def test_pods_take_a_renewed_certificate_without_a_restart(
 ) -> None:
     job = disturbed(small_job(there, reviews, more="  certificate_days: 10\n"), passes)
     victim = at_work(there, job)
-    there.wait(lambda: "certificate_until" in there.view("small").status, "it says how long its certificate is good")
-    until = there.view("small").status["certificate_until"]
+    there.wait(lambda: there.view("small").status.certificate_until, "it says how long its certificate is good")
+    until = there.view("small").status.certificate_until
     assert there.do("submit", job, "--json", BIREME_FAULTS=PACE).json["outcome"] == "renewed"
-    there.wait(lambda: there.view("small").status["certificate_until"] > until, "pods have the new one")
+    there.wait(lambda: there.view("small").status.certificate_until > until, "pods have the new one")
     victim.survive(lambda: victim.kill_process(1, "trainer"))
-    assert sum(pod.restarts for pod in pod_views(victim.pods(), {})) == 0
+    assert sum(pod.restarts for pod in pod_views(victim.pods(), JobStatus())) == 0
     ends_well()
 
 
@@ -125,7 +126,7 @@ def test_a_job_that_is_stopped_and_resumed_ends_with_the_same_bits(there: There,
     there.do("data", "push", job)
     # Without waits it might end before the command that is to stop it has started.
     there.do("submit", job, BIREME_FAULTS="delay:seed=7,max_ms=50")
-    there.wait(lambda: there.view("small").status.get("saved", -1) >= 1, "two passes are done")
+    there.wait(lambda: there.view("small").status.saved >= 1, "two passes are done")
     assert there.ask("cancel", "small")["state"] == "suspended"
     live = [pod for pod in there.pods() if pod["status"]["phase"] not in ("Succeeded", "Failed")]
     assert live == [] and there.state("small") == "suspended"

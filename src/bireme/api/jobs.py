@@ -23,6 +23,7 @@ from bireme.api.live import cancel_run, local_facts, status_of
 from bireme.api.models import Model
 from bireme.api.progress import progress_of
 from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError, error_class
+from bireme.job.status import JobStatus, PassSummary
 from bireme.local import registry
 from bireme.spec.load import load_job
 
@@ -33,33 +34,49 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 
 
-class PassSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished pass: sums are divided by samples."""
-
-    pass_id: int
-    cost: float
-    evals: dict[str, float] = {}
-    test_cost: float | None = None
-    test_evals: dict[str, float] = {}
-    samples: int = 0
-    seconds: float = 0.0
-
-
-class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run is doing."""
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run is doing: its process, how far its job is, and what the coordinator reports."""
 
     name: str
     state: registry.State
     reason: str
-    phase: str
-    passes_done: int
-    passes: int
-    round: int | None
-    samples_per_s: float
-    waits_for: tuple[str, ...]
-    warnings: tuple[str, ...]
-    closed: tuple[PassSummary, ...]
+    """Why the run ended."""
     output: Path
+    passes_done: int
+    """Passes of the job that count, with those of earlier runs."""
+    passes: int
+    """How many passes the job is to have."""
+    job: JobStatus
+
+    @property
+    def phase(self) -> str:
+        """What the job does: starting, gathering, setting-up, training, or how it ended."""
+        return self.job.phase
+
+    @property
+    def round(self) -> int:
+        """The round of the trainer that is farthest ahead."""
+        return self.job.round
+
+    @property
+    def samples_per_s(self) -> float:
+        """The rates of all trainers together."""
+        return self.job.samples_per_s
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Members that hold the job up, each with what is wrong with it."""
+        return self.job.waits_for
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Problems that do not stop training, but need attention."""
+        return self.job.warnings
+
+    @property
+    def closed(self) -> tuple[PassSummary, ...]:
+        """The passes that this run finished."""
+        return self.job.passes_done
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +121,19 @@ class Run:
     def _record(self) -> registry.RunRecord:
         return registry.find_run(self.id)
 
-    def status(self) -> JobStatus:
+    def status(self) -> RunStatus:
         """How it is doing now."""
         record = self._record()
         status = status_of(record)
-        progress = progress_of(record, status)
-        return JobStatus(
+        done, passes = progress_of(record, status)
+        return RunStatus(
             name=record.name,
             state=record.state,
             reason=record.reason,
-            phase=status.get("phase", ""),
-            passes_done=progress.done,
-            passes=progress.passes,
-            round=status.get("round"),
-            samples_per_s=sum(each.get("rate", 0.0) for each in status.get("trainers", ())),
-            waits_for=tuple(status.get("waits_for", ())),
-            warnings=tuple(status.get("warnings", ())),
-            closed=tuple(msgspec.convert(each, PassSummary) for each in status.get("passes_done", ())),
             output=self.output,
+            passes_done=done,
+            passes=passes,
+            job=status,
         )
 
     def wait(self, *, progress: bool = False) -> Run:

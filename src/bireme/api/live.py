@@ -1,4 +1,4 @@
-"""What a run on this machine says of itself now: asked of its coordinator, or read off what it has left."""
+"""The status of a run on this machine: the coordinator's answer, or what the run left on disk."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 
 from bireme.api.progress import progress_of
 from bireme.core.errors import UsageError
+from bireme.job.status import JobStatus
 from bireme.local.registry import RunRecord, find_run, runs_directory
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ AGAIN_S = 0.3
 SILENT = "pserver 0 (the coordinator), which does not answer"
 
 
-def status_of(record: RunRecord) -> dict[str, Any]:
+def status_of(record: RunRecord) -> JobStatus:
     """The coordinator's answer while it lives, its last status afterwards."""
     from bireme.core.errors import BiremeError
     from bireme.job.coordination import messages as m
@@ -36,23 +37,23 @@ def status_of(record: RunRecord) -> dict[str, Any]:
         return record.status
     address = coordinator_of(runs_directory() / record.id)
     if address is None:
-        return {"phase": "starting"}
+        return JobStatus(phase="starting")
     try:
         return ask(address, m.GetStatus())
     except BiremeError:
         return _last_known(record)
 
 
-def _last_known(record: RunRecord) -> dict[str, Any]:
+def _last_known(record: RunRecord) -> JobStatus:
     """The status of a job whose coordinator does not answer: it is paused, or is being restarted."""
-    from bireme.job.coordination.phases import ENDED
     from bireme.job.node.failure_reports import last_status
 
-    status = last_status(Path(record.output)) or record.status
-    if status.get("phase") in ENDED:
+    status = last_status(Path(record.output))
+    status = status if status.phase else record.status
+    if status.ending:
         return status
-    phase = "training" if _has_trained(record) else "starting"
-    return {"phase": phase, **status, "waits_for": [SILENT]}
+    phase = status.phase or ("training" if _has_trained(record) else "starting")
+    return msgspec.structs.replace(status, phase=phase, waits_for=(SILENT,))
 
 
 def _has_trained(record: RunRecord) -> bool:
@@ -75,7 +76,7 @@ def local_facts(record: RunRecord) -> Facts:
 
     status = status_of(record)
     progress = progress_of(record, status)
-    known = {**msgspec.to_builtins(record), "status": status}
+    known = {**msgspec.to_builtins(record), "status": msgspec.to_builtins(status)}
     known |= {"passes_done": progress.done, "passes": progress.passes, "output": _short_path(record.output)}
     return Facts(job=record.name, where="local", now=time.time(), command=command_name(), record=known)
 

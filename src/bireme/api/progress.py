@@ -1,7 +1,7 @@
-"""How far the job in an output directory is, whether it runs or not: read off what it has left there.
+"""How far the job in an output directory is, whether it runs or not, by the files there.
 
-A run's last status is its own story: it knows nothing of passes that another run did, and a run that was killed has no
-last word. The output directory has them all.
+A run's last status has no passes of other runs, and a run that was killed leaves no final status. The output directory
+has the passes of all runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from bireme.job.status import JobStatus
     from bireme.local.registry import RunRecord
     from bireme.spec.job import Job
 
@@ -58,16 +59,13 @@ def progress_in(output: Path, job: Job) -> Progress:
     return Progress(last + 1, job.passes)
 
 
-def progress_of(record: RunRecord, status: dict[str, Any], *, is_newest: bool = True) -> Progress:
-    """How far the job of a run is; what is on disk tells only of the newest run in an output directory."""
-    from bireme.view.plain import passes_of
-
-    told = Progress(*passes_of(status))
+def progress_of(record: RunRecord, status: JobStatus, *, is_newest: bool = True) -> Progress:
+    """How far the job of a run is; the files are those of the newest run in an output directory."""
     job = job_in(Path(record.output)) if is_newest else None
     if job is None:
-        return told
-    found = progress_in(Path(record.output), job)
-    return Progress(max(told.done, found.done), found.passes)
+        return Progress(status.done, status.total)
+    on_disk = progress_in(Path(record.output), job)
+    return Progress(max(status.done, on_disk.done), on_disk.passes)
 
 
 def has_snapshot(output: Path) -> bool:

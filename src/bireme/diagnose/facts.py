@@ -7,12 +7,14 @@ recognise a situation take nothing else, so a recorded situation can be tested w
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
+from bireme.job.status import JobStatus, decode_status
 from bireme.kube.api.naming import INDEX, STATUS
 
 Json = dict[str, Any]
@@ -127,28 +129,21 @@ def since(facts: Facts, stamp: object) -> float:
     return max(0.0, facts.now - seconds(stamp)) if stamp else 0.0
 
 
-def status_of(facts: Facts) -> Json:
+def status_of(facts: Facts) -> JobStatus:
     """The coordinator's last status, empty before its first."""
     if facts.where == "local":
-        return dict(facts.record.get("status") or {})
-    for job in facts.jobs:
-        text = (meta(job).get("annotations") or {}).get(STATUS)
-        if text:
-            try:
-                parsed = json.loads(text)
-            except ValueError:
-                continue  # not written by bireme
-            return parsed if isinstance(parsed, dict) else {}
-    return {}
+        return msgspec.convert(facts.record.get("status") or {}, JobStatus)
+    statuses = (decode_status((meta(job).get("annotations") or {}).get(STATUS) or "{}") for job in facts.jobs)
+    return next((status for status in statuses if status != JobStatus()), JobStatus())
 
 
 def error_of(facts: Facts) -> Json:
     """The job's own error: kind, what, why and fix; empty where it reported none."""
-    error = facts.record.get("error") if facts.where == "local" else status_of(facts).get("error")
+    error = facts.record.get("error") if facts.where == "local" else status_of(facts).error
     if isinstance(error, dict) and error.get("what"):
         return error
-    if status_of(facts).get("phase") == "failed" and status_of(facts).get("reason"):
-        return {"kind": "", "what": str(status_of(facts)["reason"])}
+    if status_of(facts).phase == "failed" and status_of(facts).reason:
+        return {"kind": "", "what": status_of(facts).reason}
     printed = [printed_error(text) for pod in troubled(facts) for text in final_output(facts, pod)]
     # A process that lost a peer logs an error too, often later than the one with the cause: sort it last.
     errors = sorted((e for e in printed if e), key=lambda e: "went away" in e["what"] or "has left" in e["what"])
@@ -192,7 +187,7 @@ def is_finished(facts: Facts) -> bool:
     if facts.where == "local":
         return facts.record.get("state") == "finished"
     # The job's own status wins: pods may exit with 0 after a job has failed.
-    has_failed = status_of(facts).get("phase") == "failed"
+    has_failed = status_of(facts).phase == "failed"
     return bool(facts.jobs) and not has_failed and all(is_true(job, "Complete") for job in facts.jobs)
 
 

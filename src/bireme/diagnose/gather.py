@@ -109,8 +109,8 @@ def _claims(facts: Facts) -> set[str]:
 def _deeper(asking: _Asking, facts: Facts) -> Facts:
     """Facts that cost further calls, for jobs that do not run well."""
     is_whole = sum(map(is_ready, facts.pods)) >= wanted(facts)
-    waits_for = status_of(facts).get("waits_for")
-    if is_suspended(facts) or (is_whole and status_of(facts).get("phase") == "training" and not waits_for):
+    status = status_of(facts)
+    if is_suspended(facts) or (is_whole and status.phase == "training" and not status.waits_for):
         return facts
     cluster, names = asking.cluster, _claims(facts)
     claims: list[Json] = []
@@ -127,7 +127,7 @@ def _deeper(asking: _Asking, facts: Facts) -> Facts:
 
 def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
     """The ends of logs of pods that ended, are not ready, or run without a status of the job; newest pods first."""
-    is_silent = not status_of(facts)
+    is_silent = not status_of(facts).phase
     lost = {name_of(node) for node in facts.nodes if not is_true(node, "Ready")}
 
     def is_wanted(pod: Json) -> bool:
@@ -189,7 +189,7 @@ def notes(facts: Facts) -> list[str]:
     """Notes on facts that could not be read, with the missing permission, and on versions that differ."""
     missing = dict.fromkeys(f"{d['verb']} {d['resource']}" for d in facts.denied if not d["needed"])
     lines = [f"not looked at for lack of the permission to {permission}" for permission in missing]
-    there = str(status_of(facts).get("version") or "")
+    there = status_of(facts).version
     if there and facts.version and there != facts.version:
         lines.append(f"the job's image has bireme {there}, and this command is bireme {facts.version}")
     return lines

@@ -108,7 +108,7 @@ def job_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
         failed, status, spec = condition(job, "Failed"), job.get("status") or {}, spec_of(job)
         reason = str(failed.get("reason"))
         # A hopeless job ends itself by a deadline that has passed (pod/giving_up.py): then its own error is the cause.
-        is_own = reason == "DeadlineExceeded" and status_of(facts).get("error")
+        is_own = reason == "DeadlineExceeded" and status_of(facts).error
         if failed and has_ended(facts) and not is_own and re.search(rule.pattern, reason):
             per_node = " per node" if "backoffLimitPerIndex" in spec else ""
             count, most = int(status.get("failed") or 0), spec.get("backoffLimitPerIndex", spec.get("backoffLimit"))
@@ -152,7 +152,7 @@ def _late(facts: Facts, pods: list[Json]) -> str:
 def waiting_for_peers(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Pods are there; trainers or pservers in them are not yet."""
     if waits := _awaited(facts):
-        is_gathering = status_of(facts)["phase"] == "gathering"
+        is_gathering = status_of(facts).phase == "gathering"
         doing = "gathering its processes" if is_gathering else "handing out parameters"
         yield Match({"doing": doing, "waits": listed(waits)})
 
@@ -161,10 +161,9 @@ def _awaited(facts: Facts) -> list[str]:
     """The processes that the coordinator waits for before it can train."""
     status = status_of(facts)
     is_over = facts.where == "local" and facts.record.get("state") != "running"
-    if status.get("phase") not in ("gathering", "setting-up") or is_over:
+    if status.phase not in ("gathering", "setting-up") or is_over:
         return []
-    missing = [f"trainer {rank}" for rank in status.get("trainers_missing") or ()]
-    return [str(w) for w in status.get("waits_for") or ()] or missing
+    return list(status.waits_for) or [f"trainer {rank}" for rank in status.trainers_missing]
 
 
 @look
@@ -189,15 +188,14 @@ def running(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Nothing is wrong."""
     status = status_of(facts)
     is_over = facts.where == "local" and facts.record.get("state") != "running"
-    if status.get("phase") != "training" or is_finished(facts) or is_over:
+    if status.phase != "training" or is_finished(facts) or is_over:
         return
-    rates = [float(t["rate"]) for t in status.get("trainers") or () if t.get("rate")]
-    roles = {role: status.get(f"{role}s") or () for role in ("trainer", "pserver")}
+    counts = {"trainer": len(status.trainers), "pserver": len(status.pservers)}
     values = {
-        "pass": str(int(status.get("pass") or 0) + 1),
-        "passes": str(_passes(status)),
-        "speed": f" at {sum(rates):,.0f} samples/s" if rates else "",
-        "processes": " and ".join(f"{len(each)} {role}{of(each, '', 's')}" for role, each in roles.items()),
+        "pass": str(status.pass_id + 1),
+        "passes": str(status.total),
+        "speed": f" at {status.samples_per_s:,.0f} samples/s" if status.samples_per_s else "",
+        "processes": " and ".join(f"{count} {role}{'' if count == 1 else 's'}" for role, count in counts.items()),
     }
     yield Match(values)
 
@@ -206,21 +204,14 @@ def running(facts: Facts, rule: Rule) -> Iterator[Match]:
 def no_status_yet(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Between the start of processes and the coordinator's first status; also any plain Job of others."""
     is_live = facts.record.get("state") == "running" if facts.where == "local" else bool(facts.jobs)
-    if is_live and not is_finished(facts) and status_of(facts).get("phase") != "training":
+    if is_live and not is_finished(facts) and status_of(facts).phase != "training":
         pods = f"{sum(map(is_ready, facts.pods))} of {wanted(facts)} pods are ready"
         yield Match({"ready": pods if facts.jobs else "its process runs"})
-
-
-def _passes(status: Json) -> int:
-    return int(status.get("first_pass") or 0) + int(status.get("passes") or 0)
 
 
 def _far(facts: Facts) -> str:
     """How far the job came; empty where the number of passes is missing."""
     status, done, most = status_of(facts), facts.record.get("passes_done"), facts.record.get("passes")
     if done is None or not most:
-        most = _passes(status)
-        done = max(
-            int(status.get("saved", -1)) + 1, int(status.get("first_pass") or 0) + len(status.get("passes_done") or ())
-        )
+        done, most = status.done, status.total
     return f", with {done} of {most} passes done" if most else ""

@@ -97,7 +97,7 @@ def certificate_expired(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def version_skew(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Another bireme in the image than in the terminal. Harmless while the job runs well."""
-    there, has_failed = str(status_of(facts).get("version") or ""), status_of(facts).get("phase") == "failed"
+    there, has_failed = status_of(facts).version, status_of(facts).phase == "failed"
     if facts.version and there and there != facts.version and (has_failed or _own_error(facts)):
         yield Match({"there": there, "here": facts.version})
 
@@ -123,8 +123,8 @@ def _about_peers(facts: Facts) -> str:
     texts = []
     if error and error["kind"] in ("NetworkError", "ProcessError", ""):
         texts.append(f"{error['what']} {error['why']}")
-    if status.get("phase") in ("gathering", "setting-up"):
-        texts += [str(w) for w in status.get("waits_for") or ()]
+    if status.phase in ("gathering", "setting-up"):
+        texts += status.waits_for
     return "\n".join(texts or [t for p in troubled(facts) if not is_ready(p) for t in final_output(facts, p)])
 
 
@@ -143,18 +143,16 @@ def blocked(facts: Facts, rule: Rule) -> Iterator[Match]:
 def slow(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Rounds wait for a process of the role that is the pattern."""
     status, role = status_of(facts), rule.pattern
-    late = [str(w) for w in (*(status.get("waits_for") or ()), *(status.get("stragglers") or ()))]
-    late = [each for each in late if each.startswith(role)]
+    late = [each for each in (*status.waits_for, *status.stragglers) if each.startswith(role)]
     is_over = facts.where == "local" and facts.record.get("state") != "running"
-    if status.get("phase") != "training" or not late or is_over:
+    if status.phase != "training" or not late or is_over:
         return
     pod = _pod_of(facts, role, late[0])
-    rates = [float(t["rate"]) for t in status.get("trainers") or () if t.get("rate")]
     node, kubectl = node_of(pod), f"kubectl -n {facts.namespace}" if facts.namespace else "kubectl"
     has_pserver = role == "pserver" or (pod and "-trainer-" not in name_of(pod))
     values = {
         "process": late[0] + (f", pod {name_of(pod)} on {node}" if pod else ""),
-        "speed": f" ({sum(rates):,.0f} samples/s in all)" if rates else "",
+        "speed": f" ({status.samples_per_s:,.0f} samples/s in all)" if status.samples_per_s else "",
         "machine": "node" if pod else "machine",
         "commands": f" (`{kubectl} top pod {name_of(pod)}`, `kubectl describe node {node}`)" if pod else "",
         "move": "deleting the pod moves it, and" if pod else "it can be killed:",

@@ -18,13 +18,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from bireme.core.errors import UsageError
 from bireme.core.faults import POINTS, Fired, Rule
 from bireme.core.text import parse_duration
+from bireme.job.status import JobStatus
 from bireme.spec.job import Job
 
 Action = Literal["kill", "pause", "cut"]
@@ -241,10 +242,10 @@ class Drill:
         self._due: set[int] = set()
         self.struck: list[Struck] = []
 
-    def look(self, status: dict[str, Any], fired: Path) -> None:
+    def look(self, status: JobStatus, fired: Path) -> None:
         """Strike what is due by the job's status; `fired` is the directory with a file for each rule that has fired."""
         now = time.time()
-        if self._begun is None and status.get("phase") == "training":
+        if self._begun is None and status.phase == "training":
             self._begun = now
         for number, fault in enumerate(self._inside):
             if number not in self._seen and (fired / str(number)).exists():
@@ -252,7 +253,7 @@ class Drill:
         for place, fault in list(self._waiting.items()):
             if self._is_due(fault, status, now):
                 self._due.add(place)
-                self._strike(place, fault, int(status.get("round", 0)), fired)
+                self._strike(place, fault, status.round, fired)
         for struck in self.struck:
             if struck.fault.action == "pause" and not struck.is_over and now >= struck.unix + struck.fault.seconds:
                 struck.is_over = True
@@ -266,12 +267,12 @@ class Drill:
         self._seen.add(number)
         self.struck.append(Struck(fault, record.unix, record.round, [record.pid]))
 
-    def _is_due(self, fault: Fault, status: dict[str, Any], now: float) -> bool:
+    def _is_due(self, fault: Fault, status: JobStatus, now: float) -> bool:
         if self._begun is None:
             return False
         if fault.after_s is not None:
             return now >= self._begun + fault.after_s
-        return fault.round is not None and int(status.get("round", 0)) >= fault.round
+        return fault.round is not None and status.round >= fault.round
 
     def _strike(self, place: int, fault: Fault, round_: int, fired: Path) -> None:
         if not fault.is_inside and not self._hit(fault, round_):

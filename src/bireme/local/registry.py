@@ -10,13 +10,14 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from bireme.core.errors import UsageError
 from bireme.core.files import storage_errors, write_atomic
 from bireme.core.processes import birth_of, is_alive
+from bireme.job.status import JobStatus
 from bireme.spec.load import places
 
 KEEP = 50
@@ -39,7 +40,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended: float = 0.0
     error: dict[str, str] = {}
     """What went wrong: kind, what, why and fix; empty where nothing did."""
-    status: dict[str, Any] = {}
+    status: JobStatus = JobStatus()
     """The coordinator's last status."""
 
 

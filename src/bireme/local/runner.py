@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -35,6 +34,7 @@ from bireme.job.node.headway import Headway
 from bireme.job.node.supervisor import Child, Ended, ProcessGroup, Supervisor, describe_exit
 from bireme.job.output.data_hash import data_fingerprint
 from bireme.job.output.ownership import check_output, write_job
+from bireme.job.status import JobStatus
 from bireme.local import registry
 from bireme.spec.job import Job
 
@@ -94,7 +94,7 @@ class LocalRun:
         self.job = job
         self._job_file = job_file
         self._family = ProcessGroup()
-        self._status: dict[str, Any] = {}
+        self._status = JobStatus()
         self._is_cancelled = False
         self._patience_ends = math.inf
 
@@ -146,7 +146,7 @@ class LocalRun:
         registry.clear(self._run)
         unlock_output(Path(self.job.output), self._lock)
 
-    def poll(self) -> dict[str, Any] | None:
+    def poll(self) -> JobStatus | None:
         """Ask for the status; None when the job is finished. Raises what went wrong, or Cancelled."""
         outcome = self._keeper.look(lambda: self._is_cancelled or has_ended(Path(self.job.output)))
         if outcome is False:
@@ -154,8 +154,9 @@ class LocalRun:
                 self._family.end(1.0)
             self._ask(m.GetStatus())
             return self._status
-        self._status = last_status(Path(self.job.output)) or self._status
-        phase = self._status.get("phase")
+        last = last_status(Path(self.job.output))
+        self._status = last if last.phase else self._status
+        phase = self._status.phase
         if phase == "finished" and not self._has_cause():
             return None
         if phase != "finished" and (self._is_cancelled or phase == "cancelled"):
@@ -169,7 +170,7 @@ class LocalRun:
         return self._run / "fired"
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JobStatus:
         """The last status that the coordinator gave."""
         return self._status
 
@@ -211,7 +212,7 @@ class LocalRun:
         if gone is not None and gone.deaths > 1:
             raise too_many_deaths(gone, self.job, f"look at the logs in {self.job.output}/node_*/")
         ended = [f"{name} {describe_exit(code)}" for name, code in sorted(codes.items(), key=_killed_first) if code]
-        reason = self._status.get("reason", "") if self._status.get("phase") == "failed" else ""
+        reason = self._status.reason if self._status.phase == "failed" else ""
         raise ProcessError(
             reason or (ended[0] if ended else "all processes left before the job was finished"),
             fix=f"look at the logs in {self.job.output}/node_*/",

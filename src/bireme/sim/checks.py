@@ -221,8 +221,8 @@ class Checks:
     def end(self) -> None:
         """Check what a job has left that has ended."""
         shape, status = self._shape, last_status(self._world.disk.at(OUTPUT))
-        if status["phase"] != "finished":
-            raise Broken(f"the job {status['phase']}: {status['reason']}")
+        if status.phase != "finished":
+            raise Broken(f"the job {status.phase}: {status.reason}")
         for disk in (self._world.disk, self._world.disk.worst()):
             try:
                 rows = [json.loads(line) for line in disk.at(f"{OUTPUT}/ledger.jsonl").read_bytes().splitlines()]

@@ -150,7 +150,7 @@ class Harness:
     def _look(self) -> None:
         """End the history once the job has ended and all processes have exited."""
         if self.is_ended and all(role.holder is None or role.holder.is_dead for role in self.roles):
-            if self._may_fail(str(last_status(self.world.disk.at(OUTPUT)).get("reason"))):
+            if self._may_fail(last_status(self.world.disk.at(OUTPUT)).reason):
                 self.world.at(RESUME_S, self._resume_failed)
             else:
                 self.world.is_over = True

@@ -6,12 +6,12 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import click
 
 from bireme.core.text import duration
 from bireme.job.output.kept import best_of
+from bireme.job.status import JobStatus, PassSummary
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 24
@@ -35,11 +35,6 @@ def count(number: int, what: str, many: str = "") -> str:
     return f"{number:,} {what if number == 1 else many or what + 's'}"
 
 
-def error_of(evals: dict[str, float]) -> float | None:
-    """The first evaluator, which for classifiers is the error rate."""
-    return next(iter(evals.values()), None)
-
-
 def percent(value: float | None) -> str:
     """A rate for people."""
     return "–" if value is None else f"{100 * value:.2f} %"
@@ -52,16 +47,16 @@ def number(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
-def pass_line(closed: dict[str, Any], width: int | None = None) -> str:
+def pass_line(closed: PassSummary, width: int | None = None) -> str:
     """One finished pass in words; in a narrow place, what can be missed most easily is left out."""
-    rate = closed["samples"] / closed["seconds"] if closed["seconds"] else 0.0
-    words = {"pass": f"pass {closed['pass_id']:>3}", "cost": f"cost {number(closed['cost'])}"}
-    if closed["evals"]:
-        words["error"] = f"error {percent(error_of(closed['evals'])):>7}"
-    if closed["test_cost"] is not None:
-        words["test cost"] = f"test cost {number(closed['test_cost'])}"
-        if closed["test_evals"]:
-            words["test error"] = f"test error {percent(error_of(closed['test_evals'])):>7}"
+    rate = closed.samples / closed.seconds if closed.seconds else 0.0
+    words = {"pass": f"pass {closed.pass_id:>3}", "cost": f"cost {number(closed.cost)}"}
+    if closed.evals:
+        words["error"] = f"error {percent(closed.error):>7}"
+    if closed.test_cost is not None:
+        words["test cost"] = f"test cost {number(closed.test_cost)}"
+        if closed.test_evals:
+            words["test error"] = f"test error {percent(closed.test_error):>7}"
     words["rate"] = f"{rate:>9,.0f} samples/s"
     for spare in ("test cost", "rate", "error"):
         if width is not None and len("  ".join(words.values())) > width:
@@ -69,7 +64,7 @@ def pass_line(closed: dict[str, Any], width: int | None = None) -> str:
     return "  ".join(words.values())
 
 
-def pass_lines(closed: Sequence[dict[str, Any]], *, shows_all: bool) -> Iterator[str]:
+def pass_lines(closed: Sequence[PassSummary], *, shows_all: bool) -> Iterator[str]:
     """Finished passes in words, one a line; the last few, unless all are wanted."""
     hidden = 0 if shows_all else max(0, len(closed) - LAST_PASSES)
     if hidden:
@@ -77,12 +72,12 @@ def pass_lines(closed: Sequence[dict[str, Any]], *, shows_all: bool) -> Iterator
     yield from (pass_line(one) for one in closed[hidden:])
 
 
-def best_pass(closed: Iterable[dict[str, Any]]) -> tuple[int, str] | None:
+def best_pass(closed: Iterable[PassSummary]) -> tuple[int, str] | None:
     """The pass with the lowest test error, and how low it is; where nothing is tested, by its cost.
 
     Of equals the first; None where there is nothing to choose from.
     """
-    metrics = {int(each["pass_id"]): each for each in closed}
+    metrics = {each.pass_id: each for each in closed}
     best = best_of(metrics)
     if len(metrics) < 2 or best is None:
         return None
@@ -90,43 +85,34 @@ def best_pass(closed: Iterable[dict[str, Any]]) -> tuple[int, str] | None:
     return pass_id, f"{name} {(percent if name == 'test error' else number)(value)}"
 
 
-def passes_of(status: dict[str, Any]) -> tuple[int, int]:
-    """How many passes of the job are done, over all its runs, and how many there are; (0, 0) if unknown."""
-    first = status.get("first_pass", 0)
-    done = max(status.get("saved", -1) + 1, first + len(status.get("passes_done", ())))
-    return done, first + status.get("passes", 0)
-
-
-def time_left(status: dict[str, Any]) -> str:
+def time_left(status: JobStatus) -> str:
     """How long a job will go on if its passes last as long as those before; '' while that is not known."""
-    closed, (done, total) = status.get("passes_done", ()), passes_of(status)
-    if not closed or done >= total:
+    closed, left = status.passes_done, status.total - status.done
+    if not closed or left <= 0:
         return ""
-    left_s = (total - done) * sum(c["seconds"] for c in closed) / len(closed)
+    left_s = left * sum(c.seconds for c in closed) / len(closed)
     return f"about {duration(left_s, is_exact=True)} left"
 
 
-def passes_after(pass_id: int, status: dict[str, Any]) -> list[dict[str, Any]]:
+def passes_after(pass_id: int, status: JobStatus) -> list[PassSummary]:
     """The finished passes that came after one; the status from a cluster holds only the last ones."""
-    return [closed for closed in status.get("passes_done", ()) if closed["pass_id"] > pass_id]
+    return [closed for closed in status.passes_done if closed.pass_id > pass_id]
 
 
-def new_losses(shown: list[str], status: dict[str, Any]) -> list[str]:
+def new_losses(shown: list[str], status: JobStatus) -> list[str]:
     """Losses that were not shown yet; `shown` becomes those of the status."""
-    losses = list(status.get("losses", ()))
-    fresh = [loss for loss in losses if loss not in shown]
-    shown[:] = losses
+    fresh = [loss for loss in status.losses if loss not in shown]
+    shown[:] = status.losses
     return [f"{loss}; started again, the job goes on" for loss in fresh]
 
 
-def new_warnings(shown: list[str], status: dict[str, Any]) -> list[str]:
+def new_warnings(shown: list[str], status: JobStatus) -> list[str]:
     """Warnings to show now; `shown` becomes those of the status.
 
     The text changes with each failed attempt (it names files), so a warning is shown once until there is none.
     """
-    warnings = list(status.get("warnings", ()))
-    fresh = [] if shown else warnings
-    shown[:] = warnings
+    fresh = () if shown else status.warnings
+    shown[:] = status.warnings
     return [f"warning: {warning}" for warning in fresh]
 
 
@@ -166,19 +152,18 @@ class PlainView:
         """Print what must not be missed."""
         alert(text)
 
-    def update(self, status: dict[str, Any]) -> None:
+    def update(self, status: JobStatus) -> None:
         """Print what is new in a status."""
         for loss in new_losses(self._losses, status):
             click.echo(loss)
         for warning in new_warnings(self._warnings, status):
             click.echo(warning)
-        phase = status.get("phase", "")
-        if phase in _PHASE_LINES and phase != self._phase:
-            click.echo(_PHASE_LINES[phase])
-        self._phase = phase
+        if status.phase in _PHASE_LINES and status.phase != self._phase:
+            click.echo(_PHASE_LINES[status.phase])
+        self._phase = status.phase
         for closed in passes_after(self._pass, status):
             click.echo(pass_line(closed))
-            self._pass = closed["pass_id"]
+            self._pass = closed.pass_id
 
 
 class SilentView:
@@ -197,5 +182,5 @@ class SilentView:
         """Print what must not be missed."""
         alert(text)
 
-    def update(self, status: dict[str, Any]) -> None:
+    def update(self, status: JobStatus) -> None:
         """Ignore a status."""

@@ -6,7 +6,10 @@ import os
 import select
 import sys
 from contextlib import suppress
-from typing import Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
+
+if TYPE_CHECKING:
+    from bireme.job.status import JobStatus
 
 
 def fall_silent(stream: TextIO) -> None:
@@ -39,7 +42,7 @@ class View(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def update(self, status: dict[str, Any]) -> None:
+    def update(self, status: JobStatus) -> None:
         """Show the newest status."""
 
     def note(self, text: str) -> None:

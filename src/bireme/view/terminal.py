@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
+from msgspec import UNSET
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from bireme.job.status import JobStatus
 from bireme.view.plain import (
     CURVE_WIDTH,
     count,
-    error_of,
     new_losses,
     new_warnings,
     number,
     pass_line,
     passes_after,
-    passes_of,
     percent,
     sparkline,
     time_left,
@@ -53,7 +52,7 @@ class LiveView:
         with suppress(OSError):  # the terminal is gone, and the panel with it
             self._live.stop()
 
-    def update(self, status: dict[str, Any]) -> None:
+    def update(self, status: JobStatus) -> None:
         """Show a status."""
         for loss in new_losses(self._losses, status):
             self.note(loss)
@@ -61,7 +60,7 @@ class LiveView:
             self.note(warning)
         for closed in passes_after(self._pass, status):
             self.note(pass_line(closed, self._console.width))
-            self._pass = closed["pass_id"]
+            self._pass = closed.pass_id
         self._live.update(draw(status, self._console.width), refresh=True)
 
     def note(self, text: str) -> None:
@@ -73,15 +72,14 @@ class LiveView:
         self.note(text)
 
 
-def draw(status: dict[str, Any], width: int = 80) -> RenderableType:
+def draw(status: JobStatus, width: int = 80) -> RenderableType:
     """The live panel for one status, no line of it wider than the terminal."""
-    phase = status.get("phase", "starting")
+    phase, missing = status.phase or "starting", status.trainers_missing
     if phase != "training":
-        missing = status.get("trainers_missing") or []
         waiting = f", waiting for trainer {', '.join(map(str, missing))}" if missing and phase == "gathering" else ""
         return Text(f"{phase}{waiting} …", style="dim", no_wrap=True, overflow="ellipsis")
-    waits = [f"waits for {', '.join(status['waits_for'])}"] if status.get("waits_for") else []
-    warnings = [f"warning: {text}" for text in status.get("warnings", ())]
+    waits = [f"waits for {', '.join(status.waits_for)}"] if status.waits_for else []
+    warnings = [f"warning: {text}" for text in status.warnings]
     trainers = _trainers(status, min(24, max(4, width - BESIDE_BAR)))
     return Group(trainers, *map(_notice, waits + warnings), _footer(status, width))
 
@@ -90,7 +88,7 @@ def _notice(text: str) -> Text:
     return Text(text, style="yellow", no_wrap=True, overflow="ellipsis")
 
 
-def _trainers(status: dict[str, Any], bar_width: int) -> Table:
+def _trainers(status: JobStatus, bar_width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (
         ("trainer", "left"),
@@ -101,26 +99,26 @@ def _trainers(status: dict[str, Any], bar_width: int) -> Table:
         ("samples/s", "right"),
     ):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for t in status["trainers"]:
-        if "pass" not in t:
-            table.add_row(str(t["trainer"]), "–", "", "–", "–", "–")
+    for t in status.trainers:
+        if t.pass_id is UNSET:
+            table.add_row(str(t.trainer), "–", "", "–", "–", "–")
             continue
-        bar = ProgressBar(total=t["batches"], completed=t["batch"], width=bar_width)
-        error = percent(t["evals"][0]) if t["evals"] else "–"
-        table.add_row(str(t["trainer"]), str(t["pass"]), bar, number(t["cost"]), error, f"{t['rate']:,.0f}")
+        bar = ProgressBar(total=t.batches, completed=t.batch, width=bar_width)
+        error = percent(t.evals[0]) if t.evals else "–"
+        table.add_row(str(t.trainer), str(t.pass_id), bar, number(t.cost), error, f"{t.rate:,.0f}")
     return table
 
 
-def _footer(status: dict[str, Any], width: int) -> Text:
-    closed, (done, total) = status["passes_done"], passes_of(status)
+def _footer(status: JobStatus, width: int) -> Text:
+    closed, done, total = status.passes_done, status.done, status.total
     text = Text(no_wrap=True, overflow="ellipsis")
     if not closed:
         text.append(f"{done}/{total} passes" if done else f"first of {count(total, 'pass', 'passes')}", style="dim")
         return text
-    tested = error_of(closed[-1]["test_evals"])
+    tested = closed[-1].test_error
     words = f"test error {percent(tested)}  " if tested is not None else ""
     progress = f"{done}/{total} passes" + (f", {left}" if (left := time_left(status)) else "")
-    curve = sparkline([c["cost"] for c in closed], min(CURVE_WIDTH, max(4, width - 7 - len(words + progress))))
+    curve = sparkline([c.cost for c in closed], min(CURVE_WIDTH, max(4, width - 7 - len(words + progress))))
     text.append(f"cost {curve}  ", style="cyan")
     text.append(words)
     text.append(progress, style="dim")

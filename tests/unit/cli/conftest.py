@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from bireme.job.output.model import pass_name, save_model
+from bireme.job.status import PassSummary
 from bireme.spec.job import Job
 from bireme.spec.model import Snapshots
 
@@ -48,7 +48,7 @@ def leave(tmp_path: Path) -> Leave:
         (output / "ledger.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
         for number in range(done):
             values = {"w": np.full(2, number, np.float32)}
-            save_model(output / pass_name(number), values, config, closed(number))
+            save_model(output / pass_name(number), values, config, msgspec.to_builtins(closed(number)))
         if has_snapshot:
             (output / "snapshots/000000000007-0000000200000001").mkdir(parents=True)
             (output / "snapshots/000000000007-0000000200000001/manifest.json").touch()
@@ -57,9 +57,9 @@ def leave(tmp_path: Path) -> Leave:
     return write
 
 
-def closed(number: int) -> dict[str, Any]:
-    """What a pass came to."""
-    return {
-        "pass_id": number, "samples": 100, "seconds": 0.5, "cost": 0.5, "evals": {}, "test_cost": None,
-        "test_evals": {},
-    }  # fmt: skip
+def closed(number: int) -> PassSummary:
+    """The results of a pass."""
+    return PassSummary(
+        pass_id=number, round=number + 1, samples=100, samples_so_far=100 * (number + 1), seconds=0.5, cost=0.5,
+        evals={},
+    )  # fmt: skip

@@ -21,6 +21,7 @@ from bireme.cli.jobs.listing import list_, status
 from bireme.cli.jobs.logs import logs
 from bireme.cli.jobs.submit import submit
 from bireme.core.errors import BiremeError, SpecError, UsageError
+from bireme.job.status import JobStatus
 from bireme.spec.load import places
 
 KUBECONFIG = """\
@@ -126,10 +127,10 @@ def test_a_submission_without_a_file_or_an_image_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("days", "told"), [(89.0, []), (12.3, ["12 more days"]), (-1.0, ["0 more days"])])
 def test_a_certificate_that_is_soon_over_is_told(days: float, told: list[str]) -> None:
-    lines = list(certificate_lines({"certificate_until": 1000.0 + 86400 * days}, 1000.0))
+    lines = list(certificate_lines(JobStatus(certificate_until=1000.0 + 86400 * days), 1000.0))
     assert len(lines) == len(told)
     assert all(word in line and "submit the same file again" in line for word, line in zip(told, lines, strict=True))
-    assert list(certificate_lines({}, 1000.0)) == [], "a job without TLS"
+    assert list(certificate_lines(JobStatus(), 1000.0)) == [], "a job without TLS"
 
 
 def test_a_time_that_is_none_is_refused() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 from tests.unit.cli.conftest import Leave, closed
 
 from bireme.cli.jobs import follow as watching
@@ -25,6 +26,7 @@ from bireme.job.coordination.messages import Address
 from bireme.job.node.discovery import SharedDirectory
 from bireme.job.node.log_budget import rotate
 from bireme.job.output import logs as output_logs
+from bireme.job.status import JobStatus
 from bireme.local import registry
 from bireme.spec.model import Logs
 
@@ -57,7 +59,7 @@ def test_a_run_that_died_shows_its_passes_and_how_to_go_on(leave: Leave) -> None
 def test_a_job_that_was_killed_and_resumed_is_listed_once_with_all_its_passes(leave: Leave) -> None:
     output = leave(done=4)
     record(output, "died", 1.0)
-    last = {"first_pass": 0, "passes": 4, "saved": 3, "passes_done": [closed(3)]}
+    last = JobStatus(first_pass=0, passes=4, saved=3, passes_done=(closed(3),))
     record(output, "finished", 2.0, status=last)
     lines = run(list_).splitlines()[1:]
     assert len(lines) == 1
@@ -104,7 +106,7 @@ def test_a_job_whose_output_is_gone_is_shown_with_all_only(leave: Leave, tmp_pat
 
 
 def test_an_output_that_is_gone_leaves_what_the_run_said_last(tmp_path: Path) -> None:
-    last = {"first_pass": 1, "passes": 3, "saved": 2, "passes_done": [closed(1), closed(2)]}
+    last = JobStatus(first_pass=1, passes=3, saved=2, passes_done=(closed(1), closed(2)))
     record(tmp_path / "gone", "cancelled", 1.0, status=last)
     assert "3/4 passes" in run(list_, "--all")
 
@@ -125,6 +127,10 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     monkeypatch.setattr(query, "ASK_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield Address(host="127.0.0.1", ports=(server.getsockname()[1],))
+
+
+def as_json(value: JobStatus) -> Any:
+    return json.loads(msgspec.json.encode(value))
 
 
 def announce(made: registry.RunRecord, address: Address) -> None:
@@ -150,7 +156,7 @@ def test_a_coordinator_that_does_not_answer_is_named_with_what_is_known(leave: L
 
 def test_what_is_wrong_though_training_goes_on_is_told(leave: Leave, stopped: Address) -> None:
     warning = "no snapshot since round 7: pserver 1: the disk is full"
-    made = record(leave(done=1), "running", 10.0, status={"phase": "training", "warnings": [warning]})
+    made = record(leave(done=1), "running", 10.0, status=JobStatus(phase="training", warnings=(warning,)))
     announce(made, stopped)
     assert f"\nwarning: {warning}\n" in run(status)
     assert json.loads(run(status, "--json"))["status"]["warnings"] == [warning]
@@ -158,7 +164,7 @@ def test_what_is_wrong_though_training_goes_on_is_told(leave: Leave, stopped: Ad
 
 def test_a_running_job_says_how_long_it_will_take(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> None:
     record(leave(done=2, passes=100), "running", 1.0, pid=os.getpid(), birth=birth_of(os.getpid()))
-    told = {"phase": "training", "passes": 100, "saved": 1, "passes_done": [closed(0), closed(1)]}
+    told = JobStatus(phase="training", passes=100, saved=1, passes_done=(closed(0), closed(1)))
     monkeypatch.setattr(jobs, "status_of", lambda _: told)
     assert run(status).splitlines()[0].endswith(" ago, 2/100 passes, about 49 s left")
 
@@ -167,9 +173,9 @@ def test_a_job_is_watched_until_it_is_over(leave: Leave, monkeypatch: pytest.Mon
     made = record(leave(done=2), "running", 1.0, pid=os.getpid(), birth=birth_of(os.getpid()))
     monkeypatch.setattr(watching, "POLL_S", 0.0)
 
-    def tell(_: registry.Record) -> dict[str, Any]:
+    def tell(_: registry.RunRecord) -> JobStatus:
         registry.save(msgspec.structs.replace(made, state="finished"))
-        return {"phase": "training", "trainers": [], "passes_done": [closed(0)]}
+        return JobStatus(phase="training", passes=4, passes_done=(closed(0),))
 
     monkeypatch.setattr(jobs, "status_of", tell)
     first, second, head, *_ = run(status, "--watch").splitlines()
@@ -184,13 +190,13 @@ def test_watching_has_no_single_object_to_print(leave: Leave) -> None:
 
 def test_the_last_status_is_kept_when_the_coordinator_does_not_answer(leave: Leave, stopped: Address) -> None:
     output = leave(done=1)
-    last = {"phase": "training", "round": 77, "waits_for": ["trainer 1"], "passes": 4, "first_pass": 0}
+    last = JobStatus(phase="training", round=77, waits_for=("trainer 1",), passes=4)
     made = record(output, "running", 10.0, status=last)
     announce(made, stopped)
     told = json.loads(run(status, "--json"))["status"]
-    assert told == {**last, "waits_for": ["pserver 0 (the coordinator), which does not answer"]}
+    assert told == as_json(replace(last, waits_for=("pserver 0 (the coordinator), which does not answer",)))
     (output / "status.json").write_text(json.dumps({"phase": "finished", "waits_for": []}))
-    assert json.loads(run(status, "--json"))["status"] == {"phase": "finished", "waits_for": []}
+    assert json.loads(run(status, "--json"))["status"] == as_json(JobStatus(phase="finished"))
 
 
 def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from bireme.cli.jobs import control as command
 from bireme.cli.main import main
 from bireme.core.errors import ConfigScriptError, DataError
+from bireme.job.status import JobStatus
 from bireme.local import registry
 
 STATUS: dict[str, Any] = {
@@ -32,7 +33,8 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ran(state: registry.State, status: dict[str, Any] | None = None, **more: Any) -> registry.RunRecord:
     made, _ = registry.new_run("small", "job.yaml", str(Path.cwd() / "out"))
-    made = msgspec.structs.replace(made, state=state, status=status or {}, **more)
+    last = msgspec.convert(status or {}, JobStatus)
+    made = msgspec.structs.replace(made, state=state, status=last, **more)
     registry.save(made)
     return made
 
@@ -100,7 +102,9 @@ def test_a_running_job_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], situation: str, words: str
 ) -> None:
     record = ran("running", {**STATUS, **changes})
-    monkeypatch.setattr("bireme.api.live.status_of", lambda given: record.status if given.id == record.id else {})
+    monkeypatch.setattr(
+        "bireme.api.live.status_of", lambda given: record.status if given.id == record.id else JobStatus()
+    )
     told = json.loads("".join(said("small", "--json")))
     assert (told["where"], told["causes"][0]["situation"]) == ("local", situation)
     assert words in told["causes"][0]["cause"]

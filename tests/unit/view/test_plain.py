@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from bireme.job.status import JobStatus, PassSummary
 from bireme.view.plain import (
     CURVE_WIDTH,
     PlainView,
@@ -15,14 +17,13 @@ from bireme.view.plain import (
     count,
     pass_line,
     pass_lines,
-    passes_of,
     sparkline,
 )
 
-CLOSED: dict[str, Any] = {
-    "pass_id": 7, "samples": 24000, "seconds": 0.3, "cost": 0.3095, "evals": {"error": 0.0435},
-    "test_cost": 0.384, "test_evals": {"error": 0.0683},
-}  # fmt: skip
+CLOSED = PassSummary(
+    pass_id=7, round=63, samples=24000, samples_so_far=24000, seconds=0.3, cost=0.3095, evals={"error": 0.0435},
+    test_cost=0.384, test_evals={"error": 0.0683},
+)  # fmt: skip
 
 
 def test_a_curve_of_few_values_has_a_place_for_each() -> None:
@@ -67,16 +68,8 @@ def test_a_plural_that_is_not_made_with_s_is_given() -> None:
     ],
 )
 def test_the_best_pass_has_the_lowest_test_error_or_cost(tested: list[Any], best: tuple[int, str] | None) -> None:
-    closed = [{**CLOSED, "pass_id": n, "test_cost": c, "test_evals": e} for n, (c, e) in enumerate(tested)]
+    closed = [replace(CLOSED, pass_id=n, test_cost=c, test_evals=e) for n, (c, e) in enumerate(tested)]
     assert best_pass(reversed(closed)) == best
-
-
-def test_passes_of_earlier_runs_count() -> None:
-    resumed = {"first_pass": 0, "passes": 10, "saved": 6, "passes_done": [{}, {}]}
-    assert passes_of(resumed) == (7, 10)
-    started_later = {"first_pass": 4, "passes": 6, "saved": -1, "passes_done": []}
-    assert passes_of(started_later) == (4, 10)
-    assert passes_of({}) == (0, 0)
 
 
 def test_a_remark_is_printed_in_plain_view_only_and_an_alert_in_both(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +92,7 @@ def test_on_a_terminal_an_alert_begins_a_line_of_its_own(
 def test_passes_are_shown_once_each_where_only_the_last_ones_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView()
     for done in range(1, 31):
-        view.update({"passes_done": [{**CLOSED, "pass_id": one} for one in range(done)][-20:]})
+        view.update(JobStatus(passes_done=tuple(replace(CLOSED, pass_id=one) for one in range(done))[-20:]))
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in shown] == [str(one) for one in range(30)]
 
@@ -114,8 +107,8 @@ def test_an_alert_that_nobody_can_read_harms_nobody(monkeypatch: pytest.MonkeyPa
 
 def test_a_loss_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView()
-    lost = {"phase": "training", "losses": ["trainer 1 was lost"]}
-    for status in (lost, lost, {"phase": "training", "losses": []}, lost):
+    lost = JobStatus(phase="training", losses=("trainer 1 was lost",))
+    for status in (lost, lost, JobStatus(phase="training"), lost):
         view.update(status)
     assert capsys.readouterr().out.splitlines() == [
         "trainer 1 was lost; started again, the job goes on",
@@ -127,7 +120,7 @@ def test_a_loss_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]
 def test_a_warning_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView()
     for round_ in (3, 5, 0, 7):
-        view.update({"warnings": [f"no snapshot: cannot write {round_}"] if round_ else []})
+        view.update(JobStatus(warnings=(f"no snapshot: cannot write {round_}",) if round_ else ()))
     assert capsys.readouterr().out.splitlines() == [
         "warning: no snapshot: cannot write 3",
         "warning: no snapshot: cannot write 7",
@@ -135,7 +128,7 @@ def test_a_warning_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[s
 
 
 def test_of_many_passes_the_last_ten_are_shown_and_the_others_counted() -> None:
-    closed = [{**CLOSED, "pass_id": number} for number in range(25)]
+    closed = [replace(CLOSED, pass_id=number) for number in range(25)]
     lines = list(pass_lines(closed, shows_all=False))
     assert lines[0] == "(15 passes before these; --all shows all)"
     assert [line[:8] for line in lines[1:]] == [f"pass {number:>3}" for number in range(15, 25)]

@@ -8,23 +8,26 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console, Group
 from tests.unit.view.test_plain import CLOSED
 
+from bireme.job.status import JobStatus, TrainerStatus
 from bireme.view.readers import fall_silent
 from bireme.view.terminal import LiveView, draw
 
 
-def status(passes: int, trainers: int = 3, **more: Any) -> dict[str, Any]:
-    one = {"pass": 11, "batch": 3, "batches": 250, "cost": 0.25, "evals": [0.0425], "rate": 123456.0}
-    return {
-        "phase": "training", "first_pass": 0, "passes": 4000, "saved": passes - 1,
-        "trainers": [{"trainer": rank, **one} for rank in range(trainers)],
-        "passes_done": [CLOSED | {"pass_id": i} for i in range(passes)], **more,
-    }  # fmt: skip
+def status(passes: int, trainers: int = 3, **more: Any) -> JobStatus:
+    one = TrainerStatus(trainer=0, pass_id=11, batch=3, batches=250, cost=0.25, evals=(0.0425,), rate=123456.0)
+    made = JobStatus(
+        phase="training", first_pass=0, passes=4000, saved=passes - 1,
+        trainers=tuple(replace(one, trainer=rank) for rank in range(trainers)),
+        passes_done=tuple(replace(CLOSED, pass_id=i) for i in range(passes)),
+    )  # fmt: skip
+    return replace(made, **more)
 
 
-def lines_of(told: dict[str, Any], width: int) -> list[str]:
+def lines_of(told: JobStatus, width: int) -> list[str]:
     console = Console(file=StringIO(), width=width, color_system=None)
     console.print(Group(draw(told, width)))  # as `Live` does: a bare text would lose its own rules
     assert isinstance(console.file, StringIO)
@@ -41,7 +44,7 @@ def test_no_line_of_the_panel_is_wrapped(width: int, passes: int) -> None:
 
 def test_what_is_wrong_stays_in_the_panel_on_one_line() -> None:
     lines = lines_of(
-        status(1, warnings=["no snapshot since round 4: the disk is full: cannot write /a/" + 99 * "b"]), 80
+        status(1, warnings=("no snapshot since round 4: the disk is full: cannot write /a/" + 99 * "b",)), 80
     )
     assert len(lines) == 1 + 3 + 1 + 1
     assert lines[-2].startswith("warning: no snapshot since round 4: the disk is full")
@@ -55,15 +58,15 @@ def test_the_footer_counts_passes_of_earlier_runs() -> None:
 
 
 def test_who_is_waited_for_is_told_on_one_line() -> None:
-    told = {"phase": "gathering", "trainers_missing": list(range(100))}
+    told = JobStatus(phase="gathering", trainers_missing=tuple(range(100)))
     assert len(lines_of(told, 80)) == 1
 
 
 def test_stragglers_are_told_below_the_trainers() -> None:
     said = "trainer 1, which all others waited for 72 % of the last 8 s"
-    found = lines_of(status(1, waits_for=[said]), 80)
+    found = lines_of(status(1, waits_for=(said,)), 80)
     assert found[-2].strip() == f"waits for {said}"
-    assert not any("waits for" in line for line in lines_of(status(1, waits_for=[]), 80))
+    assert not any("waits for" in line for line in lines_of(status(1, waits_for=()), 80))
 
 
 def test_passes_remarks_and_alerts_scroll_by_each_on_its_own_line() -> None:

@@ -6,17 +6,19 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import UNSET, to_builtins
 
 from bireme.api.where import Where, has_cluster
 from bireme.core.errors import BiremeError, UsageError
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
+    from bireme.job.status import JobStatus
     from bireme.kube.api.client import Cluster
     from bireme.kube.jobs.listing import JobView, PodView
 
@@ -60,11 +62,8 @@ def listed(where: Where) -> tuple[list[JobView], str]:
 
 def as_row(view: JobView) -> dict[str, Any]:
     """A job in a list, for programs."""
-    from bireme.view.plain import passes_of
-
-    done, passes = passes_of(dict(view.status))
     plain = {k: v for k, v in asdict(view).items() if k not in ("status", "error")}
-    return {**plain, "passes_done": done, "passes": passes, "where": "kubernetes"}
+    return {**plain, "passes_done": view.status.done, "passes": view.status.total, "where": "kubernetes"}
 
 
 def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) -> None:
@@ -78,26 +77,27 @@ def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) 
     view = view_of(cluster, name)
     pods = pod_views(cluster.list(POD, naming.selector_of(name)), view.status)
     if as_json:
-        told = {**as_row(view), "error": dict(view.error), "status": dict(view.status)}
-        click.echo(json.dumps({**told, "pod_list": [asdict(pod) for pod in pods]}))
+        plain = {**as_row(view), "error": dict(view.error), "status": to_builtins(view.status)}
+        plain["pod_list"] = [{**to_builtins(pod), "trains": to_builtins(pod.trains or {})} for pod in pods]
+        click.echo(json.dumps(plain))
         return
     from bireme.cli.jobs.listing import ago
 
     row = as_row(view)
     why = f" ({view.reason})" if view.reason else ""
     far = f", {row['passes_done']}/{row['passes']} passes" if row["passes"] else ""
-    if view.state == "running" and (left := time_left(dict(view.status))):
+    if view.state == "running" and (left := time_left(view.status)):
         far += f", {left}"
     click.echo(f"{name}: {view.state}{why}, submitted {ago(view.started)} ago{far}")
     click.echo(f"in the namespace {cluster.namespace} of context {cluster.context}")
-    for line in pass_lines(view.status.get("passes_done", ()), shows_all=shows_all):
+    for line in pass_lines(view.status.passes_done, shows_all=shows_all):
         click.echo(line)
     if view.state in ("pending", "starting"):
         click.echo(gathering(view, pods))
         click.echo(f"more: `{command_name()} why {name} --namespace {cluster.namespace}`")
-    if view.status.get("waits_for") and view.state in ("running", "starting"):
-        click.echo(f"waits for {', '.join(view.status['waits_for'])}")
-    for warning in view.status.get("warnings") or () if view.state == "running" else ():
+    if view.status.waits_for and view.state in ("running", "starting"):
+        click.echo(f"waits for {', '.join(view.status.waits_for)}")
+    for warning in view.status.warnings if view.state == "running" else ():
         click.echo(f"warning: {warning}")
     for line in pod_lines(pods):
         click.echo(line)
@@ -106,11 +106,11 @@ def show_status(cluster: Cluster, name: str, *, shows_all: bool, as_json: bool) 
             click.echo(line)
 
 
-def certificate_lines(status: Mapping[str, Any], now: float) -> Iterator[str]:
-    """A word of warning while there is time: nothing renews a job's certificate by itself."""
+def certificate_lines(status: JobStatus, now: float) -> Iterator[str]:
+    """A warning while there is time: nothing renews a job's certificate by itself."""
     from bireme.kube.submit.certificates import RENEW_BELOW_DAYS
 
-    left_days = (status.get("certificate_until", math.inf) - now) / 86400
+    left_days = ((status.certificate_until or math.inf) - now) / 86400
     if left_days < RENEW_BELOW_DAYS:
         left = max(left_days, 0.0)
         yield f"its certificate is good for {left:.0f} more days; to renew it, submit the same file again"
@@ -125,8 +125,8 @@ def pod_lines(pods: list[PodView]) -> Iterator[str]:
     head = f"{'pod':<{width}}  {'role':<8} {'machine':<12} {'state':<{wide}}"
     yield f"{head} {'restarts':>8}  {'pass':>4}  {'samples/s':>10}"
     for pod, state in zip(pods, states, strict=True):
-        at = pod.trains.get("pass", "–")
-        rate = f"{pod.trains['rate']:,.0f}" if "rate" in pod.trains else "–"
+        trainer = pod.trains if pod.trains and pod.trains.pass_id is not UNSET else None
+        at, rate = (trainer.pass_id, f"{trainer.rate:,.0f}") if trainer else ("–", "–")
         late = "  all wait for it" if pod.is_straggler else ""
         waits = f"  {pod.waits}" if pod.waits else ""
         yield (
@@ -138,7 +138,6 @@ def pod_lines(pods: list[PodView]) -> Iterator[str]:
 def resume_there(cluster: Cluster, name: str, changes: dict[str, Any], *, as_json: bool) -> None:
     """Let a job go on that was stopped, has failed, or is to have more passes."""
     from bireme.kube.jobs.lifecycle import has_left_its_plan, jobs_of, start_again, unsuspend, view_of
-    from bireme.view.plain import passes_of
 
     named = f"{name} --namespace {cluster.namespace}"
     how = "resumed"
@@ -146,11 +145,10 @@ def resume_there(cluster: Cluster, name: str, changes: dict[str, Any], *, as_jso
         start_again(cluster, name, changes)
     else:
         view = view_of(cluster, name)
-        done, passes = passes_of(dict(view.status))
         if view.state in ("running", "starting", "pending"):
             fix = f"`{command_name()} status {named}` tells how it is doing"
             raise UsageError(f"{name} runs already: it is {view.state}", fix=fix)
-        if view.state == "finished" and changes.get("passes", passes) <= done:
+        if view.state == "finished" and changes.get("passes", view.status.total) <= view.status.done:
             how = "finished"
         elif view.state in ("suspended", "queued") and not changes:
             unsuspend(cluster, name)

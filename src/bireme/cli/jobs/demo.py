@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from bireme.cli.jobs.running import best_words, run_to_end
 from bireme.core.errors import UsageError
+from bireme.job.status import JobStatus
 from bireme.spec.load import command_name, load_job
 
 
@@ -93,14 +95,14 @@ def _free_output(target: Path) -> Path:
     raise UsageError(f"{target} holds a thousand runs", fix="remove some of its output directories")
 
 
-def _summary(status: dict[str, Any], model: Path, digest: str, seconds: float) -> dict[str, Any]:
-    passes = status["passes_done"]
-    samples = sum(p["samples"] for p in passes)
-    busy = sum(p["seconds"] for p in passes)
+def _summary(status: JobStatus, model: Path, digest: str, seconds: float) -> dict[str, Any]:
+    passes = status.passes_done
+    samples = sum(p.samples for p in passes)
+    busy = sum(p.seconds for p in passes)
     return {
-        "passes": passes,
+        "passes": msgspec.to_builtins(passes),
         "best_error": 0.05,
-        "test_error": next(iter(passes[-1]["test_evals"].values())),
+        "test_error": passes[-1].test_error,
         "samples_per_s": round(samples / busy, 1) if busy else 0.0,
         "seconds": round(seconds, 1),
         "model": str(model),

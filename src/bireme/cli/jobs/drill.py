@@ -15,6 +15,7 @@ from bireme.core.errors import BiremeError, DeterminismError, OutputExistsError,
 from bireme.spec.load import load_job
 
 if TYPE_CHECKING:
+    from bireme.job.status import JobStatus
     from bireme.local.drilling import Drill, Fault
     from bireme.local.runner import LocalRun
     from bireme.spec.job import Job
@@ -172,7 +173,7 @@ def _run(job: Job, job_file: Path, tell: Any, faults: list[Fault] | None = None)
     lines = (output / METRICS).read_bytes().splitlines()
     return {
         "hash": model_hash(output / pass_name(last_pass(job, status))),
-        "seconds": status["seconds"],
+        "seconds": status.seconds,
         "metrics": [msgspec.json.decode(line, type=dict[str, Any]) for line in lines],
         "drill": controller,
     }
@@ -194,17 +195,17 @@ class _Teller:
         status = run.status
         self._controller.look(status, run.fired)
         for struck in self._controller.struck[self._told :]:
-            self._tell(f"  round {status.get('round', 0):>6}  {struck.fault}")
+            self._tell(f"  round {status.round:>6}  {struck.fault}")
         self._told = len(self._controller.struck)
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + TELL_EVERY_S
-            waits = ", ".join(status.get("waits_for") or [])
+            waits = ", ".join(status.waits_for)
             more = f"; waits for {waits}" if waits else ""
-            self._tell(f"  round {status.get('round', 0):>6}  pass {status.get('pass', 0)}{more}")
+            self._tell(f"  round {status.round:>6}  pass {status.pass_id}{more}")
 
-    def finished(self, status: dict[str, Any]) -> None:
+    def finished(self, status: JobStatus) -> None:
         """Tell the end."""
-        self._tell(f"  finished after {status['seconds']:.1f} s")
+        self._tell(f"  finished after {status.seconds:.1f} s")
 
 
 def _report(reference: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:

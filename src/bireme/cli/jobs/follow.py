@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from bireme.cli.jobs.running import Interrupts, show
 from bireme.core.errors import BiremeError, Cancelled, ClusterError, NetworkError, ProcessError, error_class
+from bireme.job.status import JobStatus
 from bireme.local import registry
 from bireme.spec.load import command_name
 from bireme.view.readers import View, choose_view
@@ -44,7 +46,7 @@ def follow_to_end(cluster: Cluster, name: str, *, is_silent: bool, as_json: bool
     if seen.state != "finished":
         raise ended_with(seen)
     if as_json:
-        told = {"job": name, "namespace": cluster.namespace, "state": seen.state, **seen.status}
+        told = {"job": name, "namespace": cluster.namespace, "state": seen.state, **msgspec.to_builtins(seen.status)}
         click.echo(json.dumps(told))
     elif not is_silent:
         click.echo(f"finished: bring the model here with `{command_name()} fetch {name} DIR{_option(cluster)}`")
@@ -113,7 +115,7 @@ class _Watched:
 
         try:
             seen = view_of(self._cluster, self._name)
-            if not seen.status.get("trainers") and time.monotonic() - self._pods_at > PODS_EVERY_S:
+            if not seen.status.trainers and time.monotonic() - self._pods_at > PODS_EVERY_S:
                 self._look_at_pods(seen)
         except NetworkError:
             if time.monotonic() - self._answered_at > OUTAGE_S:
@@ -122,11 +124,11 @@ class _Watched:
         self._answered_at = time.monotonic()
         return seen
 
-    def status(self, seen: JobView) -> dict[str, Any]:
-        """What a view draws: the coordinator's word, or before its first one where the pods are."""
-        if not _rests(seen) and (seen.status.get("trainers") or seen.state in ("finished", "failed")):
-            return dict(seen.status)
-        return {"phase": self._gathering(seen)}
+    def status(self, seen: JobView) -> JobStatus:
+        """What a view draws: the coordinator's status, or before its first one the state of the pods."""
+        if not _rests(seen) and (seen.status.trainers or seen.state in ("finished", "failed")):
+            return seen.status
+        return JobStatus(phase=self._gathering(seen))
 
     def has_said_why(self, seen: JobView) -> bool:
         """Whether an ended job has no more to say: one that has failed is given time for its reason."""
@@ -146,7 +148,7 @@ class _Watched:
     def _gathering(self, seen: JobView) -> str:
         from bireme.kube.jobs.listing import gathering
 
-        waits = ", ".join(seen.status.get("waits_for") or ())
+        waits = ", ".join(seen.status.waits_for)
         return gathering(seen, self._pods) + (f"; waiting for {waits}" if waits else "")
 
     def tell_news(self, view: View, seen: JobView) -> None:
@@ -154,12 +156,12 @@ class _Watched:
         from bireme import __version__
         from bireme.view.plain import PlainView
 
-        has_news = _rests(seen) or not seen.status
+        has_news = _rests(seen) or not seen.status.phase
         news = self._gathering(seen) if has_news else ""
         if isinstance(view, PlainView) and news and news != self._said:
             view.note(news)
             self._said = news
-        version = seen.status.get("version")
+        version = seen.status.version
         if version and version != __version__ and self._said != "version":
             view.alert(f"the image has bireme {version}, this is {__version__}")
             self._said = "version"
@@ -179,21 +181,19 @@ def ended_with(seen: JobView) -> BiremeError:
     return ClusterError(f"{seen.name} has failed: {seen.reason or 'Kubernetes says no more'}", fix=fix)
 
 
-def watch_here(
-    record: registry.RunRecord, status_of: Callable[[registry.RunRecord], dict[str, Any]]
-) -> registry.RunRecord:
-    """Show the news of a run on this machine until it ends or the user leaves; the run as it is then."""
+def watch_here(record: registry.RunRecord, status_of: Callable[[registry.RunRecord], JobStatus]) -> registry.RunRecord:
+    """Show a run on this machine until it ends or the user leaves; returns the run as it is then."""
     view = choose_view(is_silent=False)
     with Interrupts() as interrupts, view:
         while record.state == "running" and not interrupts.count:
-            news = status_of(record)
-            if news.get("phase") != "training" or "trainers" in news:  # else its coordinator has never answered
-                view = show(view, news)
+            status = status_of(record)
+            if status.phase != "training" or status.passes:  # else its coordinator has never answered
+                view = show(view, status)
             time.sleep(POLL_S)
             record = registry.find_run(record.id)
     return record
 
 
 def watch_there(cluster: Cluster, name: str) -> None:
-    """Show the news of a job on a cluster until it ends or the user leaves."""
+    """Show a job on a cluster until it ends or the user leaves."""
     follow(cluster, name, choose_view(is_silent=False))

@@ -133,7 +133,7 @@ def _show_local(record: registry.RunRecord, *, shows_all: bool, as_json: bool) -
     is_newest = record.id in {r.id for r in registry.newest_runs()}
     progress = progress_of(record, now, is_newest=is_newest)
     if as_json:
-        click.echo(json.dumps({**_short(record, progress), "status": now}))
+        click.echo(json.dumps({**_short(record, progress), "status": msgspec.to_builtins(now)}))
         return
     why = f" ({record.reason})" if record.reason else ""
     left = time_left(now) if record.state == "running" else ""
@@ -144,19 +144,19 @@ def _show_local(record: registry.RunRecord, *, shows_all: bool, as_json: bool) -
 
     # What this run says of its passes, and the models of those that runs before it did.
     closed = metrics_in(Path(record.output)) if is_newest else {}
-    closed |= {told["pass_id"]: told for told in now.get("passes_done", [])}
+    closed |= {each.pass_id: each for each in now.passes_done}
     for line in pass_lines([closed[pass_id] for pass_id in sorted(closed)], shows_all=shows_all):
         click.echo(line)
     if is_newest and _can_go_on(record, progress):
         click.echo(way_on(Path(record.output)))
     if record.state == "running":
-        if now.get("waits_for"):
-            click.echo(f"waits for {', '.join(now['waits_for'])}")
-        for warning in now.get("warnings", []):
+        if now.waits_for:
+            click.echo(f"waits for {', '.join(now.waits_for)}")
+        for warning in now.warnings:
             click.echo(f"warning: {warning}")
-        for t in now.get("trainers", []):
-            if "pass" in t:
+        for t in now.trainers:
+            if t.pass_id is not msgspec.UNSET:
                 click.echo(
-                    f"trainer {t['trainer']} (pid {t['pid']}): pass {t['pass']}, batch {t['batch']}/{t['batches']}, "
-                    f"cost {number(t['cost'])}, {t['rate']:,.0f} samples/s"
+                    f"trainer {t.trainer} (pid {t.pid}): pass {t.pass_id}, batch {t.batch}/{t.batches}, "
+                    f"cost {number(t.cost)}, {t.rate:,.0f} samples/s"
                 )

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from bireme.api.progress import has_snapshot, way_on
 from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
 from bireme.job.output.inputs import origin_of, write_origin
 from bireme.job.preflight import check_program
 from bireme.job.shard_files import check_alike, empty_shards
+from bireme.job.status import JobStatus
 from bireme.local.runner import LocalRun
 from bireme.programs.program import Program
 from bireme.spec.job import Job
@@ -55,7 +57,7 @@ class Interrupts:
             self.count += 1
 
 
-def show(view: View, status: dict[str, Any]) -> View:
+def show(view: View, status: JobStatus) -> View:
     """Show a status; returns the view for the next one."""
     return _say(view, view.update, status)
 
@@ -94,7 +96,7 @@ def follow(
     *,
     program: Program | None = None,
     each: Callable[[LocalRun], None] | None = None,
-) -> dict[str, Any]:
+) -> JobStatus:
     """Run a job to its end and return the coordinator's last status.
 
     `program` is given where it was checked before; `each` is called whenever the status was asked for. Unless somebody
@@ -129,7 +131,7 @@ def follow(
         return run.status
 
 
-def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | None = None) -> dict[str, Any]:
+def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | None = None) -> JobStatus:
     """Follow a job on the screen; what ends it early is told with how to go on, if anybody is there to read it."""
     from bireme.view.readers import leave_closed_terminals
 
@@ -149,23 +151,29 @@ def finish(job: Job, job_file: str, *, as_json: bool, program: Program | None = 
     model = Path(job.output) / pass_name(last_pass(job, status))
     digest = model_hash(model)
     if as_json:
-        told = {"job": job.name, "output": job.output, "model": str(model), "hash": digest, **status}
+        told = {
+            "job": job.name,
+            "output": job.output,
+            "model": str(model),
+            "hash": digest,
+            **msgspec.to_builtins(status),
+        }
         click.echo(json.dumps(told))
         return
-    early = f"after {last_pass(job, status) + 1} passes, {status['reason']}; " if _is_early(job, status) else ""
+    early = f"after {last_pass(job, status) + 1} passes, {status.reason}; " if _is_early(job, status) else ""
     click.echo(f"finished: {early}the model is in {model}")
     if best := best_words(Path(job.output)):
         click.echo(best)
     click.echo(f"hash: {digest}")
 
 
-def last_pass(job: Job, status: dict[str, Any]) -> int:
+def last_pass(job: Job, status: JobStatus) -> int:
     """The pass that a job has ended with."""
-    return int(status["saved"]) if _is_early(job, status) else job.passes - 1
+    return status.saved if _is_early(job, status) else job.passes - 1
 
 
-def _is_early(job: Job, status: dict[str, Any]) -> bool:
-    return bool(job.stop_after) and status.get("saved", job.passes) < job.passes - 1
+def _is_early(job: Job, status: JobStatus) -> bool:
+    return bool(job.stop_after) and status.saved < job.passes - 1
 
 
 def best_words(output: Path) -> str:

@@ -38,9 +38,10 @@ from bireme.job.coordination.effects import (
 )  # fmt: skip
 from bireme.job.coordination.members import Members, Pserver, Trainer, is_noted, progress_facts
 from bireme.job.coordination.passes import Passes
-from bireme.job.coordination.phases import ENDED, ENDINGS, TRANSITIONS, Phase, Reason
+from bireme.job.coordination.phases import ENDINGS, TRANSITIONS, Phase, Reason
 from bireme.job.coordination.stopping import is_over, reason_of
 from bireme.job.output.manifest import Manifest
+from bireme.job.status import ENDED, Ending
 from bireme.ps.lanes.authority import view_of
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.setup import cuts_only_at_passes, has_private_state
@@ -477,7 +478,7 @@ class Coordinator:
         """Handle a request to stop."""
         return self._end("cancelled", "stopped on request")
 
-    def _end(self, how: m.Ending, reason: str, *, own_fault: OwnFault | None = None) -> list[Effect]:
+    def _end(self, how: Ending, reason: str, *, own_fault: OwnFault | None = None) -> list[Effect]:
         if self.phase in ENDED:
             return []
         self._to(ENDINGS[how])

@@ -11,20 +11,17 @@ import contextlib
 import socket
 import threading
 import time
-from typing import Literal
 
 import msgspec
 
 from bireme.core.errors import FrameError, NetworkError
+from bireme.job.status import Ending, JobStatus, PassSummary
 from bireme.ps.lanes.slow_trainers import Slowest
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Head, Kind
 from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates, Wire
-
-Ending = Literal["finished", "failed", "cancelled"]
-"""The ways in which a job ends."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -146,25 +143,8 @@ class PassDone(_Message, frozen=True):
     """Seconds since the pass before, by what was done."""
 
 
-class PassClosed(_Message, frozen=True):
-    """Coordinator to trainer 0: all trainers have ended this pass; its results (means, not sums)."""
-
-    pass_id: int
-    round: int
-    samples: int
-    samples_so_far: int
-    seconds: float
-    cost: float
-    evals: dict[str, float]
-    test_samples: int = 0
-    test_cost: float | None = None
-    test_evals: dict[str, float] = {}
-    staleness: dict[str, int] = {}
-    """Updates by how many batches their shard was ahead of the slowest; empty in sync and local mode."""
-    wire_error: float = 0.0
-    """The largest share of a gradient's norm so far that the wire's coding changed or held back."""
-    spent: dict[str, float] = {}
-    """Seconds since the pass before, by activity of trainer 0, which alone tests and saves."""
+class PassClosed(PassSummary, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Coordinator to trainer 0: all trainers have ended this pass; its results."""
 
 
 class Saved(_Message, frozen=True):
@@ -283,9 +263,9 @@ class Cancel(_Message, frozen=True):
 
 
 class Status(_Message, frozen=True):
-    """Coordinator: the job's current status, as a JSON object."""
+    """Coordinator: the job's current status."""
 
-    status: dict[str, object]
+    status: JobStatus
 
 
 Message = (

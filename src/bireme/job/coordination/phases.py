@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
-from bireme.job.coordination.messages import Ending
+from bireme.job.status import ENDED, Ending
 
 Phase = Literal["gathering", "setting-up", "training"] | Ending
 Reason = Literal[
@@ -15,7 +15,6 @@ Reason = Literal[
     "it cannot go on",
     "a stop was requested",
 ]
-ENDED: tuple[Ending, ...] = get_args(Ending)
 LIVE: tuple[Phase, ...] = ("gathering", "setting-up", "training")
 ENDINGS: dict[Ending, Reason] = {
     "finished": "the last model is saved",

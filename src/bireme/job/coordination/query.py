@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bireme.job.coordination import messages as m
+from bireme.job.status import JobStatus
 from bireme.ps.client.push_pull import connect
 
 ASK_TIMEOUT_S = 2.0
 
 
-def ask(address: m.Address, message: m.Message) -> dict[str, Any]:
+def ask(address: m.Address, message: m.Message) -> JobStatus:
     """Send the coordinator one message and return the status it answers with."""
     sock = connect(address.host, address.ports[0], timeout_s=0.0, what="the coordinator")
     with sock:

@@ -44,12 +44,12 @@ from bireme.job.coordination.effects import (
     Send,
     Write,
 )
-from bireme.job.coordination.phases import ENDED
 from bireme.job.coordination.status import status_of
 from bireme.job.node import incarnations
 from bireme.job.node.discovery import Discovery
 from bireme.job.node.failure_reports import STATUS_FILE
 from bireme.job.output import journal, snapshots
+from bireme.job.status import ENDED
 from bireme.ps.client.push_pull import connect
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.lanes.slow_trainers import Awaited

@@ -1,4 +1,4 @@
-"""The job's current status, for people and programs: one plain value from the coordinator's state. No I/O."""
+"""The job's current status, from the coordinator's state. No I/O."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import msgspec
 
 from bireme.job.coordination.coordinator import Coordinator
 from bireme.job.coordination.members import Pserver, Trainer
-from bireme.job.coordination.phases import ENDED
+from bireme.job.status import ENDED, JobStatus, PserverStatus, TrainerStatus
 from bireme.ps.lanes.slow_trainers import STRAGGLES_ABOVE, Awaited
 
 SILENT_S = 3.0
 """A member without a heartbeat for so long is named."""
 
 
-def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -> dict[str, object]:
-    """Everything that `bireme status --json` shows; `late` lists the trainers that the first lane waits for."""
-    facts = machine.facts
-    progress = [t.progress for t in machine.members.trainers.values() if t.progress]
-    return {
-        "phase": machine.phase,
-        "reason": machine.reason,
-        "job": facts.name if facts else "",
-        "view": machine.view,
-        "seconds": round(now_s - machine.begun_s, 3) if machine.begun_s else 0.0,
-        "first_pass": facts.start_pass if facts else 0,
-        "passes": facts.passes if facts else 0,
-        "pass": max((p.pass_id for p in progress), default=0),
-        "round": max((p.round for p in progress), default=0),
-        "trainers": [_trainer(rank, t, now_s) for rank, t in sorted(machine.members.trainers.items())],
-        "trainers_missing": [rank for rank in range(machine.expected) if rank not in machine.members.trainers],
-        "pservers": [_pserver(rank, p, now_s) for rank, p in sorted(machine.members.pservers.items())],
-        "waits_for": waits_for(machine, now_s, late),
-        "stragglers": _stragglers(machine, late),
-        "losses": list(dict.fromkeys(machine.losses)),
-        "passes_done": [msgspec.to_builtins(c) for c in machine.passes.closed],
-        "saved": machine.passes.saved,
-        "snapshot": machine.snapshot_round,
-        "snapshot_wanted": machine.cuts.is_wanted,
-        "warnings": warnings_of(machine),
-    }
+def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -> JobStatus:
+    """The status now; `late` lists the trainers that the first lane waits for."""
+    facts, members = machine.facts, machine.members
+    progress = [t.progress for t in members.trainers.values() if t.progress]
+    return JobStatus(
+        phase=machine.phase,
+        reason=machine.reason,
+        job=facts.name if facts else "",
+        view=machine.view,
+        seconds=round(now_s - machine.begun_s, 3) if machine.begun_s else 0.0,
+        first_pass=facts.start_pass if facts else 0,
+        passes=facts.passes if facts else 0,
+        pass_id=max((p.pass_id for p in progress), default=0),
+        round=max((p.round for p in progress), default=0),
+        trainers=tuple(_trainer(rank, t, now_s) for rank, t in sorted(members.trainers.items())),
+        trainers_missing=tuple(rank for rank in range(machine.expected) if rank not in members.trainers),
+        pservers=tuple(_pserver(rank, p, now_s) for rank, p in sorted(members.pservers.items())),
+        waits_for=tuple(waits_for(machine, now_s, late)),
+        stragglers=tuple(_stragglers(machine, late)),
+        losses=tuple(dict.fromkeys(machine.losses)),
+        passes_done=tuple(machine.passes.closed),
+        saved=machine.passes.saved,
+        snapshot=machine.snapshot_round,
+        snapshot_wanted=machine.cuts.is_wanted,
+        warnings=tuple(warnings_of(machine)),
+    )
 
 
 def warnings_of(machine: Coordinator) -> list[str]:
@@ -102,17 +102,19 @@ def _slow_pservers(machine: Coordinator) -> list[str]:
     return [f"pserver {least.rank}, which all trainers waited for {share}"]
 
 
-def _trainer(rank: int, trainer: Trainer, now_s: float) -> dict[str, object]:
-    row: dict[str, object] = {"trainer": rank, "pid": trainer.join.pid, "host": trainer.join.host}
-    row["silent_s"] = round(now_s - trainer.heard_s, 1)
+def _trainer(rank: int, trainer: Trainer, now_s: float) -> TrainerStatus:
+    silent_s = round(now_s - trainer.heard_s, 1)
+    status = TrainerStatus(trainer=rank, pid=trainer.join.pid, host=trainer.join.host, silent_s=silent_s)
     p = trainer.progress
-    if p is not None:
-        n = max(p.samples, 1)
-        row |= {"pass": p.pass_id, "batch": p.batch, "batches": p.batches, "samples": p.samples}
-        row |= {"cost": p.cost / n, "evals": [e / n for e in p.evals], "rate": p.rate}
-    return row
+    if p is None:
+        return status
+    n = max(p.samples, 1)
+    return msgspec.structs.replace(
+        status, pass_id=p.pass_id, batch=p.batch, batches=p.batches, samples=p.samples,
+        cost=p.cost / n, evals=tuple(e / n for e in p.evals), rate=p.rate,
+    )  # fmt: skip
 
 
-def _pserver(rank: int, pserver: Pserver, now_s: float) -> dict[str, object]:
-    silent_s = round(now_s - pserver.heard_s, 1)
-    return {"pserver": rank, **msgspec.to_builtins(pserver.address), "silent_s": silent_s}
+def _pserver(rank: int, pserver: Pserver, now_s: float) -> PserverStatus:
+    address, silent_s = pserver.address, round(now_s - pserver.heard_s, 1)
+    return PserverStatus(pserver=rank, host=address.host, ports=address.ports, silent_s=silent_s)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, error_class
 from bireme.core.files import write_atomic
+from bireme.job.status import JobStatus, decode_status
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,17 +37,17 @@ STATUS_FILE = "status.json"
 """In the output tree: the coordinator's final status, written before it exits."""
 
 
-def last_status(output: Path) -> dict[str, Any]:
+def last_status(output: Path) -> JobStatus:
     """The coordinator's final status; empty while there is none."""
     try:
-        return msgspec.json.decode((output / STATUS_FILE).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError):
-        return {}
+        return decode_status((output / STATUS_FILE).read_bytes())
+    except OSError:
+        return JobStatus()
 
 
 def has_ended(output: Path) -> bool:
     """Whether the coordinator has written its final status."""
-    return last_status(output).get("phase") in ("finished", "failed", "cancelled")
+    return last_status(output).ending is not None
 
 
 def write_report(path: Path, process: str, error: BiremeError) -> None:
@@ -86,7 +86,7 @@ def first_cause(reports: Iterable[FailureReport]) -> FailureReport | None:
 def failure_of(output: Path, run: Path) -> BiremeError | None:
     """The first cause of a job's failure, from reports or the final status; None if it has not failed."""
     status = last_status(output)
-    if status.get("phase") != "failed":
+    if status.phase != "failed":
         return None
     cause = first_cause(read_reports(run / "reports"))
-    return cause.error() if cause is not None else ProcessError(f"the job failed: {status.get('reason', '')}")
+    return cause.error() if cause is not None else ProcessError(f"the job failed: {status.reason}")

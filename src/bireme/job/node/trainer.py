@@ -31,7 +31,7 @@ from bireme.core.errors import (
 )
 from bireme.job.coordination import messages as m
 from bireme.job.node.discovery import Discovery, reach_coordinator
-from bireme.job.node.failure_reports import has_ended, last_status
+from bireme.job.node.failure_reports import last_status
 from bireme.job.node.marks import put_mark, take_mark
 from bireme.job.node.orders import Orders
 from bireme.job.node.pass_reporter import ModelPlace, PassReporter
@@ -173,10 +173,10 @@ class TrainerProcess:
 
     def _final_stop(self) -> m.Stop | None:
         """The Stop that follows from the final status on disk; by hand, that may be an earlier job's: None."""
-        if not self._options.incarnation or self._options.output is None or not has_ended(self._options.output):
+        if not self._options.incarnation or self._options.output is None:
             return None
         status = last_status(self._options.output)
-        return m.Stop(reason=status.get("reason", ""), how=status["phase"])
+        return m.Stop(reason=status.reason, how=status.ending) if status.ending else None
 
     def _send(self, line: m.Line, message: m.Message) -> None:
         try:

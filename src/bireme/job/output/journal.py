@@ -75,8 +75,7 @@ def repair_tail(output: Path, shards: int, run: int) -> JournalSummary:
 
 def costs_in(output: Path, saved: int) -> dict[int, float | None]:
     """The test cost of each pass up to the last one that counts, from the metrics.json beside its model."""
-    costs = {pass_id: each.get("test_cost") for pass_id, each in metrics_in(output).items() if pass_id <= saved}
-    return {pass_id: float(cost) if isinstance(cost, int | float) else None for pass_id, cost in costs.items()}
+    return {pass_id: each.test_cost for pass_id, each in metrics_in(output).items() if pass_id <= saved}
 
 
 def _make_safe(output: Path) -> None:

@@ -10,24 +10,24 @@ import logging
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from bireme.job.output.model import finished_passes, pass_name
+from bireme.job.status import PassSummary
 
 log = logging.getLogger(__name__)
-Metrics = Mapping[int, Mapping[str, Any]]
+Metrics = Mapping[int, PassSummary]
 """The contents of metrics.json by pass."""
 
 
-def metrics_in(output: Path) -> dict[int, dict[str, Any]]:
+def metrics_in(output: Path) -> dict[int, PassSummary]:
     """The metrics.json of each finished model, by pass."""
     metrics = {}
     for pass_id in sorted(finished_passes(output)):
         try:
             data = (output / pass_name(pass_id) / "metrics.json").read_bytes()
-            metrics[pass_id] = msgspec.json.decode(data, type=dict[str, Any])
+            metrics[pass_id] = msgspec.json.decode(data, type=PassSummary)
         except (OSError, msgspec.MsgspecError):
             continue  # left for `bireme verify`
     return metrics
@@ -40,18 +40,11 @@ def best_of(metrics: Metrics) -> tuple[int, str, float] | None:
     """
     passes = sorted(metrics.items())
     for name in ("test error", "test cost", "cost"):
-        values = [value for _, each in passes if (value := _value(each, name)) is not None]
+        values = [value for _, each in passes if (value := getattr(each, name.replace(" ", "_"))) is not None]
         if passes and len(values) == len(passes):
             best = values.index(min(values))
             return passes[best][0], name, values[best]
     return None
-
-
-def _value(metrics: Mapping[str, Any], name: str) -> float | None:
-    if name == "test error":
-        return next(iter((metrics.get("test_evals") or {}).values()), None)
-    value: float | None = metrics.get(name.replace(" ", "_"))
-    return value
 
 
 def passes_kept(metrics: Metrics, keep: str, *, needs_costs: bool = False) -> set[int]:
@@ -64,7 +57,7 @@ def passes_kept(metrics: Metrics, keep: str, *, needs_costs: bool = False) -> se
         kept |= {best[0]} if best else set(metrics)
     else:
         kept |= set(sorted(metrics)[-int(keep.split()[1]) :])
-    costs = {pass_id: cost for pass_id, each in metrics.items() if (cost := _value(each, "test cost")) is not None}
+    costs = {pass_id: each.test_cost for pass_id, each in metrics.items() if each.test_cost is not None}
     return kept | ({min(costs, key=lambda pass_id: (costs[pass_id], pass_id))} if needs_costs and costs else set())
 
 

@@ -123,7 +123,7 @@ def claim(given: Job) -> Job:
     fingerprint = data_fingerprint(data, given.shards)
     settled = settled_job(given)
     if settled is not None and settled.data_fingerprint == fingerprint:
-        if last_status(output).get("phase") in ("failed", "cancelled"):
+        if last_status(output).phase in ("failed", "cancelled"):
             (output / STATUS_FILE).unlink(missing_ok=True)
         return settled
     # Resumed before its first snapshot, the job starts from the beginning.
@@ -212,5 +212,5 @@ def settled_job(given: Job) -> Job | None:
 def ready_job(given: Job) -> list[Job]:
     """The job to start a node's processes for, in a list; empty while it is not settled, or has failed."""
     settled = settled_job(given)
-    has_failed = last_status(Path(given.output)).get("phase") in ("failed", "cancelled")
+    has_failed = last_status(Path(given.output)).phase in ("failed", "cancelled")
     return [] if settled is None or has_failed else [settled]

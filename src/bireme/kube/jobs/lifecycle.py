@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from bireme.core.errors import NetworkError, SpecError, UsageError
 from bireme.kube.api import naming
@@ -88,10 +89,11 @@ def going_on(job: Object) -> Object:
     """The patch that resumes a Job; it clears the members in its last status, as no pod runs yet."""
     annotations: Object = {naming.CANCELLED: None}
     status = status_in(job)
-    if status:
-        status |= {"phase": "gathering", "trainers": [], "pservers": []}
-        status |= {"waits_for": [], "stragglers": [], "warnings": [], "error": None}
-        annotations[naming.STATUS] = json.dumps(status)
+    if status.phase:
+        rested = replace(
+            status, phase="gathering", trainers=(), pservers=(), waits_for=(), stragglers=(), warnings=(), error=None
+        )
+        annotations[naming.STATUS] = msgspec.json.encode(rested).decode()
     return {"metadata": {"annotations": annotations}, "spec": {"suspend": False}}
 
 

@@ -6,13 +6,13 @@ wins, because the coordinator cannot report its own end.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from bireme.core.text import shortened
+from bireme.job.status import JobStatus, TrainerStatus, decode_status
 from bireme.kube.api import naming
 from bireme.kube.submit.submission import Object
 
@@ -32,8 +32,8 @@ class PodView:
     phase: str
     is_ready: bool
     restarts: int
-    trains: Mapping[str, Any] = field(default_factory=dict)
-    """The last report of its trainer: pass, batch, batches, rate, cost."""
+    trains: TrainerStatus | None = None
+    """The last report of its trainer."""
     is_straggler: bool = False
     waits: str = ""
     """What it waits for before it runs, or why it has failed: Kubernetes' reason."""
@@ -52,7 +52,7 @@ class JobView:
     pods: int
     """The wanted number."""
     ready: int
-    status: Mapping[str, Any]
+    status: JobStatus
     """The coordinator's last status; empty before its first."""
     error: Mapping[str, str] = field(default_factory=dict)
     """kind, what, why and fix, where it has failed and reported an error."""
@@ -79,7 +79,7 @@ def job_view(jobs: Sequence[Object]) -> JobView:
     main = jobs[0]
     status = status_in(main)
     state, reason = _state(jobs, status)
-    error = status.get("error") or {}
+    error = status.error or {}
     return JobView(
         name=main["metadata"]["labels"].get(naming.INSTANCE, main["metadata"]["name"]),
         namespace=main["metadata"].get("namespace", ""),
@@ -93,13 +93,9 @@ def job_view(jobs: Sequence[Object]) -> JobView:
     )
 
 
-def status_in(main: Object) -> dict[str, Any]:
+def status_in(main: Object) -> JobStatus:
     """The coordinator's last status on a Job; empty where there is none that can be parsed."""
-    try:
-        parsed = json.loads((main["metadata"].get("annotations") or {}).get(naming.STATUS) or "{}")
-    except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+    return decode_status((main["metadata"].get("annotations") or {}).get(naming.STATUS) or "{}")
 
 
 def condition(thing: Object, kind: str) -> Mapping[str, Any] | None:
@@ -110,20 +106,20 @@ def condition(thing: Object, kind: str) -> Mapping[str, Any] | None:
     return None
 
 
-def _state(jobs: Sequence[Object], status: Mapping[str, Any]) -> tuple[str, str]:
+def _state(jobs: Sequence[Object], status: JobStatus) -> tuple[str, str]:
     for each in jobs:
         if failed := condition(each, "Failed") or condition(each, "FailureTarget"):
             return "failed", str(failed.get("message") or failed.get("reason") or "")
     if all(condition(each, "Complete") or condition(each, "SuccessCriteriaMet") for each in jobs):
         return "finished", ""
-    phase = status.get("phase", "")
+    phase = status.phase
     if jobs[0]["spec"].get("suspend"):
         queue = naming.queue_of(jobs[0])
         return ("queued", f"in the queue {queue}") if queue else ("suspended", "")
     if phase in ("finished", "cancelled"):
-        return phase, str(status.get("reason") or "")
+        return phase, status.reason
     if phase == "failed":  # Kubernetes still replaces pods, up to its backoff limit
-        return "starting", f"again, after: {status.get('reason') or 'a failure'}"
+        return "starting", f"again, after: {status.reason or 'a failure'}"
     if phase:
         return ("running" if phase == "training" else "starting"), ""
     ready = sum((each.get("status") or {}).get("ready") or 0 for each in jobs)
@@ -135,7 +131,7 @@ def is_ended(state: str) -> bool:
     return state in ("finished", "failed", "cancelled")
 
 
-def pod_views(pods: Iterable[Object], status: Mapping[str, Any]) -> list[PodView]:
+def pod_views(pods: Iterable[Object], status: JobStatus) -> list[PodView]:
     """The newest pod of each rank, pservers before trainers where they are apart."""
     newest: dict[tuple[str, int], Object] = {}
     older: dict[tuple[str, int], int] = {}
@@ -143,8 +139,8 @@ def pod_views(pods: Iterable[Object], status: Mapping[str, Any]) -> list[PodView
         key = role_of(pod), rank_of(pod)
         older[key] = older.get(key, -1) + 1
         newest[key] = pod
-    trains = {t.get("trainer"): t for t in status.get("trainers") or ()}
-    late = " ".join(status.get("waits_for") or ()).replace(",", " ") + " "
+    trains = {each.trainer: each for each in status.trainers}
+    late = " ".join(status.waits_for).replace(",", " ") + " "
     return [_pod(pod, older[key], trains, late) for key, pod in sorted(newest.items(), key=lambda item: item[0])]
 
 
@@ -158,7 +154,7 @@ def rank_of(pod: Object) -> int:
     return int((pod["metadata"].get("annotations") or {}).get(naming.INDEX, -1))
 
 
-def _pod(pod: Object, older: int, trains: Mapping[Any, Mapping[str, Any]], late: str) -> PodView:
+def _pod(pod: Object, older: int, trains: Mapping[int, TrainerStatus], late: str) -> PodView:
     role, rank, status = role_of(pod), rank_of(pod), pod.get("status") or {}
     failures = int((pod["metadata"].get("annotations") or {}).get(FAILURES, 0))
     within = sum(each.get("restartCount", 0) for each in status.get("containerStatuses") or ())
@@ -171,7 +167,7 @@ def _pod(pod: Object, older: int, trains: Mapping[Any, Mapping[str, Any]], late:
         phase="Terminating" if pod["metadata"].get("deletionTimestamp") else status.get("phase", ""),
         is_ready=condition(pod, "Ready") is not None,
         restarts=max(older, failures) + within,
-        trains=trains.get(rank, {}) if "trainer" in names else {},
+        trains=trains.get(rank) if "trainer" in names else None,
         is_straggler=any(f"{name} {rank} " in late for name in names),
         waits=waits_for(pod),
     )

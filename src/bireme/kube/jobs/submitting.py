@@ -85,7 +85,7 @@ def delete_replaced(cluster: Cluster, submission: Submission) -> bool:
     if not jobs:
         return False
     view = job_view(jobs)
-    if view.state == "running" or (view.state == "starting" and view.status.get("trainers")):
+    if view.state == "running" or (view.state == "starting" and view.status.trainers):
         cancel = f"`{command_name()} cancel {name} --namespace {cluster.namespace}`"
         fix = f"cancel it first with {cancel}, then submit it again with `--replace`"
         raise UsageError(f"{name} is not replaced: it runs", fix=fix)

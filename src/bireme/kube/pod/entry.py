@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from bireme.core.errors import BiremeError, NetworkError, StorageError
 from bireme.core.forking import Load
@@ -26,6 +27,7 @@ from bireme.job.node.incarnations import Lease
 from bireme.job.node.log_budget import Copier
 from bireme.job.output import ownership
 from bireme.job.output.volume_probe import check_volume
+from bireme.job.status import JobStatus
 from bireme.kube.api import naming
 from bireme.kube.plain.peers import HeartbeatFiles
 from bireme.kube.plain.ranks import Wait
@@ -33,7 +35,7 @@ from bireme.kube.plain.tutorial import CONNECT_TIMEOUT_S
 from bireme.kube.pod.environment import PATIENCE, PodPlace, cluster_of, jobs_in, place_of
 from bireme.kube.pod.giving_up import Jobs, give_up, is_hopeless
 from bireme.kube.pod.liveness import PodWatch, PreStopSnapshot, Probes
-from bireme.kube.pod.status_annotation import Publisher, Reporter, Status, waiting_status
+from bireme.kube.pod.status_annotation import Publisher, Reporter, waiting_status
 from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)
@@ -190,7 +192,7 @@ class Member:
     # Before anything runs
 
     def _is_finished(self, job: Job) -> bool:
-        is_so: bool = last_status(Path(job.output)).get("phase") == "finished"
+        is_so = last_status(Path(job.output)).phase == "finished"
         if is_so:
             log.info("this job is finished: its models are in %s", job.output)
         return is_so
@@ -301,14 +303,14 @@ class Member:
 
     # While it runs, and after
 
-    def _status(self) -> Status | None:
+    def _status(self) -> JobStatus | None:
         """The coordinator's status, with the end of the job's certificate."""
         from bireme.ps.wire import security
 
         status, until = self._ask(), security.good_until()
-        return status if status is None or until is None else {**status, "certificate_until": until}
+        return status if status is None or until is None else replace(status, certificate_until=until)
 
-    def _ask(self, *, is_wish: bool = False) -> Status | None:
+    def _ask(self, *, is_wish: bool = False) -> JobStatus | None:
         """The job's status, after requesting a snapshot if `is_wish`; None if the coordinator does not answer."""
         from bireme.job.coordination import messages as m
         from bireme.job.coordination.query import ask
@@ -338,11 +340,11 @@ class Member:
         """Publish the final status; the first failure may be in another node's report."""
         if self._reporter is None or self._seat.is_lost():  # then the successor publishes
             return
-        status: dict[str, Any] = last_status(Path(self._place.job.output))
+        status = last_status(Path(self._place.job.output))
         if error is not None:
             cause = first_cause(read_reports(self._run / "reports"))
             error = cause.error() if cause is not None else error
-        self._reporter.finish(status or None, error)
+        self._reporter.finish(status if status.phase else None, error)
 
 
 def _file_name(name: str) -> str:

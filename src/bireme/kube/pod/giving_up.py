@@ -7,15 +7,16 @@ that do not answer. So a pod whose replacement would fail alike ends the Jobs th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, error_class
+from bireme.job.status import JobStatus
 from bireme.kube.api import naming
 from bireme.kube.jobs.listing import status_in
-from bireme.kube.pod.status_annotation import compact
+from bireme.kube.pod.status_annotation import failed
 from bireme.kube.submit.indexed_jobs import HOPELESS
 from bireme.kube.submit.submission import Object
 
@@ -49,9 +50,9 @@ def is_hopeless(error: BiremeError | type[BiremeError]) -> bool:
     return error.exit_code in HOPELESS
 
 
-def _has_cause(status: Mapping[str, Any]) -> bool:
+def _has_cause(status: JobStatus) -> bool:
     """Whether a Job's status already holds a hopeless error; one after which pods are replaced does not count."""
-    return is_hopeless(error_class((status.get("error") or {}).get("kind"), ProcessError))
+    return is_hopeless(error_class((status.error or {}).get("kind"), ProcessError))
 
 
 def ending_of(job: Object, error: BiremeError, *, is_main: bool) -> Object:
@@ -60,7 +61,6 @@ def ending_of(job: Object, error: BiremeError, *, is_main: bool) -> Object:
     has_policy = bool(job["spec"].get("podFailurePolicy")) and is_hopeless(error)
     change: Object = {} if has_policy else {"spec": {"activeDeadlineSeconds": 1}}
     if is_main and not (has_policy and _has_cause(status)):
-        failure = {"phase": "failed", "reason": status.get("reason") or error.what, "error": error.as_dict()}
-        text = msgspec.json.encode(compact(status) | failure).decode()
+        text = msgspec.json.encode(failed(status, error)).decode()
         change["metadata"] = {"annotations": {naming.STATUS: text}}
     return change

@@ -13,10 +13,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from bireme.job.node.incarnations import Lease
 from bireme.job.node.log_budget import Copier
+from bireme.job.status import JobStatus
 
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
@@ -49,7 +49,7 @@ class Probes:
 class PreStopSnapshot:
     """Requests a snapshot before the node stops; polled until it is over, with the time passed in."""
 
-    def __init__(self, ask: Callable[[bool], dict[str, Any] | None], grace_s: float) -> None:
+    def __init__(self, ask: Callable[[bool], JobStatus | None], grace_s: float) -> None:
         """`ask` returns the job's status, after requesting a snapshot if called with True; None without an answer."""
         self._ask = ask
         self._grace_s = grace_s
@@ -81,15 +81,15 @@ class PreStopSnapshot:
         log.info("snapshot skipped cause=coordinator-gone silent_s=%.1f", now_s - self._heard_s)
         return True
 
-    def _is_settled(self, status: dict[str, Any]) -> bool:
-        if status.get("phase") != "training":
-            log.info("snapshot skipped cause=not-training phase=%s", status.get("phase"))
+    def _is_settled(self, status: JobStatus) -> bool:
+        if status.phase != "training":
+            log.info("snapshot skipped cause=not-training phase=%s", status.phase)
             return True
-        if status.get("snapshot_wanted"):
+        if status.snapshot_wanted:
             self._is_wanted = True
             return False
         if self._is_wanted:
-            log.info("the snapshot of round %s is there", status.get("snapshot"))
+            log.info("the snapshot of round %s is there", status.snapshot)
         else:
             log.info("snapshot skipped cause=only-at-pass-end")
         return True

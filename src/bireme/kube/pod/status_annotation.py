@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from bireme import __version__
 from bireme.core.errors import BiremeError
+from bireme.job.status import JobStatus
 from bireme.kube.api import naming
 
 log = logging.getLogger(__name__)
@@ -27,42 +29,50 @@ FINAL_STATUS_S = 12.0
 MAX_NBYTES = 200_000
 """All annotations of an object may have 256 KiB."""
 PASSES_KEPT = 20
-Status = dict[str, Any]
 
 
-def compact(status: Mapping[str, Any]) -> Status:
+def compact(status: JobStatus) -> JobStatus:
     """A status that fits into an annotation: the newest passes, and as many members as there is room for."""
-    short: Status = {
-        **status,
-        "version": __version__,
-        "passes_done": list(status.get("passes_done") or ())[-PASSES_KEPT:],
-    }
+    short = replace(status, version=__version__, passes_done=status.passes_done[-PASSES_KEPT:])
     keep = 1024
     while len(msgspec.json.encode(short)) > MAX_NBYTES and keep:
         keep //= 2
-        for name in ("trainers", "pservers", "trainers_missing", "waits_for", "stragglers"):
-            short[name] = list(short.get(name) or ())[:keep]
+        short = replace(
+            short,
+            trainers=short.trainers[:keep],
+            pservers=short.pservers[:keep],
+            trainers_missing=short.trainers_missing[:keep],
+            waits_for=short.waits_for[:keep],
+            stragglers=short.stragglers[:keep],
+        )
     return short
 
 
-def essence(status: Mapping[str, Any]) -> Status:
+def without_clocks(status: JobStatus) -> JobStatus:
     """A status without its clocks: what must differ for it to be sent."""
-    kept = {name: value for name, value in status.items() if name != "seconds"}
-    for name in ("trainers", "pservers"):
-        kept[name] = [{k: v for k, v in one.items() if k != "silent_s"} for one in status.get(name) or ()]
-    return kept
+    return replace(
+        status,
+        seconds=0.0,
+        trainers=tuple(replace(each, silent_s=0.0) for each in status.trainers),
+        pservers=tuple(replace(each, silent_s=0.0) for each in status.pservers),
+    )
+
+
+def failed(status: JobStatus, error: BiremeError) -> JobStatus:
+    """A status that fits into an annotation, of a job that has failed."""
+    return replace(compact(status), phase="failed", reason=status.reason or error.what, error=error.as_dict())
 
 
 class Reporter:
     """Polls the job's status in a thread, and publishes changes."""
 
-    def __init__(self, ask: Callable[[], Status | None], publish: Callable[[Status], None]) -> None:
+    def __init__(self, ask: Callable[[], JobStatus | None], publish: Callable[[JobStatus], None]) -> None:
         """`ask` returns None while no coordinator answers; neither may raise a BiremeError."""
         self._ask = ask
         self._publish = publish
-        self._sent: Status = {}
+        self._sent = JobStatus()
         self._sent_s = -SEND_EVERY_S
-        self._last: Status = {}
+        self._last = JobStatus()
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -79,23 +89,21 @@ class Reporter:
             if status is not None:
                 self.hear(status, time.monotonic())
 
-    def hear(self, status: Status, now_s: float) -> None:
+    def hear(self, status: JobStatus, now_s: float) -> None:
         """Take a status; publish it if it has changed and the last one was sent SEND_EVERY_S ago."""
         self._last = status
-        content = essence(status)
+        content = without_clocks(status)
         if now_s - self._sent_s >= SEND_EVERY_S and content != self._sent:
             self._sent, self._sent_s = content, now_s
             self._publish(compact(status))
 
-    def finish(self, status: Status | None = None, error: BiremeError | None = None) -> None:
+    def finish(self, status: JobStatus | None = None, error: BiremeError | None = None) -> None:
         """Stop polling, and publish the final status: the coordinator's last one, with an error if there was one."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(FINAL_STATUS_S)  # its last status must not overwrite the final one
-        last = compact(status or self._last)
-        if error is not None:
-            last |= {"phase": "failed", "reason": last.get("reason") or error.what, "error": error.as_dict()}
-        self._publish(last)
+        last = status or self._last
+        self._publish(compact(last) if error is None else failed(last, error))
 
 
 class Publisher:
@@ -107,7 +115,7 @@ class Publisher:
         self._job = job
         self._has_warned = False
 
-    def __call__(self, status: Status) -> None:
+    def __call__(self, status: JobStatus) -> None:
         """Write it; log only the first failure."""
         text = msgspec.json.encode(status).decode()
         try:
@@ -118,10 +126,6 @@ class Publisher:
             self._has_warned = True
 
 
-def waiting_status(job: str, waits_for: Sequence[str]) -> Status:
+def waiting_status(job: str, waits_for: Sequence[str]) -> JobStatus:
     """The status of a job that has no coordinator yet."""
-    return {
-        "phase": "gathering", "reason": "", "job": job, "view": 0, "seconds": 0.0, "first_pass": 0, "passes": 0,
-        "pass": 0, "round": 0, "trainers": [], "trainers_missing": [], "pservers": [],
-        "waits_for": list(waits_for), "passes_done": [], "saved": -1, "snapshot": None, "snapshot_wanted": False,
-    }  # fmt: skip
+    return JobStatus(phase="gathering", job=job, waits_for=tuple(waits_for))

@@ -35,6 +35,7 @@ from bireme.job.node import incarnations
 from bireme.job.node.failure_reports import STATUS_FILE
 from bireme.job.output import journal, snapshots
 from bireme.job.output.manifest import Manifest
+from bireme.job.status import JobStatus
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.sim.case import OUTPUT, SNAPSHOTS
 from bireme.sim.world.network import End
@@ -235,7 +236,7 @@ class SimCoordinatorService:
     def _conclude(self) -> None:
         if incarnations.newest_of(self._world.disk.at(OUTPUT), "pserver 0") > self.machine.incarnation:
             return  # a later coordinator runs the job
-        status = {"phase": self.machine.phase, "reason": self.machine.reason}
+        status = JobStatus(phase=self.machine.phase, reason=self.machine.reason)
         # Before the write: a process killed half-way through it may have written the status all the same.
         self._stage.concluded()
         write_atomic(self._world.disk.at(f"{OUTPUT}/{STATUS_FILE}"), msgspec.json.encode(status))

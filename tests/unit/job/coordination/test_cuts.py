@@ -104,12 +104,12 @@ def test_whoever_is_about_to_leave_has_a_cut_made_at_once(story: Story) -> None:
     story.tell(10, progress(0))
     assert asked(story.machine.snapshot_wanted(story.now_s)) == {20, 21}
     status = status_of(story.machine, story.now_s)
-    assert (status["snapshot"], status["snapshot_wanted"]) == (None, True)
+    assert (status.snapshot, status.snapshot_wanted) == (None, True)
     story.machine.cut_settled(cut(story, 1), story.now_s)
     assert story.machine.cuts.is_wanted, "that one was cut before"
     story.machine.cut_settled(cut(story, 3), story.now_s)
     status = status_of(story.machine, story.now_s)
-    assert (status["snapshot"], status["snapshot_wanted"]) == (3, False)
+    assert (status.snapshot, status.snapshot_wanted) == (3, False)
 
 
 def test_a_cut_that_is_not_made_is_asked_for_again(story: Story) -> None:
@@ -143,8 +143,8 @@ def fail(story: Story, round_: int) -> None:
     assert story.tell(21, lost) == []
 
 
-def warnings(story: Story) -> object:
-    return status_of(story.machine, story.now_s)["warnings"]
+def warnings(story: Story) -> list[str]:
+    return list(status_of(story.machine, story.now_s).warnings)
 
 
 def test_a_part_that_could_not_be_written_is_told_until_a_later_cut_counts(story: Story) -> None:

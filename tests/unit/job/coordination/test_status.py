@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import json
-
 import msgspec
 import pytest
 from tests.unit.job.story import ADDRESSES, Story, lines, progress
 
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.status import SILENT_S, status_of, waits_for
+from bireme.job.status import PserverStatus
 from bireme.ps.lanes.slow_trainers import Awaited, Slowest
 
 
@@ -17,25 +16,21 @@ def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
     (line,) = lines("metrics.jsonl", story.tell(11, progress(1)))
     assert (line["cost"], line["t"], line["trainer"]) == (0.5, 3.0, 1)
     status = status_of(story.machine, story.now_s + 1)
-    assert (status["phase"], status["seconds"], status["trainers_missing"]) == ("training", 4.0, [])
-    assert (status["pass"], status["round"], status["job"], status["passes"]) == (0, 2, "demo", 2)
-    trainers = status["trainers"]
-    assert isinstance(trainers, list)
-    assert (trainers[1]["evals"], trainers[1]["silent_s"], trainers[0]["silent_s"]) == ([0.25], 1.0, 4.0)
+    assert (status.phase, status.seconds, status.trainers_missing) == ("training", 4.0, ())
+    assert (status.pass_id, status.round, status.job, status.passes) == (0, 2, "demo", 2)
+    first, second = status.trainers
+    assert (second.evals, second.silent_s, first.silent_s) == ((0.25,), 1.0, 4.0)
 
 
 def test_the_status_of_a_coordinator_that_knows_nobody_waits_for_the_trainers() -> None:
     status = status_of(Story().machine, 1.0)
-    assert (status["phase"], status["trainers_missing"], status["seconds"]) == ("gathering", [0, 1], 0.0)
-    json.dumps(status)
+    assert (status.phase, status.trainers_missing, status.seconds) == ("gathering", (0, 1), 0.0)
 
 
 def test_the_status_tells_where_pservers_are() -> None:
     story = Story().train()
-    pservers = status_of(story.machine, story.now_s)["pservers"]
-    assert pservers == [
-        {"pserver": r, "host": a.host, "ports": a.ports, "silent_s": 0.0} for r, a in enumerate(ADDRESSES)
-    ]
+    pservers = status_of(story.machine, story.now_s).pservers
+    assert pservers == tuple(PserverStatus(pserver=r, host=a.host, ports=a.ports) for r, a in enumerate(ADDRESSES))
 
 
 def test_whoever_is_missing_is_named_with_the_reason_if_there_is_one() -> None:
@@ -45,7 +40,7 @@ def test_whoever_is_missing_is_named_with_the_reason_if_there_is_one() -> None:
     story.lose(20)
     story.machine.pserver_out_of_reach(0, "connection refused")
     assert waits_for(story.machine, story.now_s) == ["trainer 1", "pserver 0 (connection refused)"]
-    json.dumps(status_of(story.machine, story.now_s))
+    assert status_of(story.machine, story.now_s).waits_for == ("trainer 1", "pserver 0 (connection refused)")
 
 
 def test_whoever_says_nothing_is_named_until_it_speaks_again() -> None:
@@ -106,10 +101,10 @@ def test_a_straggler_is_named_beside_whoever_has_a_longer_number() -> None:
 def test_whoever_is_slower_than_all_others_is_named(late: Awaited | None, said: list[str]) -> None:
     story = Story().train()
     status = status_of(story.machine, story.now_s, late)
-    assert (status["stragglers"], status["waits_for"]) == (said, said)
+    assert (status.stragglers, status.waits_for) == (tuple(said), tuple(said))
     story.lose(11)
     status = status_of(story.machine, story.now_s, late)
-    assert (status["stragglers"], status["waits_for"]) == ([], ["trainer 1"])
+    assert (status.stragglers, status.waits_for) == ((), ("trainer 1",))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +124,7 @@ def test_the_pserver_that_every_trainer_waits_for_is_named(told: tuple[Slowest |
     for rank, slowest in enumerate(told):
         story.tell(10 + rank, msgspec.structs.replace(progress(rank, story.machine.view), slowest_pserver=slowest))
     status = status_of(story.machine, story.now_s)
-    assert (status["stragglers"], status["waits_for"]) == (said, said)
+    assert (status.stragglers, status.waits_for) == (tuple(said), tuple(said))
     story.tell(11, progress(1, story.machine.view - 1))
     assert waits_for(story.machine, story.now_s) == [], "that was in an earlier view"
 

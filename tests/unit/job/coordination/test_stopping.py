@@ -15,6 +15,7 @@ from bireme.job.coordination.effects import Base, Effect
 from bireme.job.coordination.stopping import is_over
 from bireme.job.output.journal import JournalSummary, costs_in
 from bireme.job.output.model import pass_name
+from bireme.job.status import PassSummary
 
 COSTS = [0.5, 0.3, 0.4, 0.3, 0.2]
 """After pass 1 two passes are no better, so with `no better for 2 passes` the last one is pass 3."""
@@ -79,9 +80,15 @@ def test_it_is_the_first_pass_after_so_many_that_are_no_better(costs: list[int |
     assert is_over(by_pass, stop_after) == worse
 
 
+def summary(pass_id: int, cost: float | None) -> PassSummary:
+    return PassSummary(
+        pass_id=pass_id, round=1, samples=1, samples_so_far=1, seconds=1.0, cost=1.0, evals={}, test_cost=cost
+    )
+
+
 def test_costs_are_read_beside_the_models_that_count(tmp_path: Path) -> None:
     for pass_id, cost in enumerate([0.1 + 0.2, None, 0.5]):
         (tmp_path / pass_name(pass_id)).mkdir()
         (tmp_path / pass_name(pass_id) / "done").touch()
-        (tmp_path / pass_name(pass_id) / "metrics.json").write_bytes(msgspec.json.encode({"test_cost": cost}))
+        (tmp_path / pass_name(pass_id) / "metrics.json").write_bytes(msgspec.json.encode(summary(pass_id, cost)))
     assert costs_in(tmp_path, 1) == {0: 0.1 + 0.2, 1: None}

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from bireme.job.output.kept import best_of, drop_models, passes_kept
 from bireme.job.output.model import finished_passes, pass_name
+from bireme.job.status import PassSummary
 
 
-def metrics_of(error: float | None, cost: float | None = None) -> dict[str, Any]:
-    return {"test_evals": {} if error is None else {"error": error}, "test_cost": cost, "cost": 1.0}
+def metrics_of(pass_id: int, error: float | None, cost: float | None = None) -> PassSummary:
+    return PassSummary(
+        pass_id=pass_id, round=9, samples=4, samples_so_far=4, seconds=1.0, cost=1.0, evals={},
+        test_cost=cost, test_evals={} if error is None else {"error": error},
+    )  # fmt: skip
 
 
-PASSES = {n: metrics_of(e, c) for n, (e, c) in enumerate([(0.3, 0.5), (0.1, 0.6), (0.1, 0.4), (0.2, 0.7), (0.2, 0.9)])}
+PASSES = {
+    n: metrics_of(n, e, c) for n, (e, c) in enumerate([(0.3, 0.5), (0.1, 0.6), (0.1, 0.4), (0.2, 0.7), (0.2, 0.9)])
+}
 
 
 def leave(output: Path) -> None:

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from bireme.job.status import JobStatus, TrainerStatus, decode_status
 from bireme.kube.api import naming
 from bireme.kube.jobs.lifecycle import going_on
 from bireme.kube.jobs.listing import by_name, gathering, job_view, pod_views
@@ -47,6 +49,7 @@ def pod(rank: int, phase: str = "Running", *, role: str = "node", created: str =
 
 
 TRAINING: Json = {"phase": "training", "passes": 4, "trainers": [{"trainer": 1, "pass": 2, "rate": 10.0}]}
+TRAINS = decode_status(json.dumps(TRAINING))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_why_a_job_failed_is_told_by_its_own_error_before_kubernetes_words() -> 
 def test_a_status_that_is_no_json_is_none() -> None:
     broken = job()
     broken["metadata"]["annotations"][naming.STATUS] = "{half"
-    assert job_view([broken]).status == {}
+    assert job_view([broken]).status == JobStatus()
 
 
 def test_the_jobs_of_a_job_belong_together_and_the_pservers_come_first() -> None:
@@ -99,19 +102,20 @@ def test_a_job_that_only_splits_data_is_none_of_those_that_train() -> None:
 
 def test_a_pod_is_told_with_its_rank_its_training_and_its_restarts() -> None:
     pods = [pod(1, "Failed", created="1"), pod(1, created="2", containerStatuses=[{"restartCount": 2}]), pod(0)]
-    first, second = pod_views(pods, TRAINING | {"waits_for": ["trainer 1"]})
-    assert (first.rank, first.restarts, first.trains, first.is_straggler) == (0, 0, {}, False)
-    assert (second.name, second.restarts, second.trains["pass"], second.is_straggler) == ("reviews-1-2", 3, 2, True)
+    first, second = pod_views(pods, replace(TRAINS, waits_for=("trainer 1",)))
+    assert (first.rank, first.restarts, first.trains, first.is_straggler) == (0, 0, None, False)
+    assert (second.name, second.restarts, second.is_straggler) == ("reviews-1-2", 3, True)
+    assert second.trains == TrainerStatus(trainer=1, pass_id=2, rate=10.0)
 
 
 def test_a_straggler_is_not_mistaken_for_another_one_whose_number_begins_alike() -> None:
-    waits = ["trainer 12, which has said nothing for 9 s"]
-    found = {view.rank: view.is_straggler for view in pod_views([pod(1), pod(12), pod(2)], {"waits_for": waits})}
+    late = JobStatus(waits_for=("trainer 12, which has said nothing for 9 s",))
+    found = {view.rank: view.is_straggler for view in pod_views([pod(1), pod(12), pod(2)], late)}
     assert found == {1: False, 12: True, 2: False}
 
 
 def test_a_pserver_alone_has_no_training_of_its_own() -> None:
-    found = pod_views([pod(1, role="pserver"), pod(1, role="trainer")], TRAINING | {"waits_for": ["pserver 1"]})
+    found = pod_views([pod(1, role="pserver"), pod(1, role="trainer")], replace(TRAINS, waits_for=("pserver 1",)))
     assert [(view.role, bool(view.trains), view.is_straggler) for view in found] == [
         ("pserver", False, True),
         ("trainer", True, False),
@@ -127,7 +131,7 @@ def test_a_pserver_alone_has_no_training_of_its_own() -> None:
     ],
 )
 def test_what_a_pod_waits_for_is_told_in_kubernetes_words(status: Json, told: str) -> None:
-    (waiting,) = pod_views([pod(2, "Pending", **status)], {})
+    (waiting,) = pod_views([pod(2, "Pending", **status)], JobStatus())
     assert told.lstrip(": ") in waiting.waits
     assert told in gathering(job_view([job()]), [waiting])
 
@@ -149,11 +153,11 @@ def test_a_job_that_goes_on_does_not_look_as_if_it_ran_already() -> None:
     ],
 )
 def test_what_a_pod_has_failed_of_is_told(status: Json, told: str) -> None:
-    (failed,) = pod_views([pod(2, "Failed", **status)], {})
+    (failed,) = pod_views([pod(2, "Failed", **status)], JobStatus())
     assert failed.waits == told
 
 
 def test_a_long_story_of_kubernetes_is_cut_short() -> None:
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no " * 200}}
-    (found,) = pod_views([pod(2, "Pending", containerStatuses=[{"state": waiting}])], {})
+    (found,) = pod_views([pod(2, "Pending", containerStatuses=[{"state": waiting}])], JobStatus())
     assert len(found.waits) == 160 and found.waits.endswith("…")

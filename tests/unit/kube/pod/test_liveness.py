@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bireme.job.node.incarnations import Lease
 from bireme.job.node.log_budget import Copier
+from bireme.job.status import JobStatus
 from bireme.kube.pod import liveness
 from bireme.kube.pod.liveness import PodWatch, PreStopSnapshot, Probes
 
@@ -17,17 +17,17 @@ from bireme.kube.pod.liveness import PodWatch, PreStopSnapshot, Probes
 class Coordinator:
     """Answers with what it is given, one after the other, and then always with the last."""
 
-    def __init__(self, *answers: dict[str, Any] | None) -> None:
+    def __init__(self, *answers: JobStatus | None) -> None:
         self._answers = list(answers)
         self.wishes: list[bool] = []
 
-    def __call__(self, is_wish: bool) -> dict[str, Any] | None:
+    def __call__(self, is_wish: bool) -> JobStatus | None:
         self.wishes.append(is_wish)
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
 
-def training(*, wanted: bool = False) -> dict[str, Any]:
-    return {"phase": "training", "snapshot": 7, "snapshot_wanted": wanted}
+def training(*, wanted: bool = False) -> JobStatus:
+    return JobStatus(phase="training", snapshot=7, snapshot_wanted=wanted)
 
 
 def until_over(coordinator: Coordinator, grace_s: float = 25.0) -> float:
@@ -50,7 +50,7 @@ def test_a_node_waits_no_longer_than_it_is_given() -> None:
 
 @pytest.mark.parametrize("phase", ["gathering", "setting-up", "finished", "failed"])
 def test_where_no_round_goes_on_there_is_nothing_to_wait_for(phase: str) -> None:
-    assert until_over(Coordinator({"phase": phase, "snapshot_wanted": False})) == 0.0
+    assert until_over(Coordinator(JobStatus(phase=phase))) == 0.0
 
 
 def test_a_job_that_cannot_cut_within_a_pass_is_not_waited_for() -> None:

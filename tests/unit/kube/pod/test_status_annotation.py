@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from bireme import __version__
 from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError, ProcessError
+from bireme.job.status import JobStatus, PassSummary, PserverStatus, TrainerStatus
 from bireme.kube.api.naming import STATUS
 from bireme.kube.jobs.listing import status_in
 from bireme.kube.pod import status_annotation
@@ -18,17 +20,17 @@ from bireme.kube.pod.giving_up import ending_of, give_up
 from bireme.kube.pod.status_annotation import Publisher, Reporter, compact, waiting_status
 
 
-def status(**changes: Any) -> dict[str, Any]:
-    return waiting_status("demo", []) | {"phase": "training", **changes}
+def status(**changes: Any) -> JobStatus:
+    return replace(waiting_status("demo", []), **{"phase": "training", **changes})
 
 
 class Told:
     """Whoever is told."""
 
     def __init__(self) -> None:
-        self.all: list[dict[str, Any]] = []
+        self.all: list[JobStatus] = []
 
-    def __call__(self, said: dict[str, Any]) -> None:
+    def __call__(self, said: JobStatus) -> None:
         self.all.append(said)
 
 
@@ -41,13 +43,13 @@ def test_a_status_is_handed_on_at_most_every_two_seconds(told: Told) -> None:
     reporter = Reporter(lambda: None, told)
     for moment in (100.0, 100.5, 101.0, 102.5):
         reporter.hear(status(round=int(10 * moment)), moment)
-    assert [each["round"] for each in told.all] == [1000, 1025]
+    assert [each.round for each in told.all] == [1000, 1025]
 
 
 def test_a_clock_that_goes_on_is_no_news(told: Told) -> None:
     reporter = Reporter(lambda: None, told)
     for moment in (100.0, 103.0, 106.0):
-        members = [{"pserver": 0, "host": "a", "silent_s": moment}]
+        members = (PserverStatus(pserver=0, host="a", silent_s=moment),)
         reporter.hear(status(seconds=moment, pservers=members), moment)
     assert len(told.all) == 1
 
@@ -56,8 +58,8 @@ def test_the_last_word_is_told_however_soon_it_comes(told: Told) -> None:
     reporter = Reporter(lambda: None, told)
     reporter.hear(status(), 100.0)
     reporter.finish(status(phase="finished"))
-    assert [each["phase"] for each in told.all] == ["training", "finished"]
-    assert told.all[-1]["version"] == __version__
+    assert [each.phase for each in told.all] == ["training", "finished"]
+    assert told.all[-1].version == __version__
 
 
 def test_a_failure_is_told_with_what_why_and_fix(told: Told) -> None:
@@ -65,8 +67,8 @@ def test_a_failure_is_told_with_what_why_and_fix(told: Told) -> None:
     reporter.hear(status(round=7), 100.0)
     reporter.finish(None, DataError("a shard is torn", why="it ends early", fix="bring it again"))
     last = told.all[-1]
-    assert (last["phase"], last["round"], last["reason"]) == ("failed", 7, "a shard is torn")
-    assert last["error"] == {
+    assert (last.phase, last.round, last.reason) == ("failed", 7, "a shard is torn")
+    assert last.error == {
         "kind": "DataError", "what": "a shard is torn", "why": "it ends early", "fix": "bring it again",
     }  # fmt: skip
 
@@ -79,16 +81,17 @@ def test_a_reporter_that_runs_asks_and_tells(told: Told, monkeypatch: pytest.Mon
     while not told.all:
         pass
     reporter.finish()
-    assert [each["round"] for each in told.all] == [1, 1]
+    assert [each.round for each in told.all] == [1, 1]
 
 
 def test_a_status_of_many_members_is_made_to_fit() -> None:
-    many = [{"trainer": rank, "host": "h" * 200, "silent_s": 0.0} for rank in range(4000)]
-    passes = [{"pass_id": number} for number in range(500)]
+    many = tuple(TrainerStatus(trainer=rank, host="h" * 200) for rank in range(4000))
+    one = PassSummary(pass_id=0, round=1, samples=1, samples_so_far=1, seconds=1.0, cost=1.0, evals={})
+    passes = tuple(replace(one, pass_id=number) for number in range(500))
     small = compact(status(trainers=many, passes_done=passes))
-    assert len(json.dumps(small)) < 262_144
-    assert [each["pass_id"] for each in small["passes_done"]] == list(range(480, 500))
-    assert len(small["trainers"]) > 100
+    assert len(msgspec.json.encode(small)) < 262_144
+    assert [each.pass_id for each in small.passes_done] == list(range(480, 500))
+    assert len(small.trainers) > 100
 
 
 class Cluster:
@@ -100,7 +103,7 @@ class Cluster:
         self.patches: list[tuple[str, dict[str, Any]]] = []
 
     def get(self, name: str) -> dict[str, Any]:
-        known = {STATUS: json.dumps(status(round=5))}
+        known = {STATUS: msgspec.json.encode(status(round=5)).decode()}
         return {"metadata": {"name": name, "annotations": known}, "spec": self._spec}
 
     def patch(self, name: str, change: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def test_a_job_with_a_policy_of_its_own_is_left_to_it_and_told_the_reason_once()
     change = ending_of(job, DataError("a shard is torn"), is_main=True)
     assert "spec" not in change
     job["metadata"]["annotations"] = change["metadata"]["annotations"]
-    assert status_in(job)["error"]["what"] == "a shard is torn"
+    assert (status_in(job).error or {})["what"] == "a shard is torn"
     assert ending_of(job, DataError("a peer went away"), is_main=True) == {}, "which is a consequence, most likely"
     job["metadata"]["annotations"][STATUS] = json.dumps({"error": ProcessError("trainer 0 was killed").as_dict()})
     assert ending_of(job, DataError("a shard is torn"), is_main=True), "that was of an earlier try"
