@@ -145,7 +145,7 @@ def test_pods_train_the_same_model_as_a_run_on_one_machine_and_stay_finished(
     assert list((pods.output / "snapshots").glob("inputs-*.json"))
     assert "trainer 1 | I" in (pods.home / "pod-1-1-1" / "out").read_text()
     assert "Pass=0" in (pods.output / "node_1" / "train.log").read_text()
-    assert "started trainer 1" in (pods.output / "node_1" / "node.log").read_text()
+    assert "started trainer=1" in (pods.output / "node_1" / "node.log").read_text()
     leave_at_once(pods)
     refuse_another_job(pods)
 
@@ -154,7 +154,7 @@ def leave_at_once(pods: Pods) -> None:
     """A pod that comes back after the end has nothing to do."""
     assert pods.start(1).wait(30) == 0
     assert pods.start(0).wait(30) == 0
-    assert pods.said().count("this job is finished") == 2
+    assert pods.said().count("already finished") == 2
 
 
 def refuse_another_job(pods: Pods) -> None:
@@ -184,11 +184,11 @@ def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(
         pod.terminate()
     assert [pod.wait(30) for pod in first] == [143] * NODES, pods.said()
     saved = max(snapshot_rounds(pods))
-    assert "is there" in pods.said()
+    assert "snapshot committed" in pods.said()
     reached = max(event["round"] for event in pods.events("progress"))
     assert reached - saved <= 60, "a tenth of a second's work at most"
     zero, two = pods.start(0), pods.start(2)
-    wait_until(lambda: "waiting for node 1 (its pod gives no sign of life)" in pods.said(), "they wait for the third")
+    wait_until(lambda: "waiting members='node 1 (its pod gives no sign of life)" in pods.said(), "they wait for the third")
     pods.end_as(undisturbed, [zero, pods.start(1), two])
     assert [event["round"] for event in pods.events("view") if event["kind"] == "rewind"][:1] == [saved]
 
@@ -259,7 +259,7 @@ def test_a_job_does_not_begin_before_all_pods_are_there_and_says_who_is_missing(
     assert (zero.wait(60), two.wait(60)) == (9, 9), pods.said()
     said = pods.said()
     assert "s for node 1 (its pod gives no sign of life)" in said
-    assert "waiting for node 1 (its pod gives no sign of life)" in said
+    assert "waiting members='node 1 (its pod gives no sign of life)" in said
     assert "started trainer" not in said and "started pserver" not in said
 
 

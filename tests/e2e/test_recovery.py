@@ -55,7 +55,7 @@ class Disturbed:
     def was_restarted(self, name: str, how: str) -> bool:
         role, rank = name.split()
         log = (self.output / f"node_{rank}" / "node.log").read_text()
-        return re.search(rf"started {role} {rank} as process \d+: the one before {how}", log) is not None
+        return re.search(rf"started {role}={rank} pid=\d+ previous=.{how}", log) is not None
 
 
 KILLED = {

@@ -46,9 +46,9 @@ def test_every_layout_and_every_carrier_gives_the_same_model(cli: Cli, job: Path
 
 def carriers(output: Path) -> set[str]:
     """How trainer 0 reached the lanes, by its own word."""
-    found = re.search(r"carriers: (.*)$", (output / "node_0" / "train.log").read_text(), re.MULTILINE)
+    found = re.search(r"carriers=(.*)$", (output / "node_0" / "train.log").read_text(), re.MULTILINE)
     assert found
-    return set(found[1].split(", "))
+    return set(found[1].split(","))
 
 
 def test_the_same_job_twice_gives_the_same_model_and_another_seed_another(cli: Cli, job: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_job_under_tls_ends_with_the_bits_of_a_plain_one_however_often_it_is_h
     faults = msgspec.json.encode(KILLS).decode()
     assert follow(msgspec.structs.replace(secured, faults=faults)) == len(KILLS)
     logs = logs_of(secured)
-    assert f"connections are secured as {NAME}" in logs and "carriers: tcp" in logs
+    assert f"secured connections name={NAME}" in logs and "carriers=tcp" in logs
     assert model_hash(Path(secured.output) / LAST) == undisturbed(PASSES)
 
 

@@ -145,7 +145,7 @@ def says(cluster: Cluster, context: ssl.SSLContext) -> str:
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [message for message in caplog.messages if message.startswith("refused a connection")]
+    return [message for message in caplog.messages if message.startswith("refused connection")]
 
 
 def test_every_tcp_connection_is_secured_once_a_directory_is_in_use(lane: Cluster) -> None:
@@ -159,7 +159,7 @@ def test_who_shows_no_certificate_is_refused_before_a_frame_is_read(
 ) -> None:
     assert says(lane, stranger()) == "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     join_lanes()
-    assert refusals(caplog) == ["refused a connection from 127.0.0.1: it showed no certificate"]
+    assert refusals(caplog) == ["refused connection peer=127.0.0.1 cause=it showed no certificate"]
     assert round_trip(lane.exchange(), lane)
 
 
@@ -186,7 +186,7 @@ def test_another_job_of_the_same_authority_is_refused(
     assert says(lane, of_directory(other)) in ("hung up", "ConnectionResetError", "ConnectionAbortedError")
     join_lanes()
     assert refusals(caplog) == [
-        f"refused a connection from 127.0.0.1: its certificate is of other.default.bireme, not of {NAME}"
+        f"refused connection peer=127.0.0.1 cause=its certificate is of other.default.bireme, not of {NAME}"
     ]
     assert round_trip(lane.exchange(), lane)
 
@@ -196,7 +196,7 @@ def test_an_expired_certificate_is_refused(
 ) -> None:
     assert says(lane, of_directory(give(tmp_path, ca, days=-1))) == "SSLV3_ALERT_CERTIFICATE_EXPIRED"
     join_lanes()
-    assert refusals(caplog) == ["refused a connection from 127.0.0.1: its certificate has expired"]
+    assert refusals(caplog) == ["refused connection peer=127.0.0.1 cause=its certificate has expired"]
     assert round_trip(lane.exchange(), lane)
 
 

@@ -60,7 +60,7 @@ def test_a_job_that_is_stopped_within_a_pass_goes_on_from_there(
     assert reached - saved.round <= BATCHES, "what was done before the stop is saved"
     # Whichever pod was told first; the others may have been told when there was nothing left to save.
     said = "".join(path.read_text() for path in unsaved.output.glob("node_*/node.log"))
-    assert "asked to stop: requesting a snapshot" in said and f"the snapshot of round {saved.round} is there" in said
+    assert "requested snapshot" in said and f"snapshot committed round={saved.round}" in said
 
     views = len(unsaved.lines("view"))
     there.do("resume", "small")

@@ -91,7 +91,7 @@ def refusals(victim: Victim, address: str) -> Counter[tuple[int, str]]:
     found: Counter[tuple[int, str]] = Counter()
     for rank in range(3):
         log = (victim.output / f"node_{rank}/server.log").read_text()
-        for line in re.findall(rf"refused a connection from {re.escape(address)}: (.*)", log):
+        for line in re.findall(rf"refused connection peer={re.escape(address)} cause=(.*)", log):
             found[rank, line] += 1
     return found
 

@@ -100,7 +100,7 @@ def replace_behind_its_back(victim: Victim, rank: int, hide: Callable[[], object
     wait_for("the old container to leave by itself", lambda: not any(map(alive, old.values())), seconds=60)
     tell("replaced behind its back", victim.await_rounds(after=began, view=view, more=3) - began)
     log = (victim.output / f"node_{rank}/node.log").read_text()
-    assert "another pod has taken this node's place; leaving at once" in log, "both were to run side by side"
+    assert "leaving cause=replaced-by-another-pod" in log, "both were to run side by side"
 
 
 def alive(pid: int) -> bool:

@@ -129,8 +129,7 @@ class Aws:
     def _pause(self, attempt: int, error: AwsError) -> None:
         longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
         seconds = longest * (0.5 + self._draw.random() / 2)
-        fields = {"call": error.call, "code": error.code, "attempt": attempt, "pause_s": round(seconds, 1)}
-        log.info("retry", extra=fields)
+        log.info("retry call=%s code=%s attempt=%d pause_s=%.1f", error.call, error.code, attempt, seconds)
         self.clock.sleep(seconds)
 
     def _call_once(self, service: str, operation: str, parameters: Answer) -> Answer:

@@ -149,7 +149,7 @@ def cached(directory: Path, key: str, facts: SourceFacts, make: Callable[[], Bat
         _trim(directory)
         _save_packed(path, batch)
     except OSError as e:
-        log.warning("packed samples are not kept: %s", e)
+        log.warning("failed to cache packed samples cause=%s", e)
     return batch
 
 
@@ -174,7 +174,7 @@ def _load_packed(path: Path, facts: SourceFacts) -> Batch | None:
     try:
         content = memoryview(path.read_bytes())
         if hashlib.blake2b(content[32:], digest_size=32).digest() != content[:32]:
-            log.warning("%s is damaged and will be made again", path)
+            log.warning("ignored damaged cache path=%s", path)
             return None
         return Batch.from_arrays(facts.inputs, load(bytes(content[32:])))
     except (OSError, SafetensorError, DataError):

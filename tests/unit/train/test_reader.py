@@ -153,7 +153,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pyte
     write_numbers(tmp_path, 25)
     (tmp_path / "cache").write_text("a file where a directory should be")
     assert len(walk(open_shard(tmp_path, Numbers(), cache=tmp_path / "cache"), 0)) == 3
-    assert "packed samples are not kept" in caplog.text
+    assert "failed to cache packed samples" in caplog.text
 
 
 def test_changed_data_has_another_key(tmp_path: Path) -> None:

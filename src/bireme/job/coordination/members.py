@@ -58,6 +58,16 @@ class Members:
         yield from ((f"trainer {rank}", trainer) for rank, trainer in sorted(self.trainers.items()))
         yield from ((f"pserver {rank}", pserver) for rank, pserver in sorted(self.pservers.items()))
 
+    def label(self, connection: int) -> str:
+        """The member of a connection as fields of a log line; '' if it is none's."""
+        for rank, trainer in self.trainers.items():
+            if trainer.connection == connection:
+                return f"trainer={rank} incarnation={trainer.join.incarnation}"
+        for rank, pserver in self.pservers.items():
+            if pserver.connection == connection:
+                return f"pserver={rank} incarnation={self.lives.get(rank, 0)}"
+        return ""
+
     def heard(self, connection: int, now_s: float) -> None:
         """Note that a member has sent a message."""
         for _, member in self.named():

@@ -122,7 +122,7 @@ class CoordinatorService:
                     self._connections[id(sock)] = sock
                     self._do(machine.joined(id(sock), message, now))
                 case m.CutPart() if sock not in self._pserver_links:
-                    log.warning("ignored CutPart: not from a connected pserver")
+                    log.warning("ignored CutPart cause=not-a-connected-pserver")
                 case m.Cancel() | m.GetStatus() | m.SaveSoon():
                     if isinstance(message, m.Cancel):
                         self._do(machine.cancelled())
@@ -130,15 +130,23 @@ class CoordinatorService:
                         self._do(machine.snapshot_wanted(now))
                     status = status_of(machine, now, late)
                 case _:
+                    if isinstance(message, m.LinkLost):
+                        log.warning(
+                            "lost link trainer=%d view=%x cause=%s", message.trainer, message.view, message.what
+                        )
                     self._do(machine.told(id(sock), message, now))
         if status is not None:  # outside the lock: a client that does not read must not block the job
             m.send(sock, m.Status(status=status))
 
-    def lost(self, sock: socket.socket) -> None:
+    def lost(self, sock: socket.socket, cause: str = "connection closed") -> None:
         """Handle a closed connection."""
+        machine = self._machine
         with self._lock:
             if self._connections.pop(id(sock), None) is not None:
-                self._do(self._machine.lost(id(sock), time.monotonic()))
+                # Before the machine forgets the member. After the end, members leave because they were asked to.
+                if (member := machine.members.label(id(sock))) and machine.phase not in ENDED:
+                    log.warning("lost %s view=%x cause=%s", member, machine.view, cause)
+                self._do(machine.lost(id(sock), time.monotonic()))
 
     def lane_passed(self, history: int, totals: PassTotals) -> None:
         """Handle a pass that the first lane has closed. Called on a lane's thread: must not wait for a lane."""
@@ -171,14 +179,14 @@ class CoordinatorService:
         if sock is None:
             return
         if isinstance(effect.message, m.Begin):
-            log.info("view %x", effect.message.view)
+            log.info("began view=%x", effect.message.view)
         try:
             m.send(sock, effect.message)
         except NetworkError as e:
-            log.warning("send failed: %s", e.what)  # the connection's reading thread reports the loss
+            log.warning("failed to send cause=%s", e.what)  # the connection's reading thread reports the loss
 
     def _refuse(self, effect: RefuseJoin) -> None:
-        log.warning("refused join: %s", effect.reason)
+        log.warning("refused join cause=%s", effect.reason)
         refused = self._connections.pop(effect.to)
         frame_io.refuse(refused, RefusedError(effect.reason, fix=effect.fix))
         with contextlib.suppress(OSError):
@@ -210,20 +218,21 @@ class CoordinatorService:
 
     def _listen(self, rank: int, sock: socket.socket) -> None:
         """Handle a pserver's messages until its connection closes."""
+        cause = "connection closed"
         try:
             while True:
                 self.handle(sock, m.expect(sock))
         except StaleError as e:
-            log.warning("superseded pserver=%d: %s", rank, e.what)
+            log.warning("superseded pserver=%d cause=%s", rank, e.what)
             with self._lock:
                 self._do(self._machine.superseded())
         except RefusedError as e:
             self._fail(e)
         except BiremeError as e:
-            log.info("disconnected pserver=%d: %s", rank, e.what)
+            cause = e.what
         with self._lock:
             self._pserver_links.discard(sock)
-        self.lost(sock)
+        self.lost(sock, cause)
         sock.close()
 
     def _work_on_disk(self) -> None:
@@ -260,7 +269,7 @@ class CoordinatorService:
                 past = past._replace(costs=journal.costs_in(output, past.saved))
         base, problems = snapshots.find_base(past, place, facts, effect)
         for problem in problems:
-            log.warning("skipped snapshot=%s: %s", problem.name, problem.what)
+            log.warning("skipped snapshot=%s cause=%s", problem.name, problem.what)
         at = base.manifest
         if at is not None:
             log.info("resuming round=%d batch=%d pass=%d", at.round, at.batch, at.pass_id)
@@ -276,7 +285,7 @@ class CoordinatorService:
             snapshots.commit(place, manifest)
             log.info("committed snapshot round=%d", manifest.round)
         except BiremeError as e:
-            log.error("lost snapshot round=%d: %s", manifest.round, e)
+            log.error("lost snapshot round=%d cause=%s", manifest.round, e)
             failure = e.what
         with self._lock:
             self._do(self._machine.cut_settled(manifest, time.monotonic(), failure=failure))
@@ -287,7 +296,7 @@ class CoordinatorService:
         try:
             snapshots.keep(place, count)
         except BiremeError as e:
-            log.error("old snapshots stay: %s", e)
+            log.error("failed to delete old snapshots cause=%s", e)
 
     def _write(self, effect: Write) -> None:
         facts = self._machine.facts
@@ -297,7 +306,7 @@ class CoordinatorService:
         if not path.parent.is_dir():
             # Started by hand without a shared volume: models are written on trainer 0's machine only.
             if not self._has_warned:
-                log.warning("%s is not on this machine: metrics and ledger are not written", path.parent)
+                log.warning("skipped metrics and ledger path=%s cause=not-on-this-machine", path.parent)
             self._has_warned = True
             return
         if effect.file == journal.LEDGER and self._is_superseded(path.parent):
@@ -315,7 +324,7 @@ class CoordinatorService:
                 self._fail(e)
             elif not self._is_metrics_lost:
                 self._is_metrics_lost = True
-                log.error("training goes on, curves will have a gap: %s", e)
+                log.error("lost metrics effect=gap-in-curves cause=%s", e)
 
     def _fail(self, error: BiremeError) -> None:
         with self._lock:
@@ -342,7 +351,7 @@ class CoordinatorService:
         try:
             write_atomic(Path(facts.output) / STATUS_FILE, msgspec.json.encode(status))
         except StorageError as e:
-            log.error("lost final status: %s", e)
+            log.error("lost final status cause=%s", e)
 
     def _is_superseded(self, output: Path) -> bool:
         """Whether pserver 0 has a later incarnation, whose coordinator has taken over."""

@@ -142,7 +142,7 @@ def _supervise(job: Job, config: NodeConfig, group: ProcessGroup, watch: NodeWat
     supervisor = Supervisor(group, children, job.restarts, job.logs, Headway(Path(job.output)).look)
     while not stops or (len(stops) == 1 and not watch.may_leave()):
         for name, pid, why in supervisor.started:
-            log.info("started %s as process %d%s", name, pid, f": the one before {why}" if why else "")
+            log.info("started %s pid=%d%s", name.replace(" ", "="), pid, f" previous={why!r}" if why else "")
         supervisor.started.clear()
         if not watch.may_go_on():
             group.end(0.0)  # no grace: the replacement's processes write to the same output

@@ -32,7 +32,7 @@ def rotate(path: Path, rule: Logs) -> bool:
                 older.replace(path.with_name(f"{path.name}.{number}"))
         os.truncate(path, 0)
     except OSError as e:
-        log.warning("%s cannot be rotated: %s", path, e.strerror)
+        log.warning("failed to rotate path=%s cause=%s", path, e.strerror)
         return False
     return True
 

@@ -161,7 +161,7 @@ class PserverProcess:
             if time.monotonic() - self._alone_since_s > self._patience_s:
                 self._leave(f"the coordinator went away and did not come back within {self._patience_s:.0f} s")
         self._server.stop()
-        log.info("pserver leaves: %s", self._reason)
+        log.info("leaving reason=%r", self._reason)
         if self._coordinating is not None:
             self._coordinating.stop()
             if self._coordinating.failure is not None:
@@ -225,7 +225,7 @@ class PserverProcess:
             line = self._follow(sock)
             self._rank, self._patience_s = setup.pserver, setup.patience_s
         for index, lane in enumerate(self._server.lanes):
-            log.info("lane %d keeps %s", index, lane.describe())
+            log.info("set up lane=%d state=%r", index, lane.describe())
         line.send(m.Ready(pserver=setup.pserver, view=setup.view, incarnation=self._options.incarnation))
 
     def _follow(self, sock: socket.socket) -> m.Line:
@@ -242,7 +242,7 @@ class PserverProcess:
             raise NetworkError(f"this is pserver {self._options.rank}, which runs no coordinator")
         with self._founding:
             if self._coordinating is None:
-                log.info("coordinating: waiting for %d trainers", self._options.trainers)
+                log.info("coordinating trainers=%d", self._options.trainers)
                 options = self._options
                 self._coordinating = CoordinatorService(
                     options.trainers, self._leave, self._discovery, options.incarnation, self._awaited
@@ -268,7 +268,7 @@ class PserverProcess:
                 self._link.send(part_of(setup, part))
         except NetworkError as e:
             # The lost connection makes the coordinator rewind to a committed snapshot, so nothing else is due here.
-            log.warning("unreported part round=%d: %s", part.counts.round, e.what)
+            log.warning("unreported part round=%d cause=%s", part.counts.round, e.what)
 
     def _lane_passed(self, history: int, totals: PassTotals) -> None:
         self._coordinator().lane_passed(history, totals)

@@ -147,26 +147,26 @@ class TrainerProcess:
             if stop is not None:
                 _raise_unless_finished(stop)
                 return
-            log.warning("lost coordinator; looking for its successor")
+            log.warning("lost coordinator action=look-for-successor")
 
     def _follow(self, program: Program, worker: Worker, line: m.Line, orders: Orders) -> m.Stop | None:
         """Train in view after view; returns the coordinator's Stop, or None if the connection is lost."""
         view = 0
         while isinstance(order := orders.wait(view), m.Begin):
             view = order.view
-            log.info("view %x", view)
+            log.info("entered view=%x", view)
             try:
                 self._train(program, worker, line, order, orders)
             except (NetworkError, StaleError) as e:
                 if not orders.has_newer(view):  # else `_close` has caused the error
-                    log.warning("lost lane view=%x: %s", view, e.what)
+                    log.warning("lost lane view=%x cause=%s", view, e.what)
                     self._send(line, m.LinkLost(trainer=self._options.trainer, view=view, what=e.what))
             except BiremeError as e:
                 if not orders.has_newer(view):
                     failed = m.Failed(trainer=self._options.trainer, what=e.what, why=e.why, fix=e.fix)
                     self._send(line, failed)
                     raise
-                log.warning("ignored error of an ended view=%x: %s", view, e.what)
+                log.warning("ignored error of an ended view=%x cause=%s", view, e.what)
             finally:
                 self._close()
         return order
@@ -182,7 +182,7 @@ class TrainerProcess:
         try:
             line.send(message)
         except NetworkError as e:
-            log.warning("lost coordinator: %s", e.what)
+            log.warning("lost coordinator cause=%s", e.what)
 
     def _own_shards(self) -> Span:
         options = self._options
@@ -211,7 +211,7 @@ class TrainerProcess:
         if not readers:
             raise DataError(f"{program.name} defines no training data", fix="give define_py_data_sources2 a train_list")
         samples = sum(reader.open(self._options.start_pass) for reader in readers)
-        log.info("shards %d to %d: %d samples", own.lo, own.hi - 1, samples)
+        log.info("reading shards=%d-%d samples=%d", own.lo, own.hi - 1, samples)
         return readers
 
     def _facts(self, program: Program, pservers: int) -> m.Facts:
@@ -265,7 +265,7 @@ class TrainerProcess:
                 line.send(join)
                 break
             except NetworkError as e:
-                log.warning("lost coordinator before Join: %s", e.what)
+                log.warning("lost coordinator before Join cause=%s", e.what)
         line.beat(ALIVE_EVERY_S)
         orders = Orders(self._close)
         threading.Thread(target=self._listen, args=(line, orders), name="control", daemon=True).start()
@@ -289,7 +289,7 @@ class TrainerProcess:
         # An order that came before these two were set found nothing to close: the loop could block forever.
         if orders.has_newer(begin.view):
             raise NetworkError("the view ended while its lanes were being opened")
-        log.info("carriers: %s", ", ".join(exchange.carriers))
+        log.info("connected carriers=%s", ",".join(exchange.carriers))
         if begin.wants_values and options.init_model is not None and options.trainer == 0:
             values = aligned_zeros(worker.layout.size)
             load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
@@ -369,7 +369,7 @@ class TrainerProcess:
         except RefusedError as e:
             orders.refuse(e)
         except BiremeError as e:
-            log.debug("control connection ended: %s", e.what)
+            log.debug("disconnected coordinator cause=%s", e.what)
             orders.put(None)
 
 

@@ -81,7 +81,7 @@ def _end_jobs(connect: Callable[[], Jobs], names: Sequence[str], error: BiremeEr
     try:
         give_up(connect(), names, error)
     except BiremeError as e:
-        log.warning("cannot end the job, Kubernetes will replace its pods: %s", e.what)
+        log.warning("failed to end job effect=pods-are-replaced cause=%s", e.what)
 
 
 def _rest(probes: Probes, stops: Sequence[int]) -> bool:
@@ -194,7 +194,7 @@ class Member:
     def _is_finished(self, job: Job) -> bool:
         is_so = last_status(Path(job.output)).phase == "finished"
         if is_so:
-            log.info("this job is finished: its models are in %s", job.output)
+            log.info("already finished output=%s", job.output)
         return is_so
 
     def _settle(self) -> Job:
@@ -283,7 +283,7 @@ class Member:
             if waited_s > SAY_AFTER_S:
                 if absent != logged:
                     logged = absent
-                    log.info("waiting for %s", "; ".join(absent))
+                    log.info("waiting members=%r", "; ".join(absent))
                 if self._reporter is not None:
                     self._reporter.hear(waiting_status(self._place.job.name, absent), time.monotonic())
             for duty in self._duties:

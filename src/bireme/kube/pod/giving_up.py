@@ -42,7 +42,7 @@ def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
             if change:
                 jobs.patch(name, change)
         except BiremeError as e:
-            log.warning("the Job %s cannot be ended: %s", name, e.what)
+            log.warning("failed to end job=%s cause=%s", name, e.what)
 
 
 def is_hopeless(error: BiremeError | type[BiremeError]) -> bool:

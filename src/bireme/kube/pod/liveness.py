@@ -61,7 +61,7 @@ class PreStopSnapshot:
     def is_over(self, now_s: float) -> bool:
         """Whether the snapshot is saved, or none will come."""
         if self._since_s == math.inf:
-            log.info("asked to stop: requesting a snapshot")
+            log.info("requested snapshot cause=stop-signal")
             self._since_s = self._heard_s = now_s
         if now_s - self._since_s >= self._grace_s:
             log.warning("snapshot missed grace_s=%.0f", self._grace_s)
@@ -89,7 +89,7 @@ class PreStopSnapshot:
             self._is_wanted = True
             return False
         if self._is_wanted:
-            log.info("the snapshot of round %s is there", status.snapshot)
+            log.info("snapshot committed round=%s", status.snapshot)
         else:
             log.info("snapshot skipped cause=only-at-pass-end")
         return True
@@ -123,7 +123,7 @@ class PodWatch:
         for duty in self.each_second:
             duty()
         if self._seat.is_lost():
-            log.warning("another pod has taken this node's place; leaving at once")
+            log.warning("leaving cause=replaced-by-another-pod")
             return False
         return True
 

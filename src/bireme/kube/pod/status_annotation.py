@@ -122,7 +122,7 @@ class Publisher:
             self._patch(self._job, {"metadata": {"annotations": {naming.STATUS: text}}})
         except BiremeError as e:
             if not self._has_warned:
-                log.warning("cannot write the status on Job %s: %s", self._job, e.what)
+                log.warning("failed to write status job=%s cause=%s", self._job, e.what)
             self._has_warned = True
 
 

@@ -115,7 +115,7 @@ def persist(attempt: Callable[[], T], pause: Pause) -> T:
         try:
             return attempt()
         except NetworkError as e:
-            log.warning("%s; trying again in %.0f s", e.what, rest_s)
+            log.warning("retry pause_s=%.0f cause=%s", rest_s, e.what)
             pause(rest_s)
     return attempt()
 

@@ -128,8 +128,8 @@ class Draft:
         """Take over `settings()`; parameters created before keep what was said before."""
         if self.parameters:
             _log.warning(
-                "settings() comes after layers: its momentum, decay and clipping do not reach them",
-                extra={"parameters": list(self.parameters)},
+                "settings() comes after layers: its momentum, decay and clipping do not reach parameters=%s",
+                ",".join(self.parameters),
             )
         self.settings = settings
         settings.l2  # noqa: B018 - refuses here, at the user's line

@@ -108,7 +108,7 @@ def provider(input_types: Any = None, **options: Any) -> Callable[[Callable[...,
             refuse(f"@provider({name}=...)")
     ignored = set(options) - {"should_shuffle", "cache", "init_hook", "calc_batch_size", "check", "pool_size"}
     if ignored:
-        _log.debug("provider options ignored", extra={"options": sorted(ignored)})
+        _log.debug("ignored provider options=%s", ",".join(sorted(ignored)))
 
     def decorate(process: Callable[..., Any]) -> Provider:
         return Provider(

@@ -224,7 +224,7 @@ class PServer:
                 log.warning("accept failed lane=%d cause=%s", index, e.strerror)
                 time.sleep(0.1)
                 continue
-            log.debug("worker started, peer = %s", peer[0] if peer else "on this machine")
+            log.debug("connected lane=%d peer=%s", index, peer[0] if peer else "on-this-machine")
             taken = self._gate.knock(frame_io.tune(sock))
             if taken is None:
                 continue

@@ -173,7 +173,7 @@ class SnapshotWriter:
             if self._is_over:
                 return None
             if not self._is_free_for(counts.round):
-                log.warning("the cut at round %d is left out: the one before is still being written", counts.round)
+                log.warning("skipped cut round=%d cause=previous-cut-unwritten", counts.round)
                 self._left_out = counts.round
                 return None
             self._cut = self._cut or Cut(counts, ends_pass, self._committed)
@@ -243,10 +243,10 @@ class SnapshotWriter:
             path = part_path(Path(setup.snapshots), round_, setup.view, setup.pserver)
             written = write_part(path, arrays, {COUNTS: pack_counts(cut.counts)}, pace.rest)
         except StorageError as e:
-            log.error("no snapshot of round %d: %s", round_, e)
+            log.error("failed cut round=%d cause=%s", round_, e)
             failure = e.what
         except Exception as e:
             # The error would end this thread silently, but the coordinator must learn that a pass has no cut.
-            log.exception("a bug: no snapshot of round %d", round_)
+            log.exception("failed cut round=%d cause=bug", round_)
             failure = f"a bug, {type(e).__name__}: {e}"
         return FileWritten(cut.counts, cut.ends_pass, path, written, is_delta, failure)

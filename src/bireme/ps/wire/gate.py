@@ -30,7 +30,7 @@ QUIET_S = 600.0
 """How long a refusal that was logged is not logged again."""
 MOST_LINES = 64
 """Pairs of address and reason that get lines of their own in that time."""
-_OTHERS = ("others", "enough lines of this kind for now")
+_OTHERS = ("others", "line limit reached")
 
 
 class RefusalLog:
@@ -51,8 +51,8 @@ class RefusalLog:
             is_due = now - at >= QUIET_S
             self._logged[key] = (now, 0) if is_due else (at, more + 1)
         if is_due:
-            again = f" ({more:,} more since the last such line)" if more else ""
-            log.warning("refused a connection from %s: %s%s", *key, again)
+            again = f" repeats={more}" if more else ""
+            log.warning("refused connection peer=%s cause=%s%s", *key, again)
 
     def _key(self, who: str, why: str, now: float) -> tuple[str, str]:
         if (who, why) not in self._logged and len(self._logged) >= MOST_LINES:

@@ -175,10 +175,10 @@ def use(directory: Path | None) -> None:
         try:
             own = _place.credentials()
         except CertificateError as e:
-            log.error("%s", e)
+            log.error("failed to secure connections cause=%s", e)
         else:
             ends = time.strftime("%Y-%m-%d", time.gmtime(own.until))
-            log.info("connections are secured as %s; the certificate is good until %s", own.name, ends)
+            log.info("secured connections name=%s certificate_until=%s", own.name, ends)
 
 
 def is_used() -> bool:

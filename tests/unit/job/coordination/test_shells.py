@@ -125,8 +125,23 @@ def test_old_snapshots_that_cannot_be_looked_for_stay_and_the_job_goes_on(
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
     coordinating._forget_old(tmp_path, 2)
-    assert f"old snapshots stay: cannot look into {tmp_path}: Stale file handle" in caplog.text
+    assert f"failed to delete old snapshots cause=cannot look into {tmp_path}: Stale file handle" in caplog.text
     assert (coordinating.failure, coordinating._machine.phase) == (None, "training")
+
+
+def test_the_log_names_a_lost_member_with_its_view_and_cause(
+    coordinating: CoordinatorService, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = coordinating._machine
+    ours, theirs = socket.socketpair()
+    machine.members.pservers[1].connection = id(ours)
+    machine.members.lives[1] = 7
+    view = machine.view
+    coordinating._connections[id(ours)] = ours
+    coordinating.lost(ours, "connection reset")
+    assert caplog.messages[0] == f"lost pserver=1 incarnation=7 view={view:x} cause=connection reset"
+    ours.close()
+    theirs.close()
 
 
 def test_a_job_that_ends_without_a_snapshot_says_what_to_do(coordinating: CoordinatorService) -> None:

@@ -126,7 +126,7 @@ def test_a_cluster_that_does_not_listen_is_named_once_and_harms_nobody(caplog: p
     with caplog.at_level(logging.WARNING):
         publish(status())
         publish(status())
-    assert [record.getMessage() for record in caplog.records] == ["cannot write the status on Job demo: not today"]
+    assert [record.getMessage() for record in caplog.records] == ["failed to write status job=demo cause=not today"]
 
 
 def test_a_hopeless_job_is_ended_with_its_reason_on_the_first_of_its_jobs() -> None:
@@ -156,4 +156,4 @@ def test_a_job_with_a_policy_of_its_own_is_left_to_it_and_told_the_reason_once()
 def test_a_hopeless_job_that_may_not_be_ended_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         give_up(Cluster(error=ClusterError("no")), ("demo",), DataError("x"))
-    assert "the Job demo cannot be ended: no" in caplog.text
+    assert "failed to end job=demo cause=no" in caplog.text

@@ -161,7 +161,7 @@ def test_a_cut_while_another_is_being_written_is_left_out_by_all_lanes_alike(
     gate.open()
     assert stage.part().counts.round == 5
     assert stage.open(7) is None, "the writer is free, but the first lane has left it out"
-    assert "the cut at round 7 is left out" in caplog.text
+    assert "skipped cut round=7" in caplog.text
     stage.cut(9)
     assert stage.part().counts.round == 9
 
@@ -284,7 +284,7 @@ def test_a_bug_in_the_writer_is_told_and_the_next_cut_is_written(
         patch.setattr(writer, "write_part", fail)
         stage.cut(5, ends_pass=True)
         assert stage.part().written is None
-    assert "a bug: no snapshot of round 5" in caplog.text
+    assert "failed cut round=5 cause=bug" in caplog.text
     stage.cut(7)
     assert stage.part().written is not None
 

@@ -90,7 +90,7 @@ def test_half_a_renewal_changes_nothing_and_is_told_once(
     leaf = make_leaf(ca, [NAME])
     put(tmp_path / "tls.crt", leaf.certificate)  # the key that belongs to it comes later
     assert [place.credentials(), place.credentials()] == [before, before]
-    assert [r.message for r in caplog.records if "certificates from before" in r.message][1:] == []
+    assert [r.message for r in caplog.records if "kept previous certificates" in r.message][1:] == []
     put(tmp_path / "tls.key", leaf.key)
     assert place.credentials() is not before
 
@@ -162,7 +162,7 @@ def test_using_a_directory_says_so_and_using_a_bad_one_is_an_error_in_the_log(
 ) -> None:
     caplog.set_level(logging.INFO)
     security.use(give(tmp_path / "good", ca))
-    assert f"connections are secured as {NAME}" in caplog.text
+    assert f"secured connections name={NAME}" in caplog.text
     security.use(tmp_path / "nowhere")
     assert caplog.records[-1].levelname == "ERROR" and "nowhere cannot be used" in caplog.text
     assert security.is_used(), "plain connections would be worse than none"
