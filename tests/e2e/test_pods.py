@@ -188,7 +188,8 @@ def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(
     reached = max(event["round"] for event in pods.events("progress"))
     assert reached - saved <= 60, "a tenth of a second's work at most"
     zero, two = pods.start(0), pods.start(2)
-    wait_until(lambda: "waiting members='node 1 (its pod gives no sign of life)" in pods.said(), "they wait for the third")
+    waiting = "waiting members='node 1 (its pod gives no sign of life)"
+    wait_until(lambda: waiting in pods.said(), "they wait for the third")
     pods.end_as(undisturbed, [zero, pods.start(1), two])
     assert [event["round"] for event in pods.events("view") if event["kind"] == "rewind"][:1] == [saved]
 
