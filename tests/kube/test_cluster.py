@@ -267,6 +267,7 @@ def test_pod_security_refuses_a_root_pod_where_the_namespace_says_so(cluster: Cl
 # What can be broken
 
 
+@pytest.mark.slow  # test_recovery kills one
 def test_killed_container_is_restarted_by_its_kubelet(whole: Cluster, namespace: str) -> None:
     body = pod("victim", namespace, "exec sleep 600")
     body["spec"]["restartPolicy"] = "OnFailure"
@@ -282,6 +283,7 @@ def test_killed_container_is_restarted_by_its_kubelet(whole: Cluster, namespace:
     assert ended["exitCode"] == 137
 
 
+@pytest.mark.slow  # test_recovery cuts a wire
 @pytest.mark.alone
 def test_cut_between_two_nodes_drops_packets_between_their_pods_until_it_heals(whole: Cluster, namespace: str) -> None:
     serve = "mkdir /tmp/w; echo here > /tmp/w/index.html; httpd -f -p 80 -h /tmp/w"
@@ -303,6 +305,7 @@ def test_cut_between_two_nodes_drops_packets_between_their_pods_until_it_heals(w
     assert reaches(1, 2)
 
 
+@pytest.mark.slow  # test_recovery stops a kubelet
 @pytest.mark.alone
 def test_containers_outlive_their_kubelet_and_the_node_becomes_unready(whole: Cluster, namespace: str) -> None:
     whole.apply(pod("left", namespace, "exec sleep 600", nodeName="n2"))
@@ -317,6 +320,7 @@ def test_containers_outlive_their_kubelet_and_the_node_becomes_unready(whole: Cl
     assert state(whole, namespace, "left")["phase"] == "Running"
 
 
+@pytest.mark.slow  # test_recovery loses a machine
 @pytest.mark.alone
 def test_lost_node_is_missed_and_comes_back_with_its_disk(whole: Cluster, namespace: str) -> None:
     whole.apply(pod("before", namespace, "exec sleep 600", nodeName="n3"))
@@ -331,6 +335,7 @@ def test_lost_node_is_missed_and_comes_back_with_its_disk(whole: Cluster, namesp
     wait_running(whole, namespace, "after")
 
 
+@pytest.mark.slow  # test_recovery restarts it
 @pytest.mark.alone
 def test_api_server_comes_back_with_everything_it_knew(whole: Cluster, namespace: str) -> None:
     whole.apply(pod("kept", namespace, "exec sleep 600"))
@@ -383,6 +388,7 @@ def test_cluster_that_was_taken_down_leaves_nothing_on_the_host(passing: Cluster
     assert not any(Path(f"/proc/{pid}/root").exists() for pid in [*pids, inner])
 
 
+@pytest.mark.slow  # a start of a whole cluster, which the test before has shown
 @pytest.mark.alone  # what others do on the host must not be taken for its traces
 def test_start_that_is_interrupted_clears_up_and_keeps_the_logs(places: Places, passing: Cluster) -> None:
     before = host()
@@ -400,6 +406,7 @@ def test_start_that_is_interrupted_clears_up_and_keeps_the_logs(places: Places, 
     assert not passing.run.exists()
 
 
+@pytest.mark.slow  # another start of a whole cluster
 @pytest.mark.alone
 def test_daemon_that_dies_during_the_start_is_named_with_its_last_lines(places: Places, passing: Cluster) -> None:
     class Broken(Cluster):

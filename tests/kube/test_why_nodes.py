@@ -151,6 +151,7 @@ def test_an_image_that_is_not_there_and_one_that_is_not_given_are_told_apart(sta
     assert "without a pull secret" in denied.cause and "kubernetes.image_pull_secrets" in denied.advice
 
 
+@pytest.mark.slow  # pods wait for each other for minutes; recorded for tests/unit/diagnose
 def test_a_cut_between_nodes_is_told(
     cluster: RunningCluster, whole: RunningCluster, image: str, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_cut_between_nodes_is_told(
     assert "do not reach each other" in cause.cause
 
 
+@pytest.mark.slow  # test_recovery loses one; recorded for tests/unit/diagnose
 def test_a_node_that_is_lost_is_named_and_so_is_one_that_nobody_can_go_to(stage: Stage) -> None:
     stage.apply(job("node-lost", pod=THERE))
     stage.until("no-word-yet", "node-lost")
