@@ -93,11 +93,12 @@ def _run_child(command: Sequence[str], output: int, main: Main, blocked: set[int
     """The child's life; it never returns, as the frames below belong to the parent."""
     code = 1
     try:
+        is_named = set_command_line(command)  # first: people and drills find processes by it
         os.setsid()
         _redirect(output)
         _reset_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        if not set_command_line(command):  # people and drills find processes by it
+        if not is_named:
             os.execv(command[0], list(command))
         sys.argv = [sys.argv[0], *command[3:]]
         code = _exit_code(main, list(command[3:]))
