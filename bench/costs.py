@@ -52,6 +52,11 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.thread_time() - begun
 
 
+def _close(part: Slice, times: int) -> None:
+    for _ in range(times):
+        part.close()
+
+
 class Slice:
     """A lane's slice with its inbox, ready to close rounds."""
 
@@ -93,7 +98,7 @@ def kernel_ns(method: str) -> float:
 def kernel_start_us() -> float:
     """Closing a round of next to nothing."""
     tiny = _slice("momentum", TINY, FEW)
-    return _seconds(lambda: [tiny.close() for _ in range(FRAMES)]) / FRAMES * 1e6
+    return _seconds(lambda: _close(tiny, FRAMES)) / FRAMES * 1e6
 
 
 @lru_cache(maxsize=1)
@@ -161,7 +166,7 @@ def frame_us() -> float:
 def spread() -> float:
     """Standard deviation of the time of equal pieces of computing, as a share of their mean."""
     piece = _slice("adam", PIECE_FLOATS, FEW)
-    times = [_seconds(lambda: [piece.close() for _ in range(PIECE_ROUNDS)]) for _ in range(PIECES)]
+    times = [_seconds(lambda: _close(piece, PIECE_ROUNDS)) for _ in range(PIECES)]
     return statistics.stdev(times) / statistics.mean(times)
 
 

@@ -104,7 +104,7 @@ def _set_optimizer(store: Any, optimizer: Any) -> None:
 def main() -> None:
     """Be what DMLC_ROLE says: importing mxnet serves until the end for all but workers."""
     task = begin()
-    import mxnet as mx  # type: ignore[import-not-found]  # only in the peer's environment
+    import mxnet as mx  # only in the peer's environment
 
     if task.role != "worker":
         return

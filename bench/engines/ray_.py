@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import ray  # type: ignore[import-not-found]  # only in the peer's environment
+import ray  # only in the peer's environment
 
 from engines import workloads as w
 from engines.process import Task, answer, begin, time_steps

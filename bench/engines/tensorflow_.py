@@ -26,7 +26,7 @@ def serve(task: Task, tf: Any) -> None:
 
 
 def _cluster(task: Task) -> Any:
-    import tensorflow as tf  # type: ignore[import-untyped]  # only in the peer's environment
+    import tensorflow as tf  # only in the peer's environment
 
     at = [f"127.0.0.1:{port}" for port in task.ports]
     return tf.train.ClusterSpec({"ps": at[0:2], "worker": at[2:4]})
@@ -44,7 +44,7 @@ def dense(task: Task, tf: Any, strategy: Any, coordinator: Any) -> dict[str, Any
 
     held = _held(strategy, coordinator, gradients)
 
-    @tf.function  # type: ignore[untyped-decorator]  # tensorflow is unknown to the checker
+    @tf.function  # tensorflow is unknown to the checker
     def step(iterator: Any, rank: Any) -> Any:
         fresh = [part.read_value() for part in parts]
         first, second = next(iterator)
@@ -102,7 +102,7 @@ def sparse(task: Task, tf: Any, strategy: Any, coordinator: Any) -> dict[str, An
 
     held = _held(strategy, coordinator, ids)
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def step(iterator: Any, rank: Any, at: Any) -> Any:
         pools = next(iterator)
         mine = tf.switch_case(rank, [lambda pool=pool: pool[at] for pool in pools])
@@ -155,7 +155,7 @@ def bow(task: Task, tf: Any, strategy: Any, coordinator: Any) -> dict[str, Any]:
 
     held = _held(strategy, coordinator, texts)
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def step(iterator: Any, rank: Any, at: Any) -> Any:
         both = next(iterator)
         ids, labels = tf.switch_case(rank, [lambda p=p: (p[0][at], p[1][at]) for p in both])

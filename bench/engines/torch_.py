@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch  # type: ignore[import-not-found]  # only in the peer's environment
-import torch.distributed as dist  # type: ignore[import-not-found]
+import torch  # only in the peer's environment
+import torch.distributed as dist
 
 from engines import workloads as w
 from engines.process import Task, answer, begin, time_steps
 
 
-class Constant(torch.autograd.Function):  # type: ignore[misc]  # torch is unknown to the checker
+class Constant(torch.autograd.Function):  # torch is unknown to the checker
     """Costs nothing forward, and has a gradient that waits in memory: only what DDP does with it is timed."""
 
     @staticmethod
@@ -31,7 +31,7 @@ class Constant(torch.autograd.Function):  # type: ignore[misc]  # torch is unkno
         return context.saved_tensors[0], None
 
 
-class Flat(torch.nn.Module):  # type: ignore[misc]
+class Flat(torch.nn.Module):
     """One parameter whose gradient is a constant."""
 
     def __init__(self, size: int, gradient: float) -> None:
@@ -45,7 +45,7 @@ class Flat(torch.nn.Module):  # type: ignore[misc]
         return Constant.apply(self.w, self.c)
 
 
-class Words(torch.nn.Module):  # type: ignore[misc]
+class Words(torch.nn.Module):
     """Softmax regression on bags of words."""
 
     def __init__(self) -> None:

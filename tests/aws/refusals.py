@@ -87,7 +87,9 @@ def _text(node: ast.AST, function: Function) -> str:
 def _variable(name: str, function: Function) -> str:
     parts = []
     for node in sorted(_own_nodes(function), key=lambda each: getattr(each, "lineno", 0)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if _is_added(node) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        )
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             parts.append(_text(node.value, function))  # type: ignore[attr-defined]
     return "".join(parts) or "x"

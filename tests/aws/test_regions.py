@@ -21,7 +21,7 @@ class Line:
         session = boto3.Session(aws_access_key_id="test", aws_secret_access_key="test")
         session.events.register_first("before-send", self._refuse)
         attach(session, World())
-        self.aws = Aws(region, VirtualClock(), lambda: session)  # type: ignore[arg-type]
+        self.aws = Aws(region, VirtualClock(), lambda: session)
 
     def _refuse(self, request: Any, **_: Any) -> None:
         self.tried += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Literal
 
 import msgspec
 import pytest
@@ -390,7 +391,7 @@ def reach(stage: Stage, want: str, draw: random.Random) -> None:
 
 def live_through(seed: int) -> None:
     draw = random.Random(seed)
-    egress = draw.choice(["nat", "public"])
+    egress: Literal["nat", "public"] = draw.choice(["nat", "public"])
     stage = Stage.make(seed, file=cluster_file(network=NetworkFile(egress=egress)))
     plant_strangers(stage.world)
     draw_faults(stage.world, draw)

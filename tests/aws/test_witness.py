@@ -16,7 +16,8 @@ import pytest
 
 from bireme.aws.client import Aws
 from bireme.aws.cloudformation.causes import AwsError, root_cause
-from bireme.aws.cloudformation.stacks import Stacks, events_of, find_stack
+from bireme.aws.cloudformation.decide import Stack
+from bireme.aws.cloudformation.stacks import ChangeSet, Stacks, events_of, find_stack
 from bireme.aws.layout import ClusterLayout, choose_zones
 from bireme.aws.templates import body_of, template_of
 from bireme.aws.up import DesiredCluster, parameters_of
@@ -82,6 +83,18 @@ def refusal(aws: Aws, operation: str, **parameters: Any) -> str:
     return outcome(lambda: aws.call("cloudformation", operation, **parameters))
 
 
+def stack_of(aws: Aws, name: str) -> Stack:
+    stack = find_stack(aws, name)
+    assert stack is not None, f"there is no stack {name}"
+    return stack
+
+
+def proposed(stacks: Stacks, stack: Stack, template: str) -> ChangeSet:
+    changes = stacks.propose(stack, template, {}, TAGS)
+    assert changes is not None, "nothing would change"
+    return changes
+
+
 def states(aws: Aws, id_: str) -> Facts:
     history = History.of(aws, id_)
     return {"stack": history.stack} | {f"resource {name}": found for name, found in history.resources.items()}
@@ -92,19 +105,21 @@ def states(aws: Aws, id_: str) -> Facts:
 
 @scenario
 def platform_is_made_and_deleted(aws: Aws) -> Facts:
-    stacks, outputs, facts = Stacks(aws), {}, {}
-    found = {}
-    for kind in ("storage", "platform"):
+    stacks, facts = Stacks(aws), Facts()
+    outputs: dict[str, str] = {}
+    found: dict[str, Stack] = {}
+    kinds: list[Literal["storage", "platform"]] = ["storage", "platform"]
+    for kind in kinds:
         template = reduced(template_of(LAYOUT, kind))
         name = LAYOUT.stack(kind)
         given = parameters_of(WANTED, kind, outputs)
         found[kind] = create(stacks, name, body_of(template), parameters=given, protects=kind == "storage")
         outputs |= found[kind].outputs
         facts[f"{kind} outputs"] = sorted(found[kind].outputs)
-    for kind in ("platform", "storage"):
+    for kind in reversed(kinds):
         gone = stacks.delete(found[kind])
         facts[f"{kind} by name"] = find_stack(aws, gone.name)
-        facts[f"{kind} by id"] = find_stack(aws, gone.id).status
+        facts[f"{kind} by id"] = stack_of(aws, gone.id).status
         history = History.of(aws, gone.id)
         facts[f"{kind} out of order"] = history.out_of_order(reduced(template_of(LAYOUT, kind)))
         facts |= {f"{kind} {name}": value for name, value in states(aws, gone.id).items()}
@@ -138,19 +153,19 @@ def change_set_adds_a_resource(aws: Aws) -> Facts:
     first, second = logs("changed-1"), logs("changed-2", after="First")
     stack = create(stacks, "changed", body(First=first))
     facts: Facts = {"unchanged": stacks.propose(stack, body(First=first), {}, TAGS)}
-    more = stacks.propose(stack, body(First=first, Second=second), {}, TAGS)
+    more = proposed(stacks, stack, body(First=first, Second=second))
     facts["added"] = [(c.action, c.resource, c.kind, c.replaces) for c in more.changes] if more else []
     facts["forgotten"] = outcome(lambda: stacks.forget(more))
-    facts["after forgetting"] = find_stack(aws, "changed").status
-    more = stacks.propose(stack, body(First=first, Second=second), {}, TAGS)
+    facts["after forgetting"] = stack_of(aws, "changed").status
+    more = proposed(stacks, stack, body(First=first, Second=second))
     facts["executed"] = stacks.execute(more).status
     facts["executed twice"] = refusal(aws, "ExecuteChangeSet", ChangeSetName=more.id, StackName="changed")
-    stack = find_stack(aws, "changed")
+    stack = stack_of(aws, "changed")
     longer = logs("changed-1") | {"Properties": {"LogGroupName": "changed-1", "RetentionInDays": 7}}
-    less = stacks.propose(stack, body(First=longer), {}, TAGS)
+    less = proposed(stacks, stack, body(First=longer))
     facts["removed"] = [(c.action, c.resource, c.replaces) for c in less.changes]
     facts["executed again"] = stacks.execute(less).status
-    stacks.delete(find_stack(aws, "changed"))
+    stacks.delete(stack_of(aws, "changed"))
     return facts | states(aws, stack.id)
 
 
@@ -158,10 +173,10 @@ def change_set_adds_a_resource(aws: Aws) -> Facts:
 def update_fails_and_is_rolled_back(aws: Aws) -> Facts:
     stacks = Stacks(aws)
     stack = create(stacks, "unchanged", body(Logs=logs("unchanged")))
-    more = stacks.propose(stack, failing("unchanged"), {}, TAGS)
-    facts: Facts = {"executed": outcome(lambda: stacks.execute(more)), "state": find_stack(aws, "unchanged").status}
+    more = proposed(stacks, stack, failing("unchanged"))
+    facts: Facts = {"executed": outcome(lambda: stacks.execute(more)), "state": stack_of(aws, "unchanged").status}
     facts["unchanged"] = stacks.propose(stack, body(Logs=logs("unchanged")), {}, TAGS)
-    stacks.delete(find_stack(aws, "unchanged"))
+    stacks.delete(stack_of(aws, "unchanged"))
     return facts | states(aws, stack.id)
 
 
@@ -187,7 +202,7 @@ def names_are_absent_or_taken(aws: Aws) -> Facts:
     facts["execute absent change set"] = refusal(aws, "ExecuteChangeSet", StackName="named", ChangeSetName="absent")
     stacks.delete(stack)
     facts["deleted by name"] = refusal(aws, "DescribeStacks", StackName="named")
-    facts["deleted by id"] = find_stack(aws, stack.id).status
+    facts["deleted by id"] = stack_of(aws, stack.id).status
     facts["delete again"] = refusal(aws, "DeleteStack", StackName=stack.id)
     again = create(stacks, "named", text)
     facts["name is free again"] = again.id != stack.id
@@ -223,7 +238,7 @@ def protected_stack_is_not_deleted(aws: Aws) -> Facts:
     stack = create(stacks, "protected", body(Logs=logs("protected")), protects=True)
     facts: Facts = {"is protected": stack.is_protected}
     facts["delete"] = refusal(aws, "DeleteStack", StackName=stack.id)
-    facts["state"] = find_stack(aws, stack.id).status
+    facts["state"] = stack_of(aws, stack.id).status
     facts["deleted by the product"] = stacks.delete(stack).status
     return facts | states(aws, stack.id)
 
@@ -255,7 +270,7 @@ def delete_fails_while_another_stack_is_inside(aws: Aws) -> Facts:
     facts["root cause"] = cause and cause.resource
     facts["create while there"] = refusal(aws, "CreateStack", StackName="outer", TemplateBody=body(A=logs("inside")))
     facts["inner"] = stacks.delete(inner).status
-    facts["second"] = stacks.delete(find_stack(aws, outer.id)).status
+    facts["second"] = stacks.delete(stack_of(aws, outer.id)).status
     return facts | states(aws, outer.id)
 
 

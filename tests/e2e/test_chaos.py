@@ -24,7 +24,7 @@ CUTS = 20
 VARIANTS = ("dense", "dense over TCP", "rows", "unbounded rows", "local", "top_k", "async", "bounded")
 
 
-def prepare(job: Path, variant: str) -> dict[str, str]:
+def prepare(job: Path, variant: str) -> dict[str, Any]:
     """Make the job this variant of itself, on three nodes; returns what its environment needs."""
     edit(job, (PAIR, ""))
     if variant.endswith("rows"):

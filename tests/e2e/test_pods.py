@@ -323,12 +323,12 @@ def test_pservers_and_trainers_have_pods_of_their_own_where_they_have_roles(
         ({"BIREME_ROLE": "boss"}, "BIREME_ROLE is 'boss', which is neither pserver nor trainer"),
     ],
 )
-def test_an_environment_that_makes_no_sense_is_told(pods: Pods, variables: dict[str, str], words: str) -> None:
+def test_an_environment_that_makes_no_sense_is_told(pods: Pods, variables: dict[str, Any], words: str) -> None:
     assert pods.start(0, **variables).wait(30) == 2
     assert words in pods.said()
 
 
-def seeds_environment(pods: Pods, name: str) -> dict[str, str]:
+def seeds_environment(pods: Pods, name: str) -> dict[str, Any]:
     """What the tutorial's Job tells its pods, which have no index and no API server here."""
     place = pods.home / "volume" / "paddle-cluster-job"
     if not place.exists():

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_killed_processes_come_back_one_after_the_other_and_the_job_ends_with_th
     job = Disturbed(cli, long)
     for number, name in enumerate(KILLED, 1):
         job.signal(signal.SIGKILL, name)
-        wait_until(lambda n=number: len(job.events("recovered")) == n, f"the job goes on without {name}")
+        wait_until(partial(has_recovered, job, number), f"the job goes on without {name}")
     job.ends_as(undisturbed)
     assert all(job.was_restarted(name, "was killed by SIGKILL") for name in KILLED)
     assert [event["kind"] for event in job.events("view")] == ["begin", *(kind for kind, _ in KILLED.values())]
@@ -167,8 +168,8 @@ def test_a_job_that_gets_further_between_deaths_goes_on(
     job = Disturbed(cli, long)
     for deaths in range(6):
         before = highest(job)
-        wait_until(lambda least=before: highest(job) > least, "the job gets further")
-        wait_until(lambda n=deaths: is_mended(job, n), "the process that was killed is back")
+        wait_until(partial(is_further, job, before), "the job gets further")
+        wait_until(partial(is_mended, job, deaths), "the process that was killed is back")
         job.signal(signal.SIGKILL, name)
     job.ends_as(undisturbed)
     assert len(job.events("view")) > 6
@@ -178,9 +179,9 @@ def test_a_job_without_rounds_gets_further_in_every_pass(cli: Cli, long: Path) -
     long.write_text(long.read_text() + SELDOM + "mode: async\n")
     job = Disturbed(cli, long)
     for pass_id in range(1, 5):
-        wait_until(lambda n=pass_id: reached_pass(job) >= n or job.process.poll() is not None, "the next pass begins")
+        wait_until(partial(is_in_pass, job, pass_id), "the next pass begins")
         assert job.process.poll() is None, job.process.communicate()
-        wait_until(lambda n=pass_id: is_mended(job, n - 1), "the trainer that was killed is back")
+        wait_until(partial(is_mended, job, pass_id - 1), "the trainer that was killed is back")
         job.signal(signal.SIGKILL, "trainer 1")
     out, err = job.process.communicate(timeout=120)
     assert job.process.returncode == 0, (out, err)
@@ -190,6 +191,18 @@ def test_a_job_without_rounds_gets_further_in_every_pass(cli: Cli, long: Path) -
 
 SELDOM = "restarts: {limit: 2, within_s: 0.01}\n"
 """No process can die three times within so short a time."""
+
+
+def has_recovered(job: Disturbed, times: int) -> bool:
+    return len(job.events("recovered")) == times
+
+
+def is_further(job: Disturbed, least: int) -> bool:
+    return highest(job) > least
+
+
+def is_in_pass(job: Disturbed, pass_id: int) -> bool:
+    return reached_pass(job) >= pass_id or job.process.poll() is not None
 
 
 def is_mended(job: Disturbed, deaths: int) -> bool:

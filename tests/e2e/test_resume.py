@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ PASSES = 4
 GOING_ON = "resuming round="
 
 
-def kill_in_the_middle(cli: Cli, job: Path, output: Path, **env: str) -> None:
+def kill_in_the_middle(cli: Cli, job: Path, output: Path, **env: Any) -> None:
     """Start the job and kill everything once a pass is saved and a later snapshot committed."""
     process = cli.start("train", job, "--output", output, **env)
     first = output / "pass-00000" / "done"

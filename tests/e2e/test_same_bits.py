@@ -7,13 +7,14 @@ import json
 import multiprocessing
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import ONE, Cli
 
 
-def train(cli: Cli, job: Path, name: str, *flags: object, **env: str) -> str:
+def train(cli: Cli, job: Path, name: str, *flags: object, **env: Any) -> str:
     done = cli.run("train", job, "--output", job.parent / name, "--json", *flags, **env)
     assert done.code == 0, done.err + done.out
     return str(done.json["hash"])
@@ -26,7 +27,7 @@ ALL_LAYOUTS = list(itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 4)))
 Layout = tuple[int, int, int]
 
 
-def train_layouts(cli: Cli, job: Path, layouts: list[Layout], **env: str) -> dict[Layout, str]:
+def train_layouts(cli: Cli, job: Path, layouts: list[Layout], **env: Any) -> dict[Layout, str]:
     return {
         (t, p, n): train(cli, job, f"out-{t}-{p}-{n}", "--trainers", t, "--pservers", p, "--ports-num", n, **env)
         for t, p, n in layouts

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.test_carriers import (  # run once more here, under TLS
@@ -125,7 +126,8 @@ def stranger(*certificate: Path, trusts: Path | None = None) -> ssl.SSLContext:
     if trusts:
         context.load_verify_locations(trusts)
     if certificate:
-        context.load_cert_chain(*certificate)
+        chain, key = certificate
+        context.load_cert_chain(chain, key)
     return context
 
 
@@ -394,7 +396,8 @@ def test_who_connects_with_an_expired_certificate_of_its_own_is_told_so_at_once(
 def test_a_door_that_was_full_is_tried_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.start(lanes=1)
     cluster.set_up()
-    real, turned_away = ConnectionGate.knock, []
+    turned_away: list[Any] = []
+    real = ConnectionGate.knock
 
     def busy_once(self: ConnectionGate, sock: socket.socket) -> frame_io.Buffered | None:
         if sock.family == socket.AF_INET and not turned_away:

@@ -60,7 +60,7 @@ class There(Cli):
     def environment(self, **extra: str) -> dict[str, str]:
         return {**super().environment(), "KUBECONFIG": str(self.cluster.kubeconfig), **extra}
 
-    def do(self, *args: object, timeout_s: float = HOPE_S, code: int = 0, **env: str) -> Done:
+    def do(self, *args: object, timeout_s: float = HOPE_S, code: int = 0, **env: Any) -> Done:
         """Run a command in the namespace; it must end with this code."""
         done = self.run(*args, "--namespace", self.namespace, timeout_s=timeout_s, **env)
         assert done.code == code, f"{args} ended with {done.code}\n{done.out}\n{done.err}"

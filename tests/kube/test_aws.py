@@ -122,7 +122,7 @@ class User(Cli):
     def kubeconfig(self) -> Path:
         return self.home / "kubeconfig"
 
-    def do(self, *args: object, code: int = 0, timeout_s: float = JOB_S, **env: str) -> Done:
+    def do(self, *args: object, code: int = 0, timeout_s: float = JOB_S, **env: Any) -> Done:
         done = self.run(*args, timeout_s=timeout_s, **env)
         assert done.code == code, f"{args} ended with {done.code}\n{done.out}\n{done.err}"
         return done
@@ -215,7 +215,17 @@ def machines(cluster: Cluster, world: World) -> Iterator[Machines]:
 def archive(tmp_path: Path) -> Iterator[Path]:
     """An image of this tree, made from the layers in the user's own cache."""
     path = tmp_path / "bireme.tar"
-    command = [sys.executable, "-m", "bireme", "image", "build", "--tag", "localhost/bireme:test", "--output", path]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "bireme",
+        "image",
+        "build",
+        "--tag",
+        "localhost/bireme:test",
+        "--output",
+        path,
+    ]
     built = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     yield path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_the_role_allows_what_the_list_says_and_nothing_more(there: There, user:
 
 def test_every_command_works_with_these_permissions(there: There, user: Path, reviews: Path) -> None:
     job = small_job(there, reviews)
-    env = {"KUBECONFIG": str(user)}
+    env: dict[str, Any] = {"KUBECONFIG": str(user)}
     for command in (
         ("data", "push", job),
         ("data", "push", job, "--from", reviews, "--to", "raw"),

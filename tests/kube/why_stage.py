@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tools.kube.machine import wait_for
 from tools.kube.running import RunningCluster
@@ -156,7 +156,7 @@ class Stage:
         assert causes[place].situation == situation, causes
         return causes[place]
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bireme.core.errors import SnapshotError
-from bireme.ps.lanes.progress import COUNTS, LaneCounts, agreed_counts, pack_counts, unpack_counts
-from bireme.ps.lanes.rounds import Closing, Totals
+from bireme.ps.lanes.progress import COUNTS, agreed_counts, pack_counts, unpack_counts
+from bireme.ps.lanes.rounds import Closing, LaneCounts, Totals
 from bireme.ps.optim.optimizers import Segment, SliceOptimizer
 from bireme.ps.plan import Layout, Slice
 from bireme.ps.setup import Setup

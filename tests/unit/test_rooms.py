@@ -52,7 +52,7 @@ def test_a_room_lists_the_modules_that_others_use(room: str) -> None:
     tree = ast.parse(MODULES[room].read_text(encoding="utf-8"))
     own = {name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
     own |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    listed = next((ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)), [])
+    listed: list[str] = next((ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)), [])
     assert [name for name in listed if name not in own] == sorted(USED[room])
 
 

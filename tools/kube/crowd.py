@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.kube.cluster import Cluster
 from tools.kube.machine import wait_for
+from tools.kube.running import RunningCluster
 
 NAME = "crowd"
 
 
-def gather_crowd(cluster: Cluster, namespace: str, count: int) -> None:
+def gather_crowd(cluster: RunningCluster, namespace: str, count: int) -> None:
     """Make the job and wait until all of its pods are there, none of them scheduled."""
     cluster.apply(_job(namespace, count))
     path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io/instance={NAME}"
     wait_for(f"{count} pods", lambda: len(cluster.api.get(path)["items"]) >= count, seconds=300, every=2.0)
 
 
-def dismiss_crowd(cluster: Cluster, namespace: str) -> None:
+def dismiss_crowd(cluster: RunningCluster, namespace: str) -> None:
     """Have it deleted, without waiting for that."""
     cluster.kubectl("delete", "job", NAME, "-n", namespace, "--wait=false")
 

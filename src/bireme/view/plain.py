@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Self
 
 import click
 
@@ -138,7 +139,7 @@ class PlainView:
         self._losses: list[str] = []
         self._warnings: list[str] = []
 
-    def __enter__(self) -> PlainView:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

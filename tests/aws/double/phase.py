@@ -41,6 +41,9 @@ class Phase:
         self._closed = True
         return list(self._in_flight)
 
+    def is_closed(self) -> bool:
+        return self._closed
+
     def _step(self) -> None:
         moved = True
         while moved and not self._closed:
@@ -49,7 +52,7 @@ class Phase:
                 self._pending.remove(name)
                 self._start(name)
                 moved = True
-                if self._closed:
+                if self.is_closed():
                     return
         if not self._closed and not self._pending and not self._in_flight:
             self._closed = True

@@ -58,6 +58,7 @@ _EXPIRED = {
 class Clock(Protocol):
     def now(self) -> float: ...
     def advance(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> None: ...
 
 
 class VirtualClock:
@@ -86,6 +87,8 @@ class ScaledClock:
 
     def advance(self, seconds: float) -> None:
         self._skipped += seconds
+
+    sleep = advance
 
 
 @dataclass
@@ -123,6 +126,8 @@ class Faults:
 
 
 class World:
+    account: str
+
     def __init__(
         self, region: str = "us-west-2", account: str = "123456789012", seed: int = 0, clock: Clock | None = None
     ) -> None:

@@ -59,7 +59,7 @@ def test_name_region_and_address_are_enough() -> None:
 
 
 def test_every_flag_has_its_key() -> None:
-    flags = (
+    flags: tuple[str, ...] = (
         "--workers",
         "30",
         "--servers",

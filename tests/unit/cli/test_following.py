@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def ended(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Standing:
 def test_a_job_that_kubernetes_has_ended_is_given_time_to_say_why(
     ended: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow.time, "sleep", lambda seconds: ended.fail())
+    monkeypatch.setattr(time, "sleep", lambda seconds: ended.fail())
     with pytest.raises(DataError, match="shard 0 of 3 is missing"):
         follow_to_end(ended.as_cluster(), "reviews", is_silent=True, as_json=False)
 

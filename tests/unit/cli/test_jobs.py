@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -204,14 +205,19 @@ def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(
 ) -> None:
     log = tmp_path / "train.log"
     log.write_text("old\n" * 300_000)
+
+    def rotate_and_append() -> None:
+        rotate(log, Logs(max_mb=1, keep=1))
+        append_to(log, "first\nhal")
+
     turns: Iterator[Callable[[], object]] = iter(
         [
             lambda: append_to(log, "last\n"),
-            lambda: rotate(log, Logs(max_mb=1, keep=1)) and append_to(log, "first\nhal"),
+            rotate_and_append,
             lambda: append_to(log, "f\n"),
         ]
     )
-    monkeypatch.setattr(output_logs.time, "sleep", lambda _: next(turns)())
+    monkeypatch.setattr(time, "sleep", lambda _: next(turns)())
     left = iter([False, False, True])
     wanted = output_logs.LogFilter(last=0, is_following=True)
     followed = output_logs.followed({"node_0/train.log": log}, wanted, lambda: next(left))

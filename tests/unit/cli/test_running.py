@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.unit.cli.conftest import Leave
@@ -17,6 +16,7 @@ from bireme.api.progress import job_in
 from bireme.cli.jobs.demo import _words
 from bireme.cli.jobs.running import Interrupts, are_kernels_compiled, best_words, explain_end, show
 from bireme.core.errors import BiremeError, Cancelled, NetworkError, ProcessError
+from bireme.job.status import JobStatus
 from bireme.spec.job import Job
 from bireme.view.plain import PlainView, SilentView
 
@@ -107,16 +107,16 @@ class Unread(PlainView):
         super().__init__()
         self._number = number
 
-    def update(self, status: dict[str, Any]) -> None:
+    def update(self, status: JobStatus) -> None:
         raise OSError(self._number, os.strerror(self._number))
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.usefixtures("capsys")
 def test_when_nobody_reads_any_more_the_job_goes_on_in_silence(number: int) -> None:
-    view = show(Unread(number), {})
+    view = show(Unread(number), JobStatus())
     assert isinstance(view, SilentView)
-    assert show(view, {}) is view
+    assert show(view, JobStatus()) is view
 
 
 def test_the_best_pass_is_named_when_a_job_has_finished(leave: Leave) -> None:

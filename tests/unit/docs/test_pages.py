@@ -151,7 +151,7 @@ def test_every_function_that_a_page_names_is_in_that_file(page: Path) -> None:
     for file, names in re.findall(r"\b((?:[a-z_]+/)+[a-z_]+\.py):([A-Za-z_]\w*(?:\.\w+)*)", page.read_text("utf-8")):
         body: list[ast.stmt] | None = ast.parse((ROOT / "src" / "bireme" / file).read_text("utf-8")).body
         for name in names.split("."):
-            body = definition(body, name)
+            body = definition(body or [], name)
             assert body is not None, f"{page.name} names {file}:{names}"
 
 

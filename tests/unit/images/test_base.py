@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_layers_of_an_archive_stay_as_they_are(tmp_path: Path) -> None:
     assert (base.tree / "usr/bin/python3.11").is_file()
 
 
-def layer_of(path: Path, members: dict[str, bytes | None]) -> Layer:
+def layer_of(path: Path, members: Mapping[str, bytes | None]) -> Layer:
     with tarfile.open(path, "w") as tar:
         for name, data in members.items():
             entry = tarfile.TarInfo(name)

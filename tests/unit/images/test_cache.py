@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ def make(tree: Path, made: list[Path], target: Path) -> Layer:
 
 
 def test_a_layer_is_made_once_for_a_key(tmp_path: Path) -> None:
-    tree, made, cache = tmp_path / "tree", [], Cache(tmp_path / "cache")
+    made: list[Any] = []
+    tree, cache = tmp_path / "tree", Cache(tmp_path / "cache")
     tree.mkdir()
     first = cache.layer("x", "a" * 64, lambda target: make(tree, made, target))
     again = cache.layer("x", "a" * 64, lambda target: make(tree, made, target))
@@ -27,7 +29,8 @@ def test_a_layer_is_made_once_for_a_key(tmp_path: Path) -> None:
 
 
 def test_only_layers_that_were_used_lately_are_kept(tmp_path: Path) -> None:
-    tree, made, cache = tmp_path / "tree", [], Cache(tmp_path / "cache")
+    made: list[Any] = []
+    tree, cache = tmp_path / "tree", Cache(tmp_path / "cache")
     tree.mkdir()
     for number in range(KEPT + 2):
         cache.layer("x", f"{number:064}"[::-1], lambda target: make(tree, made, target))

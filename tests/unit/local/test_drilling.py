@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,6 @@ import pytest
 from bireme.core import faults as points
 from bireme.core.errors import UsageError
 from bireme.job.status import JobStatus
-from bireme.local import drilling
 from bireme.local.drilling import Action, Drill, Fault, at_random, check_recoveries, parse, plan_of
 from bireme.spec.job import Job
 
@@ -32,8 +33,8 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
-    monkeypatch.setattr(drilling.time, "time", lambda: made.now)
-    monkeypatch.setattr(drilling.os, "kill", lambda pid, number: made.signals.append(f"{number.name} {pid}"))
+    monkeypatch.setattr(time, "time", lambda: made.now)
+    monkeypatch.setattr(os, "kill", lambda pid, number: made.signals.append(f"{number.name} {pid}"))
     monkeypatch.setattr(Drill, "_pids", lambda self, who: made.pids)
     yield made
     points.arm("")

@@ -65,7 +65,7 @@ def test_a_lock_that_its_owner_has_removed_is_none(tmp_path: Path, monkeypatch: 
             unlock_output(tmp_path, before)
         real(fd, how)
 
-    monkeypatch.setattr(runner.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     fd = lock_output(tmp_path)
     assert os.path.samestat(os.fstat(fd), (tmp_path / LOCK_FILE).stat())
     assert (tmp_path / LOCK_FILE).read_text() == f"{os.getpid()}\n"

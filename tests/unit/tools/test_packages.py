@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def test_packages_are_installed_once_by_workers_that_start_together(
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(build, "PROGRAMS", {str(tmp_path / "runc"): "runc"})
-    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     with ThreadPoolExecutor(3) as workers:
         list(workers.map(lambda _: build.require_packages(lambda line: None), range(3)))
     assert (tmp_path / "calls").read_text().split() == ["update", "install"]

@@ -57,7 +57,7 @@ def open_shard(
 def labels(batch: Batch) -> list[int]:
     ids = batch.columns["label"].ids
     assert ids is not None
-    return ids.tolist()  # type: ignore[no-any-return]
+    return ids.tolist()
 
 
 def walk(reader: ShardReader, pass_id: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from bireme.job.node.headway import METRICS as METRICS
 from bireme.job.output.kept import metrics_in
 from bireme.job.output.model import finished_passes
 
-LEDGER = "ledger.jsonl"
+LEDGER: Final = "ledger.jsonl"
 BLOCK_NBYTES = 1 << 20
 """Bytes of a file in memory at a time."""
 Row = dict[str, Any]

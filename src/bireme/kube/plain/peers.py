@@ -45,8 +45,9 @@ class VisiblePods(NamedTuple):
 class PeerLister(Protocol):
     """A way to list the other pods."""
 
-    is_blind: bool
-    """Whether this way has failed for good."""
+    @property
+    def is_blind(self) -> bool:
+        """Whether this way has failed for good."""
 
     def look(self) -> VisiblePods | None:
         """The pods now; None before the first list, which differs from an empty one."""

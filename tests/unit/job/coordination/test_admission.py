@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from tests.unit.job.story import CUTS, Story, manifest, only, told
@@ -66,7 +68,7 @@ def test_a_rank_out_of_range_is_refused(rank: int) -> None:
         ({"trainers": 3}, "it counts 3 trainers, pserver 0 counts 2"),
     ],
 )
-def test_facts_that_differ_are_refused_by_the_name_of_the_field(change: dict[str, object], words: str) -> None:
+def test_facts_that_differ_are_refused_by_the_name_of_the_field(change: dict[str, Any], words: str) -> None:
     story = Story()
     story.join(0)
     refusal = only(RefuseJoin, story.join(1, **change))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,7 +39,7 @@ def training() -> Story:
     return Story().train()
 
 
-def with_cuts(**changes: object) -> Story:
+def with_cuts(**changes: Any) -> Story:
     """A job with snapshots, whose pass 0 is over for lanes and trainers."""
     story = Story(snapshots=CUTS, **changes).train()
     assert sent(story.close_pass(0)) == [], "the cut that ends the pass is not settled"

@@ -42,7 +42,7 @@ class Moving:
     def __init__(self, *places: Address | None) -> None:
         self._places = list(places)
 
-    def announce(self, pserver: int, address: Address) -> None:
+    def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
         raise AssertionError("nobody announces anything here")
 
     def find(self) -> list[Address | None]:

@@ -11,7 +11,6 @@ from typing import cast
 
 import pytest
 
-from bireme.job.node import supervisor
 from bireme.job.node.entry import too_many_deaths
 from bireme.job.node.headway import NOWHERE, JobProgress
 from bireme.job.node.supervisor import (
@@ -218,7 +217,7 @@ def test_a_child_that_left_though_the_job_is_not_over_comes_back(tmp_path: Path)
 
 def test_a_young_death_is_not_answered_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with ProcessGroup() as family:
         keeper = Supervisor(family, [python("a", "", tmp_path / "a")], Restarts(), Logs())
         await_end(keeper.started.pop()[1])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def events(run: int = RUN, passes: Sequence[int] = ()) -> list[dict[str, object]
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory in which passes 0 and 1 have models, and pass 2 has half of one, 20 s after the run has begun."""
-    monkeypatch.setattr(journal.time, "time", lambda: 1000.0 * RUN + 20.0)
+    monkeypatch.setattr(time, "time", lambda: 1000.0 * RUN + 20.0)
     for pass_id in range(3):
         (tmp_path / f"pass-{pass_id:05d}").mkdir()
     for pass_id in range(2):
@@ -73,7 +74,7 @@ def test_a_date_that_was_set_back_makes_no_run_younger_than_its_beginning(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(output / METRICS, events())
-    monkeypatch.setattr(journal.time, "time", lambda: 1000.0 * RUN - 7200.0)
+    monkeypatch.setattr(time, "time", lambda: 1000.0 * RUN - 7200.0)
     assert 0.0 < repair_tail(output, 3, RUN).elapsed_s < 1.0
 
 

@@ -114,9 +114,13 @@ def test_logs_and_commands_name_their_container(tmp_path: Path, monkeypatch: pyt
         asked.append(path)
         return 0
 
+    def log(pod: str, *, container: str, **_: object) -> list[str]:
+        asked.append(container)
+        return ["line"]
+
     monkeypatch.setattr(pod_exec, "execute", execute)
     with Cluster(Target(files(tmp_path, CONTEXT % "", CLUSTER))) as cluster:
-        monkeypatch.setattr(cluster._client, "log", lambda pod, **how: asked.append(how["container"]) or ["line"])
+        monkeypatch.setattr(cluster._client, "log", log)
         assert list(cluster.log("small-0-x", container="node")) == ["line"]
         assert cluster.run("small-volume-1", ["bireme", "volume"]) == (0, b"", "")
     assert asked[0] == "node" and f"container={VOLUME_CONTAINER}" in asked[1]

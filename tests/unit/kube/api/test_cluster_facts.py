@@ -13,9 +13,9 @@ from tests.unit.kube.standing import Standing
 
 from bireme.api.where import Where
 from bireme.cli.jobs.submit import submit
-from bireme.core.errors import ClusterError, SpecError
+from bireme.core.errors import ClusterError, NetworkError, SpecError
 from bireme.kube.api import naming
-from bireme.kube.api.client import CLAIM, CONFIG_MAP, ForbiddenError, NetworkError
+from bireme.kube.api.client import CLAIM, CONFIG_MAP, ForbiddenError
 from bireme.kube.api.cluster_facts import NAME, ClusterFacts, read_facts, record_image, with_facts
 from bireme.kube.jobs.lifecycle import resumed
 from bireme.kube.jobs.submitting import prepare
@@ -180,7 +180,7 @@ def test_without_an_image_the_error_says_how_to_push_one(standing: Standing, tmp
 def test_recording_an_image_leaves_the_other_facts_as_they_are() -> None:
     standing, changes = Standing(), []
     write(standing, json.dumps({**WRITTEN, "zone": "a"}))
-    standing.patch = lambda kind, name, change: changes.append((name, change))  # type: ignore[assignment, method-assign, misc, return-value]  # what is sent is what counts
+    standing.patch = lambda kind, name, change: changes.append((name, change))  # type: ignore[assignment, method-assign, return-value]  # what is sent is what counts
     record_image(standing.as_cluster(), "r/x@sha256:34")
     ((name, change),) = changes
     assert name == NAME and json.loads(change["data"]["cluster.json"]) == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from bireme.kube.plain.peers import (
 from bireme.kube.plain.ranks import Peer, RankAll, Take, Taken, Wait
 from bireme.kube.pod import entry as pod_module
 from bireme.kube.pod.environment import PATIENCE, own_address, place_of
+from bireme.kube.pod.liveness import Probes
 from bireme.spec.job import Job
 
 JOB = Job(
@@ -131,7 +133,7 @@ def test_a_job_whose_nodes_do_not_come_gives_back_what_it_holds(
     monkeypatch.setattr(pod_module, "cluster_of", lambda place: None)
     monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append((names, error.what)))
     with pytest.raises(pod_module.NodesMissingError, match=r"waited .* for node 0"):
-        pod_module.Member(place, pod_module.Probes(tmp_path / "probes"), []).run()
+        pod_module.Member(place, Probes(tmp_path / "probes"), []).run()
     ((names, what),) = ended
     assert names == ("demo",) and "node 0" in what
 
@@ -140,7 +142,7 @@ def member(told: dict[str, str], job: Job, rank: int) -> pod_module.Member:
     Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(job))
     place = place_of({**told, "JOB_COMPLETION_INDEX": str(rank)}, never)
     assert place is not None
-    return pod_module.Member(place, pod_module.Probes(Path(job.output) / f"probes-{rank}"), [])
+    return pod_module.Member(place, Probes(Path(job.output) / f"probes-{rank}"), [])
 
 
 def test_what_a_pod_of_a_lost_machine_has_left_on_the_volume_is_no_sign_of_life(
@@ -200,7 +202,7 @@ def test_a_pod_fails_with_whoever_has_failed_and_left_before_it_was_seen(told: d
 def test_a_pod_without_a_rank_does_not_wait_for_ever_and_says_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = pod_module._Waiting(pod_module.Probes(tmp_path), [])
+    waiting = pod_module._Waiting(Probes(tmp_path), [])
     assert waiting.rest(Wait("1 of 3 pods are there"))
     monkeypatch.setattr(pod_module, "CONNECT_TIMEOUT_S", 0.0)
     with pytest.raises(pod_module.NodesMissingError, match=r"waited 0 s for the other pods: 2 of 3 pods are there"):
@@ -355,7 +357,7 @@ def test_a_volume_without_links_will_do(tmp_path: Path, monkeypatch: pytest.Monk
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(peers.os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     assert create_once(tmp_path / "f", b"first") and not create_once(tmp_path / "f", b"second")
 
 
@@ -381,7 +383,7 @@ class Seen:
     def look(self) -> VisiblePods | None:
         seen = self._sights.pop(0)
         unsure = {peer.name for peer in seen or () if not peer.ip}
-        return None if seen is None else VisiblePods(seen, unsure, peers.time.monotonic())
+        return None if seen is None else VisiblePods(seen, unsure, time.monotonic())
 
 
 A, B = Peer("a", "10.0.0.9"), Peer("b", "10.0.0.10")
@@ -403,7 +405,7 @@ def test_a_pod_waits_for_the_others_and_takes_its_rank(tmp_path: Path) -> None:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock, in one number that a test may change."""
     clock = [100.0]
-    monkeypatch.setattr(peers.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     return clock
 
 

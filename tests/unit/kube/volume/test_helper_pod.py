@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, cast
 
 import pytest
 
-from bireme.core.errors import ClusterError, DataError, NetworkError, UsageError
+from bireme.core.errors import ClusterError, DataError, NetworkError, UsageError, error_class
 from bireme.kube.api import naming
 from bireme.kube.api.client import CLAIM, VOLUME_CONTAINER, AbsentError, Cluster, Kind
 from bireme.kube.volume.helper_pod import (
@@ -20,7 +20,6 @@ from bireme.kube.volume.helper_pod import (
     VolumePlace,
     VolumePod,
     command_error,
-    error_class,
     volume_pod,
 )
 from bireme.spec.kubernetes import KubernetesFile, ResourcesFile

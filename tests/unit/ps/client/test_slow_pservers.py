@@ -17,6 +17,7 @@ from bireme.ps.client.slow_pservers import TURNS, SlowPservers
 from bireme.ps.lanes.slow_trainers import STRAGGLES_ABOVE, WINDOW_S
 from bireme.ps.plan import Layout
 from bireme.ps.tree import Span
+from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Head, Kind
 from bireme.spec.model import Parameter, Rows
 
@@ -193,11 +194,10 @@ def test_an_exchange_names_the_pserver_whose_lanes_answer_late(slow: str, monkey
 
     for module in (push_pull, push_pull_rows):
         monkeypatch.setattr(module, "time", clock)
-    wire = push_pull.frame_io
-    monkeypatch.setattr(wire, "send", send)
-    monkeypatch.setattr(wire, "send_all", send)
-    monkeypatch.setattr(wire, "expect", expect)
-    monkeypatch.setattr(wire, "receive_into", lambda *_: None)
+    monkeypatch.setattr(frame_io, "send", send)
+    monkeypatch.setattr(frame_io, "send_all", send)
+    monkeypatch.setattr(frame_io, "expect", expect)
+    monkeypatch.setattr(frame_io, "receive_into", lambda *_: None)
     lagging = SlowPservers(pservers, last=2)
     links = [Link(sock, part, p) for sock, part, p in zip(dense, layout.slices(len(dense)), owners, strict=True)]
     memory = TrainerMemory(layout, [Span(0, 1)], is_shared=False)

@@ -45,7 +45,7 @@ def test_pass_manual_goes_by_the_pass_not_by_samples(pass_id: int, factor: float
 
 @pytest.mark.parametrize("method", ["adagrad", "adam", "adamax"])
 def test_adagrad_adam_and_adamax_ignore_the_schedule(method: str) -> None:
-    opt = Optimizer(method=method, learning_rate=0.1, schedule="exp", decay_a=0.5, decay_b=10.0)  # type: ignore[arg-type]
+    opt = Optimizer(method=method, learning_rate=0.1, schedule="exp", decay_a=0.5, decay_b=10.0)
     assert learning_rate(opt, 1000, 3) == 0.1
 
 

@@ -16,7 +16,7 @@ import pytest
 from bireme.core import faults
 from bireme.ps.lanes.rounds import LaneCounts
 from bireme.ps.setup import Setup
-from bireme.ps.snapshot import writer
+from bireme.ps.snapshot import snapshot_files, writer
 from bireme.ps.snapshot.snapshot_files import Written, read_part
 from bireme.ps.snapshot.writer import (
     MOST_DELTAS,
@@ -137,11 +137,13 @@ def test_a_lane_waits_for_the_piece_that_another_thread_copies_and_copies_the_re
     lane.start()
     assert rest.wait(WAIT_S), "the lane did not help"
     assert lane.is_alive(), "the lane went on before all was copied"
-    assert not capture.is_made
+    made = [capture.is_made]
     gate.open()
     copier.join(WAIT_S)
     lane.join(WAIT_S)
-    assert capture.is_made and not lane.is_alive()
+    made.append(capture.is_made)
+    assert made == [False, True]
+    assert not lane.is_alive(), "the lane waits although all was copied"
 
 
 def test_a_part_holds_what_every_lane_gave(stage: Stage) -> None:
@@ -183,7 +185,7 @@ def test_the_end_of_a_pass_lets_the_writer_of_the_cut_before_it_rest_no_more(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
-    blocks, moment, real = 1000, threading.Event(), writer.write_part
+    blocks, moment, real = 1000, threading.Event(), snapshot_files.write_part
 
     def rest(seconds: float) -> None:
         rests.append(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from unittest.mock import patch
 
 import pytest
@@ -108,6 +109,6 @@ def test_clocks_that_only_show_something_else_change_nothing_else(seed: int) -> 
 
 
 def test_clocks_are_set_and_stand_still_in_some_histories() -> None:
-    faults = sum((run_history(seed, None, "clocks").faults for seed in range(100, 180)), start=history.Counter[str]())
+    faults = sum((run_history(seed, None, "clocks").faults for seed in range(100, 180)), start=Counter[str]())
     assert faults["set a clock"] > 5
     assert faults["suspend"] > 5
