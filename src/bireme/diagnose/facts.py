@@ -55,7 +55,7 @@ class Facts:
     claims: tuple[Json, ...] = ()
     nodes: tuple[Json, ...] = ()
     certificate: Json = field(default_factory=dict)
-    """`not_before` and `not_after` of the job's leaf certificate, in seconds since 1970."""
+    """`not_after` of the job's leaf certificate, in seconds since 1970."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """Last lines of what pods printed, by the pod's name."""
     denied: tuple[Json, ...] = ()
@@ -191,6 +191,11 @@ def is_finished(facts: Facts) -> bool:
     return bool(facts.jobs) and not has_failed and all(is_true(job, "Complete") for job in facts.jobs)
 
 
+def is_over(facts: Facts) -> bool:
+    """Whether a run on this machine has ended, so that its last status is of the past."""
+    return facts.where == "local" and facts.record.get("state") != "running"
+
+
 def is_suspended(facts: Facts) -> bool:
     """Whether the job is suspended, and so has no pods."""
     return any(spec_of(job).get("suspend") for job in facts.jobs)
@@ -229,21 +234,18 @@ def troubled(facts: Facts) -> list[Json]:
 
 
 def waiting_states(pod: Json) -> Iterator[Json]:
-    """The waiting state of every container that has one, with the container's name and image."""
+    """The waiting state of every container that has one."""
     for container in containers_of(pod):
-        state = (container.get("state") or {}).get("waiting")
-        if state:
-            yield {**state, "name": container.get("name"), "image": container.get("image")}
+        if state := (container.get("state") or {}).get("waiting"):
+            yield state
 
 
 def ended_states(pod: Json) -> Iterator[Json]:
-    """The terminated states of containers, the current one first; with the container's name and image."""
+    """The terminated states of containers, the current one first; with the container's name."""
     for container in containers_of(pod):
         for when in ("state", "lastState"):
-            ended = (container.get(when) or {}).get("terminated")
-            if ended:
-                container_fields = {"name": container.get("name"), "image": container.get("image")}
-                yield {**ended, **container_fields, "restarts": container.get("restartCount", 0)}
+            if ended := (container.get(when) or {}).get("terminated"):
+                yield {**ended, "name": container.get("name")}
 
 
 def containers_of(pod: Json) -> Iterator[Json]:

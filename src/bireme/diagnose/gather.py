@@ -6,12 +6,15 @@ the job's state needs them. A refused request is no failure: the facts note it, 
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from bireme.core.errors import ClusterError, NetworkError
+from bireme.core.certificates import LEAF_FILE, days_left
+from bireme.core.errors import CertificateError, ClusterError, MissingError, NetworkError
 from bireme.diagnose.facts import (
     Facts,
     Json,
@@ -24,7 +27,9 @@ from bireme.diagnose.facts import (
     is_true,
     meta,
     name_of,
+    node_of,
     phase_of,
+    spec_of,
     status_of,
     troubled,
     wanted,
@@ -34,7 +39,6 @@ from bireme.kube.api.naming import INSTANCE
 
 Value = TypeVar("Value")
 EVENT = KINDS["Event"]
-JOB_NAME = "batch.kubernetes.io/job-name"
 LOG_LINES = 60
 LOG_PODS = 4
 """How many pods' logs are read: pods that fail together mostly log the same."""
@@ -55,14 +59,8 @@ class _Asking:
             return how()
         except ForbiddenError as e:
             verb, _, resource = permission.partition(" ")
-            self.denied.append(
-                {
-                    "verb": verb,
-                    "resource": resource,
-                    "message": e.what.partition(": ")[2] or e.what,
-                    "needed": is_needed,
-                }
-            )
+            message = e.what.partition(": ")[2] or e.what
+            self.denied.append({"verb": verb, "resource": resource, "message": message, "needed": is_needed})
         except ClusterError:
             # Deleted meanwhile, or a log that does not exist yet. (An unreachable server is a NetworkError.)
             if is_needed:
@@ -74,11 +72,11 @@ def gather(cluster: Cluster, job: str, now: float) -> Facts:
     """All facts about a job that `explain` may need."""
     asking = _Asking(cluster)
     jobs = asking.ask("list jobs", lambda: cluster.list(JOB, {}), is_needed=True) or []
-    mine = tuple(j for j in jobs if name_of(j) == job or (meta(j).get("labels") or {}).get(INSTANCE) == job)
-    others = tuple(sorted({_called(j) for j in jobs}))
-    facts = Facts(job=job, namespace=cluster.namespace, now=now, jobs=mine, others=others)
+    instances = [str((meta(j).get("labels") or {}).get(INSTANCE) or name_of(j)) for j in jobs]
+    mine = tuple(j for j, instance in zip(jobs, instances, strict=True) if job in (name_of(j), instance))
+    facts = Facts(job=job, namespace=cluster.namespace, now=now, jobs=mine, others=tuple(sorted(set(instances))))
     if mine:
-        facts = replace(facts, pods=tuple(p for j in mine for p in _pods(asking, name_of(j))))
+        facts = replace(facts, pods=tuple(p for j in mine for p in _pods(asking, j)))
         if not is_finished(facts):
             events = asking.ask("list events", lambda: cluster.list(EVENT, {})) or []
             facts = replace(facts, events=tuple(e for e in events if _concerns(facts, e)))
@@ -86,12 +84,9 @@ def gather(cluster: Cluster, job: str, now: float) -> Facts:
     return replace(facts, denied=tuple(asking.denied))
 
 
-def _pods(asking: _Asking, job: str) -> list[Json]:
-    return asking.ask("list pods", lambda: asking.cluster.list(POD, {JOB_NAME: job}), is_needed=True) or []
-
-
-def _called(job: Json) -> str:
-    return str((meta(job).get("labels") or {}).get(INSTANCE) or name_of(job))
+def _pods(asking: _Asking, job: Json) -> list[Json]:
+    labels = {"batch.kubernetes.io/job-name": name_of(job)}
+    return asking.ask("list pods", lambda: asking.cluster.list(POD, labels), is_needed=True) or []
 
 
 def _concerns(facts: Facts, event: Json) -> bool:
@@ -132,7 +127,7 @@ def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
 
     def is_wanted(pod: Json) -> bool:
         is_late = phase_of(pod) == "Running" and (is_silent or not is_ready(pod))
-        is_there = (pod.get("spec") or {}).get("nodeName") not in lost
+        is_there = node_of(pod) not in lost
         return is_there and (is_late or any(True for _ in ended_states(pod)))
 
     pods = [pod for pod in reversed(troubled(facts)) if is_wanted(pod)][:LOG_PODS]
@@ -142,7 +137,7 @@ def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
 
 def _tail(cluster: Cluster, pod: Json) -> Callable[[], str]:
     # The first container is the job's own; others may have been put beside it.
-    first = next((str(each["name"]) for each in (pod.get("spec") or {}).get("containers") or ()), None)
+    first = next((str(each["name"]) for each in spec_of(pod).get("containers") or ()), None)
 
     def read() -> str:
         try:
@@ -156,33 +151,17 @@ def _tail(cluster: Cluster, pod: Json) -> Callable[[], str]:
 
 
 def _certificate(asking: _Asking, facts: Facts) -> Json:
-    """The dates of the job's certificate; empty for jobs without one."""
-    volumes = [v for p in facts.pods for v in (p.get("spec") or {}).get("volumes") or ()]
+    """When the job's certificate ends; empty for jobs without one."""
+    volumes = [v for p in facts.pods for v in spec_of(p).get("volumes") or ()]
     name = f"{facts.job}-tls"
     if has_ended(facts) or name not in {(v.get("secret") or {}).get("secretName") for v in volumes}:
         return {}
     secret = asking.ask("get secrets", lambda: asking.cluster.get(SECRET, name))
-    text = ((secret or {}).get("data") or {}).get("tls.crt")
-    return certificate_dates(text) if text else {}
-
-
-def certificate_dates(encoded: str) -> Json:
-    """The dates of a certificate as a Secret holds it; empty if it is none."""
-    import base64
-
-    try:
-        from cryptography import x509
-    except ImportError:
-        return {}  # `submit` needs that package, `why` works without it
-
-    try:
-        certificate = x509.load_pem_x509_certificate(base64.b64decode(encoded))
-    except ValueError:
-        return {}
-    return {
-        "not_before": certificate.not_valid_before_utc.timestamp(),
-        "not_after": certificate.not_valid_after_utc.timestamp(),
-    }
+    encoded = ((secret or {}).get("data") or {}).get(LEAF_FILE, "")
+    # `submit` needs the package cryptography, `why` works without it.
+    with suppress(MissingError, CertificateError, ValueError):
+        return {"not_after": facts.now + 86400 * days_left(base64.b64decode(encoded))}
+    return {}
 
 
 def notes(facts: Facts) -> list[str]:

@@ -13,6 +13,7 @@ from bireme.diagnose.facts import (
     events_about,
     has_ended,
     is_finished,
+    is_over,
     is_ready,
     is_suspended,
     meta,
@@ -160,8 +161,7 @@ def waiting_for_peers(facts: Facts, rule: Rule) -> Iterator[Match]:
 def _awaited(facts: Facts) -> list[str]:
     """The processes that the coordinator waits for before it can train."""
     status = status_of(facts)
-    is_over = facts.where == "local" and facts.record.get("state") != "running"
-    if status.phase not in ("gathering", "setting-up") or is_over:
+    if status.phase not in ("gathering", "setting-up") or is_over(facts):
         return []
     return list(status.waits_for) or [f"trainer {rank}" for rank in status.trainers_missing]
 
@@ -187,8 +187,7 @@ def finished(facts: Facts, rule: Rule) -> Iterator[Match]:
 def running(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Nothing is wrong."""
     status = status_of(facts)
-    is_over = facts.where == "local" and facts.record.get("state") != "running"
-    if status.phase != "training" or is_finished(facts) or is_over:
+    if status.phase != "training" or is_finished(facts) or is_over(facts):
         return
     counts = {"trainer": len(status.trainers), "pserver": len(status.pservers)}
     values = {
@@ -203,7 +202,7 @@ def running(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def no_status_yet(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Between the start of processes and the coordinator's first status; also any plain Job of others."""
-    is_live = facts.record.get("state") == "running" if facts.where == "local" else bool(facts.jobs)
+    is_live = not is_over(facts) if facts.where == "local" else bool(facts.jobs)
     if is_live and not is_finished(facts) and status_of(facts).phase != "training":
         pods = f"{sum(map(is_ready, facts.pods))} of {wanted(facts)} pods are ready"
         yield Match({"ready": pods if facts.jobs else "its process runs"})

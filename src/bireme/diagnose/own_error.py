@@ -17,6 +17,7 @@ from bireme.diagnose.facts import (
     ended_states,
     error_of,
     final_output,
+    is_over,
     is_ready,
     name_of,
     node_of,
@@ -144,8 +145,7 @@ def slow(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Rounds wait for a process of the role that is the pattern."""
     status, role = status_of(facts), rule.pattern
     late = [each for each in (*status.waits_for, *status.stragglers) if each.startswith(role)]
-    is_over = facts.where == "local" and facts.record.get("state") != "running"
-    if status.phase != "training" or not late or is_over:
+    if status.phase != "training" or not late or is_over(facts):
         return
     pod = _pod_of(facts, role, late[0])
     node, kubectl = node_of(pod), f"kubectl -n {facts.namespace}" if facts.namespace else "kubectl"

@@ -49,8 +49,8 @@ def test_a_recorded_situation_is_recognised(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_cause_and_advice_are_whole_sentences(name: str) -> None:
-    for told in explain(recorded(name)):
-        for text in (told.cause, told.advice):
+    for answer in explain(recorded(name)):
+        for text in (answer.cause, answer.advice):
             # A sentence may begin with the name of a node or of an image.
             assert text.endswith(".") and not text.endswith("..")
             assert text[0].isupper() or text[0].isdigit() or text[0] in "'`" or text.split()[0] in ("n1", "n2", "n3")
@@ -63,8 +63,8 @@ def test_a_selector_of_pods_with_a_role_may_come_from_their_group() -> None:
     pods = copy.deepcopy(facts.pods)
     for pod in pods:
         pod["metadata"].setdefault("labels", {})["app.kubernetes.io/component"] = "trainer"
-    told = explain(replace(facts, pods=pods))[0]
-    assert told.advice.startswith("Correct `kubernetes.node_selector` or `kubernetes.groups` in job.yaml and ")
+    answer = explain(replace(facts, pods=pods))[0]
+    assert answer.advice.startswith("Correct `kubernetes.node_selector` or `kubernetes.groups` in job.yaml and ")
 
 
 VARIANTS = (
@@ -179,7 +179,7 @@ def test_every_rule_has_an_example_and_every_look_a_row(monkeypatch: pytest.Monk
 
 
 def test_every_row_was_seen_for_real() -> None:
-    seen = {told.situation for name in RECORDED for told in explain(recorded(name))}
+    seen = {answer.situation for name in RECORDED for answer in explain(recorded(name))}
     ids = [row.id for row in situations()]
     assert set(ids) - seen == set()
     assert len(ids) >= 25 and len(set(ids)) == len(ids)
@@ -192,8 +192,8 @@ def test_what_a_cause_explains_is_not_reported_again() -> None:
     assert [c.situation for c in explain(recorded("quota"))] == ["quota"]
 
 
-@pytest.mark.parametrize(("count", "is_told"), [(1, False), (3, True)])
-def test_a_pod_that_is_not_restarted_in_place_and_gave_no_sign_of_life_is_told_of(count: int, is_told: bool) -> None:
+@pytest.mark.parametrize(("count", "is_reported"), [(1, False), (3, True)])
+def test_a_pod_ended_after_three_failed_probes_is_reported(count: int, is_reported: bool) -> None:
     facts = recorded("probe-failed")
     events = []
     for event in copy.deepcopy(facts.events):
@@ -202,8 +202,8 @@ def test_a_pod_that_is_not_restarted_in_place_and_gave_no_sign_of_life_is_told_o
         if event["reason"] == "Unhealthy":
             event["count"] = count
         events.append(event)
-    told = {each.situation for each in explain(replace(facts, events=tuple(events)))}
-    assert ("probe-failed" in told) is is_told
+    answers = {each.situation for each in explain(replace(facts, events=tuple(events)))}
+    assert ("probe-failed" in answers) is is_reported
 
 
 def test_a_finished_job_has_no_causes_from_its_past() -> None:
@@ -224,7 +224,7 @@ def test_a_failed_pod_is_history_once_its_replacement_is_ready() -> None:
     assert explain(replace(facts, jobs=(job,), pods=(dead, alive)))[0].situation == "no-word-yet"
 
 
-def test_an_event_of_the_past_is_not_told_once_the_pods_are_there() -> None:
+def test_an_event_of_the_past_is_not_reported_once_the_pods_are_there() -> None:
     facts = recorded("quota")
     live = tuple({"metadata": {"name": f"quota-{n}"}, "status": {"phase": "Running"}} for n in range(3))
     assert "quota" not in {t.situation for t in explain(replace(facts, pods=live))}
@@ -236,19 +236,19 @@ def test_older_schedulers_name_the_taint_themselves() -> None:
     for condition in pod["status"]["conditions"]:
         if condition["type"] == "PodScheduled":
             condition["message"] = "0/2 nodes are available: 2 node(s) had untolerated taint {team: red}. preemption: …"
-    told = explain(replace(facts, pods=(pod,), nodes=()))[0]
-    assert told.situation == "taint" and "taint team=red" in told.cause
+    answer = explain(replace(facts, pods=(pod,), nodes=()))[0]
+    assert answer.situation == "taint" and "taint team=red" in answer.cause
 
 
-def test_several_reasons_are_told_each_with_its_nodes() -> None:
+def test_several_reasons_are_reported_each_with_its_nodes() -> None:
     facts = recorded("too-little-cpu")
     pod = copy.deepcopy(facts.pods[0])
     for condition in pod["status"]["conditions"]:
         if condition["type"] == "PodScheduled":
             condition["message"] = "0/5 nodes are available: 2 Insufficient memory, 3 Insufficient cpu. preemption: …"
-    told = explain(replace(facts, pods=(pod,)))
-    assert [t.situation for t in told] == ["too-little-cpu", "too-little-memory"]
-    assert "3 of 5 nodes" in told[0].cause and "2 of 5 nodes" in told[1].cause
+    answers = explain(replace(facts, pods=(pod,)))
+    assert [t.situation for t in answers] == ["too-little-cpu", "too-little-memory"]
+    assert "3 of 5 nodes" in answers[0].cause and "2 of 5 nodes" in answers[1].cause
 
 
 def test_a_job_that_ended_itself_is_not_out_of_time() -> None:
@@ -260,24 +260,26 @@ def test_a_job_that_ended_itself_is_not_out_of_time() -> None:
     assert [t.situation for t in explain(replace(facts, jobs=(job,)))] == ["config-error"]
 
 
-def test_a_provider_that_fails_in_the_data_is_not_told_as_a_wrong_configuration() -> None:
+def test_a_provider_that_fails_in_the_data_is_not_reported_as_a_wrong_configuration() -> None:
     facts = recorded("config-wrong")
     job = copy.deepcopy(facts.jobs[0])
     why = f"{ConfigScriptError.IN_DATA} data/train/part-0, after 17 samples: one of the two does not suit the other"
     error = {"kind": "ConfigScriptError", "what": "reviews.py:9: ValueError: 'five'", "why": why, "fix": ""}
     status = json.dumps({"phase": "failed", "error": error})
     job["metadata"].setdefault("annotations", {})["bireme.dev/status"] = status
-    told = explain(replace(facts, jobs=(job,)))[0]
-    assert told.cause.startswith("Provider and data do not suit each other: reviews.py:9: ValueError: 'five', and the")
-    assert told.advice == "Look at that place of the file, and mend it or the provider."
+    answer = explain(replace(facts, jobs=(job,)))[0]
+    assert answer.cause.startswith(
+        "Provider and data do not suit each other: reviews.py:9: ValueError: 'five', and the"
+    )
+    assert answer.advice == "Look at that place of the file, and mend it or the provider."
 
 
-def test_a_claim_that_we_may_not_see_is_not_said_to_be_missing() -> None:
+def test_a_claim_that_may_not_be_seen_is_not_called_missing() -> None:
     facts = recorded("claim-missing")
     assert "does not exist" in explain(facts)[0].cause
     denied = {"verb": "list", "resource": "persistentvolumeclaims", "message": "", "needed": False}
-    told = explain(replace(facts, denied=(denied,)))
-    assert told and not any("does not exist" in t.cause for t in told)
+    answers = explain(replace(facts, denied=(denied,)))
+    assert answers and not any("does not exist" in t.cause for t in answers)
 
 
 def test_a_number_within_a_digest_is_no_refusal() -> None:
@@ -297,8 +299,8 @@ def test_no_fact_that_is_missing_or_strange_makes_it_fail(data: st.DataObject) -
     plain = json.loads(RECORDED[data.draw(st.sampled_from(sorted(RECORDED)))].read_text(encoding="utf-8"))
     for _ in range(data.draw(st.integers(1, 4))):
         _break(data, plain)
-    told = explain(facts_from({**plain, "job": "j"}))
-    assert told and all(t.cause and t.advice for t in told)
+    answers = explain(facts_from({**plain, "job": "j"}))
+    assert answers and all(t.cause and t.advice for t in answers)
 
 
 def _break(data: st.DataObject, thing: Any) -> None:
