@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from bireme.core import faults
-from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError, StaleError
+from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
 from bireme.ps.lanes.progress import agreed_counts, counts_of
 from bireme.ps.lanes.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take
 from bireme.ps.lanes.slow_trainers import Awaited, SlowTrainers
@@ -195,7 +195,7 @@ class Lane:
             verdict = self.rounds.offer(head, records)
             self._busy += isinstance(verdict, Take)
         if isinstance(verdict, Refuse):
-            raise _refusal(verdict)
+            raise verdict.as_error()
         if isinstance(verdict, Take):
             self._take(sock, head, records, verdict)
         elif in_place:
@@ -348,7 +348,7 @@ class Lane:
                     raise self._failure
                 verdict = self.rounds.look(head) if self._is_set else None
                 if isinstance(verdict, Refuse):
-                    raise _refusal(verdict)
+                    raise verdict.as_error()
                 if isinstance(verdict, Ready):
                     break
                 if self._store.is_shared_with(sock):
@@ -396,8 +396,4 @@ class Lane:
     def _check(self, head: Head) -> None:
         refusal = self.rounds.check(head)
         if refusal:
-            raise _refusal(refusal)
-
-
-def _refusal(verdict: Refuse) -> FrameError:
-    return StaleError(verdict.reason) if verdict.is_stale else FrameError(verdict.reason)
+            raise refusal.as_error()

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bireme.core.errors import FrameError, StaleError
 from bireme.ps.tree import Span, reduction
 from bireme.ps.wire.frames import Flag, Head, Record
 
@@ -49,6 +50,10 @@ class Refuse:
     reason: str
     is_stale: bool = False
     """The frame belongs to a view that is over."""
+
+    def as_error(self) -> FrameError:
+        """The verdict as the error that the peer gets."""
+        return StaleError(self.reason) if self.is_stale else FrameError(self.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bireme.core.errors import FrameError, StaleError
+from bireme.core.errors import FrameError
 from bireme.ps.lanes.progress import agreed_counts, counts_of
 from bireme.ps.lanes.rounds import Closing, LaneRounds, Late, PassTotals, Ready, Refuse, Repeat, Take, Totals
 from bireme.ps.lanes.stream import LaneStream
@@ -32,7 +32,7 @@ class SimLane:
 
     def __init__(self, pserver: SimPserver, setup: Setup, index: int) -> None:
         self._pserver = pserver
-        self._checks = pserver.stage.checks
+        self._checks = pserver.harness.checks
         self.number = setup.pserver * setup.dense_lanes + index
         updates, ids = setup.updates, {"job": setup.job, "view": setup.view}
         self.is_streamed = updates.is_streamed
@@ -79,7 +79,7 @@ class SimLane:
             else:
                 self._flying[end] = (head, verdict.row, payload)
         elif isinstance(verdict, Refuse):
-            raise refusal_of(verdict)
+            raise verdict.as_error()
         elif isinstance(verdict, Repeat) and self._there(verdict.row)[verdict.row] != payload:
             raise Broken(f"lane {self.number}: two different gradients of round {head.round}")
         else:
@@ -178,9 +178,4 @@ class SimLane:
             end.send((verdict.round, verdict.pass_id, verdict.batch, self.rounds.cut_at, value))
         elif isinstance(verdict, Refuse):
             del self.waiting[end]
-            raise refusal_of(verdict)
-
-
-def refusal_of(verdict: Refuse) -> FrameError:
-    """A verdict as the error that the peer gets."""
-    return StaleError(verdict.reason) if verdict.is_stale else FrameError(verdict.reason)
+            raise verdict.as_error()
