@@ -28,7 +28,7 @@ from bireme.ps.lanes.rounds import LaneCounts, LaneRounds, Late, Refuse, Take
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Head, Record
-from bireme.sim import harness as stage_module
+from bireme.sim import harness as harness_module
 from bireme.sim.processes import trainer as trainer_module
 from bireme.sim.processes.lanes import SimLane
 from bireme.sim.processes.pserver import SimPserver
@@ -315,7 +315,7 @@ def directories_are_not_synced() -> Iterator[None]:
 @mutant
 @contextmanager
 def the_output_directory_is_not_synced_either() -> Iterator[None]:
-    with patch.object(stage_module, "make_directory", lambda path: path.mkdir()):
+    with patch.object(harness_module, "make_directory", lambda path: path.mkdir()):
         yield
 
 

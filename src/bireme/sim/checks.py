@@ -67,8 +67,8 @@ class Checks:
 
     def origin(self, pserver: SimPserver, head: Head) -> None:
         """A frame is about to change something."""
-        if head.view != pserver.standing.view:
-            raise Broken(f"2: a frame of view {head.view:x} counts in view {pserver.standing.view:x}")
+        if head.view != pserver.authority.view:
+            raise Broken(f"2: a frame of view {head.view:x} counts in view {pserver.authority.view:x}")
 
     def adds(self, lane: SimLane, rows: Collection[int], there: Collection[int]) -> None:
         """A lane is about to read rows of its inbox, which is as empty as when its view began but for those there."""
@@ -77,8 +77,8 @@ class Checks:
 
     def goes_on(self, pserver: SimPserver, history: int) -> None:
         """A pserver is about to enter a view with what it keeps."""
-        if pserver.standing.history != history:
-            kept = f"{pserver.standing.history:x}" if pserver.lanes else "none"
+        if pserver.authority.history != history:
+            kept = f"{pserver.authority.history:x}" if pserver.lanes else "none"
             raise Broken(f"2: {pserver.name} goes on in history {history:x}, and keeps {kept}")
 
     def role(self, name: str, view: int, process: Process) -> None:
@@ -115,10 +115,10 @@ class Checks:
     def totals(self, lane: SimLane, totals: PassTotals) -> None:
         """A lane has closed a pass: every sample counted, and where pushes are, every one of them."""
         shape, pass_id = self._shape, totals.pass_id
-        for shard, found in totals.shards.items():
+        for shard, counted in totals.shards.items():
             records = [shape.record(pass_id, shard, b) for b in range(shape.rounds(pass_id, shard))]
-            if found.samples != shape.samples[pass_id][shard] or found.cost != sum(r.cost for r in records):
-                raise Broken(f"4: lane {lane.number} counts {found.samples} samples of shard {shard}, pass {pass_id}")
+            if counted.samples != shape.samples[pass_id][shard] or counted.cost != sum(r.cost for r in records):
+                raise Broken(f"4: lane {lane.number} counts {counted.samples} samples of shard {shard}, pass {pass_id}")
         if totals.samples != sum(map(sum, shape.samples[: pass_id + 1])):
             raise Broken(f"4: lane {lane.number} counts {totals.samples} samples up to pass {pass_id}")
         if lane.is_streamed and lane.value != self._all_pushes(pass_id):
@@ -187,11 +187,11 @@ class Checks:
             self._whole(base)
             self._newest = base
 
-    def _newest_is(self, found: Manifest | None) -> None:
+    def _newest_is(self, loaded: Manifest | None) -> None:
         if self._newest is None:
             return
-        if found is None or found.round < self._newest.round:
-            round_ = "nothing" if found is None else f"round {found.round}"
+        if loaded is None or loaded.round < self._newest.round:
+            round_ = "nothing" if loaded is None else f"round {loaded.round}"
             raise Broken(f"3: round {self._newest.round} was committed, only {round_} could be loaded")
 
     # 6: the status

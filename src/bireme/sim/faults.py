@@ -49,10 +49,10 @@ MOST = 14
 class FaultInjector:
     """Draws and causes the faults of one history."""
 
-    def __init__(self, stage: Harness, profile: Profile) -> None:
-        self._stage = stage
-        self._world = stage.world
-        self._rng = stage.world.rng
+    def __init__(self, harness: Harness, profile: Profile) -> None:
+        self._harness = harness
+        self._world = harness.world
+        self._rng = harness.world.rng
         self._kinds = list(profile.weights)
         self._weights = list(profile.weights.values())
         self._clocks = profile.clocks
@@ -72,7 +72,7 @@ class FaultInjector:
         drawn = self._rng.choices(self._kinds, self._weights)[0]
         kind = self._world.clocks.fault_for(drawn, self._clocks)
         victim = process if process is not None and self._rng.random() < 0.5 else self._draw_process()
-        if self._stage.is_ended:
+        if self._harness.is_ended:
             return
         if victim is not None:
             self._world.faults[kind] += 1
@@ -83,7 +83,7 @@ class FaultInjector:
             self._aim(1, 40 if near else 250)
 
     def _draw_process(self) -> Process | None:
-        alive = [role.holder for role in self._stage.roles if role.holder is not None and not role.holder.is_dead]
+        alive = [role.holder for role in self._harness.roles if role.holder is not None and not role.holder.is_dead]
         return self._rng.choice(alive) if alive else None
 
     def _act(self, kind: Kind, victim: Process) -> None:
@@ -111,7 +111,7 @@ class FaultInjector:
 
     def _node_of(self, victim: Process) -> list[Process]:
         rank = victim.name.split()[1]
-        return [p for r in self._stage.roles if (p := r.holder) is not None and p.name.split()[1] == rank]
+        return [p for r in self._harness.roles if (p := r.holder) is not None and p.name.split()[1] == rank]
 
     def _kill_node(self, victim: Process) -> None:
         for process in self._node_of(victim):
@@ -120,7 +120,7 @@ class FaultInjector:
     def _leave(self, victim: Process) -> None:
         """Request a snapshot and exit a while later, as a node does on a signal."""
         victim.note("asks for a snapshot, to leave")
-        for process in self._stage.cast:
+        for process in self._harness.processes:
             if isinstance(process, SimPserver) and process.coordinator is not None:
                 process.coordinator.save_soon()
         after_s = 0.2 * self._rng.random()
@@ -128,7 +128,7 @@ class FaultInjector:
         self._world.at(after_s, self._kill_node, victim)
 
     def _kill_all(self) -> None:
-        for process in list(self._stage.cast):
+        for process in list(self._harness.processes):
             self._world.kill(process, "all were killed")
 
     def _lose_machine(self, victim: Process) -> None:
@@ -160,7 +160,7 @@ class FaultInjector:
 
     def _replace(self, victim: Process) -> None:
         """Cut a process off and start its replacement; the old one comes back for a while."""
-        role = next((r for r in self._stage.roles if r.holder is victim), None)
+        role = next((r for r in self._harness.roles if r.holder is victim), None)
         if role is None or role.holder is None or not role.holder.incarnation:
             return  # without an incarnation yet, it would take a later one than its successor
         victim.note("is cut off")
@@ -170,25 +170,25 @@ class FaultInjector:
             end.peer.tear(SILENCE_S * (0.5 + 0.5 * self._rng.random()))
             end.tear(SILENCE_S * (0.5 + 0.5 * self._rng.random()))
         victim.is_cut_off = True
-        self._stage.cast_role(role, 0.2 + 5 * self._rng.random())
+        self._harness.fill_role(role, 0.2 + 5 * self._rng.random())
         back_s = 0.5 + 25 * self._rng.random()
         self.last_s = self._world.now + back_s + SILENCE_S
         self._world.at(back_s, self._bring_back, victim)
         self._world.at(back_s + 10.0, self._world.kill, victim, "its machine was taken away")
 
     def _bring_back(self, victim: Process) -> None:
-        if not self._stage.is_needed(victim):
+        if not self._harness.is_needed(victim):
             victim.is_cut_off = False
             self._world.wake(victim)
 
     def _cut_power(self) -> None:
         world = self._world
-        for process in list(self._stage.cast):
+        for process in list(self._harness.processes):
             world.kill(process, "the power is cut", is_silent=True)
         world.disk.cut_power(self._rng)
         world.trace.append((world.now, "everything", "has lost power"))
         if self._rng.random() < 0.5:
-            self._stage.resume()
+            self._harness.resume()
             world.trace.append((world.now, "everything", "is resumed as another run"))
 
     def _spoil(self) -> None:
@@ -199,7 +199,7 @@ class FaultInjector:
             self._is_spoiled = True
             newest, before = manifests[:2]
             self._world.disk.spoil(place / newest.name / newest.parts[0].file, self._rng)
-            self._stage.checks.spoiled(newest, before)
+            self._harness.checks.spoiled(newest, before)
             self._kill_all()
             self._world.trace.append((self._world.now, "the disk", f"has spoiled the snapshot of round {newest.round}"))
 

@@ -38,7 +38,7 @@ class Role:
         self.rank = rank
         self.clock = clock
         """The supervisor's."""
-        self.lives = RestartPolicy(ENDLESS)
+        self.policy = RestartPolicy(ENDLESS)
         self.holder: SimPserver | SimTrainer | None = None
 
 
@@ -58,7 +58,7 @@ class Harness:
         clock = world.clocks.draw_supervisor
         self.roles = [Role(SimPserver, rank, clock()) for rank in range(shape.pservers)]
         self.roles += [Role(SimTrainer, rank, clock()) for rank in range(shape.trainers)]
-        self.cast: list[Process] = []
+        self.processes: list[Process] = []
         self._announced: dict[int, SimPserver] = {}
         self._hosts: dict[str, SimPserver] = {}
         world.on_death = self._died
@@ -95,9 +95,9 @@ class Harness:
     def start_all(self) -> None:
         """Start every process of the job."""
         for role in self.roles:
-            self.cast_role(role, 0.5 * self.world.rng.random())
+            self.fill_role(role, 0.5 * self.world.rng.random())
 
-    def cast_role(self, role: Role, after_s: float) -> None:
+    def fill_role(self, role: Role, after_s: float) -> None:
         """Give a role to a new process."""
         self.world.at(after_s, self._start, role, role.holder)
 
@@ -106,9 +106,9 @@ class Harness:
             self._look()
             return
         role.holder = role.kind(self, role.rank)
-        role.lives.born_s = role.clock.monotonic(self.world.now)
-        self.cast.append(role.holder)
-        role.holder.pid = 1 if self.shares_pids else len(self.cast)
+        role.policy.born_s = role.clock.monotonic(self.world.now)
+        self.processes.append(role.holder)
+        role.holder.pid = 1 if self.shares_pids else len(self.processes)
         role.holder.later(0.1 + 0.4 * self.world.rng.random(), role.holder.start)
 
     def resume(self) -> None:
@@ -131,9 +131,9 @@ class Harness:
             if role.holder is process:
                 if not self.is_ended:
                     now_s = role.clock.monotonic(self.world.now)
-                    again_s = role.lives.again_s(now_s)
+                    again_s = role.policy.again_s(now_s)
                     assert again_s is not None
-                    self.cast_role(role, (again_s - now_s) * role.clock.pace)
+                    self.fill_role(role, (again_s - now_s) * role.clock.pace)
                 else:
                     self._look()
 

@@ -43,29 +43,29 @@ def run_history(seed: int, mode: Mode | None = None, profile: str = "mixed", sha
     world = World(rng, rng.choice(PROFILES[profile].slow), Clocks(seed))
     broken, is_crash = "", False
     with mounted(world.disk):
-        stage = Harness(shape, world)
-        mischief = FaultInjector(stage, PROFILES[profile])
+        harness = Harness(shape, world)
+        injector = FaultInjector(harness, PROFILES[profile])
         try:
-            _play(world, stage, mischief)
+            _play(world, harness, injector)
         except Broken as e:
             broken = str(e)
         except Exception as e:
             broken, is_crash = f"{type(e).__name__}: {e}", True
             world.trace.append((world.now, "the simulator", _where(e)))
     return Outcome(
-        seed, broken, world.faults, world.events, world.now, stage.checks.commits, shape,
+        seed, broken, world.faults, world.events, world.now, harness.checks.commits, shape,
         is_crash, list(world.trace),
     )  # fmt: skip
 
 
-def _play(world: World, stage: Harness, mischief: FaultInjector) -> None:
-    stage.start_all()
+def _play(world: World, harness: Harness, injector: FaultInjector) -> None:
+    harness.start_all()
     while not world.is_over:
-        until_s = mischief.last_s + BOUND_S
+        until_s = injector.last_s + BOUND_S
         world.run(until_s)
-        if not world.is_over and mischief.last_s + BOUND_S <= until_s:
+        if not world.is_over and injector.last_s + BOUND_S <= until_s:
             raise Broken(f"5: nothing has failed for {BOUND_S:.0f} s, and the job is not over")
-    stage.checks.end()
+    harness.checks.end()
 
 
 def _where(error: Exception) -> str:

@@ -52,10 +52,10 @@ class SimCoordinatorService:
 
     def __init__(self, pserver: SimPserver) -> None:
         self.pserver = pserver
-        self._stage = pserver.stage
-        self._checks = pserver.stage.checks
+        self._harness = pserver.harness
+        self._checks = pserver.harness.checks
         self._world = pserver.world
-        self.machine = Coordinator(self._stage.shape.trainers, pserver.incarnation)
+        self.machine = Coordinator(self._harness.shape.trainers, pserver.incarnation)
         self._numbers: dict[End, int] = {}
         self.connections: dict[int, End] = {}
         self._links: set[End] = set()
@@ -115,7 +115,7 @@ class SimCoordinatorService:
         if isinstance(effect, Conclude):
             self._conclude()
         else:
-            self._stage.left(self.pserver, effect)
+            self._harness.left(self.pserver, effect)
 
     def _hang_up(self, effect: RefuseJoin | HangUp) -> None:
         end = self.connections.pop(effect.to, None)
@@ -134,7 +134,7 @@ class SimCoordinatorService:
             end.send(effect.message)
 
     def _reach(self, effect: Reach, may_retry: bool) -> None:
-        end = self._world.connect(self.pserver, self._stage.pserver_at(effect.pserver), 0)
+        end = self._world.connect(self.pserver, self._harness.pserver_at(effect.pserver), 0)
         if end is None:
             if may_retry:
                 self.pserver.later(REACH_S, self._reach, effect, False)
@@ -145,7 +145,7 @@ class SimCoordinatorService:
         number = self._number(end)
         self.connections[number] = end
         self._links.add(end)
-        address = self._stage.address_of(end.peer.process)
+        address = self._harness.address_of(end.peer.process)
         self._do(self.machine.pserver_reached(effect.pserver, number, address, self.pserver.monotonic()))
 
     def _pserver_sent(self, end: End, message: Any) -> None:
@@ -191,7 +191,7 @@ class SimCoordinatorService:
             else:
                 self._checks.committed(self.pserver, manifest)
                 with contextlib.suppress(BiremeError):
-                    snapshots.keep(place, self._stage.shape.keep)
+                    snapshots.keep(place, self._harness.shape.keep)
             self._checks.disk()
             self.pserver.later(after_s, self._settled, manifest, failure)
 
@@ -218,7 +218,7 @@ class SimCoordinatorService:
     def _write(self, effect: Write) -> None:
         path = self._world.disk.at(f"{OUTPUT}/{effect.file}")
         if effect.file == journal.METRICS:
-            if self._stage.writes_metrics:
+            if self._harness.writes_metrics:
                 stamp = {"unix": round(self.pserver.wall(), 3)}
                 journal.append(path, [{**line, **stamp} for line in effect.lines])
             return
@@ -238,6 +238,6 @@ class SimCoordinatorService:
             return  # a later coordinator runs the job
         status = JobStatus(phase=self.machine.phase, reason=self.machine.reason)
         # Before the write: a process killed half-way through it may have written the status all the same.
-        self._stage.concluded()
+        self._harness.concluded()
         write_atomic(self._world.disk.at(f"{OUTPUT}/{STATUS_FILE}"), msgspec.json.encode(status))
         self.pserver.note(f"concludes: {self.machine.phase}, {self.machine.reason}")

@@ -19,7 +19,6 @@ from bireme.ps.lanes.rounds import LaneCounts, PassTotals
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import Written, part_path, read_part, write_part
 from bireme.ps.snapshot.writer import FileWritten
-from bireme.ps.wire.frames import Head, Record
 from bireme.sim.case import OUTPUT, PATIENCE_S
 from bireme.sim.processes.coordination import SimCoordinatorService
 from bireme.sim.processes.lanes import SimLane
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 ALIVE_EVERY_S = 1.0
 PUSH, REST, PULL = range(3)
-Frame = tuple[int, Head, list[Record], int, bool] | tuple[int] | tuple[int, Head]
 
 
 class _Cut:
@@ -47,13 +45,13 @@ class _Cut:
 class SimPserver(Process):
     """One pserver from start to death."""
 
-    def __init__(self, stage: Harness, rank: int) -> None:
-        super().__init__(stage.world, f"pserver {rank}")
-        self.stage = stage
+    def __init__(self, harness: Harness, rank: int) -> None:
+        super().__init__(harness.world, f"pserver {rank}")
+        self.harness = harness
         self.rank = rank
         self.incarnation = 0
         self.lanes: list[SimLane] = []
-        self.standing = Authority()
+        self.authority = Authority()
         self.coordinator: SimCoordinatorService | None = None
         self._setup: Setup | None = None
         self._link: End | None = None
@@ -68,10 +66,10 @@ class SimPserver(Process):
     def start(self) -> None:
         """Take an incarnation and announce this pserver."""
         self.incarnation = incarnations.take(self.world.disk.at(OUTPUT), self.name)
-        self.standing = Authority.at_birth(self.rank, self.incarnation, self.stage.facts.since)
-        self.stage.checks.incarnation(self.name, self.incarnation)
+        self.authority = Authority.at_birth(self.rank, self.incarnation, self.harness.facts.since)
+        self.harness.checks.incarnation(self.name, self.incarnation)
         self.note(f"starts as incarnation {self.incarnation}")
-        self.stage.announce(self)
+        self.harness.announce(self)
         self.later(ALIVE_EVERY_S, self._beat)
 
     def _beat(self) -> None:
@@ -86,9 +84,9 @@ class SimPserver(Process):
 
     def _send_here(self) -> None:
         """Send the coordinator Here, as none has set this pserver up."""
-        end = self.world.connect(self, self.stage.pserver_at(0), 0)
+        end = self.world.connect(self, self.harness.pserver_at(0), 0)
         if end is not None:
-            address = self.stage.address_of(self)
+            address = self.harness.address_of(self)
             end.send(m.Here(pserver=self.rank, address=address, incarnation=self.incarnation))
             end.close()
 
@@ -150,8 +148,8 @@ class SimPserver(Process):
             case m.SetUp():
                 self.later(0.002 * self.world.rng.random(), self._set_up, end, message.setup)
             case m.ChangeView():
-                self.standing.check_enter(message.view, message.history)
-                self.stage.checks.goes_on(self, message.history)
+                self.authority.check_enter(message.view, message.history)
+                self.harness.checks.goes_on(self, message.history)
                 self._hang_up_data()
                 for lane in self.lanes:
                     lane.enter(message.view)
@@ -172,14 +170,14 @@ class SimPserver(Process):
         if not end.is_open:
             return
         try:
-            self.standing.check_set_up(setup.job, setup.view)
+            self.authority.check_set_up(setup.job, setup.view)
             self._hang_up_data()
-            self.lanes, self.standing.history = [], 0
+            self.lanes, self.authority.history = [], 0
             self._make_lanes(setup)
         except BiremeError as e:
             self.refuse(end, e)
             return
-        self.standing.job, self.standing.history = setup.job, setup.view
+        self.authority.job, self.authority.history = setup.job, setup.view
         self._follow(end, setup.view)
 
     def _make_lanes(self, setup: Setup) -> None:
@@ -203,10 +201,10 @@ class SimPserver(Process):
         self._data.clear()
 
     def _follow(self, end: End, view: int) -> None:
-        self.standing.view = view
+        self.authority.view = view
         self._link, self._alone_since_s = end, float("inf")
-        self.note(f"is in view {view:x}, history {self.standing.history:x}, round {self.lanes[0].rounds.round}")
-        self.stage.checks.role(self.name, view, self)
+        self.note(f"is in view {view:x}, history {self.authority.history:x}, round {self.lanes[0].rounds.round}")
+        self.harness.checks.role(self.name, view, self)
         end.send(m.Ready(pserver=self.rank, view=view, incarnation=self.incarnation))
 
     # Cuts and passes
@@ -215,7 +213,7 @@ class SimPserver(Process):
         """Pass the first lane's totals of a closed pass to the coordinator."""
         if self.coordinator is None:
             self.coordinator = SimCoordinatorService(self)
-        self.coordinator.lane_passed(self.standing.history, totals)
+        self.coordinator.lane_passed(self.authority.history, totals)
 
     def cut(self, lane: SimLane, counts: LaneCounts, *, ends_pass: bool) -> None:
         """Add a lane's value to a cut; the last lane's completes it."""

@@ -35,10 +35,10 @@ Asking = Generator[float | None, Any, Position]
 class SimTrainer(Process):
     """One trainer from start to death."""
 
-    def __init__(self, stage: Harness, rank: int) -> None:
-        super().__init__(stage.world, f"trainer {rank}")
-        self.stage = stage
-        self.shape = stage.shape
+    def __init__(self, harness: Harness, rank: int) -> None:
+        super().__init__(harness.world, f"trainer {rank}")
+        self.harness = harness
+        self.shape = harness.shape
         self.rank = rank
         self.share = share_out(self.shape.shards, self.shape.trainers)[rank]
         self.spans = rows_of(self.share, self.shape.shards, is_apart=self.shape.is_streamed)
@@ -68,7 +68,7 @@ class SimTrainer(Process):
     def start(self) -> None:
         """Take an incarnation and look for the coordinator."""
         self.incarnation = incarnations.take(self.world.disk.at(OUTPUT), self.name)
-        self.stage.checks.incarnation(self.name, self.incarnation)
+        self.harness.checks.incarnation(self.name, self.incarnation)
         self.note(f"starts as incarnation {self.incarnation}")
         self.later(ALIVE_EVERY_S, self._beat)
         self._seek_anew()
@@ -85,12 +85,12 @@ class SimTrainer(Process):
         self._seek()
 
     def _seek(self) -> None:
-        end = self.world.connect(self, self.stage.pserver_at(0), 0)
+        end = self.world.connect(self, self.harness.pserver_at(0), 0)
         if end is None:
-            if self.stage.is_ended:
+            if self.harness.is_ended:
                 self.world.kill(self, "left: the job is over", is_own_will=True)
             elif self.monotonic() - self._seeks_since_s > PATIENCE_S:
-                self.stage.failed(self, NetworkError("pserver 0 does not answer"))
+                self.harness.failed(self, NetworkError("pserver 0 does not answer"))
             else:
                 self.later(0.05 + 0.1 * self.world.rng.random(), self._seek)
             return
@@ -101,7 +101,7 @@ class SimTrainer(Process):
                 trainer=self.rank,
                 pid=self.pid,
                 host=f"node-{self.rank}",
-                facts=self.stage.facts,
+                facts=self.harness.facts,
                 pservers=(),
                 incarnation=self.incarnation,
             )
@@ -134,12 +134,12 @@ class SimTrainer(Process):
         try:
             order = self._orders.wait(self.view, 0.0)
         except BiremeError as e:
-            self.stage.failed(self, e)
+            self.harness.failed(self, e)
             return
         if isinstance(order, m.Begin):
             self.view, self._is_busy = order.view, True
             self.note(f"enters view {order.view:x}")
-            self.stage.checks.role(self.name, order.view, self)
+            self.harness.checks.role(self.name, order.view, self)
             self.later(self.world.delay(), self._open, order)
             return
         self._line.close()
@@ -147,7 +147,7 @@ class SimTrainer(Process):
             self.note("lost the coordinator")
             self._seek_anew()
         else:
-            self.stage.stopped(self, order)
+            self.harness.stopped(self, order)
 
     # The lanes
 
@@ -155,7 +155,7 @@ class SimTrainer(Process):
         self._lanes, self._replies, self._unsent, self._cut_at = [], {}, [], 0
         for address in begin.pservers:
             for lane in range(self.shape.lanes):
-                end = self.world.connect(self, self.stage.at_address(address), lane)
+                end = self.world.connect(self, self.harness.at_address(address), lane)
                 if end is None:
                     self._over(NetworkError("a lane does not answer"))
                     return
@@ -185,7 +185,7 @@ class SimTrainer(Process):
             assert self._line is not None
             if not isinstance(error, NetworkError | StaleError):
                 self._line.send(m.Failed(trainer=self.rank, what=error.what))
-                self.stage.failed(self, error)
+                self.harness.failed(self, error)
                 return
             self.note(f"waits for another view: {error.what}")
             self._line.send(m.LinkLost(trainer=self.rank, view=self.view, what=error.what))
