@@ -8,7 +8,6 @@ template uses. Granted on `*` are only actions that IAM cannot narrow, or that o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -255,8 +254,3 @@ def _allow(sid: str, actions: Iterable[str], where: str | list[str], condition: 
 
 def _policy(statements: list[Statement]) -> Policy:
     return {"Version": "2012-10-17", "Statement": statements}
-
-
-def compact(policy: Policy) -> str:
-    """A policy without spaces, as IAM counts its limit of 6,144 characters."""
-    return json.dumps(policy, separators=(",", ":"))

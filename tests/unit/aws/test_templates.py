@@ -12,7 +12,7 @@ import pytest
 
 from bireme.aws.layout import STACKS, ClusterLayout, choose_zones
 from bireme.aws.plan import BODY_LIMIT, broken_rules, offline
-from bireme.aws.policy import CALLS, TYPE_ACTIONS, compact, execution_actions, execution_policy, operator_policy
+from bireme.aws.policy import CALLS, TYPE_ACTIONS, execution_actions, execution_policy, operator_policy
 from bireme.aws.templates import body_of, template_of
 from bireme.aws.templates.operator import operator
 from bireme.spec.cluster import AccessFile, ClusterFile, NetworkFile, StorageFile, WorkersFile
@@ -137,10 +137,11 @@ UNUSED = {
 
 @pytest.mark.parametrize("policy", [operator_policy(), operator_policy("paddle"), execution_policy()])
 def test_policies_are_small_exact_and_pass_parliament(policy: dict[str, Any]) -> None:
-    assert len(compact(policy)) <= 6144
+    text = json.dumps(policy, separators=(",", ":"))  # as IAM counts its limit
+    assert len(text) <= 6144
     actions = [action for statement in policy["Statement"] for action in statement["Action"]]
     assert not [action for action in actions if "*" in action]
-    found = parliament.analyze_policy_string(compact(policy)).findings
+    found = parliament.analyze_policy_string(text).findings
     # What CloudFormation makes has no name yet, so its role cannot be bound to one; the operator's is bound.
     allowed = {"RESOURCE_STAR"} if policy == execution_policy() else set()
     assert {each.issue for each in found} <= allowed
