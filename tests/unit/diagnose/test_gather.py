@@ -31,7 +31,10 @@ class FakeCluster:
         self.secret = {"data": {"tls.crt": base64.b64encode(certificate).decode()}}
 
     def list(self, kind: Any, labels: dict[str, str]) -> Things:
-        things = {"Job": [{"metadata": {"name": "reviews-pserver", "labels": LABELS}, "spec": {}}], "Pod": [POD]}
+        things: dict[str, Things] = {
+            "Job": [{"metadata": {"name": "reviews-pserver", "labels": LABELS}, "spec": {}}],
+            "Pod": [POD],
+        }
         return things.get(kind.kind, [])
 
     def nodes(self) -> Things:
