@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 import bireme
 from bireme.core.processes import die_with
+from bireme.ps.client.carriers import connect, connect_near
 from bireme.ps.client.memory import TrainerMemory
-from bireme.ps.client.push_pull import Exchange, Identity, Link, connect, connect_near
+from bireme.ps.client.push_pull import Exchange, Identity, Link
 from bireme.ps.lanes.server import PServer, listen
 from bireme.ps.plan import Layout
 from bireme.ps.setup import Setup

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from bireme.programs.bow import BagOfWords
 from bireme.programs.columns import Batch, Column, InputType
+from bireme.ps.client.carriers import connect, connect_near
 from bireme.ps.client.memory import TrainerMemory
-from bireme.ps.client.push_pull import Exchange, Identity, Link, connect, connect_near
+from bireme.ps.client.push_pull import Exchange, Identity, Link
 from bireme.ps.client.push_pull_rows import RowLinks
 from bireme.ps.lanes.server import PServer, listen
 from bireme.ps.plan import Layout

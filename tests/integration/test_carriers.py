@@ -21,8 +21,9 @@ from tests.integration.test_server_and_client import ME, WAIT_S, Cluster, gradie
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 
 from bireme.core.errors import BiremeError, NetworkError, RefusedError
+from bireme.ps.client.carriers import CarrierName, connect, connect_near
 from bireme.ps.client.memory import TrainerMemory
-from bireme.ps.client.push_pull import Carrier, Exchange, Link, Position, connect, connect_near
+from bireme.ps.client.push_pull import Exchange, Link, Position
 from bireme.ps.lanes.server import listen
 from bireme.ps.tree import Span, cover, fold
 from bireme.ps.wire import frame_io
@@ -46,7 +47,7 @@ def near(cluster: Cluster, port: int | None = None) -> socket.socket:
 
 
 def open_exchange(
-    cluster: Cluster, share: Span, carriers: Sequence[Carrier], ports: Sequence[int] | None = None
+    cluster: Cluster, share: Span, carriers: Sequence[CarrierName], ports: Sequence[int] | None = None
 ) -> Exchange:
     """A trainer's exchange that reaches each lane by the carrier asked for, as far as there is memory."""
     ports = ports or [port for server in cluster.servers for port in server.ports[: server._dense_lanes]]
@@ -96,7 +97,7 @@ def train(exchange: Exchange, cluster: Cluster) -> bytes:
     return trained(cluster, exchange.memory.values(ROUNDS)).tobytes()
 
 
-def train_all(cluster: Cluster, shares: tuple[Span, ...], carriers: Callable[[int], Sequence[Carrier]]) -> bytes:
+def train_all(cluster: Cluster, shares: tuple[Span, ...], carriers: Callable[[int], Sequence[CarrierName]]) -> bytes:
     """One trainer per share, each over its own carriers; they must all end with the same bits, which are returned."""
     cluster.set_up(shards=SHARDS, shares=shares)
     ends: list[bytes] = []
@@ -124,8 +125,8 @@ def wanted() -> bytes:
     return bits
 
 
-EACH: list[Carrier] = ["shm", "unix", "tcp"]
-CARRIERS: dict[str, Callable[[int], Sequence[Carrier]]] = {
+EACH: list[CarrierName] = ["shm", "unix", "tcp"]
+CARRIERS: dict[str, Callable[[int], Sequence[CarrierName]]] = {
     "shm": lambda rank: ["shm"],
     "unix": lambda rank: ["unix"],
     "tcp": lambda rank: ["tcp"],
@@ -137,7 +138,7 @@ CARRIERS: dict[str, Callable[[int], Sequence[Carrier]]] = {
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES.keys())
 @pytest.mark.parametrize("carriers", CARRIERS.values(), ids=CARRIERS.keys())
 def test_every_carrier_and_mixture_gives_the_same_bits(
-    cluster: Cluster, wanted: bytes, carriers: Callable[[int], Sequence[Carrier]], shares: tuple[Span, ...]
+    cluster: Cluster, wanted: bytes, carriers: Callable[[int], Sequence[CarrierName]], shares: tuple[Span, ...]
 ) -> None:
     cluster.start(lanes=2)
     assert train_all(cluster, shares, carriers) == wanted
@@ -150,7 +151,7 @@ def test_more_lanes_than_pages_give_the_same_bits_in_shared_memory(cluster: Clus
 
 @pytest.mark.parametrize(("carrier", "payloads"), [("shm", 0), ("unix", 2), ("tcp", 2)])
 def test_only_heads_and_records_travel_where_memory_is_shared(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, carrier: Carrier, payloads: int
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, carrier: CarrierName, payloads: int
 ) -> None:
     sent, send_all = [0], frame_io.send_all
 

@@ -48,7 +48,8 @@ from tests.unit.ps.wire.test_security import NAME, give
 
 from bireme.core.certificates import Pair, make_ca
 from bireme.core.errors import CertificateError, NetworkError
-from bireme.ps.client.push_pull import Exchange, Position, connect
+from bireme.ps.client.carriers import connect
+from bireme.ps.client.push_pull import Exchange, Position
 from bireme.ps.wire import frame_io, security
 from bireme.ps.wire.frames import Flag, Head, Kind
 from bireme.ps.wire.gate import AT_ONCE, ConnectionGate

@@ -17,8 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError, NetworkError, PortInUseError, RefusedError
+from bireme.ps.client.carriers import connect
 from bireme.ps.client.memory import TrainerMemory
-from bireme.ps.client.push_pull import Exchange, Identity, Link, Position, connect
+from bireme.ps.client.push_pull import Exchange, Identity, Link, Position
 from bireme.ps.lanes.rounds import PassTotals, Totals
 from bireme.ps.lanes.server import PServer, listen
 from bireme.ps.plan import Layout

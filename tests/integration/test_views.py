@@ -27,8 +27,9 @@ from tests.integration.test_server_and_client import (
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 
 from bireme.core.errors import BiremeError, NetworkError, StaleError
+from bireme.ps.client.carriers import CarrierName, connect_near
 from bireme.ps.client.memory import TrainerMemory
-from bireme.ps.client.push_pull import Carrier, Exchange, Link, Position, connect_near
+from bireme.ps.client.push_pull import Exchange, Link, Position
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.writer import FileWritten
 from bireme.ps.tree import Span, share_out
@@ -37,10 +38,10 @@ from bireme.ps.wire.frames import Flag, Head, Kind, pack_records
 from bireme.spec.model import Optimizer
 
 HISTORY = ME.view
-CARRIERS: list[Carrier] = ["shm", "unix", "tcp"]
+CARRIERS: list[CarrierName] = ["shm", "unix", "tcp"]
 
 
-def trainer(cluster: Cluster, view: int, carrier: Carrier = "tcp", shards: Sequence[int] = (0, 1, 2)) -> Exchange:
+def trainer(cluster: Cluster, view: int, carrier: CarrierName = "tcp", shards: Sequence[int] = (0, 1, 2)) -> Exchange:
     """A trainer of a view, with connections of its own."""
     links = []
     ports = [port for server in cluster.servers for port in server.ports]
@@ -69,7 +70,7 @@ def wanted(cluster: Cluster, rounds: int) -> bytes:
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_mend_keeps_the_parameters_and_the_round(cluster: Cluster, carrier: Carrier) -> None:
+def test_a_mend_keeps_the_parameters_and_the_round(cluster: Cluster, carrier: CarrierName) -> None:
     cluster.start()
     cluster.set_up()
     old = trainer(cluster, 3, carrier)
@@ -86,7 +87,7 @@ def test_a_mend_keeps_the_parameters_and_the_round(cluster: Cluster, carrier: Ca
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_connections_of_the_view_before_are_closed_also_while_they_wait(cluster: Cluster, carrier: Carrier) -> None:
+def test_connections_of_the_view_before_are_closed_also_while_they_wait(cluster: Cluster, carrier: CarrierName) -> None:
     cluster.start()
     cluster.set_up()
     waits, idle = trainer(cluster, 3, carrier, shards=[0]), trainer(cluster, 3, carrier, shards=[1])
@@ -155,7 +156,7 @@ def test_rows_that_were_shared_are_free_again_and_nobody_of_the_old_view_can_wri
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("view", [2, 3, 5], ids=["an older view", "the view before", "a view to come"])
-def test_frames_of_another_view_are_refused_as_stale(cluster: Cluster, view: int, carrier: Carrier) -> None:
+def test_frames_of_another_view_are_refused_as_stale(cluster: Cluster, view: int, carrier: CarrierName) -> None:
     cluster.start(lanes=1)
     cluster.set_up()
     cluster.servers[0].enter(4, HISTORY)
@@ -200,7 +201,7 @@ def test_a_view_of_another_history_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_rewind_without_a_cut_begins_anew(cluster: Cluster, carrier: Carrier) -> None:
+def test_a_rewind_without_a_cut_begins_anew(cluster: Cluster, carrier: CarrierName) -> None:
     cluster.start()
     cluster.set_up()
     old = trainer(cluster, 3, carrier)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bireme.job.coordination import messages as m
 from bireme.job.status import JobStatus
-from bireme.ps.client.push_pull import connect
+from bireme.ps.client.carriers import connect
 
 ASK_TIMEOUT_S = 2.0
 

@@ -50,7 +50,7 @@ from bireme.job.node.discovery import Discovery
 from bireme.job.node.failure_reports import STATUS_FILE
 from bireme.job.output import journal, snapshots
 from bireme.job.status import ENDED
-from bireme.ps.client.push_pull import connect
+from bireme.ps.client.carriers import connect
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.lanes.slow_trainers import Awaited
 from bireme.ps.wire import frame_io

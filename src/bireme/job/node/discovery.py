@@ -19,7 +19,7 @@ import msgspec
 from bireme.core.errors import NetworkError, UsageError
 from bireme.core.files import write_atomic
 from bireme.job.coordination.messages import Address
-from bireme.ps.client.push_pull import connect
+from bireme.ps.client.carriers import connect
 from bireme.spec.job import Job
 
 LOOK_AGAIN_S = 0.5

@@ -26,7 +26,7 @@ from bireme.job.coordination.service import CoordinatorService
 from bireme.job.node import incarnations
 from bireme.job.node.discovery import Discovery
 from bireme.job.node.marks import put_mark
-from bireme.ps.client.push_pull import connect
+from bireme.ps.client.carriers import connect
 from bireme.ps.lanes.authority import Authority
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.lanes.server import PServer, listen

@@ -39,9 +39,10 @@ from bireme.job.output.model import load_into, load_trained
 from bireme.job.preflight import check_lanes, updates_of
 from bireme.programs.config import load_config
 from bireme.programs.program import Program, Role
+from bireme.ps.client.carriers import connect, connect_near, is_near
 from bireme.ps.client.coder import Coder
 from bireme.ps.client.memory import TrainerMemory
-from bireme.ps.client.push_pull import Exchange, Identity, Link, connect, connect_near
+from bireme.ps.client.push_pull import Exchange, Identity, Link
 from bireme.ps.client.push_pull_rows import RowLinks
 from bireme.ps.client.slow_pservers import SlowPservers
 from bireme.ps.plan import aligned_zeros, check_names
@@ -330,7 +331,7 @@ class TrainerProcess:
         parts = worker.layout.slices(len(dense))
         links = [Link(sock, parts[i], i // options.ports_num) for i, sock in enumerate(dense)]
         is_exact = options.wire.is_exact and not self._updates.is_streamed
-        is_shared = is_exact and options.carrier == "auto" and any(link.carrier == "unix" for link in links)
+        is_shared = is_exact and options.carrier == "auto" and any(map(is_near, dense))
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, options.wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
         lagging = SlowPservers(len(pservers), worker.share.lo)

@@ -1,3 +1,3 @@
 """The trainer's side of the exchange: push gradients to every lane, pull fresh parameters back."""
 
-__all__ = ["coder", "memory", "push_pull", "push_pull_rows", "slow_pservers"]
+__all__ = ["carriers", "coder", "memory", "push_pull", "push_pull_rows", "slow_pservers"]

@@ -12,7 +12,6 @@ import contextlib
 import weakref
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,13 +19,6 @@ from bireme.core.errors import StorageError
 from bireme.ps.plan import Layout, Slice
 from bireme.ps.tree import Span
 from bireme.ps.wire.shared_memory import Region, close_quietly, make_segment
-
-
-class Rows(msgspec.Struct, frozen=True):
-    """A trainer's gradient segment, as its ATTACH describes it: the subtree of each row, and how long rows are."""
-
-    spans: tuple[Span, ...]
-    row_nbytes: int
 
 
 class TrainerMemory:
@@ -77,31 +69,3 @@ class TrainerMemory:
         self._finish.detach()
         close_quietly(self.fd)
         self.fd = -1
-
-
-class LaneMemory:
-    """A lane's two parameter buffers and its inbox: one row per contribution, its own or a trainer's memory."""
-
-    def __init__(self, part: Slice, rows: int) -> None:
-        self._nbytes = 4 * len(part)
-        params = Region(2 * self._nbytes)
-        try:
-            self.fd = make_segment("parameters", 2 * self._nbytes)
-            params.map(0, 2 * self._nbytes, self.fd, 0, is_writable=True)
-        except StorageError:
-            self.fd = -1  # nothing can be shared; trainers of this machine get slices through their sockets
-        weakref.finalize(self, close_quietly, self.fd)
-        # w[r] and w[r - 1]: a trainer that died between two lanes' closing is replaced by one that needs the older.
-        self.buffers = [params.floats(len(part)), params.floats(len(part), self._nbytes)]
-        self._inbox = Region(rows * self._nbytes)
-        self.inbox = self._inbox.floats(rows * len(part)).reshape(rows, len(part))
-
-    def adopt(self, row: int, fd: int, fd_offset: int) -> None:
-        """Let a row be a piece of a trainer's segment, which is only read here."""
-        self._inbox.map(row * self._nbytes, self._nbytes, fd, fd_offset, is_writable=False)
-
-    def reclaim(self, row: int) -> None:
-        """Take a row back from a trainer that has gone, with what it had written."""
-        kept = self.inbox[row].copy()
-        self._inbox.unmap(row * self._nbytes, self._nbytes)
-        self.inbox[row] = kept

@@ -1,42 +1,34 @@
 """A trainer's side of the exchange: push gradients to every lane, pull fresh parameters back.
 
-A lane is reached by one of three carriers, chosen by where it is: shared memory (control frames
-through a Unix socket, no payload at all), the Unix socket alone where memory cannot be shared,
-and TCP between machines. Frames and bits are the same.
+Frames are made here; how they travel is the lane's carrier's business (carriers.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core import faults
-from bireme.core.errors import FrameError, NetworkError
-from bireme.ps.client.memory import Rows, TrainerMemory
+from bireme.core.errors import FrameError
+from bireme.ps.client.carriers import Carrier, CarrierName, Tcp, Watched, open_carrier
+from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.slow_pservers import SlowPservers
 from bireme.ps.plan import Slice
 from bireme.ps.tree import Span
-from bireme.ps.wire import frame_io, security
 from bireme.ps.wire.frames import Flag, Head, Kind, Record, pack_records
 from bireme.ps.wire.row_frames import Block, Floats, Ids
-from bireme.ps.wire.shared_memory import check_segment, close_quietly
 
 if TYPE_CHECKING:
     from bireme.ps.client.coder import Coder
     from bireme.ps.client.push_pull_rows import RowLinks
     from bireme.ps.lanes.slow_trainers import Slowest
-
-Carrier = Literal["shm", "unix", "tcp"]
 
 
 class Position(NamedTuple):
@@ -65,102 +57,15 @@ class Identity:
     incarnation: int
 
 
-def connect(host: str, port: int, *, timeout_s: float, what: str) -> socket.socket:
-    """Open a TCP connection, retrying while no process listens yet."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            sock = socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic()))
-            sock.settimeout(None)
-            return security.secure(frame_io.tune(sock))
-        except OSError as e:
-            if time.monotonic() + 0.05 >= deadline:
-                raise _out_of_reach(f"{what} at {host}:{port}", timeout_s, e) from e
-            time.sleep(0.05)
-
-
-def _out_of_reach(what: str, timeout_s: float, cause: OSError) -> NetworkError:
-    if cause.errno == errno.EPROTO:
-        return NetworkError(
-            f"{what} and this process do not trust each other: {cause.strerror}",
-            why="connections of this job are secured: both ends must show a certificate of the same job",
-            fix="look into its server.log for what it refused; submitting the job again renews certificates",
-        )
-    return NetworkError(
-        f"{what} does not answer: {cause.strerror or cause}",
-        why=f"no process accepted a connection there for {timeout_s:g} s",
-        fix="look into its server.log; check that it runs and that the port is open between the machines",
-    )
-
-
-def connect_near(host: str, port: int) -> socket.socket | None:
-    """Open a Unix connection to a lane of this very machine and user; None where that is not so."""
-    address = _own_address(host)
-    for listening in (address, "0.0.0.0") if address else ():
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(frame_io.near_name(listening, port))
-            if frame_io.peer_user(sock) == os.geteuid():
-                return frame_io.tune(sock)
-        except OSError:
-            pass  # no lane listens under that name
-        sock.close()
-    return None
-
-
-def _own_address(host: str) -> str:
-    """A host's address if it is this machine's (or container's): only then can we bind it; '' otherwise."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(address)
-    except OSError:
-        return ""
-    return str(address[0])
-
-
 class Link:
-    """One lane: its connection, its slice, and how payloads get there."""
+    """One lane: its connection, its pserver, and the slice of the parameters that it keeps."""
 
     def __init__(self, sock: socket.socket, part: Slice, pserver: int = 0) -> None:
         self.sock = sock
         self.part = part
         self.pserver = pserver
-        self.unsent = b""
-        """Pushes without a payload: they leave together with the pull that follows, and wake the lane once."""
-        self.carrier: Carrier = "unix" if sock.family == socket.AF_UNIX else "tcp"
-
-    def hold(self, head: Head, records: bytes) -> None:
-        """Keep a frame without a payload until there is something to send."""
-        self.unsent += head.pack() + records
-
-    def send(self, head: Head, *parts: frame_io.Buffer) -> None:
-        """Send a frame after what was held back."""
-        self.send_packed(head.pack(), *parts)
-
-    def send_packed(self, *parts: frame_io.Buffer) -> None:
-        """Send what was held back, and these bytes."""
-        frame_io.send_all(self.sock, [self.unsent, *parts])
-        self.unsent = b""
-
-    def attach(self, memory: TrainerMemory, me: Identity) -> None:
-        """Greet a lane on a Unix socket, offering to share memory where there is some to share."""
-        fds = [memory.fd] if memory.is_shared else []
-        body = msgspec.json.encode(Rows(memory.spans, 4 * memory.layout.size))
-        head = Head(Kind.ATTACH, job=me.job, view=me.view, incarnation=me.incarnation, nbytes=len(body))
-        frame_io.send_with(self.sock, fds, head, body)
-        reply, shared = frame_io.receive_with(self.sock)
-        try:
-            frame_io.raise_refusal(self.sock, reply)
-            if reply.kind is not Kind.ATTACH:
-                raise FrameError(f"the lane answered ATTACH with {reply.kind.name}")
-            if shared:
-                check_segment(shared[0], 2 * 4 * len(self.part))
-                memory.adopt(self.part, shared[0])
-                self.carrier = "shm"
-        finally:
-            for fd in shared:
-                close_quietly(fd)
+        self.carrier: Carrier = Tcp(sock)
+        """`Exchange` puts another in its place where the lane is on this machine."""
 
 
 class Exchange:
@@ -200,8 +105,8 @@ class Exchange:
         self._me = me
         try:
             for link in self._links:
-                if link.sock.family == socket.AF_UNIX:
-                    link.attach(memory, me)
+                carrier = open_carrier(link.sock, self._head(Kind.ATTACH), memory, link.part)
+                link.carrier = Watched(carrier, link.pserver, self._lagging)
             if rows is not None:
                 rows.greet(self._head(Kind.ATTACH))
         except BaseException:
@@ -209,9 +114,9 @@ class Exchange:
             raise
 
     @property
-    def carriers(self) -> list[Carrier]:
+    def carriers(self) -> list[CarrierName]:
         """How each dense lane is reached."""
-        return [link.carrier for link in sorted(self._links, key=lambda link: link.part.begin)]
+        return [link.carrier.name for link in sorted(self._links, key=lambda link: link.part.begin)]
 
     @property
     def slowest_pserver(self) -> Slowest | None:
@@ -243,16 +148,11 @@ class Exchange:
         if self._coder and blocks is not None:
             self._coder.take(span, row, is_last=all(record.is_last for record in records))
         for link in self._links:
-            if link.carrier == "shm":
-                nbytes = 0 if blocks is None else 4 * len(link.part)
-                link.hold(head._replace(flags=Flag.IN_PLACE, nbytes=nbytes), packed)
-            elif blocks is None:
-                link.hold(head, packed)
+            if blocks is None:
+                link.carrier.push(head, packed, None)
             else:
                 coded = self._coder.part(link.part) if self._coder else row[link.part.begin : link.part.end]
-                began_s = time.monotonic()
-                link.send(head._replace(nbytes=coded.nbytes), packed, coded)
-                self._lagging.moved(link.pserver, time.monotonic() - began_s)
+                link.carrier.push(head, packed, [coded])
         if self._rows is not None:
             self._rows.push(head, packed, blocks)
         faults.at("push.after", moment)
@@ -260,14 +160,13 @@ class Exchange:
     def flush(self) -> None:
         """Send now what would leave with the next pull: there is something else to do before that."""
         for link in self._links:
-            if link.unsent:
-                link.send_packed()
+            link.carrier.send()
 
     def set(self, values: NDArray[np.float32], blocks: Sequence[Block] = ()) -> None:
         """Give every lane its first values."""
         for link in self._links:
             part = values[link.part.begin : link.part.end]
-            link.send(self._head(Kind.SET, nbytes=part.nbytes), part)
+            link.carrier.send(self._head(Kind.SET, nbytes=part.nbytes).pack(), part)
         if self._rows is not None:
             self._rows.set(self._head(Kind.SET), blocks)
 
@@ -290,7 +189,7 @@ class Exchange:
     def _ask(self, head: Head, wanted: Sequence[Ids]) -> None:
         packed = head.pack()
         for link in self._links:
-            link.send_packed(packed)
+            link.carrier.send(packed)
         if self._rows is not None:
             self._rows.ask(head, wanted)
 
@@ -345,16 +244,10 @@ class Exchange:
         return self._rows.pull_all(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id)) if self._rows is not None else []
 
     def _receive(self, link: Link) -> Position:
-        began_s = time.monotonic()
-        reply = frame_io.expect(link.sock, Kind.SLICE)
-        there_s = time.monotonic()
-        self._lagging.begun(link.pserver, there_s - began_s)
+        reply = link.carrier.expect()
         if reply.nbytes != 4 * len(link.part):
             raise FrameError(f"a slice of {reply.nbytes} bytes came, {4 * len(link.part)} were due")
-        if not reply.flags & Flag.IN_PLACE:
-            target = self.memory.values(reply.round)
-            frame_io.receive_into(link.sock, target[link.part.begin : link.part.end])
-            self._lagging.moved(link.pserver, time.monotonic() - there_s)
+        link.carrier.take(self.memory.values(reply.round)[link.part.begin : link.part.end])
         self._cut_at = max(self._cut_at, reply.hi)
         return Position(reply.round, reply.extra, reply.lo)
 

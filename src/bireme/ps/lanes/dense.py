@@ -10,14 +10,13 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core import draws
 from bireme.core.errors import FrameError
-from bireme.ps.client.memory import LaneMemory, Rows
-from bireme.ps.lanes.lane import Answer, Machine
+from bireme.ps.lanes.lane import Answer
+from bireme.ps.lanes.memory import LaneMemory, SharedRows, Sharing
 from bireme.ps.lanes.rounds import Closing
 from bireme.ps.optim.optimizers import UPDATES, Segment, SliceOptimizer, warm
 from bireme.ps.plan import Layout, Piece, Slice
@@ -28,7 +27,6 @@ from bireme.ps.snapshot.writer import Capture, copy_pieces
 from bireme.ps.tree import spans_of
 from bireme.ps.wire import codec, frame_io
 from bireme.ps.wire.frames import Flag, Head
-from bireme.ps.wire.shared_memory import check_segment
 
 Floats = NDArray[np.float32]
 
@@ -68,7 +66,9 @@ class DenseStore:
         rows = len(spans_of(setup.shares, setup.shards, is_apart=setup.is_apart))
         self._memory = LaneMemory(self.part, rows)
         self._is_streamed = setup.updates.is_streamed
-        self._attached: dict[int, list[int]] = {}
+        # Streamed updates change buffers at any moment, and coded gradients must be decoded: neither can be shared.
+        is_allowed = not self._is_streamed and self._coding == "float32"
+        self.sharing: Sharing = SharedRows(self._memory, self.part, 4 * self._layout.size, is_allowed=is_allowed)
         self._size = pieces[-1].end if pieces else 0
         self._spare: dict[str, NDArray[Any]] = self._make_spare() if setup.snapshots else {}
         if not setup.base:
@@ -90,42 +90,6 @@ class DenseStore:
 
     def _buffer(self, round_: int) -> Floats:
         return self._memory.buffers[round_ % 2]
-
-    def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
-        """Map a trainer's gradient rows into the inbox, and return our buffers to share."""
-        try:
-            offered = msgspec.json.decode(offer, type=Rows)
-        except msgspec.MsgspecError as e:
-            raise FrameError(f"malformed ATTACH: {e}") from e
-        rows = [machine.row_of(span) for span in offered.spans]
-        is_fit = offered.row_nbytes == 4 * self._layout.size and None not in rows
-        if not is_fit or self._shared_rows() & set(rows):
-            raise FrameError(f"the rows {offered.spans} are not free in this view")
-        is_in = any(machine.has_landed(span) for span in offered.spans)
-        # Streamed updates change buffers at any moment, and coded gradients must be decoded: neither can be shared.
-        can_share = not self._is_streamed and self._coding == "float32"
-        if not fds or self._memory.fd < 0 or is_in or not can_share:
-            return []
-        check_segment(fds[0], offered.row_nbytes * len(rows))
-        own = [row for row in rows if row is not None]
-        self._attached[id(sock)] = own
-        for number, row in enumerate(own):
-            self._memory.adopt(row, fds[0], number * offered.row_nbytes + 4 * self.part.begin)
-        return [self._memory.fd]
-
-    def _shared_rows(self) -> set[int | None]:
-        return {row for held in self._attached.values() for row in held}
-
-    def detach(self, sock: socket.socket) -> None:
-        """Stop reading a connection's memory, keeping what it had written."""
-        for row in self._attached.pop(id(sock), ()):
-            self._memory.reclaim(row)
-
-    def check_place(self, sock: socket.socket, row: int | None, *, in_place: bool) -> None:
-        """Refuse a push into a row that another connection shares, or that none does."""
-        holders = self._attached.get(id(sock), ()) if in_place else self._shared_rows()
-        if in_place != (row in holders):
-            raise FrameError("these shards' gradient is not shared by this connection, but by another or none")
 
     def receive(self, sock: socket.socket, head: Head, row: int) -> None:
         """Receive straight into the row, or aside where it must be decoded."""
@@ -193,14 +157,10 @@ class DenseStore:
         if head.nbytes:
             raise FrameError(f"a PULL from a dense lane has no payload, this one has {head.nbytes} bytes")
 
-    def is_shared_with(self, sock: socket.socket) -> bool:
-        """Whether this trainer reads our buffers where they are."""
-        return id(sock) in self._attached
-
     def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
         """Our buffer; a trainer that shares it gets a head without a payload."""
         part = self._buffer(round_)
-        if id(sock) in self._attached:
+        if self.sharing.holds(sock):
             return Flag.IN_PLACE, part.nbytes, []
         # Where others' pushes are applied at any moment, the buffer may change while it is being sent.
         return Flag.NONE, part.nbytes, [part.copy() if self._is_streamed else part]

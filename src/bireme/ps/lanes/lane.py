@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from bireme.core import faults
 from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
+from bireme.ps.lanes.memory import Sharing
 from bireme.ps.lanes.progress import agreed_counts, counts_of
 from bireme.ps.lanes.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take
 from bireme.ps.lanes.slow_trainers import Awaited, SlowTrainers
@@ -46,20 +47,12 @@ Machine = LaneRounds | LaneStream
 class Store(Protocol):
     """What a lane keeps, and how payloads get in and out. Calls marked * are made under the lane's lock."""
 
+    sharing: Sharing
     slice_nbytes: int | None
     """What a whole contribution's payload measures; None where that differs from push to push."""
 
     def describe(self) -> str:
         """What is kept here, for the log."""
-
-    def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
-        """* A connection of this machine greets; returns descriptors of memory to share with it."""
-
-    def detach(self, sock: socket.socket) -> None:
-        """* A connection has closed."""
-
-    def check_place(self, sock: socket.socket, row: int | None, *, in_place: bool) -> None:
-        """* Refuse a push that says it lies in shared memory and does not, or the other way round."""
 
     def receive(self, sock: socket.socket, head: Head, row: int) -> None:
         """Take a contribution into its row."""
@@ -84,9 +77,6 @@ class Store(Protocol):
 
     def receive_request(self, sock: socket.socket, head: Head) -> object:
         """Read what a PULL asks for."""
-
-    def is_shared_with(self, sock: socket.socket) -> bool:
-        """* Whether this connection reads what is kept here in place, so that an answer has no payload."""
 
     def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
         """* The reply to a PULL: flags, its length, and what is to be sent."""
@@ -176,14 +166,14 @@ class Lane:
         offer = frame_io.receive_bytes(sock, head.nbytes)
         with self._turn:
             self._check(head)
-            shared = self._store.attach(sock, offer, fds, self.rounds)
+            shared = self._store.sharing.attach(sock, offer, fds, self.rounds)
         frame_io.send_with(sock, shared, Head(Kind.ATTACH), b"")
 
     def detach(self, sock: socket.socket) -> None:
         """A connection has closed: its memory is no longer ours to read."""
         with self._turn:
             self._parked.pop(sock, None)
-            self._store.detach(sock)
+            self._store.sharing.detach(sock)
 
     def push(self, sock: socket.socket, head: Head) -> None:
         """Receive a contribution; the last one of a round also closes it."""
@@ -191,7 +181,7 @@ class Lane:
         span = Span(head.lo, head.hi)
         in_place = bool(head.flags & Flag.IN_PLACE)
         with self._turn:
-            self._store.check_place(sock, self.rounds.row_of(span), in_place=in_place)
+            self._store.sharing.check(sock, self.rounds.row_of(span), in_place=in_place)
             verdict = self.rounds.offer(head, records)
             self._busy += isinstance(verdict, Take)
         if isinstance(verdict, Refuse):
@@ -351,7 +341,7 @@ class Lane:
                     raise verdict.as_error()
                 if isinstance(verdict, Ready):
                     break
-                if self._store.is_shared_with(sock):
+                if self._store.sharing.holds(sock):
                     if sock in self._parked:
                         raise FrameError("a second PULL before the first was answered")
                     self._parked[sock] = head

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError
-from bireme.ps.lanes.lane import Answer, Buffers, Machine
+from bireme.ps.lanes.lane import Answer, Buffers
+from bireme.ps.lanes.memory import NothingShared, Sharing
 from bireme.ps.lanes.rounds import Closing
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.reassembly import chained_rows, pack_table
@@ -50,6 +51,7 @@ class SparseStore:
     """The rows that the hash of their ids gives to one lane."""
 
     slice_nbytes: int | None = None
+    sharing: Sharing = NothingShared()
 
     def __init__(self, setup: Setup, index: int) -> None:
         self._parameters = setup.tables
@@ -92,18 +94,6 @@ class SparseStore:
         """What is kept here."""
         names = ", ".join(p.name for p in self._parameters) or "nothing"
         return f"rows of {names}"
-
-    def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
-        """Rows travel through the socket: nothing to share."""
-        return []
-
-    def detach(self, sock: socket.socket) -> None:
-        """Nothing is shared."""
-
-    def check_place(self, sock: socket.socket, row: int | None, *, in_place: bool) -> None:
-        """Rows never lie in shared memory."""
-        if in_place:
-            raise FrameError("a sparse lane shares no memory")
 
     def _receive(self, sock: socket.socket, head: Head) -> Payload:
         try:
@@ -176,10 +166,6 @@ class SparseStore:
         for number, ids in enumerate(wanted):
             self._check(number, ids)
         return wanted
-
-    def is_shared_with(self, sock: socket.socket) -> bool:
-        """Nothing is shared."""
-        return False
 
     def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
         """The wanted rows in the order asked for, or everything."""

@@ -15,11 +15,13 @@ import mmap
 import os
 import weakref
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError, StorageError
 from bireme.ps.plan import BORDER
+from bireme.ps.tree import Span
 
 PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10
@@ -55,6 +57,13 @@ def check_segment(fd: int, nbytes: int) -> None:
         is_sealed = 0  # not a memfd at all
     if os.fstat(fd).st_size < nbytes or not is_sealed:
         raise FrameError(f"a shared segment of {os.fstat(fd).st_size} bytes came, {nbytes} were due")
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A trainer's gradient segment, as its ATTACH describes it: the subtree of each row, and how long rows are."""
+
+    spans: tuple[Span, ...]
+    row_nbytes: int
 
 
 class Region:

@@ -21,7 +21,7 @@ from bireme.job.node.discovery import SharedDirectory
 from bireme.job.node.pserver import PserverOptions, PserverProcess
 from bireme.job.output import journal, snapshots
 from bireme.job.output.manifest import MANIFEST, Manifest
-from bireme.ps.client.push_pull import connect
+from bireme.ps.client.carriers import connect
 from bireme.ps.lanes.authority import view_of
 from bireme.ps.snapshot.snapshot_files import snapshot_name
 

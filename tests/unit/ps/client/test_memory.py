@@ -19,9 +19,10 @@ import pytest
 from numpy.typing import NDArray
 
 from bireme.core.errors import BiremeError, FrameError, StorageError
-from bireme.ps.client.memory import LaneMemory, Rows, TrainerMemory
+from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.lanes.dense import DenseStore
 from bireme.ps.lanes.lane import Lane
+from bireme.ps.lanes.memory import LaneMemory
 from bireme.ps.plan import Layout, Slice
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
@@ -61,7 +62,7 @@ class Trainer:
         self.memory.close()
 
     def attach(self, *, fds: list[int] | None = None, body: bytes | None = None, job: int = 7, view: int = 3) -> None:
-        rows = msgspec.json.encode(Rows(self.memory.spans, 4 * SIZE)) if body is None else body
+        rows = msgspec.json.encode(shared_memory.Offer(self.memory.spans, 4 * SIZE)) if body is None else body
         head = Head(Kind.ATTACH, job=job, view=view, nbytes=len(rows))
         frame_io.send_with(self.here, [self.memory.fd] if fds is None else fds, head, rows)
         received, came = frame_io.receive_with(self.there)
@@ -242,9 +243,9 @@ def test_nobody_can_push_by_payload_what_is_shared(stage: Stage) -> None:
 WRONG = {
     "another job": (None, 8, 3),
     "an older view": (None, 7, 2),
-    "rows too short": (msgspec.json.encode(Rows(SPANS, 4 * SIZE - 4096)), 7, 3),
-    "rows too long": (msgspec.json.encode(Rows(SPANS, 4 * SIZE + 4096)), 7, 3),
-    "an unknown span": (msgspec.json.encode(Rows((SPANS[0], Span(1, 3)), 4 * SIZE)), 7, 3),
+    "rows too short": (msgspec.json.encode(shared_memory.Offer(SPANS, 4 * SIZE - 4096)), 7, 3),
+    "rows too long": (msgspec.json.encode(shared_memory.Offer(SPANS, 4 * SIZE + 4096)), 7, 3),
+    "an unknown span": (msgspec.json.encode(shared_memory.Offer((SPANS[0], Span(1, 3)), 4 * SIZE)), 7, 3),
     "no JSON": (b"\xff\xfe", 7, 3),
     "no spans": (b'{"row_nbytes": 8192}', 7, 3),
     "nothing": (b"", 7, 3),
@@ -339,7 +340,7 @@ def test_a_replacement_that_attaches_does_not_undo_what_its_predecessor_had_push
 def test_a_lane_cannot_write_to_the_gradients_that_it_reads() -> None:
     script = f"""
 import faulthandler
-from bireme.ps.client.memory import LaneMemory
+from bireme.ps.lanes.memory import LaneMemory
 from bireme.ps.plan import Slice
 from bireme.ps.wire.shared_memory import make_segment
 faulthandler.disable()

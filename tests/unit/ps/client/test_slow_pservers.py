@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bireme.ps.client import push_pull, push_pull_rows
+from bireme.ps.client import carriers, push_pull
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Identity, Link
 from bireme.ps.client.push_pull_rows import RowLinks
@@ -192,7 +192,7 @@ def test_an_exchange_names_the_pserver_whose_lanes_answer_late(slow: str, monkey
         nbytes = 0 if sock in sparse else 4 * len(layout.slices(len(dense))[dense.index(sock)])
         return Head(kind, nbytes=nbytes)
 
-    for module in (push_pull, push_pull_rows):
+    for module in (push_pull, carriers):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(frame_io, "send", send)
     monkeypatch.setattr(frame_io, "send_all", send)

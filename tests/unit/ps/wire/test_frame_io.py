@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bireme.core.errors import BiremeError, FrameError, NetworkError, RefusedError, StaleError
-from bireme.ps.client.push_pull import connect_near
+from bireme.ps.client.carriers import connect_near
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import HEAD_NBYTES, RECORD_NBYTES, Head, Kind, Record, pack_records
 
