@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.programs.bow import BagOfWords
-from bireme.programs.columns import Batch, Column, InputType
+from bireme.programs.columns import Column, Columns, InputType
 from bireme.ps.client.carriers import connect, connect_near
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Identity, Link
@@ -174,12 +174,12 @@ def _bow_step(task: Task, exchange: Exchange, layout: Layout) -> Callable[[int],
     return step
 
 
-def _columns(batch: w.Batch) -> Batch:
+def _columns(batch: w.Batch) -> Columns:
     words = InputType(name="word", dim=w.WORDS, kind="sparse_binary")
     label = InputType(name="label", dim=w.CLASSES, kind="index")
     offsets = np.arange(w.TEXTS + 1, dtype=np.int64) * w.IDS_PER_TEXT
     ids = Column(words, ids=batch.ids.reshape(-1).astype(np.int32), offsets=offsets)
-    return Batch({"word": ids, "label": Column(label, ids=batch.labels.astype(np.int32))}, w.TEXTS)
+    return Columns({"word": ids, "label": Column(label, ids=batch.labels.astype(np.int32))}, w.TEXTS)
 
 
 def wire_bytes(layout: Layout, carriers: Sequence[str]) -> int:

@@ -14,9 +14,10 @@ from tests.integration.test_carriers import near
 from tests.integration.test_server_and_client import ME, Cluster, run_all
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 
-from bireme.programs.columns import Batch, InputType
+from bireme.programs.columns import Columns, InputType
 from bireme.programs.lookups import Lookup
 from bireme.programs.program import Arrays, Computation, Role, Source, SourceFacts, Sums
+from bireme.programs.readers import PackedReader
 from bireme.ps.client.coder import Coder
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Link, Position
@@ -25,7 +26,6 @@ from bireme.ps.setup import is_apart
 from bireme.ps.tree import Span, rows_of, share_out
 from bireme.spec.model import Coding, Optimizer, Parameter, Rows, Updates, Wire
 from bireme.train.loop import ApartLoop, Loop, PassResult, Tables
-from bireme.train.reader import ShardReader
 from bireme.train.worker import Running, Worker
 
 Floats = NDArray[np.float32]
@@ -77,7 +77,7 @@ class WordComputation:
     def __init__(self, pull: np.float32, values: Arrays, grads: Arrays) -> None:
         self._pull, self._values, self._grads = pull, values, grads
 
-    def step(self, batch: Batch) -> Sums:
+    def step(self, batch: Columns) -> Sums:
         ids, emb = batch.columns["words"].ids, self._grads["emb"]
         assert ids is not None
         emb[...] = 0.0
@@ -85,12 +85,12 @@ class WordComputation:
         self._grads["b"][...] = len(batch)
         return Sums(len(batch), float(len(ids)))
 
-    def evaluate(self, batch: Batch) -> Sums:
+    def evaluate(self, batch: Columns) -> Sums:
         ids = batch.columns["words"].ids
         assert ids is not None
         return Sums(len(batch), float(self._values["emb"][ids].sum()))
 
-    def predict(self, batch: Batch) -> Mapping[str, Floats]:
+    def predict(self, batch: Columns) -> Mapping[str, Floats]:
         return {}
 
 
@@ -157,8 +157,8 @@ class Job:
         return told
 
 
-def reader(shard: int, count: int) -> ShardReader:
-    return ShardReader(Words(shard, count), Path(), shard, seed=1, batch_size=10, cache=None)
+def reader(shard: int, count: int) -> PackedReader:
+    return PackedReader(Words(shard, count), Path(), shard, seed=1, batch_size=10, cache=None)
 
 
 @pytest.fixture(scope="module")

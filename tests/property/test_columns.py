@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bireme.programs.columns import Batch, InputType, pack
+from bireme.programs.columns import Columns, InputType
+from bireme.programs.packing import pack
 
 INPUTS = (
     InputType(name="bag", dim=50, kind="sparse_binary"),
@@ -24,7 +25,7 @@ _SAMPLE = st.tuples(
 )
 
 
-def unpack(batch: Batch) -> list[tuple[object, ...]]:
+def unpack(batch: Columns) -> list[tuple[object, ...]]:
     """Read samples back the slow way."""
     arrays = batch.to_arrays()
 
@@ -56,4 +57,4 @@ def test_take_gives_exactly_the_rows_asked_for(samples: list[tuple[object, ...]]
 @given(samples=st.lists(_SAMPLE, max_size=8))
 def test_arrays_of_a_batch_rebuild_it(samples: list[tuple[object, ...]]) -> None:
     arrays = pack(samples, INPUTS).to_arrays()
-    assert unpack(Batch.from_arrays(INPUTS, arrays)) == samples
+    assert unpack(Columns.from_arrays(INPUTS, arrays)) == samples

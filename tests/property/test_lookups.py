@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bireme.programs.columns import InputType, pack
-from bireme.programs.lookups import Lookup, compact, renumber, unite
+from bireme.programs.columns import InputType
+from bireme.programs.lookups import Lookup, unite
+from bireme.programs.packing import pack
 
 EDGES = [0, 1, 2**31 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 2]
 ID = st.one_of(st.sampled_from(EDGES), st.integers(0, 2**64 - 2))
@@ -23,12 +24,12 @@ SAMPLES = st.lists(
 @given(shards=st.lists(SAMPLES, min_size=1, max_size=3))
 def test_positions_in_the_shared_lists_name_the_ids_of_every_batch(shards: list[list[tuple[object, ...]]]) -> None:
     batches = [pack(samples, INPUTS) for samples in shards]
-    parts = [compact(batch, LOOKUPS) for batch in batches]
-    tables = unite(parts)
+    parts = [batch.compact(LOOKUPS) for batch in batches]
+    tables = unite([part.ids for part in parts])
     for batch, part in zip(batches, parts, strict=True):
         for lookup, own, table in zip(LOOKUPS, part.ids, tables, strict=True):
             assert (np.diff(own) > 0).all() and (np.diff(table) > 0).all()
-            for numbered, ids in ((part.batch, own), (renumber(part, LOOKUPS, tables), table)):
+            for numbered, ids in ((part.batch, own), (part.renumber(tables), table)):
                 for name in lookup.columns:
                     positions = numbered.to_arrays()[f"{name}.ids"]
                     assert ids[positions].tolist() == batch.to_arrays()[f"{name}.ids"].tolist()

@@ -13,15 +13,13 @@ from bireme.core.errors import DataError, SpecError
 from bireme.job.node.entry import read_job
 from bireme.job.output.model import check_copy, load_into, load_rows
 from bireme.job.workdir import borrowed_workdir
-from bireme.programs.columns import Batch
-from bireme.programs.config import load_config
-from bireme.programs.lookups import RowIds, compact
-from bireme.programs.program import Arrays, Computation, Program, Source, Sums
+from bireme.programs.loading import ProgramSpec, load_program
+from bireme.programs.lookups import RowIds
+from bireme.programs.program import Arrays, Batch, Computation, Program, Source, Sums
 from bireme.ps.plan import Layout, aligned_zeros
 from bireme.ps.wire.row_frames import Block
 from bireme.spec.job import Job
 from bireme.spec.model import Parameter
-from bireme.train.reader import ShardReader
 from bireme.train.worker import Running
 
 
@@ -74,8 +72,8 @@ class SavedModel:
         computation, ready = self._bind(batch)
         return computation.predict(ready)
 
-    def _bind(self, batch: Batch) -> tuple[Computation, Batch]:
-        part = compact(batch, self._program.lookups)
+    def _bind(self, batch: Batch) -> tuple[Computation[Batch], Batch]:
+        part = batch.compact(self._program.lookups)
         values, grads = dict(self._values), dict(self._grads)
         for parameter, saved in self._tables:
             lookups = zip(self._program.lookups, part.ids, strict=True)
@@ -107,7 +105,7 @@ def program_with(
             listed = workdir / "data" / "pred.list"
             listed.unlink(missing_ok=True)
             listed.write_text(f"{instead.resolve()}\n", encoding="utf-8")
-        program = load_config(Path(job.config), workdir, {**job.config_args, **args})
+        program = load_program(ProgramSpec(job.config, workdir, {**job.config_args, **args}))
         yield program, SavedModel(program, model, job.seed), workdir
 
 
@@ -117,7 +115,7 @@ def measure(job: Job, model: Path) -> Running:
         source = program.source("test")
         if source is None:
             raise DataError(f"{program.name} defines no test data", fix="give define_py_data_sources2 a test_list")
-        reader = ShardReader(source, workdir, 0, seed=job.seed, batch_size=program.batch_size, cache=None)
+        reader = source.reader(workdir, 0, seed=job.seed, batch_size=program.batch_size, cache=None)
         totals = Running()
         for index in range(reader.batches(0)):
             totals.add(bound.evaluate(reader.batch(0, index)))
@@ -151,7 +149,7 @@ def predictions(job: Job, model: Path, samples: Path | None) -> Iterator[dict[st
                 why="a file can be given only to configs that name data/pred.list as their test_list",
                 fix="leave FILE out, or let the config read data/pred.list when is_predict is true",
             )
-        reader = ShardReader(source, workdir, 0, seed=job.seed, batch_size=128, cache=None)
+        reader = source.reader(workdir, 0, seed=job.seed, batch_size=128, cache=None)
         for index in range(reader.batches(0)):
             found = bound.predict(reader.batch(0, index))
             for row in range(len(next(iter(found.values())))):

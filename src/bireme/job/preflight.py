@@ -5,11 +5,9 @@ A mistake in a config is told in a second, with nothing written and nothing to c
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from bireme.core.errors import DataError, SpecError
 from bireme.job.workdir import borrowed_workdir
-from bireme.programs.config import load_config
+from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.program import Program
 from bireme.ps.optim.optimizers import check_rules
 from bireme.ps.optim.schedules import check_schedule
@@ -57,7 +55,7 @@ def check_stop(program: Program, stop_after: int) -> None:
 def check_program(job: Job) -> Program:
     """Load the program and refuse what cannot be trained; reads no sample."""
     with borrowed_workdir(job) as workdir:
-        program = load_config(Path(job.config), workdir, job.config_args)
+        program = load_program(ProgramSpec(job.config, workdir, job.config_args))
         if not program.parameters:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
         check_names(program.parameters)

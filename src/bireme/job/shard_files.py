@@ -14,7 +14,7 @@ from bireme.core.errors import DataError
 from bireme.core.text import first_of
 from bireme.data.layout import DICTIONARY, TRAIN_LIST, inside_data, list_entries
 from bireme.job.workdir import borrowed_workdir
-from bireme.programs.config import load_config
+from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.program import Program
 from bireme.spec.job import Job
 
@@ -93,4 +93,5 @@ def _entries(data: Path, shard: int, name: str) -> list[str]:
 
 def _makes_another_program(job: Job, program: Program, shard: int) -> bool:
     with borrowed_workdir(job, shard) as workdir:
-        return load_config(Path(job.config), workdir, job.config_args).fingerprint != program.fingerprint
+        other = load_program(ProgramSpec(job.config, workdir, job.config_args))
+        return other.fingerprint != program.fingerprint

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import DataError
-from bireme.programs.columns import Batch
-from bireme.programs.lookups import narrow_ids
+from bireme.programs.columns import Columns, narrow_ids
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Sums
 from bireme.ps.optim.kernels import jit
 
@@ -50,7 +49,7 @@ class BagOfWords:
         # Parameters that no output needs are part of the model all the same; they never move.
         self._idle = [grad for name, grad in grads.items() if name not in parameters]
 
-    def step(self, batch: Batch) -> Sums:
+    def step(self, batch: Columns) -> Sums:
         """Forward and backward: overwrite the gradients with the sum over the batch."""
         words, labels = self._arrays(batch)
         for grad in self._idle:
@@ -58,26 +57,26 @@ class BagOfWords:
         cost, wrong = _step((self._weight, self._bias), words, labels, (self._weight_grad, self._bias_grad))
         return Sums(samples=len(batch), cost=cost, evals={ERROR_EVALUATOR: float(wrong)})
 
-    def evaluate(self, batch: Batch) -> Sums:
+    def evaluate(self, batch: Columns) -> Sums:
         """Forward only."""
         words, labels = self._arrays(batch)
         cost, wrong = _evaluate((self._weight, self._bias), words, labels)
         return Sums(samples=len(batch), cost=cost, evals={ERROR_EVALUATOR: float(wrong)})
 
-    def predict(self, batch: Batch) -> Mapping[str, _Floats]:
+    def predict(self, batch: Columns) -> Mapping[str, _Floats]:
         """Forward only: class probabilities, or the most probable class."""
         chances = np.zeros((len(batch), self._weight.shape[1]), dtype=np.float32)
         _predict((self._weight, self._bias), self._bags(batch), chances)
         classes = chances.argmax(axis=1).astype(np.float32)[:, None]
         return {name: classes if is_class else chances for name, is_class in self._outputs.items()}
 
-    def _arrays(self, batch: Batch) -> tuple[_Bags, _Ids]:
+    def _arrays(self, batch: Columns) -> tuple[_Bags, _Ids]:
         assert self._label is not None, "a graph without a cost cannot be trained: this is a bug"
         labels = narrow_ids(batch.columns[self._label])
         _check_range(self._label, labels, self._weight.shape[1])
         return self._bags(batch), labels
 
-    def _bags(self, batch: Batch) -> _Bags:
+    def _bags(self, batch: Columns) -> _Bags:
         column = batch.columns[self._words]
         ids = narrow_ids(column)
         assert column.offsets is not None, "sparse columns have offsets: this is a bug"

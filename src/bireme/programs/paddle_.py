@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import MissingError
-from bireme.programs.columns import Batch, Column
+from bireme.programs.columns import Column, Columns, narrow_ids
 from bireme.programs.config.graph import Graph, Layer
-from bireme.programs.lookups import narrow_ids
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Sums
 from bireme.spec.model import Parameter
 
@@ -69,7 +68,7 @@ class PaddleGraph:
             tensor.stop_gradient = parameter.is_static
             self._tensors[parameter.name] = tensor
 
-    def step(self, batch: Batch) -> Sums:
+    def step(self, batch: Columns) -> Sums:
         """Forward and backward: overwrite every gradient with the sum over the batch."""
         if not len(batch):
             self._write_grads([], [])
@@ -83,14 +82,14 @@ class PaddleGraph:
         self._write_grads(moving, found)
         return sums
 
-    def evaluate(self, batch: Batch) -> Sums:
+    def evaluate(self, batch: Columns) -> Sums:
         """Forward only."""
         if not len(batch):
             return Sums(samples=0, cost=0.0)
         with self._paddle.no_grad():
             return self._judge(batch)[0]
 
-    def predict(self, batch: Batch) -> Mapping[str, NDArray[np.float32]]:
+    def predict(self, batch: Columns) -> Mapping[str, NDArray[np.float32]]:
         """Forward only, one array per output, one row per sample."""
         wanted = self._graph.predictions
         if not len(batch):
@@ -99,7 +98,7 @@ class PaddleGraph:
             values = self._forward(batch, wanted)
         return {name: values[name].data.numpy().astype(np.float32, copy=False) for name in wanted}
 
-    def _judge(self, batch: Batch) -> tuple[Sums, Tensor]:
+    def _judge(self, batch: Columns) -> tuple[Sums, Tensor]:
         """Compute the costs; returns what to report, and the tensor to go back from."""
         costs = self._graph.costs
         values = self._forward(batch, [cost.name for cost in costs])
@@ -122,7 +121,7 @@ class PaddleGraph:
             else:
                 np.copyto(grad, np.from_dlpack(tensor).reshape(grad.shape))
 
-    def _forward(self, batch: Batch, wanted: Sequence[str]) -> dict[str, _Value]:
+    def _forward(self, batch: Columns, wanted: Sequence[str]) -> dict[str, _Value]:
         values: dict[str, _Value] = {}
         for layer in self._graph.below(wanted):
             if layer.kind == "data":

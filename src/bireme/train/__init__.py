@@ -1,3 +1,3 @@
-"""One trainer: the loop, seekable readers, the ledger."""
+"""One trainer: the loop of each mode, its gradients, the ledger."""
 
-__all__ = ["local", "loop", "reader", "worker"]
+__all__ = ["local", "loop", "worker"]

@@ -17,15 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import DeterminismError, NumericError
-from bireme.programs.columns import Batch
-from bireme.programs.lookups import Compact, RowIds, compact, renumber, unite
-from bireme.programs.program import Computation, Program, Sums
+from bireme.programs.lookups import RowIds, unite
+from bireme.programs.program import Batch, CompactBatch, Computation, Program, Reader, Sums
 from bireme.ps.client.push_pull import Position
 from bireme.ps.plan import Layout, aligned_zeros
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Record
 from bireme.ps.wire.row_frames import Block
-from bireme.train.reader import ShardReader
 
 MAX_EVALS = 3
 """Evaluator sums that fit into a shard's record."""
@@ -63,7 +61,7 @@ class Prepared:
     """Batches of some shards, ready to be computed once their rows are there."""
 
     batches: Mapping[int, Batch]
-    own: Mapping[int, Compact]
+    own: Mapping[int, CompactBatch]
     rows: tuple[RowIds, ...]
     """What any of them needs, one list per lookup."""
 
@@ -107,7 +105,7 @@ class Stopwatch:
 class Worker:
     """Computes one trainer's gradients and tests."""
 
-    def __init__(self, program: Program, readers: Sequence[ShardReader], tester: ShardReader | None) -> None:
+    def __init__(self, program: Program, readers: Sequence[Reader], tester: Reader | None) -> None:
         self._program = program
         self._readers = {reader.shard: reader for reader in readers}
         self._tester = tester
@@ -117,7 +115,7 @@ class Worker:
         self._lookup_of = [_find_lookup(program, p.name) for p in self.tables]
         self._values = [np.zeros((0, p.shape[1]), np.float32) for p in self.tables]
         self._grads = [np.zeros((0, p.shape[1]), np.float32) for p in self.tables]
-        self._bound: dict[tuple[int, int], Computation] = {}
+        self._bound: dict[tuple[int, int], Computation[Batch]] = {}
         self.batches: dict[int, int] = {}
         """How many batches each shard has in the open pass."""
         self.ledger: dict[int, ShardCounts] = {}
@@ -158,9 +156,9 @@ class Worker:
         lookups = self._program.lookups
         if not lookups or not batches:
             return Prepared(batches, {}, tuple(np.empty(0, np.uint64) for _ in lookups))
-        own = {shard: compact(batch, lookups) for shard, batch in batches.items()}
-        rows = unite(list(own.values()))
-        return Prepared({s: renumber(part, lookups, rows) for s, part in own.items()}, own, rows)
+        own = {shard: batch.compact(lookups) for shard, batch in batches.items()}
+        rows = unite([part.ids for part in own.values()])
+        return Prepared({s: part.renumber(rows) for s, part in own.items()}, own, rows)
 
     def wanted(self, prepared: Prepared) -> list[RowIds]:
         """The ids to ask for, one list per sparse parameter."""
@@ -175,7 +173,7 @@ class Worker:
                 self._bound.clear()
         return self._values
 
-    def _computation(self, values: Floats, grads: Floats) -> Computation:
+    def _computation(self, values: Floats, grads: Floats) -> Computation[Batch]:
         """The program over these flat vectors and the compact tables."""
         key = (values.ctypes.data, grads.ctypes.data)
         if key not in self._bound:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from bireme.cli.predict import predict
 from bireme.core.errors import DataError, ModelError
 from bireme.job.output.model import save_model
-from bireme.programs.config import load_config
+from bireme.programs.loading import ProgramSpec, load_program
 
 CONFIG = """
 from paddle.trainer_config_helpers import *
@@ -42,7 +42,7 @@ def model(tmp_path: Path) -> Path:
     (tmp_path / "config.py").write_text(CONFIG)
     (tmp_path / "words.py").write_text(PROVIDER)
     (tmp_path / "job.yaml").write_text("name: small\nprogram: {config: config.py}\ndata: {path: shards}\n")
-    program = load_config(tmp_path / "config.py", tmp_path, {})
+    program = load_program(ProgramSpec(str(tmp_path / "config.py"), tmp_path, {}))
     values = {p.name: np.ones(p.shape, np.float32) for p in program.parameters}
     return save_model(tmp_path / "output/pass-00000", values, tmp_path / "config.py", {})
 

@@ -41,11 +41,11 @@ def job_of(data: Path) -> Any:
 
 def check(data: Path) -> None:
     from bireme.job.workdir import borrowed_workdir
-    from bireme.programs.config import load_config
+    from bireme.programs.loading import ProgramSpec, load_program
 
     job = job_of(data)
     with borrowed_workdir(job) as workdir:
-        program = load_config(data / "config.py", workdir, {})
+        program = load_program(ProgramSpec(str(data / "config.py"), workdir, {}))
     check_alike(job, program, [files_of(data / str(shard) / "data") for shard in range(3)])
 
 

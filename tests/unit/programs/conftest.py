@@ -9,10 +9,9 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from bireme.programs.columns import Batch
-from bireme.programs.config import load_config
+from bireme.programs.columns import Columns
 from bireme.programs.config.load import ConfigProgram
-from bireme.programs.lookups import compact
+from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.program import Computation
 
 CONFIG = """
@@ -84,7 +83,7 @@ class Home:
         """Load config.py, or this text in its place."""
         if config is not None:
             self.write("config.py", config)
-        program = load_config(self.folder / "config.py", self.workdir, args or {})
+        program = load_program(ProgramSpec(str(self.folder / "config.py"), self.workdir, args or {}))
         assert isinstance(program, ConfigProgram)
         return program
 
@@ -94,7 +93,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-Model = tuple[Computation, dict[str, "np.ndarray"], dict[str, "np.ndarray"]]
+Model = tuple[Computation[Columns], dict[str, "np.ndarray"], dict[str, "np.ndarray"]]
 
 
 @pytest.fixture
@@ -110,19 +109,19 @@ def start() -> Callable[[ConfigProgram], Model]:
     return start
 
 
-def _rows_of(program: ConfigProgram, batch: Batch) -> dict[str, np.ndarray]:
+def _rows_of(program: ConfigProgram, batch: Columns) -> dict[str, np.ndarray]:
     """For each sparse parameter, the rows that a batch needs."""
-    pairs = zip(program.lookups, compact(batch, program.lookups).ids, strict=True)
+    pairs = zip(program.lookups, batch.compact(program.lookups).ids, strict=True)
     return {name: ids.astype(np.int64) for lookup, ids in pairs for name in lookup.parameters}
 
 
 @pytest.fixture
-def check_compact() -> Callable[[ConfigProgram, Model, Batch, int], None]:
+def check_compact() -> Callable[[ConfigProgram, Model, Columns, int], None]:
     """Compute a batch from whole tables and from compact ones with spare rows: the bits must be the same."""
 
-    def check(program: ConfigProgram, whole: Model, batch: Batch, spare: int) -> None:
+    def check(program: ConfigProgram, whole: Model, batch: Columns, spare: int) -> None:
         bound, values, grads = whole
-        rows, part = _rows_of(program, batch), compact(batch, program.lookups).batch
+        rows, part = _rows_of(program, batch), batch.compact(program.lookups).batch
         small = {name: value[rows[name]] if name in rows else value.copy() for name, value in values.items()}
         for name in rows:
             small[name] = np.concatenate([small[name], np.full((spare, small[name].shape[1]), 9, dtype=np.float32)])

@@ -7,8 +7,8 @@ import pytest
 
 from bireme.core.errors import ConfigScriptError, DataError
 from bireme.programs.bow import BagOfWords
-from bireme.programs.columns import Batch, InputType, pack
-from bireme.programs.lookups import compact
+from bireme.programs.columns import Columns, InputType
+from bireme.programs.packing import pack
 
 WORD = InputType(name="word", dim=10, kind="sparse_binary")
 WEIGHTED = InputType(name="word", dim=10, kind="sparse_float")
@@ -17,7 +17,7 @@ SAMPLES: list[tuple[object, ...]] = [([1, 2, 2], 1), ([7, 8], 0), ([], 1), ([9],
 WEIGHT, BIAS = "___fc_layer_0__.w0", "___fc_layer_0__.wbias"
 
 
-def by_hand(batch: Batch, weight: Any, bias: Any) -> tuple[float, Any, Any]:
+def by_hand(batch: Columns, weight: Any, bias: Any) -> tuple[float, Any, Any]:
     """The same computation with dense float64 matrices."""
     arrays = batch.to_arrays()
     rows = np.repeat(np.arange(len(batch)), np.diff(arrays["word.offsets"]))
@@ -169,7 +169,7 @@ def test_unbounded_table_is_computed_from_its_rows(home: Any) -> None:
     program = home.load(text.replace("size=2, act", "size=2, param_attr=ParamAttr(sparse_update=True), act"))
     wide = InputType(name="word", dim=2**64 - 1, kind="sparse_binary")
     batch = pack([([2**64 - 2, 5], 1), ([2**63], 0)], (wide, LABEL))
-    part = compact(batch, program.lookups)
+    part = batch.compact(program.lookups)
     values = {WEIGHT: np.arange(10, dtype=np.float32).reshape(5, 2) / 10, BIAS: np.zeros(2, dtype=np.float32)}
     grads = {name: np.full_like(value, np.nan) for name, value in values.items()}
     bound = program.bind(values, grads)

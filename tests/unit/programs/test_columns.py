@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from bireme.core.errors import DataError
-from bireme.programs.columns import MAX_DIM, Batch, InputType, Kind, Packer, pack
+from bireme.programs.columns import MAX_DIM, Columns, InputType, Kind
+from bireme.programs.packing import Packer, pack
 
 WORD = InputType(name="word", dim=10, kind="sparse_binary")
 LABEL = InputType(name="label", dim=2, kind="index")
@@ -102,7 +103,7 @@ def test_take_refuses_rows_that_are_not_there() -> None:
 def test_arrays_of_another_program_are_refused() -> None:
     arrays = pack([([1], 0)], (WORD, LABEL)).to_arrays()
     with pytest.raises(DataError, match="lack an array of slot 'weighted'"):
-        Batch.from_arrays((WEIGHTED, LABEL), arrays)
+        Columns.from_arrays((WEIGHTED, LABEL), arrays)
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(2**31 - 1, np.int32), (2**31, np.uint64), (MAX_DIM, np.uint64)])
@@ -124,7 +125,7 @@ def test_wide_ids_survive_packing_taking_and_a_file() -> None:
     )
     rows = [(id_, EDGES[:place], np.array(EDGES, dtype=np.uint64), [(id_, 0.5)]) for place, id_ in enumerate(EDGES)]
     batch = pack(rows, slots)
-    kept = Batch.from_arrays(slots, load(save(batch.to_arrays()))).take(np.array([5, 2]))
+    kept = Columns.from_arrays(slots, load(save(batch.to_arrays()))).take(np.array([5, 2]))
     arrays = kept.to_arrays()
     assert {arrays[f"{slot.name}.ids"].dtype for slot in slots} == {np.dtype(np.uint64)}
     assert arrays["wide.ids"].tolist() == [2**64 - 2, 2**31]
@@ -137,4 +138,4 @@ def test_narrow_arrays_of_a_wide_slot_are_refused() -> None:
     narrow = InputType(name="wide", dim=9, kind="index")
     for packed, wanted in ((narrow, wide("index")), (wide("index"), narrow)):
         with pytest.raises(DataError, match="lack an array of slot 'wide'"):
-            Batch.from_arrays((wanted,), pack([(1,)], (packed,)).to_arrays())
+            Columns.from_arrays((wanted,), pack([(1,)], (packed,)).to_arrays())

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bireme.core.errors import MissingError
-from bireme.programs.columns import InputType, pack
+from bireme.programs.columns import InputType
+from bireme.programs.packing import pack
 from bireme.programs.paddle_ import PaddleGraph, import_paddle
 
 HEAD = "from paddle.trainer_config_helpers import *\nsettings(batch_size=4)\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bireme.core.errors import ConfigScriptError, DataError
-from bireme.programs.columns import pack
+from bireme.programs.packing import pack
 
 TYPES = "[sparse_binary_vector(10), integer_value(2)]"
 

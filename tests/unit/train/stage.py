@@ -13,9 +13,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from bireme.programs.columns import Batch, InputType
+from bireme.programs.columns import Columns, InputType
 from bireme.programs.lookups import Lookup
 from bireme.programs.program import Arrays, Computation, Role, Source, SourceFacts, Sums
+from bireme.programs.readers import PackedReader
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Position
 from bireme.ps.lanes.rounds import LaneRounds, Ready, Refuse, Take, Totals
@@ -25,7 +26,6 @@ from bireme.ps.wire.frames import Flag, Head, Kind, Record
 from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Optimizer, Parameter
 from bireme.train.loop import PassResult, Tables
-from bireme.train.reader import ShardReader
 from bireme.train.worker import Running, Worker
 
 INPUTS = (InputType(name="x", dim=4, kind="dense"),)
@@ -87,7 +87,7 @@ class SumComputation:
     def __init__(self, program: SumProgram, values: Arrays, grads: Arrays) -> None:
         self._program, self._values, self._grads = program, values, grads
 
-    def step(self, batch: Batch) -> Sums:
+    def step(self, batch: Columns) -> Sums:
         program = self._program
         program.steps += 1
         program.seen.append(float(self._values["b"][0]))
@@ -100,11 +100,11 @@ class SumComputation:
             program.spoil(program)
         return Sums(len(batch), program.cost * len(batch), {"error": 1.0})
 
-    def evaluate(self, batch: Batch) -> Sums:
+    def evaluate(self, batch: Columns) -> Sums:
         self._program.seen.append(float(self._values["b"][0]))
         return Sums(len(batch), 3.0 * len(batch), {"error": 0.5})
 
-    def predict(self, batch: Batch) -> Mapping[str, Floats]:
+    def predict(self, batch: Columns) -> Mapping[str, Floats]:
         return {}
 
 
@@ -228,9 +228,9 @@ class Notes:
         assert len(self.results) <= self._limit, "the loop does not end"
 
 
-def readers_of(counts: Sequence[int], *, is_whole: bool = False) -> list[ShardReader]:
+def readers_of(counts: Sequence[int], *, is_whole: bool = False) -> list[PackedReader]:
     rows = [Rows(shard, count, is_whole=is_whole) for shard, count in enumerate(counts)]
-    return [ShardReader(r, Path(), r.shard, seed=1, batch_size=10, cache=None) for r in rows]
+    return [PackedReader(r, Path(), r.shard, seed=1, batch_size=10, cache=None) for r in rows]
 
 
 def worker_of(counts: Sequence[int], program: SumProgram | None = None, test: int | None = None) -> Worker:

@@ -37,8 +37,8 @@ from bireme.job.node.orders import Orders
 from bireme.job.node.pass_reporter import ModelPlace, PassReporter
 from bireme.job.output.model import load_into, load_trained
 from bireme.job.preflight import check_lanes, updates_of
-from bireme.programs.config import load_config
-from bireme.programs.program import Program, Role
+from bireme.programs.loading import ProgramSpec, load_program
+from bireme.programs.program import Program, Reader, Role
 from bireme.ps.client.carriers import connect, connect_near, is_near
 from bireme.ps.client.coder import Coder
 from bireme.ps.client.memory import TrainerMemory
@@ -52,7 +52,6 @@ from bireme.spec.job import CarrierChoice
 from bireme.spec.model import Snapshots, Updates, Wire
 from bireme.train.local import LocalLoop, LocalRule
 from bireme.train.loop import ApartLoop, Loop
-from bireme.train.reader import ShardReader
 from bireme.train.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class TrainerProcess:
         """Train until the coordinator's Stop; one on request raises Cancelled."""
         options = self._options
         own = self._own_shards()
-        program = load_config(options.config, options.workdirs(own.lo), options.config_args)
+        program = load_program(ProgramSpec(str(options.config), options.workdirs(own.lo), options.config_args))
         if not program.parameters:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
         # Shard 0's owner tests for all trainers: as in the original, every shard carries the same test files.
@@ -191,22 +190,16 @@ class TrainerProcess:
             return Span(options.trainer, options.trainer + 1)
         return share_out(options.shards, options.trainers)[options.trainer]
 
-    def _open(self, program: Program, role: Role, shard: int) -> ShardReader | None:
+    def _open(self, program: Program, role: Role, shard: int) -> Reader | None:
         """A reader of one shard, or None where the program defines no such data."""
         options = self._options
         source = program.source(role)
         if source is None:
             return None
-        return ShardReader(
-            source,
-            options.workdirs(shard),
-            shard,
-            seed=options.seed,
-            batch_size=program.batch_size,
-            cache=options.cache,
-        )
+        workdir = options.workdirs(shard)
+        return source.reader(workdir, shard, seed=options.seed, batch_size=program.batch_size, cache=options.cache)
 
-    def _readers(self, program: Program, own: Span) -> list[ShardReader]:
+    def _readers(self, program: Program, own: Span) -> list[Reader]:
         """Readers of the shards this trainer owns, their samples packed and ready."""
         readers = [reader for shard in own.shards if (reader := self._open(program, "train", shard)) is not None]
         if not readers:

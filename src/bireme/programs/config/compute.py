@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from bireme.core.errors import MissingError
-from bireme.programs.columns import InputType
+from bireme.programs.columns import Columns, InputType
 from bireme.programs.config.graph import Graph, Layer, check_inputs
 from bireme.programs.program import Arrays, Computation
 from bireme.spec.model import Parameter
@@ -19,7 +19,7 @@ from bireme.spec.model import Parameter
 
 def compile_graph(
     graph: Graph, parameters: Sequence[Parameter], inputs: Sequence[InputType], arrays: tuple[Arrays, Arrays]
-) -> Computation:
+) -> Computation[Columns]:
     """Make the computation that fits this graph and this data; `arrays` are values and gradients."""
     names = {slot.name for slot in inputs}
     wanted = graph.outputs if set(graph.inputs) <= names else graph.predictions

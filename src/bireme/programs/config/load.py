@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from bireme.core.errors import ConfigScriptError
-from bireme.programs.columns import Batch, InputType
+from bireme.programs.columns import Columns, InputType
 from bireme.programs.config.compute import compile_graph, require_engine
 from bireme.programs.config.draft import Draft, Settings
 from bireme.programs.config.graph import Graph
@@ -24,7 +24,8 @@ from bireme.programs.config.source import ProviderSource, SourcePlan
 from bireme.programs.config.sparse import check_methods, find_lookups
 from bireme.programs.config.values import checked, words
 from bireme.programs.config.visit import UserGenerators, visiting
-from bireme.programs.program import ERROR_EVALUATOR, Arrays, Computation, Program, Role, Sums
+from bireme.programs.loading import ProgramSpec
+from bireme.programs.program import ERROR_EVALUATOR, Arrays, Computation, Role, Sums
 
 _LAYER_WORDS = """
     data_layer fc_layer embedding_layer pooling_layer addto_layer concat_layer maxid_layer
@@ -33,12 +34,12 @@ _LAYER_WORDS = """
 _HELPER_PARTS = "layers attrs activations poolings optimizers networks evaluators data_sources config_parser_utils"
 
 
-def load_config(config: Path, workdir: Path, args: Mapping[str, str]) -> Program:
-    """Run a config in `workdir` with its command-line `args`; errors name the user's file and line."""
-    config = config.absolute()
+def load_config(spec: ProgramSpec) -> ConfigProgram:
+    """Run a config with its command-line arguments; errors name the user's file and line."""
+    config, workdir = Path(spec.file).absolute(), spec.workdir
     if not config.is_file():
         raise ConfigScriptError(f"there is no config {config}")
-    session = _Session(config, workdir.absolute(), args)
+    session = _Session(config, workdir.absolute(), spec.args)
     with visiting(workdir, UserGenerators(0)), session.scripts.blame(str(config)):
         session.scripts.run(config, config.stem)
         graph = session.draft.graph()
@@ -162,7 +163,7 @@ class ConfigProgram:
             return None if self.graph.costs else self._sources.get("test")
         return self._sources.get(role)
 
-    def bind(self, values: Arrays, grads: Arrays) -> Computation:
+    def bind(self, values: Arrays, grads: Arrays) -> Computation[Columns]:
         """Compute from these arrays."""
         for parameter in self.parameters:
             expected = parameter.shape
@@ -181,19 +182,19 @@ class _Bound:
     def __init__(self, program: ConfigProgram, arrays: tuple[Arrays, Arrays]) -> None:
         self._program = program
         self._arrays = arrays
-        self._computations: dict[tuple[InputType, ...], Computation] = {}
+        self._computations: dict[tuple[InputType, ...], Computation[Columns]] = {}
 
-    def step(self, batch: Batch) -> Sums:
+    def step(self, batch: Columns) -> Sums:
         """Forward and backward: overwrite every gradient with the sum over the batch."""
         self._need_cost()
         return self._computation(batch).step(batch)
 
-    def evaluate(self, batch: Batch) -> Sums:
+    def evaluate(self, batch: Columns) -> Sums:
         """Forward only."""
         self._need_cost()
         return self._computation(batch).evaluate(batch)
 
-    def predict(self, batch: Batch) -> Arrays:
+    def predict(self, batch: Columns) -> Arrays:
         """Forward only, one array per output, one row per sample."""
         return self._computation(batch).predict(batch)
 
@@ -204,7 +205,7 @@ class _Bound:
                 fix="load it without is_predict=1, or give outputs() a cost",
             )
 
-    def _computation(self, batch: Batch) -> Computation:
+    def _computation(self, batch: Columns) -> Computation[Columns]:
         inputs = batch.inputs
         if inputs not in self._computations:
             graph, parameters = self._program.graph, self._program.parameters

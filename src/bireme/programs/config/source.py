@@ -23,7 +23,8 @@ from bireme.programs.config.graph import Graph, check_inputs
 from bireme.programs.config.provider import Provider, ProviderSettings, input_order
 from bireme.programs.config.scripts import Complaint, Scripts
 from bireme.programs.config.visit import UserGenerators, visiting
-from bireme.programs.program import SourceFacts
+from bireme.programs.program import Reader, SourceFacts
+from bireme.programs.readers import open_reader
 
 _OF_SCRIPTS = (Complaint, NameError, ImportError, SyntaxError)
 """Mistakes that no data can mend."""
@@ -67,6 +68,10 @@ class ProviderSource:
             fingerprint=self._fingerprint(args, inputs) if is_plain else "",
             inputs=inputs,
         )
+
+    def reader(self, workdir: Path, shard: int, *, seed: int, batch_size: int, cache: Path | None) -> Reader:
+        """Read a shard: packed, as a provider is a generator and cannot be sought, or as a stream."""
+        return open_reader(self, workdir, shard, seed=seed, batch_size=batch_size, cache=cache)
 
     def samples(self, workdir: Path, seed: int) -> ProviderSamples:
         """Yield samples file after file; the stream's `where` is the file of the latest one."""

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bireme.core.errors import ConfigScriptError, DataError
-from bireme.programs.columns import Batch, InputType
+from bireme.programs import readers
+from bireme.programs.columns import Columns, InputType
 from bireme.programs.program import SourceFacts
-from bireme.train import reader as reader_module
-from bireme.train.reader import ShardReader, content_key
+from bireme.programs.readers import PackedReader, content_key
 
 INPUTS = (
     InputType(name="word", dim=1000, kind="sparse_binary"),
@@ -50,17 +50,17 @@ def write_numbers(workdir: Path, count: int) -> Path:
 
 def open_shard(
     workdir: Path, source: Numbers, *, shard: int = 0, seed: int = 1, cache: Path | None = None
-) -> ShardReader:
-    return ShardReader(source, workdir, shard, seed=seed, batch_size=10, cache=cache)
+) -> PackedReader:
+    return PackedReader(source, workdir, shard, seed=seed, batch_size=10, cache=cache)
 
 
-def labels(batch: Batch) -> list[int]:
+def labels(batch: Columns) -> list[int]:
     ids = batch.columns["label"].ids
     assert ids is not None
     return ids.tolist()
 
 
-def walk(reader: ShardReader, pass_id: int) -> list[list[int]]:
+def walk(reader: PackedReader | readers.StreamReader, pass_id: int) -> list[list[int]]:
     return [labels(reader.batch(pass_id, i)) for i in range(reader.batches(pass_id))]
 
 
@@ -173,7 +173,7 @@ def test_what_was_used_longest_ago_leaves_a_full_cache(tmp_path: Path, monkeypat
     cache = tmp_path / "cache"
     walk(open_shard(write_numbers(tmp_path, 25), Numbers(), cache=cache), 0)
     (old,) = cache.iterdir()
-    monkeypatch.setattr(reader_module, "CACHE_LIMIT_NBYTES", old.stat().st_size - 1)
+    monkeypatch.setattr(readers, "CACHE_LIMIT_NBYTES", old.stat().st_size - 1)
     walk(open_shard(write_numbers(tmp_path, 26), Numbers(), cache=cache), 0)
     assert not old.exists()
 
@@ -262,3 +262,54 @@ def test_a_wrong_line_outside_the_shards_names_no_check(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         open_shard(tmp_path, Torn(fails=False)).open(0)
     assert error.value.fix == "mend that line, or the provider"
+
+
+def stream(workdir: Path, source: Numbers, *, seed: int = 1) -> readers.StreamReader:
+    return readers.StreamReader(source, workdir, 0, seed=seed, batch_size=10)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    count=st.integers(0, 45),
+    places=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=8),
+    is_cacheable=st.booleans(),
+)
+def test_a_stream_gives_the_batches_that_a_packed_shard_gives(
+    tmp_path: Path, count: int, places: list[tuple[int, int]], is_cacheable: bool
+) -> None:
+    write_numbers(tmp_path, count)
+    packed, streamed = (
+        opened(tmp_path, Numbers(should_shuffle=False, is_cacheable=is_cacheable)) for opened in (open_shard, stream)
+    )
+    for pass_id, index in [*places, *((p, i) for p in range(4) for i in range(packed.batches(p)))]:
+        assert (streamed.open(pass_id), streamed.batches(pass_id)) == (packed.open(pass_id), packed.batches(pass_id))
+        if index < packed.batches(pass_id):
+            batches = [reader.batch(pass_id, index).to_arrays() for reader in (packed, streamed)]
+            one, other = ({k: (v.dtype, v.tobytes()) for k, v in arrays.items()} for arrays in batches)
+            assert one == other
+
+
+def test_a_stream_read_in_order_walks_the_source_once_and_once_more_to_count(tmp_path: Path) -> None:
+    source = Numbers(should_shuffle=False)
+    reader = stream(write_numbers(tmp_path, 45), source)
+    assert [n for batch in walk(reader, 0) for n in batch] == list(range(45))
+    assert source.walks == 2
+
+
+def test_a_wrong_sample_of_a_stream_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("\n".join([*map(str, range(14)), "1000"]))
+    for opened in (open_shard, stream):
+        with pytest.raises(DataError, match=r"shard 0: data: sample 15: slot 'label': expected ids from 0 to 999"):
+            opened(tmp_path, Numbers(should_shuffle=False)).batch(0, 1)
+
+
+@pytest.mark.parametrize(("should_shuffle", "limit", "kind"), [
+    (False, 100, readers.PackedReader), (False, 10, readers.StreamReader), (True, 10, readers.PackedReader)
+])  # fmt: skip
+def test_a_large_shard_that_is_not_shuffled_is_read_as_a_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, should_shuffle: bool, limit: int, kind: type
+) -> None:
+    monkeypatch.setattr(readers, "STREAM_ABOVE_NBYTES", limit)
+    source = Numbers(should_shuffle=should_shuffle)
+    opened = readers.open_reader(source, write_numbers(tmp_path, 25), 0, seed=1, batch_size=10, cache=None)
+    assert type(opened) is kind
