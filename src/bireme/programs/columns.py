@@ -54,7 +54,7 @@ class Column:
 
     dense: values[n, dim]; index: ids[n]; sparse_binary and index sequences: ids and offsets;
     sparse_float: ids, offsets and one value per id. A compact column (see `lookups`) has int32
-    positions in place of ids, whatever its type says.
+    positions in place of ids, whatever its type.
     """
 
     type: InputType
@@ -114,11 +114,11 @@ class Columns:
         columns = dict(self.columns)
         lists = []
         for lookup in lookups:
-            found = [name for name in lookup.columns if name in columns]
-            ids, positions = unique_rows([_ids_of(columns[name]) for name in found])
+            names = [name for name in lookup.columns if name in columns]
+            ids, positions = unique_rows([_ids_of(columns[name]) for name in names])
             lists.append(ids)
             begin = 0
-            for name in found:
+            for name in names:
                 end = begin + len(_ids_of(columns[name]))
                 columns[name] = replace(columns[name], ids=positions[begin:end])
                 begin = end
@@ -126,12 +126,12 @@ class Columns:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Name every array, for a file; `from_arrays` is the way back."""
-        found = {}
+        arrays = {}
         for name, column in self.columns.items():
             for part in _PARTS:
                 if (data := getattr(column, part)) is not None:
-                    found[f"{name}.{part}"] = data
-        return found
+                    arrays[f"{name}.{part}"] = data
+        return arrays
 
     @classmethod
     def from_arrays(cls, inputs: Sequence[InputType], arrays: Mapping[str, NDArray[Any]]) -> Columns:

@@ -204,17 +204,17 @@ def _floats(value: Any, wanted: str) -> NDArray[np.float32]:
     if not isinstance(value, list | tuple | np.ndarray):
         raise _Unfit(f"expected {wanted}, got {_show(value)}")
     try:
-        found = np.asarray(value) if len(value) else np.zeros(0, dtype=np.float32)
+        raw = np.asarray(value) if len(value) else np.zeros(0, dtype=np.float32)
     except ValueError:
         raise _Unfit(f"expected {wanted}, got {_show(value)}") from None
-    if found.dtype.kind not in "fiub":
+    if raw.dtype.kind not in "fiub":
         # Text would convert, and would hide a provider that forgot float().
         raise _Unfit(f"expected {wanted}, got {_show(value)}")
     with np.errstate(over="ignore", invalid="ignore"):
-        row = np.array(found, dtype=np.float32)
+        row = np.array(raw, dtype=np.float32)
         total = row.sum(dtype=np.float64)
     if not math.isfinite(total):
-        raise _Unfit(f"expected finite numbers, got {_show(found[~np.isfinite(row)][0])}")
+        raise _Unfit(f"expected finite numbers, got {_show(raw[~np.isfinite(row)][0])}")
     return row
 
 

@@ -78,8 +78,8 @@ class PaddleGraph:
         if total.stop_gradient:
             # Everything that the cost depends on is static.
             moving = []
-        found = self._paddle.grad(total, [self._tensors[name] for name in moving], allow_unused=True) if moving else []
-        self._write_grads(moving, found)
+        grads = self._paddle.grad(total, [self._tensors[name] for name in moving], allow_unused=True) if moving else []
+        self._write_grads(moving, grads)
         return sums
 
     def evaluate(self, batch: Columns) -> Sums:
@@ -112,8 +112,8 @@ class PaddleGraph:
         total = sum(values[layer.name].data.sum() for layer in costs)
         return Sums(samples=len(batch), cost=cost, evals=evals), total
 
-    def _write_grads(self, names: Sequence[str], found: Sequence[Tensor | None]) -> None:
-        fresh = dict(zip(names, found, strict=True))
+    def _write_grads(self, names: Sequence[str], grads: Sequence[Tensor | None]) -> None:
+        fresh = dict(zip(names, grads, strict=True))
         for name, grad in self._grads.items():
             tensor = fresh.get(name)
             if tensor is None:

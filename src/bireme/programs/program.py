@@ -1,7 +1,7 @@
 """The seam between what is trained and how it is trained.
 
-A *program* knows its parameters, computes gradients and reads samples; it knows nothing of
-trainers, lanes or rounds. The loop hands it memory (`bind`) and batches (`step`), so the arrays
+A *program* has parameters, computes gradients and reads samples, independently of trainers, lanes
+and rounds. The loop hands it memory (`bind`) and batches (`step`), so the arrays
 that the network is computed from are the very arrays that pservers write fresh parameters into.
 Of a sparse parameter the program sees a table of the rows that a batch needs; see `lookups`.
 What a batch holds is between a program's readers and its computation: the loop passes it on.
@@ -49,7 +49,7 @@ class SourceFacts:
     is_cacheable: bool
     """The provider promises that every pass yields the same samples."""
     fingerprint: str
-    """Hash of all but data files that decides what is yielded: scripts, arguments, types; '' if that cannot be told."""
+    """Hash of all but data files that decides what is yielded: scripts, arguments, types; '' if that is unknown."""
     inputs: tuple[InputType, ...]
 
 

@@ -1,7 +1,7 @@
 """A trainer's shards, its program and its memory: turns batches into gradients, checked and counted.
 
 Sparse parameters are computed from compact tables: the rows that the round's batches need, numbered
-by their ids' order. What a batch needs is found when it is prepared, so that the rows can be asked
+by their ids' order. Which rows a batch needs is determined when it is prepared, so that the rows can be asked
 for while lanes are still busy with the round before.
 """
 

@@ -327,17 +327,17 @@ class TrainerProcess:
         is_shared = is_exact and options.carrier == "auto" and any(map(is_near, dense))
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, options.wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
-        lagging = SlowPservers(len(pservers), worker.share.lo)
-        rows = self._open_rows(worker, pservers, lagging) if worker.tables else None
+        slow_pservers = SlowPservers(len(pservers), worker.share.lo)
+        rows = self._open_rows(worker, pservers, slow_pservers) if worker.tables else None
         coder = None if options.wire.is_exact else Coder(options.wire, worker.layout)
         me = Identity(begin.job, begin.view, options.incarnation)
-        return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, lagging)
+        return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, slow_pservers)
 
-    def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], lagging: SlowPservers) -> RowLinks:
+    def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], slow_pservers: SlowPservers) -> RowLinks:
         options = self._options
         lanes = range(options.ports_num, options.ports_num + options.ports_num_for_sparse)
         links = self._connect_all(pservers, lanes)
-        return RowLinks(links, worker.tables, [i // len(lanes) for i in range(len(links))], lagging)
+        return RowLinks(links, worker.tables, [i // len(lanes) for i in range(len(links))], slow_pservers)
 
     def _connect_all(self, pservers: tuple[m.Address, ...], lanes: range) -> list[socket.socket]:
         return [self._connect(pservers, rank, lane) for rank in range(len(pservers)) for lane in lanes]

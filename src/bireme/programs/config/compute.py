@@ -24,9 +24,9 @@ def compile_graph(
     names = {slot.name for slot in inputs}
     wanted = graph.outputs if set(graph.inputs) <= names else graph.predictions
     check_inputs(graph, inputs, wanted)
-    words = {slot.name: slot for slot in inputs}
+    slots = {slot.name: slot for slot in inputs}
     fc = bag_of_words(graph)
-    if fc is not None and words[fc.inputs[0]].kind.startswith("sparse"):
+    if fc is not None and slots[fc.inputs[0]].kind.startswith("sparse"):
         from bireme.programs.bow import BagOfWords
 
         label = graph.costs[0].inputs[1] if graph.costs else None
@@ -53,14 +53,14 @@ def _is_installed(module: str) -> bool:
     """Whether a module could be imported, without paying for it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # imported by somebody who took it out again
+    except ValueError:  # something imported it and took it out of sys.modules again
         return False
 
 
 def bag_of_words(graph: Graph) -> Layer | None:
     """Find the softmax layer of a graph that is nothing but a softmax regression on one input."""
-    found = {name: graph.layers[name] for name in (*graph.outputs, *graph.predictions)}
-    layers = {layer.name: layer for layer in graph.below(found) if layer.kind != "data"}
+    roots = {name: graph.layers[name] for name in (*graph.outputs, *graph.predictions)}
+    layers = {layer.name: layer for layer in graph.below(roots) if layer.kind != "data"}
     softmaxes = [layer for layer in layers.values() if layer.kind == "fc"]
     others = [layer for layer in layers.values() if layer.kind not in ("fc", "maxid", "classification_cost")]
     if len(softmaxes) != 1 or others or len(graph.costs) > 1:

@@ -1,6 +1,6 @@
-"""What a config has said so far: one `Draft` per load holds all of the language's state.
+"""What a config has declared so far: one `Draft` per load holds all of the language's state.
 
-Parameters take their defaults (momentum, decay, clipping) from what `settings()` said before they
+Parameters take their defaults (momentum, decay, clipping) from the `settings()` call before they
 were created, as in the original; a config that calls `settings()` after its layers is warned.
 """
 
@@ -20,7 +20,7 @@ from bireme.spec.model import MAX_BOUNDED_ROWS, Init, Optimizer, Parameter, Sche
 _log = logging.getLogger(__name__)
 
 ZERO = ParamAttr(initial_std=0.0, initial_mean=0.0)
-"""How a bias starts unless the config says otherwise."""
+"""How a bias starts unless the config gives another value."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Settings:
     @property
     def l2(self) -> float:
         """The default L2 rate; of several, the last one counts."""
-        given = self.regularization
-        rates = list(given) if isinstance(given, list | tuple) else [given] if given else []
+        value = self.regularization
+        rates = list(value) if isinstance(value, list | tuple) else [value] if value else []
         if not all(isinstance(rate, Regularization) for rate in rates):
             raise Complaint("settings(): regularization must be L2Regularization(rate)")
         return rates[-1].rate if rates else 0.0
@@ -93,10 +93,10 @@ class Draft:
     inputs: tuple[str, ...] = ()
     _counts: dict[str, int] = field(default_factory=dict)
 
-    def name(self, prefix: str, given: str | None) -> str:
-        """Name a layer as the original does: by the user's word, or `__prefix_0__`, `__prefix_1__` …"""
-        if given is not None:
-            return given
+    def name(self, prefix: str, name: str | None) -> str:
+        """Name a layer as the original does: by the user's name, or `__prefix_0__`, `__prefix_1__` …"""
+        if name is not None:
+            return name
         number = self._counts.get(prefix, 0)
         self._counts[prefix] = number + 1
         return f"__{prefix}_{number}__"
@@ -125,7 +125,7 @@ class Draft:
         return name
 
     def use(self, settings: Settings) -> None:
-        """Take over `settings()`; parameters created before keep what was said before."""
+        """Take over `settings()`; parameters created before keep the earlier values."""
         if self.parameters:
             _log.warning(
                 "settings() comes after layers: its momentum, decay and clipping do not reach parameters=%s",
@@ -135,7 +135,7 @@ class Draft:
         settings.l2  # noqa: B018 - refuses here, at the user's line
 
     def graph(self) -> Graph:
-        """Close the draft; refuses a config that says too little."""
+        """Close the draft; refuses an incomplete config."""
         if not self.outputs:
             raise Complaint("the config never calls outputs()", fix="end it with outputs(cost)")
         needed = data_order(self.layers, self.outputs)
@@ -145,29 +145,29 @@ class Draft:
         return Graph(dict(self.layers), self.outputs, self.inputs or needed, sparse)
 
     def _new_parameter(self, name: str, shape: tuple[int, ...], attr: ParamAttr) -> Parameter:
-        """Use what settings() said until now, where the attribute does not say otherwise."""
-        said = self.settings
-        clip = said.gradient_clipping_threshold if said else None
+        """Use the latest settings() where the attribute has no value of its own."""
+        settings = self.settings
+        clip = settings.gradient_clipping_threshold if settings else None
         return Parameter(
             name=name,
             shape=shape,
             init=_init(shape, attr),
             learning_rate=_or(attr.learning_rate, 1.0),
-            momentum=_or(attr.momentum, said.rule.momentum if said else 0.0),
+            momentum=_or(attr.momentum, settings.rule.momentum if settings else 0.0),
             l1=_or(attr.l1_rate, 0.0),
-            l2=_or(attr.l2_rate, said.l2 if said else 0.0),
+            l2=_or(attr.l2_rate, settings.l2 if settings else 0.0),
             clip=_or(attr.gradient_clipping_threshold, clip or 0.0),
             is_static=bool(attr.is_static),
             rows=attr.rows,
         )
 
 
-def _or(given: float | None, default: float) -> float:
-    return float(default if given is None else given)
+def _or(value: float | None, default: float) -> float:
+    return float(default if value is None else value)
 
 
 def _init(shape: tuple[int, ...], attr: ParamAttr) -> Init:
-    """The original's rules: a range, or what was given, or a spread that fits the fan-in."""
+    """The original's rules: a range, or the given values, or a spread that fits the fan-in."""
     if attr.initial_max is not None and attr.initial_min is not None:
         mean = (attr.initial_max + attr.initial_min) / 2
         return Init(kind="uniform", mean=mean, spread=mean - attr.initial_min)

@@ -61,8 +61,8 @@ class Graph:
     def fingerprint(self, args: Mapping[str, str]) -> str:
         """Hash what is computed, and by which version of us; where in the user's file it stands does not matter."""
         layers = [replace(layer, where="") for layer in self.layers.values()]
-        told = f"{__version__}\0{layers!r}\0{self.outputs!r}\0{sorted(args.items())!r}"
-        return hashlib.sha256(told.encode()).hexdigest()
+        content = f"{__version__}\0{layers!r}\0{self.outputs!r}\0{sorted(args.items())!r}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def predictions(self) -> tuple[str, ...]:
@@ -72,19 +72,19 @@ class Graph:
 
     def below(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """The layers that these need, themselves included, inputs before users."""
-        found: dict[str, Layer] = {}
+        below: dict[str, Layer] = {}
         pending = [(name, False) for name in reversed(tuple(names))]
         while pending:
             name, is_ready = pending.pop()
-            if name in found:
+            if name in below:
                 continue
             layer = self.layers[name]
             if is_ready:
-                found[name] = layer
+                below[name] = layer
             else:
                 pending.append((name, True))
                 pending.extend((parent, False) for parent in reversed(layer.inputs))
-        return tuple(found.values())
+        return tuple(below.values())
 
 
 def data_order(layers: Mapping[str, Layer], outputs: Sequence[str]) -> tuple[str, ...]:

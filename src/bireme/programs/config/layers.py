@@ -1,6 +1,6 @@
 """The helpers that build a network, with the original's names, arguments and defaults.
 
-Each method checks what it is given, adds one layer to the draft and returns it as the user's handle.
+Each method checks its arguments, adds one layer to the draft and returns it as the user's handle.
 Signatures follow the original, which is why some are longer than we would make them.
 """
 
@@ -31,10 +31,10 @@ class LayerWords:
         """An input; `size` is its width, or its number of ids."""
         if not isinstance(name, str):
             raise Complaint(f"data_layer(): name must be text, not {name!r}")
-        found = _size("data_layer", size)
-        if found > MAX_DIM:
-            raise Complaint(f"data_layer(): size must be at most {MAX_DIM}, not {found}")
-        return self._add("data", name, found, ())
+        width = _size("data_layer", size)
+        if width > MAX_DIM:
+            raise Complaint(f"data_layer(): size must be at most {MAX_DIM}, not {width}")
+        return self._add("data", name, width, ())
 
     def fc_layer(
         self,
@@ -181,13 +181,11 @@ class LayerWords:
         """What the config is about: costs to train on, or values to predict."""
         if self._draft.outputs:
             raise Complaint("outputs() may be called only once")
-        found = self._layers("outputs", [*_listed(layers), *more])
-        self._draft.outputs = tuple(layer.name for layer in found)
+        self._draft.outputs = tuple(layer.name for layer in self._layers("outputs", [*_listed(layers), *more]))
 
     def inputs(self, layers: Any, *more: Any) -> None:
         """The order in which the data provider yields, where it is not the natural one."""
-        found = self._layers("inputs", [*_listed(layers), *more])
-        self._draft.inputs = tuple(layer.name for layer in found)
+        self._draft.inputs = tuple(layer.name for layer in self._layers("inputs", [*_listed(layers), *more]))
 
     def _add(self, kind: LayerKind, name: str, size: int, inputs: Sequence[Layer], **rest: Any) -> Layer:
         names = tuple(layer.name for layer in inputs)
@@ -208,21 +206,21 @@ class LayerWords:
             )
         return self._draft.parameter(name, (source.size, size), attr)
 
-    def _bias(self, helper: str, layer: str, size: int, given: Bias) -> str | None:
-        if given is False:
+    def _bias(self, helper: str, layer: str, size: int, attr: Bias) -> str | None:
+        if attr is False:
             return None
-        if given is not True and not isinstance(given, ParamAttr):
-            raise Complaint(f"{helper}(): bias_attr must be True, False or ParamAttr(...), not {given!r}")
-        if given is not True and given.sparse_update:
+        if attr is not True and not isinstance(attr, ParamAttr):
+            raise Complaint(f"{helper}(): bias_attr must be True, False or ParamAttr(...), not {attr!r}")
+        if attr is not True and attr.sparse_update:
             raise Complaint(
                 f"{helper}(): a bias cannot have sparse_update=True, as every sample uses all of it",
                 fix="leave sparse_update out of bias_attr",
             )
-        return self._draft.parameter(f"_{layer}.wbias", (size,), ZERO if given is True else given)
+        return self._draft.parameter(f"_{layer}.wbias", (size,), ZERO if attr is True else attr)
 
-    def _layers(self, helper: str, given: Any, count: int = 0) -> tuple[Layer, ...]:
-        found = tuple(_listed(given))
-        for layer in found:
+    def _layers(self, helper: str, value: Any, count: int = 0) -> tuple[Layer, ...]:
+        layers = tuple(_listed(value))
+        for layer in layers:
             if not isinstance(layer, Layer):
                 raise Complaint(f"{helper}(): expected a layer, got {layer!r}")
             if layer.is_cost and helper != "outputs":
@@ -233,34 +231,34 @@ class LayerWords:
                     "can only be looked up",
                     fix="use an embedding_layer or fc_layer with ParamAttr(sparse_update=True)",
                 )
-        if not found or (count and len(found) != count):
-            raise Complaint(f"{helper}(): expected {count or 'at least one'} layer, got {len(found)}")
-        return found
+        if not layers or (count and len(layers) != count):
+            raise Complaint(f"{helper}(): expected {count or 'at least one'} layer, got {len(layers)}")
+        return layers
 
     def _judged(self, helper: str, guess: Any, truth: Any) -> tuple[Layer, Layer]:
         return self._layers(helper, guess, count=1)[0], self._layers(helper, truth, count=1)[0]
 
 
-def _listed(given: Any) -> Sequence[Any]:
-    return given if isinstance(given, list | tuple) else [given]
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _size(helper: str, size: Any) -> int:
-    found = whole_number(size)
-    if found is None:
+    result = whole_number(size)
+    if result is None:
         raise Complaint(f"{helper}(): size must be a whole number from 1, not {size!r}")
-    return found
+    return result
 
 
-def _activation(helper: str, given: Any, default: Activation) -> str:
-    chosen = default if given is None else given
+def _activation(helper: str, value: Any, default: Activation) -> str:
+    chosen = default if value is None else value
     if not isinstance(chosen, Activation):
-        raise Complaint(f"{helper}(): act must be an activation such as TanhActivation(), not {given!r}")
+        raise Complaint(f"{helper}(): act must be an activation such as TanhActivation(), not {value!r}")
     return chosen.name
 
 
-def _attrs(helper: str, given: Any, count: int) -> list[ParamAttr]:
-    attrs = list(given) if isinstance(given, list | tuple) else [given] * count
+def _attrs(helper: str, value: Any, count: int) -> list[ParamAttr]:
+    attrs = list(value) if isinstance(value, list | tuple) else [value] * count
     attrs = [ParamAttr() if attr is None else attr for attr in attrs]
     if len(attrs) != count or not all(isinstance(attr, ParamAttr) for attr in attrs):
         raise Complaint(f"{helper}(): param_attr must be one ParamAttr(...), or {count} of them in a list")

@@ -1,6 +1,6 @@
 """From a user's config file to a `Program`.
 
-The config is executed once; what it says through the helpers collects in a `Draft`, which is then
+The config is executed once; its calls of the helpers collect in a `Draft`, which is then
 closed into a graph, parameters, an optimizer and data sources. Who computes the graph (our kernel or
 PaddlePaddle) is decided when the first batch shows what the data looks like.
 """
@@ -22,7 +22,7 @@ from bireme.programs.config.provider import Provider, provider_words
 from bireme.programs.config.scripts import Complaint, Scripts, stand_in
 from bireme.programs.config.source import ProviderSource, SourcePlan
 from bireme.programs.config.sparse import check_methods, find_lookups
-from bireme.programs.config.values import checked, words
+from bireme.programs.config.values import checked, stateless_names
 from bireme.programs.config.visit import UserGenerators, visiting
 from bireme.programs.loading import ProgramSpec
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Computation, Role, Sums
@@ -51,7 +51,7 @@ def load_config(spec: ProgramSpec) -> ConfigProgram:
 
 
 class _Session:
-    """One execution of a config: its draft, its scripts, and the words that join them."""
+    """One execution of a config: its draft, its scripts, and the names that join them."""
 
     def __init__(self, config: Path, workdir: Path, args: Mapping[str, str]) -> None:
         self.draft = Draft(args)
@@ -86,17 +86,17 @@ class _Session:
 
     def _plan(self, role: str, listed: Any, module: Any, obj: Any, args: Any) -> SourcePlan:
         scope = vars(self.scripts.load(module))
-        found = scope.get(obj)
-        if not isinstance(found, Provider):
+        provider = scope.get(obj)
+        if not isinstance(provider, Provider):
             there = ", ".join(name for name, value in scope.items() if isinstance(value, Provider))
             raise Complaint(
-                f"{module}.{obj} is not a data provider" if found is not None else f"{module} has no {obj!r}",
+                f"{module}.{obj} is not a data provider" if provider is not None else f"{module} has no {obj!r}",
                 fix=f"put @provider(...) above the function that yields samples{there and f'; these have it: {there}'}",
             )
         if args is not None and not isinstance(args, Mapping):
             raise Complaint(f"define_py_data_sources2(): args must be a dict, not {args!r}")
         files = listed if isinstance(listed, str) else tuple(str(file) for file in listed)
-        return SourcePlan(role, files, found, f"{module}.{obj}", dict(args or {}))
+        return SourcePlan(role, files, provider, f"{module}.{obj}", dict(args or {}))
 
     def _stand_ins(self) -> dict[str, ModuleType]:
         """The modules of the original, as the user's code sees them."""
@@ -105,7 +105,7 @@ class _Session:
             part: stand_in(f"paddle.trainer_config_helpers.{part}", config_words) for part in _HELPER_PARTS.split()
         }
         helpers = stand_in("paddle.trainer_config_helpers", {**config_words, **parts})
-        # Only the words, not the sub-modules, may land in a config by `import *`.
+        # Only the names, not the sub-modules, may land in a config by `import *`.
         vars(helpers)["__all__"] = sorted(config_words)
         inner = {
             "PyDataProvider2": stand_in("paddle.trainer.PyDataProvider2", provider_words()),
@@ -127,12 +127,12 @@ class _Session:
         make = checked("settings", Settings)
 
         def settings(*args: object, **kwargs: object) -> None:
-            said = make(*args, **kwargs)
-            assert isinstance(said, Settings)
-            self.draft.use(said)
+            made = make(*args, **kwargs)
+            assert isinstance(made, Settings)
+            self.draft.use(made)
 
         return {
-            **words(),
+            **stateless_names(),
             **{name: checked(name, call) for name, call in callables.items()},
             "settings": settings,
         }
@@ -213,8 +213,8 @@ class _Bound:
         return self._computations[inputs]
 
 
-def _of_pair(given: Any, index: int) -> Any:
-    return given[index] if isinstance(given, list | tuple) and len(given) == 2 else given
+def _of_pair(value: Any, index: int) -> Any:
+    return value[index] if isinstance(value, list | tuple) and len(value) == 2 else value
 
 
 def _real_paddle(name: str) -> object:

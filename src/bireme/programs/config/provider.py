@@ -1,4 +1,4 @@
-"""The words of data providers, and what a decorated provider knows.
+"""The names that data providers use, and a decorated provider.
 
 A provider is a generator function that yields the samples of one file. The decorator only remembers
 it together with its options; `source.py` runs it.
@@ -36,7 +36,7 @@ class CacheType:
 
 @dataclass(frozen=True)
 class SlotType:
-    """What a provider says about one slot; the name comes from the network."""
+    """What a provider declares about one slot; the name comes from the network."""
 
     kind: Kind
     dim: int
@@ -80,23 +80,23 @@ class ProviderSettings:
 
 def input_order(settings: ProviderSettings, names: Sequence[str]) -> tuple[InputType, ...]:
     """Join the provider's types with the network's inputs: by name from a dict, by place from a list."""
-    given = settings.slots if settings.input_types is None else settings.input_types
-    if given is None:
+    types = settings.slots if settings.input_types is None else settings.input_types
+    if types is None:
         raise Complaint("the data provider does not say its input_types", fix="set them in init_hook")
-    if isinstance(given, Mapping):
-        if missing := [name for name in names if name not in given]:
+    if isinstance(types, Mapping):
+        if missing := [name for name in names if name not in types]:
             raise Complaint(f"input_types lacks {', '.join(missing)}")
-        given = [given[name] for name in names]
-    if not isinstance(given, list | tuple):
-        given = [given]
-    if len(given) != len(names):
+        types = [types[name] for name in names]
+    if not isinstance(types, list | tuple):
+        types = [types]
+    if len(types) != len(names):
         raise Complaint(
-            f"the data provider has {len(given)} input_types, but the network has {len(names)} inputs: "
+            f"the data provider has {len(types)} input_types, but the network has {len(names)} inputs: "
             + ", ".join(names)
         )
-    if bad := [item for item in given if not isinstance(item, SlotType)]:
+    if bad := [item for item in types if not isinstance(item, SlotType)]:
         raise Complaint(f"input_types holds {bad[0]!r}, which is no type such as integer_value(2)")
-    return tuple(slot.named(name) for slot, name in zip(given, names, strict=True))
+    return tuple(slot.named(name) for slot, name in zip(types, names, strict=True))
 
 
 def provider(input_types: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Provider]:
@@ -122,23 +122,23 @@ def provider(input_types: Any = None, **options: Any) -> Callable[[Callable[...,
     return decorate
 
 
-def _flag(given: object) -> bool | None:
+def _flag(value: object) -> bool | None:
     """Read the spellings of yes and no that the original accepts."""
-    if given is None or isinstance(given, bool):
-        return given
-    text = str(given).lower()
+    if value is None or isinstance(value, bool):
+        return value
+    text = str(value).lower()
     if text in ("1", "t", "true", "on"):
         return True
     if text in ("0", "f", "false", "off"):
         return False
-    raise Complaint(f"@provider(): should_shuffle must be True or False, not {given!r}")
+    raise Complaint(f"@provider(): should_shuffle must be True or False, not {value!r}")
 
 
 def _slot(kind: Kind, default_seq: int, dim: int, seq_type: int | None = None) -> SlotType:
-    found = whole_number(dim)
-    if found is None or found > MAX_DIM:
+    result = whole_number(dim)
+    if result is None or result > MAX_DIM:
         raise Complaint(f"a slot's dimension must be a whole number from 1 to {MAX_DIM}, not {dim!r}")
-    return SlotType(kind, found, default_seq if seq_type is None else seq_type)
+    return SlotType(kind, result, default_seq if seq_type is None else seq_type)
 
 
 def _value_range(kind: Kind, default_seq: int, value_range: int, seq_type: int | None = None) -> SlotType:
@@ -154,11 +154,11 @@ def _types() -> dict[str, Callable[..., object]]:
         "sparse_float_vector": "sparse_float",
         "integer_value": "index",
     }
-    found: dict[str, Callable[..., object]] = {}
+    result: dict[str, Callable[..., object]] = {}
     for stem, kind in stems.items():
         make = _value_range if kind == "index" else _slot
         for suffix, seq_type in (("", 0), ("_sequence", 1), ("_sub_sequence", 2)):
-            found[stem + suffix] = functools.partial(make, kind, seq_type)
+            result[stem + suffix] = functools.partial(make, kind, seq_type)
     old = {
         "integer_sequence": "integer_value_sequence",
         "dense_slot": "dense_vector",
@@ -167,11 +167,11 @@ def _types() -> dict[str, Callable[..., object]]:
         "sparse_value_slot": "sparse_vector",
         "index_slot": "integer_value",
     }
-    found.update({name: found[new] for name, new in old.items()})
-    return found
+    result.update({name: result[new] for name, new in old.items()})
+    return result
 
 
 def provider_words() -> dict[str, object]:
     """What `from paddle.trainer.PyDataProvider2 import *` brings."""
-    found: dict[str, object] = {name: checked(name, make) for name, make in _types().items()}
-    return {**found, "provider": provider, "CacheType": CacheType, "SequenceType": SequenceType}
+    result: dict[str, object] = {name: checked(name, make) for name, make in _types().items()}
+    return {**result, "provider": provider, "CacheType": CacheType, "SequenceType": SequenceType}

@@ -51,8 +51,8 @@ class Scripts:
 
     def sources(self) -> list[Path]:
         """Every script that the user's code may import, in a fixed order."""
-        found = {str(p.relative_to(f)): p for f in reversed(self._folders) for p in f.rglob("*.py")}
-        return [path for _, path in sorted(found.items())]
+        paths = {str(p.relative_to(f)): p for f in reversed(self._folders) for p in f.rglob("*.py")}
+        return [path for _, path in sorted(paths.items())]
 
     def run(self, path: Path, name: str) -> ModuleType:
         """Execute a file as a module of that name; its errors come out as they are."""
@@ -118,13 +118,13 @@ class Scripts:
         """Find the innermost line of the user's, which is not always the innermost line."""
         if isinstance(error, SyntaxError) and error.filename in self._lines:
             return error.filename, error.lineno or 0
-        found = ("", 0)
+        place = ("", 0)
         trace: TracebackType | None = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename in self._lines:
-                found = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+                place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
             trace = trace.tb_next
-        return found
+        return place
 
     def _compile(self, path: Path) -> CodeType:
         try:
@@ -197,7 +197,7 @@ def _absolute(name: str, globals_: Mapping[str, object], level: int) -> str:
 
 
 def _nearest_name(error: BaseException) -> str:
-    """For a name that nobody knows, the one that may have been meant."""
+    """For an unknown name, the one that may have been meant."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

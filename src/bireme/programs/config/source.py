@@ -2,7 +2,7 @@
 
 The provider is visited in turns of some hundred samples: only then is the process in the user's
 directory and are the global random generators theirs. A sample that cannot be yielded is reported
-after those before it, so the first thing wrong with a file is the first thing said.
+after those before it, so the first mistake in a file is the one that is reported.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class ProviderSource:
 
     def open(self, settings: ProviderSettings, file: str) -> Iterator[object]:
         """Call the provider for one file; must be called on a visit."""
-        found = self._plan.provider.process(settings, file)
-        if found is None or not hasattr(found, "__iter__"):
+        yielded = self._plan.provider.process(settings, file)
+        if yielded is None or not hasattr(yielded, "__iter__"):
             raise ConfigScriptError(f"{self._plan.provider.where}: {self._plan.name} must yield samples")
-        samples: Iterator[object] = iter(found)
+        samples: Iterator[object] = iter(yielded)
         return samples
 
     def pull(self, samples: Iterator[object], inputs: Sequence[InputType], turn: list[tuple[object, ...]]) -> bool:
-        """Append up to a turn's samples, each as a tuple; says whether there may be more."""
+        """Append up to a turn's samples, each as a tuple; returns whether there may be more."""
         with self._scripts.blame(self._plan.name):
             for sample in itertools.islice(samples, _TURN):
                 try:
@@ -145,7 +145,7 @@ class ProviderSource:
 
 
 class ProviderSamples(Iterator[tuple[object, ...]]):
-    """A walk over a source's samples that knows which file it is in (`where`)."""
+    """A walk over a source's samples; `where` is the file that it is in."""
 
     def __init__(self, source: ProviderSource, workdir: Path, seed: int) -> None:
         self.where = ""
@@ -232,7 +232,7 @@ def _accepted(hook: Callable[..., Any], ours: Mapping[str, Any]) -> dict[str, An
 
 
 def _encode(args: Mapping[str, Any]) -> tuple[bytes, bool]:
-    """Encode the provider's arguments; says whether the encoding tells all about them."""
+    """Encode the provider's arguments; returns whether the encoding is complete."""
     try:
         return msgspec.json.encode(args, order="deterministic"), True
     except (TypeError, ValueError):

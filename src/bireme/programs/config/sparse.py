@@ -16,7 +16,7 @@ from bireme.spec.model import Optimizer, Parameter
 def check_methods(parameters: Sequence[Parameter], optimizer: Optimizer) -> None:
     """Refuse an update rule that would have to visit rows that no gradient touches."""
     if any(parameter.is_sparse for parameter in parameters):
-        # Brings compiled kernels with it, which nobody else needs here.
+        # Brings compiled kernels with it, which a config without sparse parameters does not need.
         from bireme.ps.sparse.table import check_sparse
 
         check_sparse(parameters, optimizer)
@@ -28,14 +28,14 @@ def find_lookups(graph: Graph, parameters: Sequence[Parameter]) -> tuple[Lookup,
     picks = _picks(graph)
     groups = _connect(picks)
     idle = set(order).difference(*(names for _, names in groups))
-    found = [
+    lookups = [
         Lookup(
             tuple(name for name in graph.inputs if name in columns),
             tuple(name for name in order if name in names),
         )
         for columns, names in [*groups, *((set(), {name}) for name in idle)]
     ]
-    return tuple(sorted(found, key=lambda lookup: order.index(lookup.parameters[0])))
+    return tuple(sorted(lookups, key=lambda lookup: order.index(lookup.parameters[0])))
 
 
 def _picks(graph: Graph) -> dict[str, set[str]]:

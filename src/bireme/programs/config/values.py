@@ -1,4 +1,4 @@
-"""The words of the config language that only carry values: attributes, activations, poolings, optimizers.
+"""The names of the config language that only carry values: attributes, activations, poolings, optimizers.
 
 `checked` wraps what user code may call, so that a misspelt argument is answered in the user's terms.
 """
@@ -35,35 +35,35 @@ def checked(name: str, function: Callable[..., object]) -> Callable[..., object]
     return call
 
 
-def _suggestion(signature: inspect.Signature, given: Mapping[str, object]) -> str:
-    known = [word for word in signature.parameters if word != "self"]
-    for word in given:
-        if word not in known:
-            close = difflib.get_close_matches(word, known, n=1)
+def _suggestion(signature: inspect.Signature, kwargs: Mapping[str, object]) -> str:
+    known = [name for name in signature.parameters if name != "self"]
+    for name in kwargs:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
             return f"did you mean {close[0]!r}?" if close else f"it knows: {', '.join(known)}"
     return ""
 
 
-def whole_number(given: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """Read a size or a count: an integer of any kind from 1 on, else None."""
-    found = _integer(given)
-    return found if found is not None and found >= 1 else None
+    number = _integer(value)
+    return number if number is not None and number >= 1 else None
 
 
-def _integer(given: object) -> int | None:
+def _integer(value: object) -> int | None:
     try:
-        return None if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]  # it refuses others
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # it refuses others
     except TypeError:
         return None
 
 
 def refuse(what: str) -> NoReturn:
-    """Say that a word of the original is known but not there yet."""
+    """Refuse a name of the original that is not supported yet."""
     raise Complaint(f"{what} is not supported yet", fix="docs/differences.md says what is")
 
 
 def unsupported(name: str) -> Callable[..., object]:
-    """Make a helper that only says it is not there yet."""
+    """Make a helper that only refuses."""
 
     def call(*_args: object, **_kwargs: object) -> object:
         refuse(name)
@@ -94,8 +94,8 @@ class ParamAttr:
     evict_after: int = 0
 
     def __post_init__(self) -> None:
-        for word in ("admit_after", "evict_after"):
-            self._check_count(word, getattr(self, word))
+        for name in ("admit_after", "evict_after"):
+            self._check_count(name, getattr(self, name))
         has_range = (self.initial_max is not None, self.initial_min is not None)
         if any(has_range) and not all(has_range):
             raise Complaint("ParamAttr(): initial_max and initial_min go together")
@@ -112,12 +112,12 @@ class ParamAttr:
             return None
         return Rows(admit_after=operator.index(self.admit_after), evict_after=operator.index(self.evict_after))
 
-    def _check_count(self, word: str, given: object) -> None:
-        count = _integer(given)
+    def _check_count(self, name: str, value: object) -> None:
+        count = _integer(value)
         if count is None or not 0 <= count <= _MAX_COUNT:
-            raise Complaint(f"ParamAttr(): {word} must be a whole number from 0 to {_MAX_COUNT}, not {given!r}")
+            raise Complaint(f"ParamAttr(): {name} must be a whole number from 0 to {_MAX_COUNT}, not {value!r}")
         if count and not self.sparse_update:
-            raise Complaint(f"ParamAttr(): {word} is about rows of sparse parameters", fix="add sparse_update=True")
+            raise Complaint(f"ParamAttr(): {name} is about rows of sparse parameters", fix="add sparse_update=True")
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ _ACTIVATIONS = {
 }
 _POOLINGS = {"Avg": "avg", "Sum": "sum", "SquareRootN": "sqrtn"}
 
-# Words of the original that a config may use and that we answer with "not supported yet".
+# Names of the original that a config may use and that we answer with "not supported yet".
 _UNSUPPORTED = """
     ModelAverage L1Regularization SequenceSoftmaxActivation BaseRegularization CudnnMaxPooling CudnnAvgPooling
     dropout_layer mixed_layer lstmemory grumemory simple_lstm simple_gru simple_gru2 bidirectional_lstm
@@ -237,11 +237,11 @@ _UNSUPPORTED = """
 """
 
 
-def words() -> dict[str, object]:
-    """Every word that needs no state, by the name that configs use."""
-    found: dict[str, object] = {name: unsupported(name) for name in _UNSUPPORTED.split()}
-    found.update({f"{word}Activation": functools.partial(Activation, name) for word, name in _ACTIVATIONS.items()})
-    found.update({f"{word}Pooling": functools.partial(Pooling, name) for word, name in _POOLINGS.items()})
+def stateless_names() -> dict[str, object]:
+    """Every name that needs no state, by the name that configs use."""
+    names: dict[str, object] = {name: unsupported(name) for name in _UNSUPPORTED.split()}
+    names.update({f"{word}Activation": functools.partial(Activation, name) for word, name in _ACTIVATIONS.items()})
+    names.update({f"{word}Pooling": functools.partial(Pooling, name) for word, name in _POOLINGS.items()})
     callables: dict[str, Callable[..., object]] = {
         "MaxPooling": _max_pooling,
         "ParamAttr": ParamAttr,
@@ -252,5 +252,5 @@ def words() -> dict[str, object]:
         "MomentumOptimizer": _momentum,
     }
     callables |= {method.word: _class_of(method) for method in METHODS.values() if method.word}
-    found.update({name: checked(name, function) for name, function in callables.items()})
-    return found
+    names.update({name: checked(name, function) for name, function in callables.items()})
+    return names

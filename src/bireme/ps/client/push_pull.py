@@ -79,20 +79,22 @@ class Exchange:
         rows: RowLinks | None = None,
         coder: Coder | None = None,
         is_streamed: bool = False,
-        lagging: SlowPservers | None = None,
+        slow_pservers: SlowPservers | None = None,
     ) -> None:
         """Take the sparse lanes and the wire's coding where there are any; `is_streamed`: lanes share no rounds.
 
-        `rows` must share `lagging`.
+        `rows` must share `slow_pservers`.
         """
         # Trainers begin with different lanes, so that all lanes have something to do at once.
         self._own_shard = memory.spans[0].lo if memory.spans else 0
         """Where shards go apart, an answer says how far one of them is: it must be one of ours."""
         first = self._own_shard % max(len(links), 1)
         links = [*links[first:], *links[:first]]
-        self._lagging = SlowPservers(1) if lagging is None else lagging
-        self._orders = [[links[i] for i in order] for order in self._lagging.orders([link.pserver for link in links])]
-        self._links = self._orders[self._lagging.last]
+        self._slow_pservers = SlowPservers(1) if slow_pservers is None else slow_pservers
+        self._orders = [
+            [links[i] for i in order] for order in self._slow_pservers.orders([link.pserver for link in links])
+        ]
+        self._links = self._orders[self._slow_pservers.last]
         """As they are to be used in this round, with another pserver last each time."""
         self._rows = rows
         self._coder = coder
@@ -106,7 +108,7 @@ class Exchange:
         try:
             for link in self._links:
                 carrier = open_carrier(link.sock, self._head(Kind.ATTACH), memory, link.part)
-                link.carrier = Watched(carrier, link.pserver, self._lagging)
+                link.carrier = Watched(carrier, link.pserver, self._slow_pservers)
             if rows is not None:
                 rows.greet(self._head(Kind.ATTACH))
         except BaseException:
@@ -121,7 +123,7 @@ class Exchange:
     @property
     def slowest_pserver(self) -> Slowest | None:
         """The pserver whose answers come latest in this view, and by how much; None if not known yet."""
-        return self._lagging.slowest
+        return self._slow_pservers.slowest
 
     @property
     def wire_error(self) -> float:
@@ -200,17 +202,17 @@ class Exchange:
             positions |= {Position(head.round, head.extra, head.lo) for head in self._rows.receive(targets)}
         if len(positions) > 1 and not may_differ and not self._is_streamed:
             raise AssertionError(f"lanes answered from different rounds {sorted(positions)}: this is a bug")
-        self._lagging.answered(time.monotonic())
-        self._links = self._orders[self._lagging.last]
+        self._slow_pservers.answered(time.monotonic())
+        self._links = self._orders[self._slow_pservers.last]
         at = oldest(positions)
         self._reached = at.round
         return at
 
     def _receive_apart(self, *, may_differ: bool = False) -> Position:
         """Wait for what was asked beside the rounds; no pserver counts as slow by it."""
-        self._lagging.rest()
+        self._slow_pservers.rest()
         at = self.receive(may_differ=may_differ)
-        self._lagging.rest()
+        self._slow_pservers.rest()
         return at
 
     def pull_round(self, round_: int, wanted: Sequence[Ids] = (), targets: Sequence[Floats] = ()) -> Position:

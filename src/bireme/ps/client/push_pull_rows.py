@@ -37,14 +37,14 @@ class RowLinks:
         sockets: Sequence[socket.socket],
         tables: Sequence[Parameter],
         pservers: Sequence[int] | None = None,
-        lagging: SlowPservers | None = None,
+        slow_pservers: SlowPservers | None = None,
     ) -> None:
         """Take the pserver of each lane and what keeps count of how they are doing, or all for one's."""
         warm()
         self.sockets = list(sockets)
         self._pservers = [0] * len(sockets) if pservers is None else list(pservers)
-        self._lagging = SlowPservers(1) if lagging is None else lagging
-        self._orders = self._lagging.orders(self._pservers)
+        self._slow_pservers = SlowPservers(1) if slow_pservers is None else slow_pservers
+        self._orders = self._slow_pservers.orders(self._pservers)
         self._carriers: list[Watched] = []
         self._widths = [p.shape[1] for p in tables]
         self._placed: list[_Placed] = []
@@ -52,7 +52,7 @@ class RowLinks:
     def greet(self, head: Head) -> None:
         """Send ATTACH where a lane of this machine expects it; rows are never shared."""
         for sock, pserver in zip(self.sockets, self._pservers, strict=True):
-            self._carriers.append(Watched(open_carrier(sock, head), pserver, self._lagging))
+            self._carriers.append(Watched(open_carrier(sock, head), pserver, self._slow_pservers))
 
     def _place(self, tables: Sequence[Ids]) -> list[_Placed]:
         """Group by lane; what was asked for is usually what is pushed to, and was grouped then."""
@@ -66,7 +66,7 @@ class RowLinks:
     def push(self, head: Head, records: bytes, blocks: Sequence[Block] | None) -> None:
         """Send gradient rows to the lanes they belong to; None where there is no sample, so nothing at all."""
         placed = self._place([block.ids for block in blocks or ()])
-        for lane in self._orders[self._lagging.last]:
+        for lane in self._orders[self._slow_pservers.last]:
             if blocks is None:
                 self._carriers[lane].send(head.pack(), records)
                 continue
@@ -79,7 +79,7 @@ class RowLinks:
         """Send a PULL for these rows of each table; none at all for a table is fine."""
         tables = [*wanted, *(np.empty(0, np.uint64) for _ in self._widths[len(wanted) :])]
         self._placed = self._place(tables)
-        for lane in self._orders[self._lagging.last]:
+        for lane in self._orders[self._slow_pservers.last]:
             self._send(lane, head, pack_ids([p.ids[p.of(lane)] for p in self._placed]))
 
     def _send(self, lane: int, head: Head, parts: Sequence[NDArray[Any]]) -> None:
@@ -88,7 +88,7 @@ class RowLinks:
     def receive(self, targets: Sequence[Floats]) -> list[Head]:
         """Fill the first rows of each target with what was asked for, in that order."""
         heads = []
-        for lane in self._orders[self._lagging.last]:
+        for lane in self._orders[self._slow_pservers.last]:
             reply = self._carriers[lane].expect()
             picks = [p.of(lane) for p in self._placed]
             due = sum(4 * width * len(at) for width, at in zip(self._widths, picks, strict=True))

@@ -1,7 +1,7 @@
 """The optimizers, one declaration each: formula, state, constants, rows of tables, name in configs, documentation.
 
-A formula is plain Python over the float32 numbers of one element. It is given the summed and clipped gradient, the
-value, two numbers of state and the parameter's constants; it returns the step (the value becomes value - step), the
+A formula is plain Python over the float32 numbers of one element. Its arguments are the summed and clipped gradient,
+the value, two numbers of state and the parameter's constants; it returns the step (the value becomes value - step), the
 state after it, and the element's own rate, which L1 is scaled with. `kernels.kernel_of` compiles it into the walk over
 a slice, so a formula may use arithmetic, comparisons and NumPy's functions. Python literals would be float64 there:
 write `ZERO` and `ONE`.
@@ -72,7 +72,7 @@ class Method:
     has_rate: bool = False
     """Whether elements have rates of their own; else L1 is not scaled, and the formula returns `ONE`."""
     is_scheduled: bool = True
-    """False: the learning rate stays as it is, whatever the schedule says."""
+    """False: the learning rate is used as it is, without the schedule."""
     first_counts_whole: bool = False
     """Whether the mean square starts from the whole of the first one."""
     is_folded: bool = False
@@ -83,7 +83,7 @@ class Method:
     """What happens to a row of a table in rounds that do not touch it: all its state is kept, or fades, or changes."""
     between_touches: str = ""
     gives_value: bool = False
-    """Whether the formula returns the new value in place of a step: it knows no momentum, decay or L1."""
+    """Whether the formula returns the new value in place of a step: without momentum, decay or L1."""
 
     def __hash__(self) -> int:
         return hash(self.name)

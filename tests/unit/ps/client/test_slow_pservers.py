@@ -23,7 +23,7 @@ from bireme.spec.model import Parameter, Rows
 
 
 def run_rounds(
-    lagging: SlowPservers,
+    slow_pservers: SlowPservers,
     now_s: float,
     count: int,
     answers: Sequence[float],
@@ -31,119 +31,119 @@ def run_rounds(
     move_s: float = 0.0,
 ) -> float:
     """Rounds in which each pserver's answer comes so long after the push; returns when they are over."""
-    orders = lagging.orders(range(len(answers)))
+    orders = slow_pservers.orders(range(len(answers)))
     for _ in range(count):
         now_s += compute_s
         pushed_s = now_s
-        for pserver in orders[lagging.last]:
+        for pserver in orders[slow_pservers.last]:
             there_s = max(now_s, pushed_s + answers[pserver])
-            lagging.begun(pserver, there_s - now_s)
-            lagging.moved(pserver, move_s)
+            slow_pservers.begun(pserver, there_s - now_s)
+            slow_pservers.moved(pserver, move_s)
             now_s = there_s + move_s
-        lagging.answered(now_s)
+        slow_pservers.answered(now_s)
     return now_s
 
 
-def share(lagging: SlowPservers, rank: int) -> float:
-    found = lagging.slowest
+def share(slow_pservers: SlowPservers, rank: int) -> float:
+    found = slow_pservers.slowest
     assert found is not None
     return found.share if found.rank == rank else 0.0
 
 
 @pytest.mark.parametrize("pservers", [2, 3, 7])
 def test_a_pserver_that_answers_late_is_waited_for_by_as_much(pservers: int) -> None:
-    lagging = SlowPservers(pservers)
-    run_rounds(lagging, 100.0, 60 * pservers, [0.02] * (pservers - 1) + [0.1], compute_s=0.02)
-    assert share(lagging, pservers - 1) == pytest.approx(0.08 / 0.12, abs=0.03)
+    slow_pservers = SlowPservers(pservers)
+    run_rounds(slow_pservers, 100.0, 60 * pservers, [0.02] * (pservers - 1) + [0.1], compute_s=0.02)
+    assert share(slow_pservers, pservers - 1) == pytest.approx(0.08 / 0.12, abs=0.03)
 
 
 @pytest.mark.parametrize("first", [0, 3, 15])
 def test_with_long_rounds_and_many_pservers_all_trainers_see_the_same_one(first: int) -> None:
-    lagging = SlowPservers(16, first)
-    now_s = run_rounds(lagging, 0.0, 16 * TURNS, [0.1] * 15 + [1.0])
-    assert lagging.slowest is None, "some have not been last often enough"
+    slow_pservers = SlowPservers(16, first)
+    now_s = run_rounds(slow_pservers, 0.0, 16 * TURNS, [0.1] * 15 + [1.0])
+    assert slow_pservers.slowest is None, "some have not been last often enough"
     for _ in range(40):
-        now_s = run_rounds(lagging, now_s, 7, [0.1] * 15 + [1.0])
-        assert share(lagging, 15) == pytest.approx(0.9, abs=0.03)
+        now_s = run_rounds(slow_pservers, now_s, 7, [0.1] * 15 + [1.0])
+        assert share(slow_pservers, 15) == pytest.approx(0.9, abs=0.03)
 
 
 def test_pservers_that_are_all_slow_are_none_slower_than_the_others() -> None:
-    lagging = SlowPservers(3)
-    run_rounds(lagging, 0.0, 60, [0.5, 0.5, 0.5], move_s=0.1)
-    assert share(lagging, 0) + share(lagging, 1) + share(lagging, 2) < 0.05
+    slow_pservers = SlowPservers(3)
+    run_rounds(slow_pservers, 0.0, 60, [0.5, 0.5, 0.5], move_s=0.1)
+    assert share(slow_pservers, 0) + share(slow_pservers, 1) + share(slow_pservers, 2) < 0.05
 
 
 def test_a_trainer_that_is_slow_itself_waits_for_nobody() -> None:
-    lagging = SlowPservers(2)
-    run_rounds(lagging, 0.0, 60, [0.01, 0.1], compute_s=1.0)
-    assert share(lagging, 1) < 0.1
+    slow_pservers = SlowPservers(2)
+    run_rounds(slow_pservers, 0.0, 60, [0.01, 0.1], compute_s=1.0)
+    assert share(slow_pservers, 1) < 0.1
 
 
 def test_one_long_wait_makes_nobody_a_straggler() -> None:
-    lagging = SlowPservers(8)
-    now_s = run_rounds(lagging, 0.0, 52, [0.05] * 8)
-    assert lagging.last == 3 and lagging.slowest is None
-    now_s = run_rounds(lagging, now_s, 1, [0.05] * 3 + [2.0] + [0.05] * 4)
-    run_rounds(lagging, now_s, 50, [0.05] * 8)
-    assert share(lagging, 3) < 0.05
+    slow_pservers = SlowPservers(8)
+    now_s = run_rounds(slow_pservers, 0.0, 52, [0.05] * 8)
+    assert slow_pservers.last == 3 and slow_pservers.slowest is None
+    now_s = run_rounds(slow_pservers, now_s, 1, [0.05] * 3 + [2.0] + [0.05] * 4)
+    run_rounds(slow_pservers, now_s, 50, [0.05] * 8)
+    assert share(slow_pservers, 3) < 0.05
 
 
 def test_bytes_that_trickle_count_beside_late_answers() -> None:
-    lagging = SlowPservers(2)
+    slow_pservers = SlowPservers(2)
     now_s = 0.0
     for _ in range(40):
-        lagging.moved(0, 0.05)
-        lagging.moved(1, 0.45)
+        slow_pservers.moved(0, 0.05)
+        slow_pservers.moved(1, 0.45)
         now_s += 0.5
-        lagging.answered(now_s)
-    assert share(lagging, 1) == pytest.approx(0.8, abs=0.05)
+        slow_pservers.answered(now_s)
+    assert share(slow_pservers, 1) == pytest.approx(0.8, abs=0.05)
 
 
 def test_who_was_slow_and_is_not_any_more_is_forgotten() -> None:
-    lagging = SlowPservers(2)
-    now_s = run_rounds(lagging, 0.0, 100, [0.01, 0.1])
-    assert share(lagging, 1) > STRAGGLES_ABOVE
-    run_rounds(lagging, now_s, int(2 * WINDOW_S / 0.01) + 4, [0.01, 0.01])
-    assert share(lagging, 1) < 0.05
+    slow_pservers = SlowPservers(2)
+    now_s = run_rounds(slow_pservers, 0.0, 100, [0.01, 0.1])
+    assert share(slow_pservers, 1) > STRAGGLES_ABOVE
+    run_rounds(slow_pservers, now_s, int(2 * WINDOW_S / 0.01) + 4, [0.01, 0.01])
+    assert share(slow_pservers, 1) < 0.05
 
 
 def test_what_passes_between_passes_counts_for_nobody() -> None:
-    lagging = SlowPservers(2)
-    lagging.begun(0, 100.0)
-    now_s = run_rounds(lagging, 0.0, 1, [9.0, 9.0])
+    slow_pservers = SlowPservers(2)
+    slow_pservers.begun(0, 100.0)
+    now_s = run_rounds(slow_pservers, 0.0, 1, [9.0, 9.0])
     for _ in range(10):
-        now_s = run_rounds(lagging, now_s, 20, [0.01, 0.1])
-        lagging.rest()
-        lagging.begun(lagging.last, 50.0)
-        lagging.answered(now_s + 50.0)
-        lagging.rest()
+        now_s = run_rounds(slow_pservers, now_s, 20, [0.01, 0.1])
+        slow_pservers.rest()
+        slow_pservers.begun(slow_pservers.last, 50.0)
+        slow_pservers.answered(now_s + 50.0)
+        slow_pservers.rest()
         now_s += 100.0
-    found = lagging.slowest
+    found = slow_pservers.slowest
     assert found is not None and (found.rank, found.of_s < 3 * WINDOW_S) == (1, True)
     assert found.share == pytest.approx(0.85, abs=0.1)
 
 
 def test_passes_of_two_rounds_have_every_pserver_last_in_a_round_that_counts() -> None:
-    lagging, now_s = SlowPservers(3), 0.0
+    slow_pservers, now_s = SlowPservers(3), 0.0
     for _ in range(40):
-        now_s = run_rounds(lagging, now_s, 2, [0.1, 0.35, 0.35], compute_s=0.1)
-        lagging.rest()
-        now_s = run_rounds(lagging, now_s, 1, [5.0, 5.0, 5.0])
-        lagging.rest()
-    found = lagging.slowest
+        now_s = run_rounds(slow_pservers, now_s, 2, [0.1, 0.35, 0.35], compute_s=0.1)
+        slow_pservers.rest()
+        now_s = run_rounds(slow_pservers, now_s, 1, [5.0, 5.0, 5.0])
+        slow_pservers.rest()
+    found = slow_pservers.slowest
     assert found is not None and found.share < 0.05, "of two equally slow ones"
 
 
 def test_before_there_is_much_to_tell_nothing_is_told() -> None:
-    lagging = SlowPservers(2)
-    run_rounds(lagging, 0.0, 10, [0.01, 0.1])
-    assert lagging.slowest is None
+    slow_pservers = SlowPservers(2)
+    run_rounds(slow_pservers, 0.0, 10, [0.01, 0.1])
+    assert slow_pservers.slowest is None
 
 
 def test_a_single_pserver_is_not_slower_than_others() -> None:
-    lagging = SlowPservers(1)
-    run_rounds(lagging, 0.0, 100, [1.0])
-    assert lagging.slowest is None
+    slow_pservers = SlowPservers(1)
+    run_rounds(slow_pservers, 0.0, 100, [1.0])
+    assert slow_pservers.slowest is None
 
 
 # How an exchange sees it
@@ -198,11 +198,11 @@ def test_an_exchange_names_the_pserver_whose_lanes_answer_late(slow: str, monkey
     monkeypatch.setattr(frame_io, "send_all", send)
     monkeypatch.setattr(frame_io, "expect", expect)
     monkeypatch.setattr(frame_io, "receive_into", lambda *_: None)
-    lagging = SlowPservers(pservers, last=2)
+    slow_pservers = SlowPservers(pservers, last=2)
     links = [Link(sock, part, p) for sock, part, p in zip(dense, layout.slices(len(dense)), owners, strict=True)]
     memory = TrainerMemory(layout, [Span(0, 1)], is_shared=False)
-    rows = RowLinks(sparse, [table], owners, lagging)
-    exchange = Exchange(links, memory, Identity(1, 1, 1), rows, lagging=lagging)
+    rows = RowLinks(sparse, [table], owners, slow_pservers)
+    exchange = Exchange(links, memory, Identity(1, 1, 1), rows, slow_pservers=slow_pservers)
     exchange.pull_now(is_needed=lambda at: False)
     for _ in range(150):
         exchange.pull_round(0, [np.empty(0, np.uint64)])
