@@ -69,7 +69,7 @@ class WordProgram:
     def source(self, role: Role) -> Source | None:
         return None
 
-    def bind(self, values: Arrays, grads: Arrays) -> Computation:
+    def bind(self, values: Arrays, grads: Arrays) -> Computation[Columns]:
         return WordComputation(self.pull, values, grads)
 
 

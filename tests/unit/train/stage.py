@@ -77,7 +77,7 @@ class SumProgram:
     def source(self, role: Role) -> Source | None:
         return None
 
-    def bind(self, values: Arrays, grads: Arrays) -> Computation:
+    def bind(self, values: Arrays, grads: Arrays) -> Computation[Columns]:
         return SumComputation(self, values, grads)
 
 
