@@ -5,8 +5,11 @@ Commands are imported when they are needed, so `bireme --help` stays fast.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -78,6 +81,17 @@ MEANT = {
 """What people may mean by a command that there is not."""
 
 
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import without garbage collections: a tenth of the time, as they walk all modules so far and find nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 class Front(click.Group):
     """A group that knows its commands' names and one-line helps without importing them."""
 
@@ -91,7 +105,8 @@ class Front(click.Group):
             return None
         module, _ = COMMANDS[cmd_name]
         attribute = {"list": "list_"}.get(cmd_name, cmd_name)
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        with importing():
+            command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def resolve_command(

@@ -127,13 +127,15 @@ def _pin() -> None:
 
 def _load_for_children() -> Main:
     """Load once what pserver and trainer both need, most of their start-up; returns what a forked child runs."""
-    import numpy as np
+    from bireme.cli.main import importing, main
 
-    from bireme.cli.main import main
-    from bireme.ps.optim import kernels
+    with importing():
+        import numpy as np
 
-    importlib.import_module("bireme.job.node.pserver")
-    kernels.load()
+        from bireme.ps.optim import kernels
+
+        importlib.import_module("bireme.job.node.pserver")
+        kernels.load()
 
     def run(arguments: list[str]) -> None:
         np.random.seed()  # NumPy's own generator, should the user's code draw from it: each process another start
