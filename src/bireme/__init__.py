@@ -5,7 +5,8 @@ From Python:
     job = bireme.load("job.yaml")
     run = job.run(trainers=3)                   # shows progress, and waits; wait=False returns at once
     run.status(), run.logs(last=20), run.why()
-    model = run.model()                         # or bireme.Model("output/pass-00009")
+    model = run.model()                         # or bireme.model("output/pass-00009")
+    run = job.submit(namespace="training")      # the same on Kubernetes; later: bireme.run("first-job", kube=True)
     model.hash, model.parameters(), model.predict(["a truly wonderful camera"])
 """
 
@@ -25,6 +26,7 @@ __all__ = [
     "RunStatus",
     "__version__",
     "load",
+    "model",
     "run",
     "runs",
 ]
@@ -33,6 +35,7 @@ _HOMES = {
     "BiremeError": "bireme.core.errors",
     "JobStatus": "bireme.job.status",
     "Model": "bireme.api.models",
+    "model": "bireme.api.models",
     "PassSummary": "bireme.job.status",
 }
 

@@ -1,3 +1,13 @@
 """Jobs, runs and models from Python: what the command line does, with a backend for each place where jobs run."""
 
-__all__ = ["images", "kube", "live", "local", "models", "progress", "resuming", "where"]
+__all__ = [
+    "backends",
+    "drills",
+    "foreground",
+    "images",
+    "kube",
+    "local",
+    "models",
+    "resuming",
+    "where",
+]

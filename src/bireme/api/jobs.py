@@ -1,47 +1,38 @@
-"""Jobs and their runs on this machine, from Python.
-
-A run is a process of its own, the one that `bireme train` is: it goes on when Python or a notebook's kernel ends, and
-every other terminal sees it. A `Run` only looks at it.
-"""
+"""Jobs and their runs from Python: on this machine, or on a Kubernetes cluster."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bireme.api.live import cancel_run, local_facts, status_of
+from bireme.api.local import LocalBackend
 from bireme.api.models import Model
-from bireme.api.progress import progress_of
-from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError, error_class
+from bireme.api.where import Where, backend_of
+from bireme.core.errors import BiremeError, UsageError
 from bireme.job.status import JobStatus, PassSummary
-from bireme.local import registry
 from bireme.spec.load import load_job
 
 if TYPE_CHECKING:
+    from bireme.api.backends import Backend, JobReport
     from bireme.diagnose.facts import Cause
     from bireme.spec.job import Job as JobSpec
 
-POLL_S = 0.1
-
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run is doing: its process, how far its job is, and what the coordinator reports."""
+    """How a run is doing: its process or its pods, how far its job is, and what the coordinator reports."""
 
     name: str
-    state: registry.State
+    state: str
+    """Here: running, finished, failed, cancelled or died. On a cluster also pending, starting, queued or suspended."""
     reason: str
     """Why the run ended."""
-    output: Path
+    output: Path | None
+    """The output directory, on this machine."""
     passes_done: int
     """Passes of the job that count, with those of earlier runs."""
     passes: int
@@ -85,6 +76,8 @@ class Job:
 
     file: Path
     spec: JobSpec
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """What replaces keys of the file."""
 
     def run(
         self,
@@ -102,63 +95,98 @@ class Job:
         Ctrl-C while waiting stops the run cleanly. What ends it early is raised.
         """
         flags = {"trainers": trainers, "pservers": pservers, "passes": passes, "seed": seed, "output": output}
-        load_job(self.file, flags)  # mistakes are raised from here, before a process starts
-        run = _start("train", str(self.file), *_words(flags))
+        changes = {**self.overrides, **{key: value for key, value in flags.items() if value is not None}}
+        load_job(self.file, changes)  # mistakes are raised from here, before a process starts
+        backend = LocalBackend()
+        run = Run(backend, backend.submit(self.file, changes), self.spec.name)
         return run.wait(progress=progress) if wait else run
+
+    def submit(  # noqa: PLR0913 - as many as the command has flags
+        self,
+        *,
+        context: str | None = None,
+        namespace: str | None = None,
+        image: str | None = None,
+        trainers: int | None = None,
+        pservers: int | None = None,
+        passes: int | None = None,
+        seed: int | None = None,
+        replace: bool = False,
+        wait: bool = False,
+        progress: bool = True,
+    ) -> Run:
+        """Run it on a Kubernetes cluster, as `bireme submit` does; submitting it twice is safe.
+
+        `replace` deletes a job of that name first if it differs, has failed or is suspended; its volume stays. Ctrl-C
+        while waiting leaves the job running.
+        """
+        from bireme.api.kube import KubeBackend
+
+        flags = {"trainers": trainers, "pservers": pservers, "passes": passes, "seed": seed}
+        changes = {**self.overrides, **{key: value for key, value in flags.items() if value is not None}}
+        backend = KubeBackend(Where(is_asked=True, context=context, namespace=namespace))
+        done, where = backend.submit_file(self.file, changes, image=image, is_replacing=replace)
+        run = Run(KubeBackend(where), self.spec.name, self.spec.name)
+        return run.wait(progress=progress) if wait and not done.is_suspended else run
 
 
 class Run:
-    """A run of a job on this machine."""
+    """A job that runs or ran, on this machine or on a cluster."""
 
-    def __init__(self, record: registry.RunRecord) -> None:
-        self.id = record.id
-        self.name = record.name
-        self.output = Path(record.output)
+    def __init__(self, backend: Backend, key: str, name: str) -> None:
+        self._backend = backend
+        self.id = key
+        """Of the run; on a cluster, the job's name."""
+        self.name = name
 
     def __repr__(self) -> str:
-        return f"<bireme run {self.id}: {self._record().state}>"
+        return f"<bireme run {self.id}: {self._report().state}>"
 
-    def _record(self) -> registry.RunRecord:
-        return registry.find_run(self.id)
+    def _report(self) -> JobReport:
+        return self._backend.status(self.id)
+
+    @property
+    def output(self) -> Path:
+        """The output directory of a run on this machine."""
+        output = self._report().output
+        if output is None:
+            raise UsageError(f"the files of {self.name} are on a cluster", fix="`run.fetch(DIR)` copies them")
+        return output
 
     def status(self) -> RunStatus:
         """How it is doing now."""
-        record = self._record()
-        status = status_of(record)
-        done, passes = progress_of(record, status)
+        now = self._report()
         return RunStatus(
-            name=record.name,
-            state=record.state,
-            reason=record.reason,
-            output=self.output,
-            passes_done=done,
-            passes=passes,
-            job=status,
+            name=now.name,
+            state=now.state,
+            reason=now.reason,
+            output=now.output,
+            passes_done=now.done,
+            passes=now.passes,
+            job=now.status,
         )
 
     def wait(self, *, progress: bool = False) -> Run:
-        """Wait until it has ended, and raise what ended it early; with `progress`, show it as the terminal does."""
+        """Wait until it has ended, and raise what ended it early; with `progress`, show it as the terminal does.
+
+        Ctrl-C stops a run on this machine; a job on a cluster goes on.
+        """
         from bireme.view.readers import choose_view
 
         try:
-            with choose_view(is_silent=not progress) as view:
-                while (record := self._record()).state == "running":
-                    view.update(status_of(record))
-                    time.sleep(POLL_S)
-                view.update(record.status)
+            end = self._backend.follow(self.id, choose_view(is_silent=not progress), lambda: False)
         except KeyboardInterrupt:
-            with suppress(UsageError):  # it has just ended by itself
-                self.cancel()
+            if isinstance(self._backend, LocalBackend):
+                with suppress(UsageError):  # it has just ended by itself
+                    self.cancel()
             raise
-        if record.state == "cancelled":
-            raise Cancelled(f"{self.name} was stopped", fix="`run.resume()` goes on from its newest snapshot")
-        if record.state != "finished":
-            raise _error_of(record)
+        if end is not None and end.error is not None:
+            raise end.error
         return self
 
     def cancel(self, *, now: bool = False) -> None:
         """Stop it; finished passes stay, and a snapshot is taken unless `now`."""
-        cancel_run(self._record(), now=now)
+        self._backend.cancel(self.id, now=now)
 
     def resume(
         self,
@@ -169,95 +197,70 @@ class Run:
         wait: bool = True,
         progress: bool = True,
     ) -> Run:
-        """Go on from the newest snapshot, in a new run of the same output directory."""
-        flags = {"trainers": trainers, "pservers": pservers, "passes": passes}
-        run = _start("resume", str(self.output), *_words(flags))
+        """Go on from the newest snapshot; here in a new run of the same output directory."""
+        changes = {"trainers": trainers, "pservers": pservers, "passes": passes}
+        run = Run(self._backend, self._backend.resume(self.id, changes), self.name)
         return run.wait(progress=progress) if wait else run
 
-    def logs(self, last: int | None = None) -> list[str]:
+    def logs(self, last: int | None = None, *, node: int | None = None, role: str | None = None) -> list[str]:
         """Lines of all logs in the order of time, each behind its log's name; of each log the `last` ones if given."""
-        from bireme.job.output.logs import log_files, merged
+        from bireme.job.output.logs import LogFilter
 
-        return [f"{line.log}: {line.text}" for line in merged(log_files(self.output, None, None), last=last)]
+        lines = self._backend.logs(self.id, LogFilter(node=node, role=role, last=last))
+        return [f"{line.log}: {line.text}" for line in lines]
 
     def why(self) -> list[Cause]:
         """What keeps it from running, or what it waits for: causes with advice, the most urgent first."""
-        from bireme.diagnose.explain import explain
+        return self._backend.why(self.id).causes
 
-        return explain(local_facts(self._record()))
+    def fetch(self, directory: str | Path) -> Model | None:
+        """Copy the models and logs of a job on a cluster into a directory here; the model of the last pass."""
+        done = self._backend.fetch(self.id, Path(directory))
+        return Model(done.directory / done.models[-1]) if done.hash else None
+
+    def delete(self, *, volume: bool = False) -> None:
+        """Delete a job from the cluster; its volume stays, with all models, unless `volume`."""
+        self._backend.delete(self.id, with_volume=volume)
 
     def model(self, pass_id: int | None = None) -> Model:
         """The model that a pass has left, of the last finished pass if none is named."""
         from bireme.job.output.model import finished_passes, pass_name
 
-        finished = finished_passes(self.output)
+        output = self.output
+        finished = finished_passes(output)
         if pass_id not in finished and (pass_id is not None or not finished):
             raise BiremeError(f"{self.name} has no model of {'any pass' if pass_id is None else f'pass {pass_id}'} yet")
-        return Model(self.output / pass_name(max(finished) if pass_id is None else pass_id))
+        return Model(output / pass_name(max(finished) if pass_id is None else pass_id))
 
 
 def load(file: str | Path, **overrides: Any) -> Job:
-    """Read a job.yaml and check it; keyword arguments replace what it says, such as `trainers=3`."""
+    """Read a job.yaml and check it; keyword arguments replace keys of the file, such as `trainers=3`."""
     path = Path(file)
-    return Job(path, load_job(path, overrides))
+    return Job(path, load_job(path, overrides), overrides)
 
 
-def runs() -> list[Run]:
-    """The newest run of each job on this machine, newest first."""
-    return [Run(record) for record in registry.newest_runs()]
+def runs(*, kube: bool = False, context: str | None = None, namespace: str | None = None) -> list[Run]:
+    """The newest run of each job on this machine, newest first; or the jobs in a namespace of a cluster."""
+    where = _where(kube, context, namespace)
+    backend: Backend = LocalBackend()
+    if where.is_asked:
+        from bireme.api.kube import KubeBackend
+
+        backend = KubeBackend(where)
+    return [Run(backend, job.id, job.name) for job in backend.list().jobs]
 
 
-def run(name: str | None = None) -> Run:
-    """A run by its job's name, its id or its output directory; the newest of all if none is named."""
-    return Run(registry.find_run(name))
+def run(
+    name: str | None = None, *, kube: bool = False, context: str | None = None, namespace: str | None = None
+) -> Run:
+    """A run by its job's name, its id or its output directory; the newest of all if none is named.
+
+    A name that no job on this machine has is looked up on the cluster; `kube`, `context` or `namespace` mean a cluster.
+    """
+    backend = backend_of(name, _where(kube, context, namespace), lambda text: None)
+    job = backend.status(name)
+    return Run(backend, job.id, job.name)
 
 
-def _words(flags: dict[str, Any]) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
-
-
-def _start(*arguments: str) -> Run:
-    """Start the process of a run and wait until it has put down its record."""
-    command = [sys.executable, "-m", "bireme", *arguments, "--json"]
-    with tempfile.TemporaryFile() as answer:
-        begun = time.time()
-        # A session of its own: Ctrl-C and the end of this Python do not reach it.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        # Without this the process of a run that was killed would stay a zombie, and count as running.
-        threading.Thread(target=process.wait, daemon=True).start()
-        while True:
-            has_left = process.poll() is not None  # asked first: a short run may end between the two questions
-            record = _record_of(process.pid, begun, registry.all_runs())
-            if record is not None:
-                return Run(record)
-            if has_left:
-                return _without_record(process.returncode, answer, arguments)
-            time.sleep(0.02)
-
-
-def _record_of(pid: int, begun: float, records: Sequence[registry.RunRecord]) -> registry.RunRecord | None:
-    """The record of a process; one from before it began is of another process that had the same number."""
-    return next((record for record in records if record.pid == pid and record.started >= begun), None)
-
-
-def _without_record(code: int, answer: IO[bytes], arguments: Sequence[str]) -> Run:
-    """A process that ended before it began to run: the job was finished already, or was refused."""
-    if code == 0:
-        return run(str(arguments[1]))
-    answer.seek(0)
-    text = answer.read().decode(errors="replace")
-    try:
-        error = msgspec.json.decode(text.strip().rpartition("\n")[2], type=dict[str, Any])
-    except msgspec.MsgspecError:
-        raise ProcessError(f"`bireme {' '.join(arguments)}` ended with code {code}", why=text.strip()[-400:]) from None
-    raise error_class(error.get("error"), ProcessError)(
-        error.get("what", ""), why=error.get("why", ""), fix=error.get("fix", "")
-    )
-
-
-def _error_of(record: registry.RunRecord) -> BiremeError:
-    error = record.error
-    what = error.get("what") or record.reason or f"{record.name} has {record.state}"
-    return error_class(error.get("kind"), ProcessError)(what, why=error.get("why", ""), fix=error.get("fix", ""))
+def _where(kube: bool, context: str | None, namespace: str | None) -> Where:
+    return Where(kube or context is not None or namespace is not None, context, namespace)

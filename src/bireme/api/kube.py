@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import math
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from bireme import __version__
-from bireme.api.backends import Diagnosis, Note, Stopped, no_note
+from bireme.api import following
+from bireme.api.backends import Diagnosis, JobReport, Listing, Note, Stopped, no_note
 from bireme.api.where import Where
-from bireme.core.errors import UsageError
+from bireme.core.errors import BiremeError, UsageError
 from bireme.diagnose.explain import explain
 from bireme.diagnose.gather import gather, notes
 from bireme.job.output.logs import LogFilter, LogLine
+from bireme.job.status import JobStatus
+from bireme.kube.api import naming
+from bireme.kube.api.client import JOB, POD, TIMEOUT_S
 from bireme.kube.api.permissions import role as permissions
 from bireme.kube.jobs import fetching, lifecycle, logs, submitting, volumes
 from bireme.kube.jobs.fetching import Fetched as Fetched
-from bireme.kube.jobs.listing import is_ended
+from bireme.kube.jobs.listing import JobView, by_name, gathering, is_ended, job_view, pod_views
+from bireme.kube.jobs.listing import PodView as PodView
 from bireme.kube.jobs.submitting import Submitted as Submitted
-from bireme.kube.submit.certificates import JobIdentity, forget
+from bireme.kube.submit.certificates import RENEW_BELOW_DAYS, JobIdentity, forget
 from bireme.kube.submit.objects import build
 from bireme.kube.submit.printing import as_yaml as as_yaml
 from bireme.kube.submit.submission import Object
 from bireme.kube.volume import transfer
 from bireme.kube.volume.helper_pod import VolumePod
 from bireme.spec.load import ClusterJob, command_name, load_cluster_job, places
+from bireme.view.readers import View
 
-__all__ = ["Fetched", "KubeBackend", "Submitted", "as_yaml", "permissions"]
+__all__ = ["Fetched", "KubeBackend", "PodView", "Submitted", "as_yaml", "permissions"]
+LIST_PATIENCE_S = 2.0
 OnProgress = Callable[[int, int], None] | None
+
+
+class Resumed(NamedTuple):
+    """A job that goes on, or that has no passes left."""
+
+    job: str
+    namespace: str
+    outcome: Literal["resumed", "finished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +80,62 @@ class KubeBackend:
             done = submitting.submit_job(cluster, spec, image, is_replacing=is_replacing)
             return done, Where(is_asked=True, context=cluster.context, namespace=cluster.namespace)
 
+    def submit(
+        self, file: Path, changes: Mapping[str, Any], *, image: str | None = None, is_replacing: bool = False
+    ) -> str:
+        """Submit the job of a job.yaml; its name."""
+        done, _ = self.submit_file(file, changes, image=image, is_replacing=is_replacing)
+        return done.submission.job.name
+
+    def list(self, limit: int | None = None, *, timeout_s: float = TIMEOUT_S) -> Listing:
+        """The jobs of a namespace, newest first."""
+        with self.where.connect(timeout_s=timeout_s) as cluster:
+            groups = by_name(cluster.list(JOB, {naming.NAME: "bireme", naming.MANAGED_BY: "bireme"}))
+        views = sorted((job_view(jobs) for jobs in groups.values()), key=lambda view: view.started, reverse=True)
+        jobs = [report_of(view) for view in views[:limit]]
+        return Listing(jobs, len(views) - len(jobs))
+
+    def list_if_reachable(self, limit: int | None = None) -> Listing:
+        """As `list`; a cluster that does not answer soon is left out, with a note."""
+        answers: queue.Queue[Listing] = queue.Queue()
+
+        def ask() -> None:
+            try:
+                answers.put(self.list(limit, timeout_s=LIST_PATIENCE_S))
+            except BiremeError as e:
+                answers.put(Listing(note=f"the cluster is left out: {e.what}"))
+
+        threading.Thread(target=ask, name="list", daemon=True).start()
+        try:
+            return answers.get(timeout=LIST_PATIENCE_S)
+        except queue.Empty:
+            return Listing(note="the cluster is left out: it does not answer")
+
+    def status(self, name: str | None) -> JobReport:
+        """How a job and each of its pods are doing."""
+        name = known(name)
+        with self.where.connect() as cluster:
+            view = lifecycle.view_of(cluster, name)
+            pods = pod_views(cluster.list(POD, naming.selector_of(name)), view.status)
+        hints = []
+        if view.state in ("pending", "starting"):
+            why = f"more: `{command_name()} why {name} --namespace {cluster.namespace}`"
+            hints = [gathering(view, pods), why]
+        where = f"in the namespace {cluster.namespace} of context {cluster.context}"
+        status = msgspec.to_builtins(view.status)
+        plain = [{**msgspec.to_builtins(pod), "trains": msgspec.to_builtins(pod.trains or {})} for pod in pods]
+        return replace(
+            report_of(view), where=where, hints=hints, pods=pods,
+            notices=[] if is_ended(view.state) else list(certificate_lines(view.status, time.time())),
+            details={"error": dict(view.error), "status": status, "pod_list": plain},
+        )  # fmt: skip
+
+    def follow(self, name: str | None, view: View, is_left: Callable[[], bool] = lambda: False) -> JobReport | None:
+        """Show a job until it ends or the user leaves, which does not stop it."""
+        with self.where.connect() as cluster:
+            last = following.follow(cluster, known(name), view, is_left)
+        return report_of(last) if last is not None else None
+
     def logs(
         self, name: str | None, wanted: LogFilter, *, image: str | None = None, note: Note = no_note
     ) -> Iterator[LogLine]:
@@ -84,6 +160,18 @@ class KubeBackend:
             has_left = lifecycle.suspend(cluster, name, is_hasty=now)
         state = "suspended" if has_left else "suspended, but some pods have not left yet"
         return Stopped(name, state, f"go on with `{command_name()} resume {name} --namespace {cluster.namespace}`")
+
+    def resume(self, name: str, changes: Mapping[str, Any]) -> str:
+        """Go on with a job that was stopped, has failed, or is to have more passes; its name."""
+        self.resume_job(name, changes)
+        return name
+
+    def resume_job(self, name: str | None, changes: Mapping[str, Any]) -> Resumed:
+        """As `resume`; what was done."""
+        name = known(name)
+        changes = {key: value for key, value in changes.items() if value is not None}
+        with self.where.connect() as cluster:
+            return Resumed(name, cluster.namespace, lifecycle.resume(cluster, name, changes))
 
     def delete(self, name: str, *, with_volume: bool = False) -> lifecycle.Deleted:
         """Delete a job; its volume stays unless requested."""
@@ -138,6 +226,34 @@ class KubeBackend:
         spec = load_cluster_job(file, {})
         with self.where.connect(spec.settings.namespace) as cluster:
             return volumes.probe(cluster, volumes.left_by_file(cluster, spec, image))
+
+
+def report_of(view: JobView) -> JobReport:
+    """How a job is doing, by its Jobs alone."""
+    row = {k: v for k, v in msgspec.to_builtins(view).items() if k not in ("status", "error")}
+    done, passes = view.status.done, view.status.total
+    return JobReport(
+        name=view.name,
+        id=view.name,
+        state=view.state,
+        reason=view.reason,
+        started=view.started,
+        status=view.status,
+        done=done,
+        passes=passes,
+        place=f"kubernetes/{view.namespace}",
+        row={**row, "passes_done": done, "passes": passes, "where": "kubernetes"},
+        closed=view.status.passes_done,
+        error=following.error_of(view) if is_ended(view.state) else None,
+    )
+
+
+def certificate_lines(status: JobStatus, now: float) -> Iterator[str]:
+    """A warning while there is time: nothing renews a job's certificate by itself."""
+    left_days = ((status.certificate_until or math.inf) - now) / 86400
+    if left_days < RENEW_BELOW_DAYS:
+        left = max(left_days, 0.0)
+        yield f"its certificate is good for {left:.0f} more days; to renew it, submit the same file again"
 
 
 def known(name: str | None) -> str:

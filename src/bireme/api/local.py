@@ -1,53 +1,208 @@
-"""Jobs that run on this machine: every use case, by the runs that the registry has."""
+"""Jobs that run on this machine: every use case, by the runs that the registry has.
+
+A run is a process of its own, the one that `bireme train` is: it goes on when Python or a notebook's kernel ends, and
+every other terminal sees it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, NoReturn
 
-from bireme.api.backends import Diagnosis, Note, Stopped, no_note
-from bireme.api.live import cancel_run, local_facts
-from bireme.core.errors import UsageError
-from bireme.job.output.logs import FILES, LogFilter, LogLine, followed
+import msgspec
+
+from bireme.api import live
+from bireme.api.backends import Diagnosis, JobReport, Listing, Note, Stopped, no_note
+from bireme.api.progress import progress_of, way_on
+from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError, error_class
+from bireme.job.output.logs import LogFilter, LogLine, followed, log_files
 from bireme.local import registry
+from bireme.view.readers import View
+
+POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class LocalBackend:
     """Jobs of this user on this machine."""
 
+    def submit(self, file: Path, changes: Mapping[str, Any]) -> str:
+        """Start a process that trains the job; the id of its run."""
+        return _start("train", str(file), *_flags(changes))
+
+    def list(self, limit: int | None = None, *, shows_all: bool = False) -> Listing:
+        """The newest run of each job, newest first, or all runs."""
+        newest = registry.newest_runs()
+        ids = {record.id for record in newest}
+        records = registry.all_runs() if shows_all else [r for r in newest if not _is_gone(r)]
+        jobs = [_report(record, is_newest=record.id in ids) for record in records[:limit]]
+        hidden = 0 if shows_all else sum(map(_is_gone, newest))
+        return Listing(jobs, len(records) - len(jobs), hidden)
+
+    def status(self, name: str | None) -> JobReport:
+        """How a run is doing."""
+        return report_of(registry.find_run(name))
+
+    def follow(self, name: str | None, view: View, is_left: Callable[[], bool]) -> JobReport:
+        """Show a run until it ends or the user leaves."""
+        record = registry.find_run(name)
+        with view:
+            while record.state == "running" and not is_left():
+                status = live.status_of(record)
+                if status.phase != "training" or status.passes:  # else its coordinator has never answered
+                    view.update(status)
+                time.sleep(POLL_S)
+                record = registry.find_run(record.id)
+            if record.state != "running":
+                view.update(record.status)
+        return report_of(record)
+
     def logs(
         self, name: str | None, wanted: LogFilter, *, image: str | None = None, note: Note = no_note
     ) -> Iterator[LogLine]:
-        """Lines of a job's logs by time."""
+        """Lines of the logs of a run's trainers and pservers, by time."""
         record = registry.find_run(name)
-        names = [FILES[wanted.role]] if wanted.role else [FILES["trainer"], FILES["pserver"]]
-        pattern = "node_*" if wanted.node is None else f"node_{wanted.node}"
-        folders = sorted(Path(record.output).glob(pattern))
-        logs = {f"{d.name}/{n}": d / n for d in folders for n in names if (d / n).is_file()}
+        logs: dict[str, Sequence[Path]] = {}
+        for role in [wanted.role] if wanted.role else ["trainer", "pserver"]:
+            logs |= log_files(Path(record.output), wanted.node, role)
         if not logs:
-            raise UsageError(
-                f"{record.name} has no such log under {record.output}",
-                fix="leave --node and --role out to see all",
-            )
+            what = f"{record.name} has no such log under {record.output}"
+            raise UsageError(what, fix="leave --node and --role out to see all")
         return followed(logs, wanted, lambda: registry.find_run(record.id).state != "running")
 
     def why(self, name: str | None) -> Diagnosis:
-        """What keeps a job from running, or what it waits for."""
+        """What keeps a run from training, or what it waits for."""
         from bireme.diagnose.explain import explain
 
-        facts = local_facts(registry.find_run(name))
+        facts = live.local_facts(registry.find_run(name))
         return Diagnosis(facts.job, facts.where, facts.namespace, explain(facts), [])
 
     def cancel(self, name: str | None, *, now: bool = False) -> Stopped:
-        """Stop a job with signals to its process."""
+        """Stop a run with signals to its process."""
         record = registry.find_run(name)
         if record.state == "running":
             registry.check_one(name)
-        return Stopped(record.name, cancel_run(record, now=now))
+        return Stopped(record.name, live.cancel_run(record, now=now))
+
+    def resume(self, name: str, changes: Mapping[str, Any]) -> str:
+        """Start a process that goes on with a run, in the same output directory; the id of the new run."""
+        return _start("resume", registry.find_run(name).output, *_flags(changes))
+
+    def fetch(self, name: str, directory: Path) -> NoReturn:
+        """Refused: the files are on this machine."""
+        record = registry.find_run(name)
+        raise UsageError(f"{record.name} runs on this machine", fix=f"its models and logs are in {record.output}")
+
+    def delete(self, name: str, *, with_volume: bool = False) -> NoReturn:
+        """Refused: a run here is a process, which `cancel` ends, and a directory of the user's."""
+        record = registry.find_run(name)
+        fix = f"`cancel` stops it; its models and logs are in {record.output}, which may be removed then"
+        raise UsageError(f"{record.name} runs on this machine, and there is nothing but its files to delete", fix=fix)
 
 
 def runs_in(output: Path) -> bool:
     """Whether a job of this machine runs in a directory."""
     return any(run.state == "running" and run.output == str(output.absolute()) for run in registry.all_runs())
+
+
+def report_of(record: registry.RunRecord) -> JobReport:
+    """How a run is doing, with the passes of earlier runs if it is the newest in its output directory."""
+    return _report(record, is_newest=record.id in {r.id for r in registry.newest_runs()}, has_passes=True)
+
+
+def _report(record: registry.RunRecord, *, is_newest: bool, has_passes: bool = False) -> JobReport:
+    from bireme.job.output.kept import metrics_in
+
+    status, output = live.status_of(record), Path(record.output)
+    done, passes = progress_of(record, status, is_newest=is_newest)
+    row: dict[str, Any] = msgspec.to_builtins(record)
+    del row["status"]
+    # What this run reports of its passes, and the models of those that runs before it finished.
+    closed = metrics_in(output) if is_newest and has_passes else {}
+    closed |= {each.pass_id: each for each in status.passes_done}
+    can_resume = is_newest and record.state not in ("running", "finished") and done < passes
+    return JobReport(
+        name=record.name,
+        id=record.id,
+        state=record.state,
+        reason=record.reason,
+        started=record.started,
+        status=status,
+        done=done,
+        passes=passes,
+        place=record.output,
+        output=output,
+        where=f"output: {record.output}",
+        row={**row, "passes_done": done, "passes": passes},
+        details={"status": msgspec.to_builtins(status)},
+        closed=[closed[pass_id] for pass_id in sorted(closed)],
+        next_step=way_on(output) if can_resume else "",
+        is_gone=_is_gone(record),
+        error=_error_of(record),
+    )
+
+
+def _is_gone(record: registry.RunRecord) -> bool:
+    return record.state != "running" and not Path(record.output).is_dir()
+
+
+def _error_of(record: registry.RunRecord) -> BiremeError | None:
+    if record.state in ("running", "finished"):
+        return None
+    if record.state == "cancelled":
+        return Cancelled(f"{record.name} was stopped", fix="`run.resume()` goes on from its newest snapshot")
+    error = record.error
+    what = error.get("what") or record.reason or f"{record.name} has {record.state}"
+    return error_class(error.get("kind"), ProcessError)(what, why=error.get("why", ""), fix=error.get("fix", ""))
+
+
+def _flags(changes: Mapping[str, Any]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in changes.items() if value is not None]
+
+
+def _start(*arguments: str) -> str:
+    """Start the process of a run and wait until it has written its record; the run's id."""
+    command = [sys.executable, "-m", "bireme", *arguments, "--json"]
+    with tempfile.TemporaryFile() as answer:
+        begun = time.time()
+        # A session of its own: Ctrl-C and the end of this Python do not reach it.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        # Without this the process of a run that was killed would stay a zombie, and count as running.
+        threading.Thread(target=process.wait, daemon=True).start()
+        while True:
+            has_left = process.poll() is not None  # asked first: a short run may end between the two questions
+            record = record_of(process.pid, begun, registry.all_runs())
+            if record is not None:
+                return record.id
+            if has_left:
+                return _without_record(process.returncode, answer, arguments)
+            time.sleep(0.02)
+
+
+def record_of(pid: int, begun: float, records: Sequence[registry.RunRecord]) -> registry.RunRecord | None:
+    """The record of a process; one from before it began is of another process that had the same number."""
+    return next((record for record in records if record.pid == pid and record.started >= begun), None)
+
+
+def _without_record(code: int, answer: IO[bytes], arguments: Sequence[str]) -> str:
+    """A process that ended before it began to run: the job was finished already, or was refused."""
+    if code == 0:
+        return registry.find_run(arguments[1]).id
+    answer.seek(0)
+    text = answer.read().decode(errors="replace")
+    try:
+        error = msgspec.json.decode(text.strip().rpartition("\n")[2], type=dict[str, Any])
+    except msgspec.MsgspecError:
+        raise ProcessError(f"`bireme {' '.join(arguments)}` ended with code {code}", why=text.strip()[-400:]) from None
+    raise error_class(error.get("error"), ProcessError)(
+        error.get("what", ""), why=error.get("why", ""), fix=error.get("fix", "")
+    )

@@ -79,3 +79,8 @@ class Model:
         from bireme.spec.load import load_job
 
         return load_job(self._job_file, {}) if self._job_file else job_of(self.path)
+
+
+def model(path: str | Path, job: str | Path | None = None) -> Model:
+    """The model in a directory such as `output/pass-00009`; `job` is its job.yaml where they lie apart."""
+    return Model(path, job)

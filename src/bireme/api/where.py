@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bireme.api.backends import Backend, Listing
 from bireme.core.errors import UsageError
 from bireme.spec.load import kubeconfig_files, places
 
 if TYPE_CHECKING:
-    from bireme.api.backends import Backend
     from bireme.kube.api.client import Cluster
 
 
@@ -70,3 +70,13 @@ def backend_of(job: str | None, where: Where, note: Callable[[str], None]) -> Ba
     from bireme.api.kube import KubeBackend
 
     return KubeBackend(where)
+
+
+def list_cluster(where: Where, limit: int | None) -> Listing:
+    """The jobs on the cluster; one that was not asked for is left out if it does not answer soon."""
+    if not (where.is_asked or has_cluster()):
+        return Listing()
+    from bireme.api.kube import KubeBackend
+
+    backend = KubeBackend(where)
+    return backend.list(limit) if where.is_asked else backend.list_if_reachable(limit)

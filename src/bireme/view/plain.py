@@ -133,6 +133,8 @@ def alert(text: str) -> None:
 class PlainView:
     """Prints each change once."""
 
+    has_panel = False
+
     def __init__(self) -> None:
         self._phase = ""
         self._pass = -1
@@ -169,6 +171,8 @@ class PlainView:
 
 class SilentView:
     """Prints alerts only: for --json and --quiet."""
+
+    has_panel = True
 
     def __enter__(self) -> SilentView:
         return self

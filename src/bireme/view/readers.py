@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Protocol, Self, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from bireme.job.status import JobStatus
+
+T = TypeVar("T")
 
 
 def fall_silent(stream: TextIO) -> None:
@@ -38,6 +41,9 @@ def is_hung_up(stream: TextIO) -> bool:
 class View(Protocol):
     """Shows statuses one after the other."""
 
+    has_panel: bool
+    """Whether it shows the last status all the time, not changes only."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
@@ -52,6 +58,45 @@ class View(Protocol):
         """Show what must not be missed."""
 
 
+class GuardedView:
+    """A view whose reader may go away (`| head`, a closed terminal): from then on it is silent."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.has_panel = view.has_panel
+        self.is_silent = False
+
+    def __enter__(self) -> Self:
+        self._view.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._view.__exit__(*_)
+
+    def update(self, status: JobStatus) -> None:
+        """Show the newest status."""
+        self._show(self._view.update, status)
+
+    def note(self, text: str) -> None:
+        """Show a remark."""
+        self._show(self._view.note, text)
+
+    def alert(self, text: str) -> None:
+        """Show what must not be missed."""
+        self._show(self._view.alert, text)
+
+    def _show(self, show: Callable[[T], None], what: T) -> None:
+        if self.is_silent:
+            return
+        try:
+            show(what)
+            sys.stdout.flush()
+        except OSError:
+            self.is_silent = True
+            fall_silent(sys.stdout)
+            leave_closed_terminals()
+
+
 def choose_view(*, is_silent: bool) -> View:
     """Live on a terminal, plain lines in a pipe, nothing when silent."""
     if is_silent:
@@ -61,7 +106,7 @@ def choose_view(*, is_silent: bool) -> View:
     if sys.stdout.isatty():
         from bireme.view.terminal import LiveView
 
-        return LiveView()
+        return GuardedView(LiveView())
     from bireme.view.plain import PlainView
 
-    return PlainView()
+    return GuardedView(PlainView())

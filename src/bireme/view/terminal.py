@@ -35,6 +35,8 @@ class LiveView:
     No thread draws in between, so that the error of a closed terminal is raised by `update`.
     """
 
+    has_panel = True
+
     def __init__(self) -> None:
         self._console = Console()
         if self._console.no_color:  # NO_COLOR: no dim or bold either

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bireme.api.jobs import _record_of
+from bireme.api.local import record_of
 from bireme.local.registry import RunRecord
 
 
@@ -12,5 +12,5 @@ def record(pid: int, started: float) -> RunRecord:
 
 def test_an_older_process_of_the_same_number_is_another_one() -> None:
     old, other, own = record(7, 10.0), record(8, 30.0), record(7, 20.5)
-    assert _record_of(7, 20.0, [other, old]) is None
-    assert _record_of(7, 20.0, [other, old, own]) is own
+    assert record_of(7, 20.0, [other, old]) is None
+    assert record_of(7, 20.0, [other, old, own]) is own

@@ -14,8 +14,8 @@ from tests.unit.cli.conftest import Leave
 from tests.unit.cli.test_jobs import record
 from tests.unit.kube.making import PLAIN, write_job
 
+from bireme.api.kube import certificate_lines
 from bireme.api.where import Where, is_here
-from bireme.cli.jobs.cluster_jobs import certificate_lines
 from bireme.cli.jobs.control import cancel, delete
 from bireme.cli.jobs.listing import list_, status
 from bireme.cli.jobs.logs import logs

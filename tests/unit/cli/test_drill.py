@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bireme.cli.jobs.drill import _faults, _report, _show, drill
+from bireme.api.drills import DrillRun, Wanted, report_of
+from bireme.cli.jobs.drill import _describe, drill
 from bireme.core.errors import OutputExistsError, UsageError
 from bireme.demo.prepare import prepare
 from bireme.local.drilling import Drill, Fault, Struck
@@ -17,30 +18,27 @@ from bireme.local.drilling import Drill, Fault, Struck
 def report(faults: list[Fault], happened: int) -> dict[str, Any]:
     drill = Drill(faults, Path("/out"))
     drill.struck = [Struck(fault, 5.0, 3) for fault in faults[:happened]]
-    return _report(None, {"drill": drill, "metrics": [], "hash": "ab" * 32, "seconds": 9.0})
+    return report_of(None, DrillRun("ab" * 32, 9.0, [], drill))
 
 
-def test_a_fault_for_a_moment_after_the_end_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_for_a_moment_after_the_end_is_named() -> None:
     told = report([Fault("kill", "trainer:0", "@after=9999s", after_s=9999.0)], 0)
     assert (told["never"], told["drawn"]) == (["kill trainer:0 @after=9999s"], 0)
-    _show(told)
-    shown = capsys.readouterr().out
+    shown = "\n".join(_describe(told))
     assert "kill trainer:0 @after=9999s  never happened: the job was over before" in shown
     assert "drawn" not in shown
 
 
-def test_drawn_faults_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_drawn_faults_are_counted() -> None:
     drawn = [Fault("kill", "all", f"@after={s}s", after_s=float(s), is_drawn=True) for s in range(1000)]
     told = report(drawn, 7)
     assert (told["never"], told["drawn"], told["drawn_happened"], told["faults"]) == ([], 1000, 7, 7)
-    _show(told)
-    assert "7 of 1,000 faults that were drawn happened before the job's end\n" in capsys.readouterr().out
+    assert "7 of 1,000 faults that were drawn happened before the job's end" in _describe(told)
 
 
 def test_faults_that_come_all_at_once_are_refused() -> None:
-    options = {"kill": (), "pause": (), "cut": (), "is_random": True, "seed": 1, "mtbf": "0s", "count": 3}
     with pytest.raises(UsageError, match="--mtbf 0"):
-        _faults(None, options)  # type: ignore[arg-type]  # refused before the job matters
+        Wanted(is_random=True, mtbf="0s", count=3).faults(None)  # type: ignore[arg-type]  # refused before the job matters
 
 
 def test_a_drill_does_not_mix_its_runs_with_what_is_there(tmp_path: Path) -> None:

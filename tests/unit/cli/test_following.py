@@ -10,12 +10,15 @@ import pytest
 from tests.unit.kube.making import make
 from tests.unit.kube.standing import Standing
 
-from bireme.cli.jobs import follow
-from bireme.cli.jobs.follow import follow_to_end, parting_words
+from bireme.api import following, foreground
+from bireme.api.following import parting_words
+from bireme.api.where import Where
+from bireme.cli.jobs.submit import follow_to_end
 from bireme.core.errors import ClusterError, DataError
 from bireme.kube.submit.objects import build
 
 NAMED = "reviews --namespace ns"
+WHERE = Where(is_asked=True, context="near", namespace="ns")
 
 
 class Staying:
@@ -39,8 +42,9 @@ class Leaving(Staying):
 @pytest.fixture
 def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
     monkeypatch.delenv("BIREME_COMMAND", raising=False)
-    monkeypatch.setattr(follow, "Interrupts", Leaving)
+    monkeypatch.setattr(foreground, "Interrupts", Leaving)
     made = Standing()
+    monkeypatch.setattr(Where, "connect", lambda self: made)
     for each in build(make(tmp_path)):
         made.create(each)
     return made
@@ -48,7 +52,7 @@ def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
 
 def leave(standing: Standing, *, as_json: bool = False) -> None:
     with pytest.raises(SystemExit) as left:
-        follow_to_end(standing.as_cluster(), "reviews", is_silent=as_json, as_json=as_json)
+        follow_to_end(WHERE, "reviews", is_silent=as_json, as_json=as_json)
     assert left.value.code == 130
 
 
@@ -96,14 +100,14 @@ def test_a_cluster_that_never_answered_is_told_as_such() -> None:
 def test_a_job_that_has_ended_is_told_also_to_whoever_leaves(standing: Standing) -> None:
     standing.fail()
     with pytest.raises(DataError, match="shard 0 of 3 is missing"):
-        follow_to_end(standing.as_cluster(), "reviews", is_silent=False, as_json=False)
+        follow_to_end(WHERE, "reviews", is_silent=False, as_json=False)
 
 
 @pytest.fixture
 def ended(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Standing:
     """A job that Kubernetes has ended, and that has not said why."""
-    monkeypatch.setattr(follow, "Interrupts", Staying)
-    monkeypatch.setattr(follow, "LAST_WORD_S", 1.0)
+    monkeypatch.setattr(foreground, "Interrupts", Staying)
+    monkeypatch.setattr(following, "REASON_S", 1.0)
     message = "exit code 5 matching FailJob rule"
     standing.job()["status"] = {"conditions": [{"type": "FailureTarget", "status": "True", "message": message}]}
     return standing
@@ -114,20 +118,20 @@ def test_a_job_that_kubernetes_has_ended_is_given_time_to_say_why(
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: ended.fail())
     with pytest.raises(DataError, match="shard 0 of 3 is missing"):
-        follow_to_end(ended.as_cluster(), "reviews", is_silent=True, as_json=False)
+        follow_to_end(WHERE, "reviews", is_silent=True, as_json=False)
 
 
 def test_a_job_that_never_says_why_ends_with_kubernetes_words(ended: Standing) -> None:
     with pytest.raises(ClusterError, match="exit code 5 matching FailJob rule") as told:
-        follow_to_end(ended.as_cluster(), "reviews", is_silent=True, as_json=False)
+        follow_to_end(WHERE, "reviews", is_silent=True, as_json=False)
     assert "`bireme why reviews" in told.value.fix
 
 
 def test_whoever_leaves_does_not_wait_for_the_reason(
     ended: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(follow, "Interrupts", Leaving)
-    monkeypatch.setattr(follow, "LAST_WORD_S", 3600.0)
+    monkeypatch.setattr(foreground, "Interrupts", Leaving)
+    monkeypatch.setattr(following, "REASON_S", 3600.0)
     with pytest.raises(ClusterError, match="exit code 5"):
-        follow_to_end(ended.as_cluster(), "reviews", is_silent=False, as_json=False)
+        follow_to_end(WHERE, "reviews", is_silent=False, as_json=False)
     assert "goes on" not in capsys.readouterr().err

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.conftest import Leave
 
+from bireme.api.foreground import Interrupts, are_kernels_compiled, best_of, explain_end
 from bireme.api.progress import job_in
-from bireme.cli.jobs.demo import _words
-from bireme.cli.jobs.running import Interrupts, are_kernels_compiled, best_words, explain_end, show
+from bireme.cli.jobs.demo import _describe
 from bireme.core.errors import BiremeError, Cancelled, NetworkError, ProcessError
 from bireme.job.status import JobStatus
 from bireme.spec.job import Job
-from bireme.view.plain import PlainView, SilentView
+from bireme.view.plain import PlainView
+from bireme.view.readers import GuardedView
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -114,18 +115,19 @@ class Unread(PlainView):
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.usefixtures("capsys")
 def test_when_nobody_reads_any_more_the_job_goes_on_in_silence(number: int) -> None:
-    view = show(Unread(number), JobStatus())
-    assert isinstance(view, SilentView)
-    assert show(view, JobStatus()) is view
+    view = GuardedView(Unread(number))
+    view.update(JobStatus())
+    assert view.is_silent
+    view.update(JobStatus())
 
 
 def test_the_best_pass_is_named_when_a_job_has_finished(leave: Leave) -> None:
-    assert best_words(leave(done=4)) == "best pass: pass-00000 (cost 0.5000)"
-    assert best_words(leave("one", done=1)) == ""
+    assert best_of(leave(done=4)) == ["best pass: pass-00000 (cost 0.5000)"]
+    assert best_of(leave("one", done=1)) == []
 
 
 def test_the_demo_shows_its_passes_once(leave: Leave) -> None:
     output = leave(done=2)
     told = {"passes": [], "test_error": 0.07, "samples_per_s": 1.0, "seconds": 1.0, "model": str(output / "pass-00001")}
-    words = _words({**told, "hash": "abc"}, output.parent)
+    words = "\n".join(_describe({**told, "hash": "abc"}, output.parent))
     assert "train cost" not in words and words.startswith("\nbest pass: pass-00000 (cost 0.5000)\ntest error 7.00 %")

@@ -12,7 +12,7 @@ from tests.unit.kube.making import PLAIN, write_job
 from tests.unit.kube.standing import Standing
 
 from bireme.api.where import Where
-from bireme.cli.jobs import follow
+from bireme.cli.jobs import submit as command
 from bireme.cli.jobs.submit import submit
 from bireme.core.errors import ClusterError, NetworkError, OutputExistsError, SpecError, UsageError
 from bireme.kube.api import naming
@@ -30,14 +30,14 @@ def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
     monkeypatch.setattr(Where, "connect", lambda self, namespace=None: made)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("BIREME_COMMAND", raising=False)
-    monkeypatch.setattr(follow, "follow_to_end", lambda *_, **__: pytest.fail("it is followed"))
+    monkeypatch.setattr(command, "follow_to_end", lambda *_, **__: pytest.fail("it is followed"))
     return made
 
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch, standing: Standing) -> list[str]:
     names: list[str] = []
-    monkeypatch.setattr(follow, "follow_to_end", lambda _, name, **__: names.append(name))
+    monkeypatch.setattr(command, "follow_to_end", lambda _, name, **__: names.append(name))
     return names
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from bireme.cli.jobs.running import best_words, run_to_end
+from bireme.cli.options import json_option
+from bireme.cli.output import emit
 from bireme.core.errors import UsageError
-from bireme.job.status import JobStatus
 from bireme.spec.load import command_name, load_job
+
+if TYPE_CHECKING:
+    from bireme.api.foreground import Finished
 
 
 @click.command(epilog="\b\nExample: bireme demo --prepare first-job && bireme train first-job/job.yaml")
@@ -27,7 +30,7 @@ from bireme.spec.load import command_name, load_job
 )
 @click.option("--dir", "directory", type=Path, default=Path("bireme-demo"), show_default=True, help="Where to run.")
 @click.option("--passes", type=click.IntRange(1), default=10, show_default=True, help="Passes over the data.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+@json_option
 def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) -> None:
     """Train a sentiment classifier with 3 pservers and 3 trainers on this machine.
 
@@ -39,12 +42,8 @@ def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) 
     if prepare_dir is not None or not (target / "job.yaml").is_file():
         _prepare(target, as_json=as_json)
     if prepare_dir is not None:
-        told = {"job": str(target / "job.yaml"), "shards": 3}
-        click.echo(
-            json.dumps(told)
-            if as_json
-            else f"ready: change what you like, then `{command_name()} train {target / 'job.yaml'}`"
-        )
+        ready = f"ready: change what you like, then `{command_name()} train {target / 'job.yaml'}`"
+        emit({"job": str(target / "job.yaml"), "shards": 3}, ready, as_json=as_json)
         return
     output = _free_output(target)
     job = load_job(target / "job.yaml", {"output": output, "passes": passes})
@@ -52,12 +51,11 @@ def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) 
         click.echo(
             f"training: {job.pservers} pservers and {job.trainers} trainers, {passes} passes, output in {output}"
         )
-    status = run_to_end(job, str(target / "job.yaml"), is_silent=as_json)
-    from bireme.job.output.model import model_hash, pass_name
+    from bireme.api.foreground import run_to_end
 
-    model = output / pass_name(passes - 1)
-    told = _summary(status, model, model_hash(model), time.monotonic() - begun)
-    click.echo(json.dumps(told) if as_json else _words(told, target))
+    done = run_to_end(job, str(target / "job.yaml"), is_silent=as_json)
+    summary = _summary(done, time.monotonic() - begun)
+    emit(summary, _describe(summary, target), as_json=as_json)
 
 
 def _prepare(target: Path, *, as_json: bool) -> None:
@@ -95,8 +93,8 @@ def _free_output(target: Path) -> Path:
     raise UsageError(f"{target} holds a thousand runs", fix="remove some of its output directories")
 
 
-def _summary(status: JobStatus, model: Path, digest: str, seconds: float) -> dict[str, Any]:
-    passes = status.passes_done
+def _summary(done: Finished, seconds: float) -> dict[str, Any]:
+    passes = done.status.passes_done
     samples = sum(p.samples for p in passes)
     busy = sum(p.seconds for p in passes)
     return {
@@ -105,26 +103,26 @@ def _summary(status: JobStatus, model: Path, digest: str, seconds: float) -> dic
         "test_error": passes[-1].test_error,
         "samples_per_s": round(samples / busy, 1) if busy else 0.0,
         "seconds": round(seconds, 1),
-        "model": str(model),
-        "hash": digest,
+        "model": str(done.model),
+        "hash": done.hash,
     }
 
 
-def _words(told: dict[str, Any], target: Path) -> str:
+def _describe(summary: Mapping[str, Any], target: Path) -> Iterator[str]:
+    from bireme.api.foreground import best_of
     from bireme.view.plain import percent
 
-    me, best = command_name(), best_words(Path(told["model"]).parent)
-    lines = [
-        "",
-        *([best] if best else []),
-        f"test error {percent(told['test_error'])} (best possible: 5.00 %), {told['samples_per_s']:,.0f} samples/s, "
-        f"{told['seconds']} s in all",
-        f"model: {told['model']}",
-        f"hash:  {told['hash']}",
-        "",
-        "try next:",
-        f"  {me} predict {told['model']}        # what it thinks of new reviews",
-        f"  {me} train {target}/job.yaml --trainers 1 --pservers 2 --output {target}/again   # same hash",
-        f"  {me} model show {told['model']}",
-    ]
-    return "\n".join(lines)
+    me, model = command_name(), summary["model"]
+    yield ""
+    yield from best_of(Path(model).parent)
+    yield (
+        f"test error {percent(summary['test_error'])} (best possible: 5.00 %), "
+        f"{summary['samples_per_s']:,.0f} samples/s, {summary['seconds']} s in all"
+    )
+    yield f"model: {model}"
+    yield f"hash:  {summary['hash']}"
+    yield ""
+    yield "try next:"
+    yield f"  {me} predict {model}        # what it thinks of new reviews"
+    yield f"  {me} train {target}/job.yaml --trainers 1 --pservers 2 --output {target}/again   # same hash"
+    yield f"  {me} model show {model}"

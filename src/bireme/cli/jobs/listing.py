@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
+from msgspec import UNSET
 
-from bireme.api.live import status_of
-from bireme.api.progress import Progress, progress_of, way_on
-from bireme.api.where import Where, is_here
+from bireme.api.backends import JobReport, Listing
+from bireme.api.where import Where, backend_of, list_cluster
 from bireme.cli.options import either_options, job_argument, json_option
-from bireme.cli.output import note
+from bireme.cli.output import emit, note
 from bireme.core.errors import UsageError
 from bireme.core.text import duration
-from bireme.local import registry
+from bireme.job.status import JobStatus
 from bireme.spec.load import command_name
+from bireme.view.plain import count, number, pass_lines, time_left
+
+if TYPE_CHECKING:
+    from bireme.api.kube import PodView
 
 LISTED = 20
-"""How many jobs `list` shows, if nothing else is asked for."""
+"""How many jobs `list` shows by default."""
 
 
 def ago(moment: float) -> str:
@@ -43,57 +45,35 @@ def list_(shows_all: bool, limit: int | None, where: Where, as_json: bool) -> No
     A job that was stopped and resumed is listed once, with all its passes; one whose output directory is gone only
     with --all. A cluster that does not answer within two seconds is left out, unless it is asked for.
     """
-    from bireme.cli.jobs.cluster_jobs import as_row, listed
-    from bireme.view.plain import count
+    from bireme.api.local import LocalBackend
 
     if limit is None and not as_json:
         limit = LISTED
-    newest = registry.newest_runs()
-    here = [] if where.is_asked else registry.all_runs() if shows_all else [r for r in newest if not is_gone(r)]
-    runs, ids = here[:limit], {r.id for r in newest}
-    found = [(r, progress_of(r, status_of(r), is_newest=r.id in ids)) for r in runs]
-    there, note = listed(where)
-    rows = [as_row(view) for view in there[:limit]]
-    if as_json:
-        told = {"jobs": [_short(r, progress) for r, progress in found], "cluster": rows}
-        click.echo(json.dumps({**told, "note": note} if note else told))
-        return
-    hidden = 0 if shows_all or where.is_asked else sum(map(is_gone, newest))
-    if not runs and not rows and not hidden:
-        nowhere = "no job is there" if where.is_asked else "no job has run here yet"
-        click.echo(f"{nowhere}; try `{command_name()} {'submit JOB.yaml' if where.is_asked else 'demo'}`")
+    here = Listing() if where.is_asked else LocalBackend().list(limit, shows_all=shows_all)
+    there = list_cluster(where, limit)
+    value = {"jobs": [job.row for job in here.jobs], "cluster": [job.row for job in there.jobs]}
+    lines = _lines(here, there, limit or 0, is_there=where.is_asked)
+    emit({**value, "note": there.note} if there.note else value, lines, as_json=as_json)
+    if there.note and not as_json:
+        note(f"note: {there.note}")
+
+
+def _lines(here: Listing, there: Listing, limit: int, *, is_there: bool) -> Iterator[str]:
+    jobs = [*here.jobs, *there.jobs]
+    if not jobs and not here.hidden:
+        nowhere = "no job is there" if is_there else "no job has run here yet"
+        yield f"{nowhere}; try `{command_name()} {'submit JOB.yaml' if is_there else 'demo'}`"
     else:
-        click.echo(f"{'job':<24} {'state':<10} {'started':>16} {'progress':<14} output")
-    for r, progress in found:
-        place = f"{r.output} (gone)" if is_gone(r) else r.output
-        click.echo(f"{r.name:<24} {r.state:<10} {ago(r.started):>12} ago  {progress!s:<14} {place}")
-        if r.state == "died" and r.id in ids and _can_go_on(r, progress):
-            click.echo(f"{'':<24} {way_on(Path(r.output))}")
-    for row in rows:
-        far = str(Progress(row["passes_done"], row["passes"]))
-        place = f"kubernetes/{row['namespace']}"
-        click.echo(f"{row['name']:<24} {row['state']:<10} {ago(row['started']):>12} ago  {far:<14} {place}")
-    if more := len(here) - len(runs) + len(there) - len(rows):
-        click.echo(f"({more} more; `--limit {(limit or 0) + more}` shows them)")
-    if hidden:
-        click.echo(f"({count(hidden, 'job')} hidden, as the output directory is gone; `--all` shows them)")
-    if note:
-        click.echo(f"note: {note}", err=True)
-
-
-def is_gone(record: registry.RunRecord) -> bool:
-    """Whether nothing is left of a run but its record."""
-    return record.state != "running" and not Path(record.output).is_dir()
-
-
-def _can_go_on(record: registry.RunRecord, progress: Progress) -> bool:
-    return record.state not in ("running", "finished") and progress.done < progress.passes
-
-
-def _short(record: registry.RunRecord, progress: Progress) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(record)
-    del plain["status"]
-    return {**plain, "passes_done": progress.done, "passes": progress.passes}
+        yield f"{'job':<24} {'state':<10} {'started':>16} {'progress':<14} output"
+    for job in jobs:
+        place = f"{job.place} (gone)" if job.is_gone else job.place
+        yield f"{job.name:<24} {job.state:<10} {ago(job.started):>12} ago  {job.progress:<14} {place}"
+        if job.state == "died" and job.next_step:
+            yield f"{'':<24} {job.next_step}"
+    if more := here.more + there.more:
+        yield f"({more} more; `--limit {limit + more}` shows them)"
+    if here.hidden:
+        yield f"({count(here.hidden, 'job')} hidden, as the output directory is gone; `--all` shows them)"
 
 
 @click.command(epilog="\b\nExample: bireme status quick-start")
@@ -109,54 +89,64 @@ def status(job: str | None, shows_all: bool, is_watching: bool, where: Where, as
     """
     if is_watching and as_json:
         raise UsageError("--watch and --json do not go together", fix="ask again and again with --json alone")
-    if not is_here(job, where, note):
-        from bireme.cli.jobs.cluster_jobs import show_status
-        from bireme.cli.jobs.follow import watch_there
-
-        with where.connect() as cluster:
-            if is_watching:
-                watch_there(cluster, str(job))
-            show_status(cluster, str(job), shows_all=shows_all, as_json=as_json)
-        return
-    record = registry.find_run(job)
+    backend = backend_of(job, where, note)
     if is_watching:
-        from bireme.cli.jobs.follow import watch_here
+        from bireme.api.foreground import Interrupts
+        from bireme.view.readers import choose_view
 
-        record = watch_here(record, status_of)
-    _show_local(record, shows_all=shows_all, as_json=as_json)
+        with Interrupts() as interrupts:
+            last = backend.follow(job, choose_view(is_silent=False), lambda: bool(interrupts.count))
+        job = last.id if last else job
+    report = backend.status(job)
+    emit({**report.row, **report.details}, _describe(report, shows_all=shows_all), as_json=as_json)
 
 
-def _show_local(record: registry.RunRecord, *, shows_all: bool, as_json: bool) -> None:
-    from bireme.view.plain import number, pass_lines, time_left
+def _describe(job: JobReport, *, shows_all: bool) -> Iterator[str]:
+    reason = f" ({job.reason})" if job.reason else ""
+    left = time_left(job.status) if job.state == "running" else ""
+    far = "".join(f", {text}" for text in (job.progress, left) if text)
+    began = "submitted" if job.place.startswith("kubernetes/") else "started"
+    yield f"{job.name}: {job.state}{reason}, {began} {ago(job.started)} ago{far}"
+    yield job.where
+    yield from pass_lines(job.closed, shows_all=shows_all)
+    if job.next_step:
+        yield job.next_step
+    yield from job.hints
+    if job.state in ("running", "starting") and job.status.waits_for:
+        yield f"waits for {', '.join(job.status.waits_for)}"
+    if job.state == "running":
+        yield from (f"warning: {warning}" for warning in job.status.warnings)
+    if began == "started":
+        yield from trainer_lines(job.status) if job.state == "running" else ()
+    else:
+        yield from pod_lines(job.pods)
+        yield from job.notices
 
-    now = status_of(record)
-    is_newest = record.id in {r.id for r in registry.newest_runs()}
-    progress = progress_of(record, now, is_newest=is_newest)
-    if as_json:
-        click.echo(json.dumps({**_short(record, progress), "status": msgspec.to_builtins(now)}))
+
+def trainer_lines(status: JobStatus) -> Iterator[str]:
+    """One line for each trainer that has begun."""
+    for t in status.trainers:
+        if t.pass_id is not UNSET:
+            yield (
+                f"trainer {t.trainer} (pid {t.pid}): pass {t.pass_id}, batch {t.batch}/{t.batches}, "
+                f"cost {number(t.cost)}, {t.rate:,.0f} samples/s"
+            )
+
+
+def pod_lines(pods: Sequence[PodView]) -> Iterator[str]:
+    """One line for each pod, under a head."""
+    if not pods:
         return
-    why = f" ({record.reason})" if record.reason else ""
-    left = time_left(now) if record.state == "running" else ""
-    far = "".join(f", {word}" for word in (progress, left) if str(word))
-    click.echo(f"{record.name}: {record.state}{why}, started {ago(record.started)} ago{far}")
-    click.echo(f"output: {record.output}")
-    from bireme.job.output.kept import metrics_in
-
-    # What this run says of its passes, and the models of those that runs before it did.
-    closed = metrics_in(Path(record.output)) if is_newest else {}
-    closed |= {each.pass_id: each for each in now.passes_done}
-    for line in pass_lines([closed[pass_id] for pass_id in sorted(closed)], shows_all=shows_all):
-        click.echo(line)
-    if is_newest and _can_go_on(record, progress):
-        click.echo(way_on(Path(record.output)))
-    if record.state == "running":
-        if now.waits_for:
-            click.echo(f"waits for {', '.join(now.waits_for)}")
-        for warning in now.warnings:
-            click.echo(f"warning: {warning}")
-        for t in now.trainers:
-            if t.pass_id is not msgspec.UNSET:
-                click.echo(
-                    f"trainer {t.trainer} (pid {t.pid}): pass {t.pass_id}, batch {t.batch}/{t.batches}, "
-                    f"cost {number(t.cost)}, {t.rate:,.0f} samples/s"
-                )
+    states = ["Running, not ready" if pod.phase == "Running" and not pod.is_ready else pod.phase for pod in pods]
+    width, wide = max(len(pod.name) for pod in pods), max(12, *map(len, states))
+    head = f"{'pod':<{width}}  {'role':<8} {'machine':<12} {'state':<{wide}}"
+    yield f"{head} {'restarts':>8}  {'pass':>4}  {'samples/s':>10}"
+    for pod, state in zip(pods, states, strict=True):
+        trainer = pod.trains if pod.trains and pod.trains.pass_id is not UNSET else None
+        at, rate = (trainer.pass_id, f"{trainer.rate:,.0f}") if trainer else ("–", "–")
+        late = "  all wait for it" if pod.is_straggler else ""
+        waits = f"  {pod.waits}" if pod.waits else ""
+        yield (
+            f"{pod.name:<{width}}  {pod.role:<8} {pod.machine or '–':<12} {state:<{wide}} {pod.restarts:>8}  "
+            f"{at!s:>4}  {rate:>10}{late}{waits}"
+        )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bireme.api.where import Where, has_cluster
-from bireme.cli.jobs.running import finish
 from bireme.cli.options import either_options, json_option
 from bireme.cli.output import emit
 from bireme.core.errors import UsageError
@@ -44,11 +43,15 @@ def resume(
     if not _is_here(output, where):
         if job_file is not None:
             raise UsageError("--job is for jobs on this machine", fix=f"`{command_name()} submit {job_file}` instead")
-        from bireme.cli.jobs.cluster_jobs import resume_there
+        from bireme.api.kube import KubeBackend
 
-        with where.connect() as cluster:
-            more = {"accepts_changes": True} if accept_changes else {}
-            resume_there(cluster, str(output), changes | more, as_json=as_json)
+        more = {"accepts_changes": True} if accept_changes else {}
+        done = KubeBackend(where).resume_job(output, changes | more)
+        named = f"{done.job} --namespace {done.namespace}"
+        line = f"{done.job} goes on; follow it with `{command_name()} status {named}`"
+        if done.outcome == "finished":
+            line = f"already finished; for more passes: `{command_name()} resume {named} --passes N`"
+        emit(done._asdict(), line, as_json=as_json)
         return
     from bireme.api.resuming import prepare
 
@@ -58,7 +61,10 @@ def resume(
         return
     for line in () if as_json else plan.notes:
         click.echo(line)
-    finish(plan.job, str(plan.output), as_json=as_json, program=plan.program)
+    from bireme.api.foreground import run_to_end
+
+    finished = run_to_end(plan.job, str(plan.output), is_silent=as_json, program=plan.program)
+    emit(finished.as_dict(), finished.lines(), as_json=as_json)
 
 
 def _is_here(job: str | None, where: Where) -> bool:

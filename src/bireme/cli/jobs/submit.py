@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from bireme.api.where import Where
 from bireme.cli.options import cluster_options, image_option, json_option, overrides
 from bireme.cli.output import emit, note
-from bireme.core.errors import UsageError
+from bireme.core.errors import Cancelled, UsageError
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
@@ -73,16 +74,35 @@ def submit(  # noqa: PLR0913 - its flags
         for line in _describe(done, cluster):
             click.echo(line)
     if is_waiting and not done.is_suspended:
-        from bireme.cli.jobs.follow import follow_to_end
-
-        with cluster.connect() as connected:
-            follow_to_end(connected, name, is_silent=is_quiet or as_json, as_json=as_json)
+        follow_to_end(cluster, name, is_silent=is_quiet or as_json, as_json=as_json)
     elif as_json:
         state = {"state": done.view.state} if done.view else {}
         place = {"namespace": cluster.namespace, "context": cluster.context}
         emit({"job": name, **place, "outcome": done.outcome, **state}, (), as_json=True)
     elif is_waiting and is_quiet:
         note(f"{name} is suspended: {done.next_step}")
+
+
+def follow_to_end(cluster: Where, name: str, *, is_silent: bool, as_json: bool) -> None:
+    """Show a job until it ends, then name its model; raises what it has failed with.
+
+    After Ctrl-C the exit code is that of a stop, though the job goes on.
+    """
+    from bireme.api.foreground import Interrupts
+    from bireme.api.kube import KubeBackend
+    from bireme.view.readers import choose_view
+
+    with Interrupts() as interrupts:
+        last = KubeBackend(cluster).follow(name, choose_view(is_silent=is_silent), lambda: bool(interrupts.count))
+    value = {"job": name, "namespace": cluster.namespace, "state": last.state if last else "unknown"}
+    if last is not None and last.error is not None:
+        raise last.error
+    if last is None or last.state != "finished":
+        if as_json:
+            emit(value, (), as_json=True)
+        raise SystemExit(Cancelled.exit_code)
+    line = f"finished: bring the model here with `{command_name()} fetch {name} DIR --namespace {cluster.namespace}`"
+    emit({**value, **to_builtins(last.status)}, [] if is_silent else line, as_json=as_json)
 
 
 def _describe(done: Submitted, cluster: Where) -> Iterator[str]:

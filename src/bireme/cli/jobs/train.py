@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from bireme.cli.jobs.running import finish
+from bireme.cli.options import job_file_argument, json_option, overrides
+from bireme.cli.output import emit
 from bireme.core.errors import SpecError
 from bireme.spec.load import load_job
 
 
 @click.command(epilog="\b\nExample: bireme demo --prepare first-job && bireme train first-job/job.yaml --trainers 2")
-@click.argument("job_file", metavar="JOB.yaml", type=Path)
-@click.option("--trainers", type=int, help="Trainers instead of what the file says.")
-@click.option("--pservers", type=int, help="Pservers instead of what the file says.")
-@click.option("--ports-num", type=int, help="Dense lanes of each pserver.")
-@click.option("--passes", type=int, help="Passes over the data, counted from the first.")
-@click.option("--seed", type=int, help="Decides first values and shuffling.")
+@job_file_argument
+@overrides("trainers", "pservers", "ports_num", "passes", "seed")
 @click.option("--output", type=Path, help="Where logs and models go.")
 @click.option(
     "--start-pass",
@@ -29,8 +25,8 @@ from bireme.spec.load import load_job
     help="Go on from the model of the pass before this one, with fresh optimizer state, so the bits differ.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
-def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **overrides: Any) -> None:
+@json_option
+def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **changes: Any) -> None:
     """Train the job described in JOB.yaml with processes on this machine.
 
     The model of each pass is left in OUTPUT/pass-00000, OUTPUT/pass-00001, and so on. The result is
@@ -41,13 +37,16 @@ def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **overr
             f"name a job.yaml whose `program.config` is {job_file.name}; `bireme demo --prepare DIR` writes an example"
         )
         raise SpecError(f"{job_file} is a config, not a job.yaml", fix=fix)
-    job = load_job(job_file, overrides)
+    job = load_job(job_file, changes)
     job = msgspec.structs.replace(job, start_pass=start_pass)
     if dry_run:
         from bireme.job.planning import describe
         from bireme.view.plan import render
 
         plan = describe(job)
-        click.echo(json.dumps(plan) if as_json else render(plan))
+        emit(plan, render(plan), as_json=as_json)
         return
-    finish(job, str(job_file), as_json=as_json)
+    from bireme.api.foreground import run_to_end
+
+    finished = run_to_end(job, str(job_file), is_silent=as_json)
+    emit(finished.as_dict(), finished.lines(), as_json=as_json)

@@ -103,15 +103,16 @@ def merged(logs: Mapping[str, Sequence[Path]], *, last: int | None = None, since
 
 
 def followed(
-    logs: Mapping[str, Path], wanted: LogFilter, is_over: Callable[[], bool] = lambda: True
+    logs: Mapping[str, Sequence[Path]], wanted: LogFilter, is_over: Callable[[], bool] = lambda: True
 ) -> Iterator[LogLine]:
     """Lines by time, then lines as they are written, until the job is over."""
-    places = {path: (path.stat().st_ino, path.stat().st_size) for path in logs.values()}
-    yield from merged({log: [path] for log, path in logs.items()}, last=wanted.last, since=wanted.since)
+    newest = {log: files[-1] for log, files in logs.items()}
+    places = {path: (path.stat().st_ino, path.stat().st_size) for path in newest.values()}
+    yield from merged(logs, last=wanted.last, since=wanted.since)
     while wanted.is_following:
         time.sleep(POLL_S)
         is_last = is_over()  # asked before the files are read, so that no line is left unread
-        for log, path in logs.items():
+        for log, path in newest.items():
             whole = b""
             with suppress(FileNotFoundError), path.open("rb") as f:  # (gone for a moment: it is being rotated)
                 stat, at = os.fstat(f.fileno()), 0

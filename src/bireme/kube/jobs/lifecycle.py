@@ -319,3 +319,21 @@ def wait_until(is_so: Callable[[], bool], patience_s: float) -> bool:
 def names_of(things: Iterable[Object]) -> list[str]:
     """The names of objects."""
     return [str(each["metadata"]["name"]) for each in things]
+
+
+def resume(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Literal["resumed", "finished"]:
+    """Let a job go on that was stopped, has failed, or is to have more passes."""
+    if not jobs_of(cluster, name) and has_left_its_plan(cluster, name):
+        start_again(cluster, name, changes)
+        return "resumed"
+    view = view_of(cluster, name)
+    if view.state in ("running", "starting", "pending"):
+        fix = f"`{command_name()} status {name} --namespace {cluster.namespace}` tells how it is doing"
+        raise UsageError(f"{name} runs already: it is {view.state}", fix=fix)
+    if view.state == "finished" and changes.get("passes", view.status.total) <= view.status.done:
+        return "finished"
+    if view.state in ("suspended", "queued") and not changes:
+        unsuspend(cluster, name)
+    else:
+        start_again(cluster, name, changes)
+    return "resumed"
