@@ -45,7 +45,7 @@ def explain(facts: Facts) -> list[Cause]:
 
 def _causes(row: Situation, facts: Facts) -> Iterator[Cause]:
     for rule in (row, *row.also):
-        if rule.where in ("", facts.where):
+        if not rule.where or (rule.where == "local") == (facts.where == "local"):
             for match in LOOKS[rule.look](facts, rule):
                 about = tuple(map(name_of, match.pods)) if match.about is None else match.about
                 names = vocabulary(facts, match.pods, match.values)
