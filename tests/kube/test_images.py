@@ -19,7 +19,8 @@ from tools.kube.cluster import Cluster
 from tools.kube.machine import wait_for
 
 from bireme.images.archive import read_archive
-from bireme.images.cache import Cache
+from bireme.images.contents import requirements
+from bireme.images.layers import Cache
 from bireme.spec.load import places as user_places
 
 TAG = "localhost/bireme-test:1"
@@ -118,14 +119,14 @@ def test_the_same_inputs_give_the_same_digest_though_every_layer_is_made_anew(
     built: dict[str, Any], room: Path
 ) -> None:
     mine, other = Cache(user_places().cache / "images"), Cache(room / "cache" / "bireme" / "images")
-    # Only what comes from outside is taken over: Debian's files and the wheels.
-    for folder in (*mine.trees.glob("debian-*"), *mine.wheels.iterdir()):
-        target = other.root / folder.relative_to(mine.root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cp", "-a", "--reflink=auto", str(folder), str(target)], check=True)
+    # Only what comes from outside is taken over: Debian's files, and pip's downloads.
+    other.root.mkdir(parents=True)
+    for folder in mine.root.glob("debian-*"):
+        subprocess.run(["cp", "-a", "--reflink=auto", str(folder), str(other.root)], check=True)
+    downloads = os.environ.get("PIP_CACHE_DIR") or str(user_places().cache.parent / "pip")
     program, target = Path(built["file"]).parent / "program", room / "again.tar"
     command = ["image", "build", "--with", str(program), "--tag", TAG, "--output", str(target)]
-    again = bireme(*command, XDG_CACHE_HOME=str(room / "cache"))
+    again = bireme(*command, XDG_CACHE_HOME=str(room / "cache"), PIP_CACHE_DIR=downloads)
     assert not any(layer["is_cached"] for layer in again["layers"])
     digests = [layer["digest"] for layer in again["layers"]]
     assert digests == [layer["digest"] for layer in built["layers"]]
@@ -254,7 +255,7 @@ def test_the_data_job_s_script_fills_a_directory_once(loaded: Cluster, namespace
 def test_the_dockerfile_builds_with_buildah_and_runs(places: object, built: dict[str, Any], room: Path) -> None:
     need("buildah", "buildah")
     cache = Cache(user_places().cache / "images")
-    tree = next(iter(cache.trees.glob("debian-*")))
+    tree = next(iter(cache.root.glob("debian-*")))
     storage = ["--root", str(room / "storage"), "--runroot", str(room / "run"), "--storage-driver", "vfs"]
 
     def buildah(*arguments: str) -> str:
@@ -269,9 +270,8 @@ def test_the_dockerfile_builds_with_buildah_and_runs(places: object, built: dict
     buildah("commit", "--quiet", base, "localhost/debian-python")
     wheels = room / "wheels"
     wheels.mkdir()
-    for wheel in next(iter(cache.wheels.iterdir())).glob("*.whl"):
-        shutil.copy(wheel, wheels)
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "-d", str(wheels), "hatchling>=1.27"], check=True)
+    wanted = ["hatchling>=1.27", *requirements(ROOT / "src" / "bireme")]
+    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "-d", str(wheels), *wanted], check=True)
     buildah(
         "build", "--isolation", "chroot", "--quiet", "-f", "deploy/Dockerfile", "-t", "localhost/bireme-docker",
         "--build-arg", "BASE=localhost/debian-python", "--build-arg", "PIP_ARGS=--no-index --find-links=/wheels",

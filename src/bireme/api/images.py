@@ -12,9 +12,7 @@ from bireme.api.where import Where, has_cluster
 from bireme.core.errors import UsageError
 from bireme.images.archive import Image, read_archive
 from bireme.images.credentials import Login, config_files, find_login
-from bireme.images.reference import Reference, parse_reference
-from bireme.images.registry import Pushed, Registry
-from bireme.images.transport import Transport
+from bireme.images.registry import Pushed, Reference, Registry, parse_reference
 from bireme.kube.api.cluster_facts import NAME, read_facts, record_image
 
 _ECR = re.compile(r"\d+\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
@@ -53,7 +51,7 @@ def push_image(
     image = read_archive(archive)
     reference = named or _tagged(repository, image)
     login = login_to(reference.host, prefers_aws=named is None)
-    registry = Registry(reference, Transport(reference, login=login, is_plain=is_plain, ca=ca))
+    registry = Registry(reference, login=login, is_plain=is_plain, ca=ca)
     done = PushedImage(reference, registry.push(image, on_progress))
     if named is not None:
         return done

@@ -71,8 +71,8 @@ def build(output: Path | None, programs: tuple[str, ...], as_json: bool, **flags
 
     from bireme.images.archive import write_archive
     from bireme.images.build import Builder, Recipe
-    from bireme.images.cache import Cache
-    from bireme.images.reference import parse_reference
+    from bireme.images.layers import Cache
+    from bireme.images.registry import parse_reference
     from bireme.spec.load import places
 
     begun = time.monotonic()
@@ -152,10 +152,10 @@ def load(archive: Path, address: str, namespace: str, as_json: bool) -> None:
     Example:
       bireme image load bireme.tar
     """
-    from bireme.images import containerd
+    from bireme.images.archive import load as load_archive
     from bireme.images.archive import read_archive
 
     made = read_archive(archive)
-    containerd.load(archive, address, namespace)
+    load_archive(archive, address, namespace)
     value = {"image": made.name, "digest": made.digest, "namespace": namespace}
     emit(value, f"{made.name} is in containerd's namespace {namespace}", as_json=as_json)

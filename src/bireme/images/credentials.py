@@ -81,17 +81,3 @@ def _ask_helper(helper: str, host: str) -> Login | None:
     if answer.get("Username") == "<token>":
         return Login(refresh=answer["Secret"])
     return Login(answer.get("Username", ""), answer.get("Secret", ""))
-
-
-@dataclass(frozen=True, slots=True)
-class Challenge:
-    """The authentication scheme that a registry demands."""
-
-    scheme: str
-    parameters: dict[str, str]
-
-
-def parse_challenge(header: str) -> Challenge:
-    """Parse a `WWW-Authenticate` header."""
-    scheme, _, rest = header.strip().partition(" ")
-    return Challenge(scheme.lower(), dict(re.findall(r'(\w+)="([^"]*)"', rest)))

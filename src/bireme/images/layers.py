@@ -1,20 +1,21 @@
-"""Layers: a directory tree as a tar file whose bytes depend on nothing but names, contents and modes.
+"""Layers: directory trees as tar files whose bytes depend on names, contents and modes alone, kept in a cache.
 
-Entries come in the order of their names, belong to root, carry one fixed time and no set-id bits. So the same
-tree gives the same digest on any machine and at any hour. Layers are kept uncompressed: a compressor's version
-is one more thing that digests would depend on, and containerd unpacks them faster.
+Entries are sorted, belong to root, and carry one fixed time and no set-id bits, so the same tree gives the same digest
+on any machine. Layers are not compressed unless asked for: digests would depend on the compressor's version too, and
+containerd unpacks them faster. The cache knows a layer by a hash of all its inputs; removing it is always safe.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
+import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
 
 from bireme.core.files import half_of, storage_errors
 
@@ -22,6 +23,10 @@ EPOCH = 315_532_800
 """1980-01-01, the time of every file: the oldest that a zip file can hold as well."""
 TAR = "application/vnd.oci.image.layer.v1.tar"
 TAR_GZIP = TAR + "+gzip"
+FORMAT = "2"
+"""Part of every key: raise it when layers are made in another way."""
+KEPT = 8
+"""Entries of one name that the cache keeps: the ones used last."""
 _BLOCK = 1 << 20
 _KINDS = {stat.S_IFREG: tarfile.REGTYPE, stat.S_IFDIR: tarfile.DIRTYPE, stat.S_IFLNK: tarfile.SYMTYPE}
 
@@ -43,26 +48,33 @@ class Layer:
     """The blob itself: a file of its own, or one that holds it from `offset` on."""
     offset: int = 0
     media_type: str = TAR
+    is_new: bool = False
+    """Whether the cache did not have it."""
 
-    def open(self) -> IO[bytes]:
-        """The blob's bytes, from the first one."""
-        f = self.path.open("rb")
-        f.seek(self.offset)
-        return f
+    def blocks(self, start: int = 0) -> Iterator[bytes]:
+        """The blob's bytes from `start` on, a block at a time."""
+        with self.path.open("rb") as f:
+            f.seek(self.offset + start)
+            left = self.nbytes - start
+            while left:
+                data = f.read(min(_BLOCK, left))
+                if not data:
+                    raise EOFError(f"{self.path} lacks {left} bytes")
+                left -= len(data)
+                yield data
 
 
-def write_layer(name: str, tree: Path, target: Path, skip: Skip = lambda path: False) -> Layer:
-    """Write the tar of a tree to `target`, which appears when it is complete."""
-    half = half_of(target)
-    with storage_errors(str(target)):
-        try:
-            with half.open("wb") as f:
-                hashed = _Hashed(f)
-                _write_entries(walk(tree, skip), hashed)
-            half.replace(target)
-        finally:
-            half.unlink(missing_ok=True)
-    return Layer(name, hashed.digest(), hashed.nbytes, hashed.digest(), target)
+def digest_of(data: bytes) -> str:
+    """The digest that names bytes in a registry."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def digest_of_blob(layer: Layer) -> str:
+    """The digest that a layer's bytes have now."""
+    digest = hashlib.sha256()
+    for data in layer.blocks():
+        digest.update(data)
+    return "sha256:" + digest.hexdigest()
 
 
 def walk(tree: Path, skip: Skip) -> Iterator[tuple[str, Path]]:
@@ -81,79 +93,106 @@ def _walk(path: Path, name: str, skip: Skip) -> Iterator[tuple[str, Path]]:
             yield from _walk(Path(entry.path), f"{name}/{entry.name}", skip)
 
 
-def _write_entries(paths: Iterator[tuple[str, Path]], out: _Hashed) -> None:
+def write_tar(tree: Path, target: Path, skip: Skip = lambda path: False, *, keeps_modes: bool = False) -> None:
+    """Write the tar of a tree; its modes become those of the usual umask, unless they are to be kept."""
     linked: dict[tuple[int, int], str] = {}
-    # A stream: tarfile must not seek, as every byte goes through the hash once.
-    with tarfile.open(fileobj=cast(IO[bytes], out), mode="w|", format=tarfile.GNU_FORMAT, bufsize=_BLOCK) as tar:
-        for name, path in paths:
+    with tarfile.open(target, "w", format=tarfile.GNU_FORMAT) as tar:
+        for name, path in walk(tree, skip):
             facts = path.lstat()
-            entry = _entry(name, path, facts)
             inode = (facts.st_dev, facts.st_ino)
-            if entry.isreg() and inode in linked:
-                entry.type, entry.linkname, entry.size = tarfile.LNKTYPE, linked[inode], 0
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mtime = _KINDS[stat.S_IFMT(facts.st_mode)], EPOCH
+            if entry.issym():
+                entry.mode, entry.linkname = 0o777, str(path.readlink())
+            elif keeps_modes:
+                entry.mode = facts.st_mode & 0o1777
+            else:
+                entry.mode = 0o755 if entry.isdir() or facts.st_mode & 0o100 else 0o644
             if not entry.isreg():
                 tar.addfile(entry)
-                continue
-            if facts.st_nlink > 1:
-                linked[inode] = name
-            with path.open("rb") as f:
-                tar.addfile(entry, f)
+            elif inode in linked:
+                entry.type, entry.linkname = tarfile.LNKTYPE, linked[inode]
+                tar.addfile(entry)
+            else:
+                if facts.st_nlink > 1:
+                    linked[inode] = name
+                entry.size = facts.st_size
+                with path.open("rb") as f:
+                    tar.addfile(entry, f)
 
 
-def _entry(name: str, path: Path, facts: os.stat_result) -> tarfile.TarInfo:
-    entry = tarfile.TarInfo(name)
-    entry.type = _KINDS[stat.S_IFMT(facts.st_mode)]
-    entry.mtime = EPOCH
-    entry.mode = 0o777 if entry.issym() else facts.st_mode & 0o1777
-    entry.size = facts.st_size if entry.isreg() else 0
-    entry.linkname = str(path.readlink()) if entry.issym() else ""
-    return entry
+def compress(layer: Layer, target: Path) -> None:
+    """Write a layer as gzip, without a time or a name in its head."""
+    with target.open("wb") as f, gzip.GzipFile("", "wb", 6, f, mtime=0) as packed:
+        for data in layer.blocks():
+            packed.write(data)
 
 
-class _Hashed:
-    """Hashes bytes on their way to a file; has the methods that tarfile and gzip need for a stream."""
-
-    def __init__(self, f: IO[bytes]) -> None:
-        self._f, self._hash, self.nbytes = f, hashlib.sha256(), 0
-
-    def write(self, data: bytes) -> int:
-        self._hash.update(data)
-        self.nbytes += len(data)
-        return self._f.write(data)
-
-    def digest(self) -> str:
-        return "sha256:" + self._hash.hexdigest()
+def key_of(*parts: str) -> str:
+    """One key for a list of inputs."""
+    digest = hashlib.sha256()
+    for part in (FORMAT, *parts):
+        digest.update(f"{len(part)}:{part}".encode())
+    return digest.hexdigest()
 
 
-def compress(layer: Layer, target: Path) -> Layer:
-    """The same layer as gzip, without a time or a name in its head: smaller to push, slower to make."""
-    import gzip
+def key_of_tree(tree: Path, skip: Skip = lambda path: False) -> str:
+    """One key for the files of a directory: their paths, contents and modes."""
+    digest = hashlib.sha256()
+    for name, path in walk(tree, skip):
+        mode, content = path.lstat().st_mode, b""
+        if stat.S_ISLNK(mode):
+            content = os.fsencode(path.readlink())
+        elif stat.S_ISREG(mode):
+            content = path.read_bytes()
+        digest.update(f"{name}\0{mode:o}\0{hashlib.sha256(content).hexdigest()}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
-    half = half_of(target)
-    with storage_errors(str(target)):
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A directory of finished trees and layers; each entry is a directory, written under another name first."""
+
+    root: Path
+
+    def folder(self, name: str, key: str, fill: Callable[[Path], None], *, is_fresh: bool = False) -> tuple[Path, bool]:
+        """The directory of this key, and whether it was filled now."""
+        target = self.root / f"{name}-{key[:16]}"
+        if target.is_dir() and not is_fresh:
+            os.utime(target)
+            return target, False
+        half = half_of(target)
+        shutil.rmtree(half, ignore_errors=True)
+        with storage_errors(str(target)):
+            half.mkdir(parents=True)
         try:
-            with layer.open() as source, half.open("wb") as f:
-                hashed = _Hashed(f)
-                with gzip.GzipFile("", "wb", 6, cast(IO[bytes], hashed), mtime=0) as packed:
-                    for data in blocks(source, layer.nbytes):
-                        packed.write(data)
-            half.replace(target)
+            fill(half)
+            if is_fresh and target.is_dir():
+                # Renamed first: removing takes long, and a build that is killed meanwhile must not leave a part of it.
+                target.rename(half.with_suffix(".old"))
+                shutil.rmtree(half.with_suffix(".old"), ignore_errors=True)
+            if not target.is_dir():  # or another build made the same meanwhile, and may be running commands in it
+                half.rename(target)
         finally:
-            half.unlink(missing_ok=True)
-    return Layer(layer.name, hashed.digest(), hashed.nbytes, layer.diff_id, target, media_type=TAR_GZIP)
+            shutil.rmtree(half, ignore_errors=True)
+        newest_last = sorted(self.root.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime_ns)
+        for old in newest_last[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+        return target, True
 
+    def layer(self, name: str, key: str, write: Callable[[Path], None], plain: Layer | None = None) -> Layer:
+        """The layer of this key; `write` makes `layer.tar` in a directory, of `plain` a compressed one."""
 
-def blocks(source: IO[bytes], nbytes: int) -> Iterator[bytes]:
-    """Read exactly so many bytes, a block at a time."""
-    left = nbytes
-    while left:
-        data = source.read(min(_BLOCK, left))
-        if not data:
-            raise EOFError(f"{left} bytes are missing")
-        left -= len(data)
-        yield data
+        def fill(half: Path) -> None:
+            with storage_errors(str(self.root)):
+                write(half)
+            path = half / "layer.tar"
+            digest = digest_of_blob(Layer(name, "", path.stat().st_size, "", path))
+            (half / "digest").write_text(digest, "ascii")
 
-
-def digest_of(data: bytes) -> str:
-    """The digest that names bytes in a registry."""
-    return "sha256:" + hashlib.sha256(data).hexdigest()
+        folder, is_new = self.folder(name, key, fill)
+        path, digest = folder / "layer.tar", (folder / "digest").read_text("ascii")
+        nbytes = path.stat().st_size
+        if plain is not None:
+            return Layer(plain.name, digest, nbytes, plain.diff_id, path, media_type=TAR_GZIP, is_new=is_new)
+        return Layer(name, digest, nbytes, digest, path, is_new=is_new)

@@ -160,3 +160,13 @@ def _predict(model: _Model, bags: _Bags, chances: _Floats) -> None:
         _fill_logits(model, bags, sample, work)
         _to_chances(work)
         chances[sample] = work
+
+
+def warm() -> None:
+    """Compile the kernels, or load them from Numba's cache."""
+    weight, bias = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)
+    bags = (np.zeros(1, np.int32), np.array([0, 1], np.int64), np.zeros(0, np.float32))
+    labels, model = np.zeros(1, np.int32), (weight, bias)
+    _step(model, bags, labels, (weight.copy(), bias.copy()))
+    _evaluate(model, bags, labels)
+    _predict(model, bags, np.zeros((1, 2), np.float32))

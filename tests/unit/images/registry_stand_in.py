@@ -23,6 +23,7 @@ class State:
     manifests: dict[str, bytes] = field(default_factory=dict)
     half: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    scopes: list[str] = field(default_factory=list)
     break_after: list[int] = field(default_factory=list)
     """For each PATCH to come: bytes after which the connection is cut."""
     forgets: bool = False
@@ -54,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         if state.status:
             self.reply(state.status, b'{"errors":[{"code":"TOOBUSY","message":"later"}]}')
         elif url.path == "/token":
-            self.give_token()
+            self.give_token(parse_qs(url.query))
         elif not self.is_let_in():
             self.challenge()
         else:
@@ -71,10 +72,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def challenge(self) -> None:
         realm = f"http://{self.headers['Host']}/token"
-        told = f'Bearer realm="{realm}",service="stand-in"' if self.state.uses_tokens else 'Basic realm="x"'
+        told = (
+            f'Bearer realm="{realm}",service="stand-in",scope="repository:ml/x:push"'
+            if self.state.uses_tokens
+            else 'Basic realm="x"'
+        )
         self.reply(401, b'{"errors":[{"code":"UNAUTHORIZED","message":"who are you"}]}', WWW_Authenticate=told)
 
-    def give_token(self) -> None:
+    def give_token(self, query: dict[str, list[str]]) -> None:
+        self.state.scopes += query["scope"]
         basic = "Basic " + base64.b64encode(self.state.login.encode()).decode()
         is_known = self.headers.get("Authorization") == basic
         self.reply(200 if is_known else 401, b'{"token":"good"}' if is_known else b"")

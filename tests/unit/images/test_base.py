@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.unit.images.making import write_layer
 
 from bireme.core.errors import ImageError
 from bireme.images.archive import make_image, write_archive
 from bireme.images.base import find_python, open_base, unpack
-from bireme.images.cache import Cache
-from bireme.images.layers import Layer, write_layer
+from bireme.images.layers import Cache, Layer
 
 
 def make_root(root: Path) -> Path:
@@ -40,7 +40,7 @@ def quiet(text: str) -> None:
 
 
 def names_of(layer: Layer) -> set[str]:
-    with layer.open() as f, tarfile.open(fileobj=f) as tar:
+    with tarfile.open(layer.path) as tar:
         return set(tar.getnames())
 
 
@@ -69,10 +69,9 @@ def test_a_directory_becomes_a_layer_without_what_no_container_needs_but_with_li
 
 def test_a_directory_that_changed_becomes_another_layer(tmp_path: Path) -> None:
     root, cache = make_root(tmp_path / "root"), Cache(tmp_path / "cache")
-    first = open_base(str(root), cache, on_step=quiet).layers[0]
-    again = open_base(str(root), cache, on_step=quiet).layers[0]
+    first, again = (open_base(str(root), cache, on_step=quiet).layers[0] for _ in range(2))
     (root / "usr" / "lib" / "python3.11" / "os.py").write_text("changed")
-    assert first == again
+    assert first.digest == again.digest and first.is_new and not again.is_new
     assert open_base(str(root), cache, on_step=quiet).layers[0].digest != first.digest
 
 
@@ -126,6 +125,11 @@ def test_a_layer_that_takes_away_what_is_outside_of_the_root_is_refused(tmp_path
     with pytest.raises(ImageError, match="outside"):
         unpack(layer_of(tmp_path / "1.tar", {name: b""}), root)
     assert (tmp_path / "kept").exists() and root.is_dir()
+
+
+def test_a_layer_may_name_its_own_root(tmp_path: Path) -> None:
+    unpack(layer_of(tmp_path / "1.tar", {"./": None, "./a": b"1", "/": None, "/b": b"2"}), tmp_path / "root")
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["a", "b"]
 
 
 def test_a_name_from_the_root_on_is_one_below_the_layer_s_root(tmp_path: Path) -> None:

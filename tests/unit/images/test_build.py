@@ -2,16 +2,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bireme.images.build import Builder, Recipe, _open_to_all, start_config
-from bireme.images.cache import Cache
-from bireme.images.layers import compress, write_layer
+from tests.unit.images.making import compressed, write_layer
+
+from bireme.images.build import Builder, Recipe, start_config
+from bireme.images.layers import Cache
 
 
 def environment(recipe: Recipe) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in start_config(recipe)["Env"])
 
 
-def test_a_container_runs_bireme_as_nobody_special_from_the_root_directory() -> None:
+def test_a_container_runs_bireme_as_a_plain_user_from_the_root_directory() -> None:
     told = start_config(Recipe(tag="x"))
     assert (told["User"], told["Entrypoint"], told["WorkingDir"]) == ("1000:1000", ["bireme"], "/")
 
@@ -36,20 +37,8 @@ def test_the_data_image_prepares_the_tutorial_s_data() -> None:
 def test_a_layer_that_came_compressed_is_not_compressed_again(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     plain = write_layer("base", tmp_path / "tree", tmp_path / "base.tar")
-    packed = compress(plain, tmp_path / "base.gz")
+    packed = compressed(plain, tmp_path / "base.gz")
     builder = Builder(Recipe(tag="x", is_compressed=True), Cache(tmp_path / "cache"))
-    builder._note(plain, 0.0)
-    builder._note(packed, 0.0)
+    builder._note(plain)
+    builder._note(packed)
     assert [step.digest for step in builder.steps] == [packed.digest, packed.digest]
-
-
-def test_modes_are_those_of_the_usual_umask(tmp_path: Path) -> None:
-    (tmp_path / "dir").mkdir(mode=0o700)
-    (tmp_path / "dir" / "a").write_text("x")
-    (tmp_path / "dir" / "a").chmod(0o600)
-    (tmp_path / "dir" / "b").write_text("x")
-    (tmp_path / "dir" / "b").chmod(0o700)
-    (tmp_path / "dir" / "c").symlink_to("nowhere")
-    _open_to_all(tmp_path)
-    found = {path.name: path.lstat().st_mode & 0o777 for path in tmp_path.rglob("*") if not path.is_symlink()}
-    assert found == {"dir": 0o755, "a": 0o644, "b": 0o755}

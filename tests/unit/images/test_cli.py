@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.images.making import write_layer
 from tests.unit.images.registry_stand_in import registry
 from tests.unit.kube.standing import Standing
 
@@ -16,7 +17,6 @@ from bireme.api.where import Where
 from bireme.cli.main import main
 from bireme.images.archive import make_image, write_archive
 from bireme.images.credentials import Login
-from bireme.images.layers import write_layer
 from bireme.kube.api.client import CONFIG_MAP
 
 

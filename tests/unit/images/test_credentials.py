@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bireme.core.errors import ImageError
-from bireme.images.credentials import Login, config_files, find_login, parse_challenge
+from bireme.images.credentials import Login, config_files, find_login
 
 
 def config(tmp_path: Path, value: dict[str, Any]) -> Path:
@@ -32,7 +32,7 @@ def test_docker_hub_has_a_name_of_its_own(tmp_path: Path) -> None:
     assert find_login("docker.io", [path]) == Login("me", "x")
 
 
-def test_without_a_file_nobody_has_logged_in(tmp_path: Path) -> None:
+def test_without_a_file_there_is_no_login(tmp_path: Path) -> None:
     assert find_login("x.example", [tmp_path / "none.json"]) is None
 
 
@@ -59,16 +59,6 @@ def test_a_token_in_place_of_a_password_is_kept_apart(tmp_path: Path) -> None:
 
 def test_secrets_are_not_printed() -> None:
     assert "se" not in repr(Login("me", "se", "se"))[len("Login(") :]
-
-
-def test_a_challenge_is_taken_apart() -> None:
-    told = parse_challenge('Bearer realm="https://a.example/token",service="s",scope="repository:x:pull,push"')
-    assert told.scheme == "bearer"
-    assert told.parameters == {
-        "realm": "https://a.example/token",
-        "service": "s",
-        "scope": "repository:x:pull,push",
-    }
 
 
 def test_podman_s_login_is_looked_for_before_docker_s(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import bireme
-from bireme.images import kernels, warming
+from bireme.images import kernels
 from bireme.ps.optim.kernels import kernel_of
 from bireme.ps.optim.methods import LAZY_MOMENTUM, METHODS
 
@@ -27,7 +27,7 @@ def test_all_files_with_kernels_are_known() -> None:
         "ps/sparse/table_kernels.py",
         "ps/sparse/row_sums.py",
         "programs/bow.py",
-        "images/warming.py",
+        "images/kernels.py",
     } <= names
 
 
@@ -47,7 +47,7 @@ def called_by(kernel: Any) -> list[Any]:
 
 
 def test_warming_compiles_every_kernel_there_is() -> None:
-    warming.warm_all()
+    kernels.warm_all()
     # What a kernel calls is part of its machine code.
     warm, todo = set(), [kernel for kernel in all_kernels() if kernel.signatures]
     while todo:

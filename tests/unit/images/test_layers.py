@@ -5,7 +5,10 @@ import os
 import tarfile
 from pathlib import Path
 
-from bireme.images.layers import EPOCH, TAR_GZIP, compress, write_layer
+import pytest
+from tests.unit.images.making import compressed, write_layer
+
+from bireme.images.layers import EPOCH, KEPT, TAR_GZIP, Cache, key_of, key_of_tree, write_tar
 
 
 def make_tree(root: Path, names: list[str]) -> Path:
@@ -36,7 +39,7 @@ def test_files_belong_to_root_carry_one_time_and_lose_set_id_bits(tmp_path: Path
     (tree / "bin" / "su").chmod(0o4755)
     (tree / "tmp").mkdir()
     (tree / "tmp").chmod(0o1777)
-    write_layer("x", tree, tmp_path / "x.tar")
+    write_layer("x", tree, tmp_path / "x.tar", keeps_modes=True)
     found = entries(tmp_path / "x.tar")
     assert {(e.uid, e.gid, e.uname, e.mtime) for e in found.values()} == {(0, 0, "", EPOCH)}
     assert found["bin/su"].mode == 0o755
@@ -68,9 +71,103 @@ def test_a_long_path_and_an_odd_name_come_back_as_they_were(tmp_path: Path) -> N
 def test_a_compressed_layer_is_the_same_layer_in_fewer_bytes(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree", [f"f{i}" for i in range(50)])
     plain = write_layer("x", tree, tmp_path / "x.tar")
-    packed, again = compress(plain, tmp_path / "x.gz"), compress(plain, tmp_path / "y.gz")
+    packed, again = compressed(plain, tmp_path / "x.gz"), compressed(plain, tmp_path / "y.gz")
     assert packed.digest == again.digest != plain.digest
     assert packed.diff_id == plain.diff_id
     assert packed.nbytes < plain.nbytes
     assert packed.media_type == TAR_GZIP
     assert gzip.decompress((tmp_path / "x.gz").read_bytes()) == (tmp_path / "x.tar").read_bytes()
+
+
+def test_modes_are_those_of_the_usual_umask(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", ["dir/a", "dir/b"])
+    (tree / "dir").chmod(0o700)
+    (tree / "dir" / "a").chmod(0o600)
+    (tree / "dir" / "b").chmod(0o700)
+    (tree / "dir" / "c").symlink_to("nowhere")
+    write_tar(tree, tmp_path / "x.tar")
+    found = {name: entry.mode for name, entry in entries(tmp_path / "x.tar").items()}
+    assert found == {"dir": 0o755, "dir/a": 0o644, "dir/b": 0o755, "dir/c": 0o777}
+
+
+def test_a_layer_is_made_once_for_a_key(tmp_path: Path) -> None:
+    tree, cache, made = make_tree(tmp_path / "tree", ["a"]), Cache(tmp_path / "cache"), list[Path]()
+
+    def write(folder: Path) -> None:
+        made.append(folder)
+        write_tar(tree, folder / "layer.tar")
+
+    first = cache.layer("x", "a" * 64, write)
+    again = cache.layer("x", "a" * 64, write)
+    assert first.is_new and not again.is_new and len(made) == 1
+    assert (first.digest, first.path) == (again.digest, again.path)
+    assert first.digest == write_layer("x", tree, tmp_path / "x.tar").digest
+    assert cache.layer("x", "b" * 64, write).is_new
+
+
+def test_a_compressed_layer_keeps_the_name_and_the_digest_of_its_files(tmp_path: Path) -> None:
+    plain = write_layer("base", make_tree(tmp_path / "tree", ["a"]), tmp_path / "x.tar")
+    expected = compressed(plain, tmp_path / "x.gz")
+    found = Cache(tmp_path).layer("gz-base", "a" * 64, lambda d: (d / "layer.tar").write_bytes(b"") and None, plain)
+    assert (found.name, found.diff_id, found.media_type) == (expected.name, expected.diff_id, TAR_GZIP)
+
+
+def test_only_entries_that_were_used_lately_are_kept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for number in range(KEPT + 2):
+        folder, _ = cache.folder("x", f"{number:016}", lambda half: None)
+        cache.folder("y", "b" * 16, lambda half: None)
+        os.utime(folder, (number, number))
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert len(kept) == KEPT + 1 and f"x-{0:016}" not in kept
+
+
+def test_a_tree_appears_only_when_it_is_whole_and_stays_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+
+    def fails(half: Path) -> None:
+        (half / "file").write_text("half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        cache.folder("x", "k", fails)
+    assert list(tmp_path.iterdir()) == []
+    for text, is_fresh, expected in (("old", False, "old"), ("new", False, "old"), ("new", True, "new")):
+        folder, is_new = cache.folder(
+            "x", "k", lambda half, text=text: (half / "file").write_text(text) and None, is_fresh=is_fresh
+        )
+        assert (folder / "file").read_text() == expected
+        assert is_new == (text == expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["x-k"]
+
+
+def test_a_tree_that_another_build_made_meanwhile_stays(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+
+    def fill(half: Path) -> None:
+        (tmp_path / "x-k").mkdir()
+        (tmp_path / "x-k" / "theirs").touch()
+
+    folder, _ = cache.folder("x", "k", fill)
+    assert (folder / "theirs").exists() and [path.name for path in tmp_path.iterdir()] == ["x-k"]
+
+
+def test_keys_tell_lists_apart_that_read_alike() -> None:
+    assert len({key_of("ab", "c"), key_of("a", "bc"), key_of("abc"), key_of("a", "b", "c")}) == 4
+
+
+def test_the_key_of_a_tree_follows_names_contents_and_modes_but_not_times(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    first = key_of_tree(tmp_path)
+    os.utime(tmp_path / "a", (1, 1))
+    assert key_of_tree(tmp_path) == first
+    keys = {first}
+    (tmp_path / "a").chmod(0o755)
+    keys.add(key_of_tree(tmp_path))
+    (tmp_path / "a").write_text("y")
+    keys.add(key_of_tree(tmp_path))
+    (tmp_path / "a").rename(tmp_path / "b")
+    keys.add(key_of_tree(tmp_path))
+    (tmp_path / "link").symlink_to(tmp_path)
+    keys.add(key_of_tree(tmp_path))
+    assert len(keys) == 5

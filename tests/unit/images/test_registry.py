@@ -3,15 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.unit.images.making import write_layer
 from tests.unit.images.registry_stand_in import registry
 
-from bireme.core.errors import ImageError, NetworkError
+from bireme.core.errors import ImageError, NetworkError, UsageError
 from bireme.images.archive import Image, make_image
 from bireme.images.credentials import Login
-from bireme.images.layers import digest_of, write_layer
-from bireme.images.reference import parse_reference
-from bireme.images.registry import ATTEMPTS, Pushed, Registry
-from bireme.images.transport import Transport
+from bireme.images.layers import digest_of
+from bireme.images.registry import ATTEMPTS, Pushed, Reference, Registry, parse_reference
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def image(tmp_path: Path) -> Image:
 def push(image: Image, address: str, pauses: list[float] | None = None, login: Login | None = None) -> Pushed:
     reference = parse_reference(f"{address}/ml/x:1")
     waited = pauses if pauses is not None else []
-    return Registry(reference, Transport(reference, login=login, is_plain=True), waited.append).push(image)
+    return Registry(reference, login=login, is_plain=True, pause=waited.append).push(image)
 
 
 def test_layers_and_config_come_before_the_manifest(image: Image) -> None:
@@ -77,6 +76,7 @@ def test_who_has_logged_in_may_push(image: Image, uses_tokens: bool) -> None:
     with registry(login="me:secret", uses_tokens=uses_tokens) as (address, state):
         push(image, address, login=Login("me", "secret"))
     assert state.manifests == {"1": image.manifest}
+    assert set(state.scopes) == ({"repository:ml/x:push"} if uses_tokens else set()), "as the challenge wants it"
 
 
 @pytest.mark.parametrize("uses_tokens", [False, True])
@@ -110,11 +110,40 @@ def test_a_registry_without_tls_is_named_as_such(image: Image) -> None:
     with registry() as (address, _):
         reference = parse_reference(f"{address}/ml/x:1")
         with pytest.raises(ImageError, match="--plain-http"):
-            Registry(reference, Transport(reference)).push(image)
+            Registry(reference).push(image)
 
 
 def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
     for name in ("ca.pem", "none.pem"):
         with pytest.raises(ImageError, match="cannot read certificates"):
-            Transport(parse_reference("x.example/y:1"), ca=tmp_path / name)
+            Registry(parse_reference("x.example/y:1"), ca=tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("registry.example/ml/bireme:1", Reference("registry.example", "ml/bireme", "1")),
+        ("localhost/bireme", Reference("localhost", "bireme", "latest")),
+        ("127.0.0.1:5000/a/b/c:v1.2-x_y", Reference("127.0.0.1:5000", "a/b/c", "v1.2-x_y")),
+        ("paddlepaddle/paddle-tutorial:k8s_data", Reference("docker.io", "paddlepaddle/paddle-tutorial", "k8s_data")),
+        ("bireme", Reference("docker.io", "library/bireme", "latest")),
+        ("[::1]:5000/x:1", Reference("[::1]:5000", "x", "1")),
+    ],
+)
+def test_names_are_understood_as_docker_understands_them(text: str, expected: Reference) -> None:
+    assert parse_reference(text) == expected
+
+
+def test_docker_hub_is_talked_to_where_its_registry_is() -> None:
+    assert parse_reference("bireme").address == "registry-1.docker.io"
+    assert str(parse_reference("bireme")) == "docker.io/library/bireme:latest"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "/", "host.example/", "host.example/Upper:1", "a/b:", "a b", "a:b:c", "https://x.example/y:1", "x/../y"],
+)
+def test_what_is_not_a_name_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not the name of an image"):
+        parse_reference(text)
