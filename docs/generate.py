@@ -29,7 +29,7 @@ from bireme.cli.main import COMMANDS, bireme
 from bireme.core.faults import POINTS
 from bireme.job.coordination import coordinator, phases, status
 from bireme.job.node import supervisor
-from bireme.kube.api.permissions import NEEDED
+from bireme.kube.submit.objects import PERMISSIONS
 from bireme.ps.optim.methods import METHODS
 from bireme.ps.wire import frame_io
 from bireme.spec.job import JobFile, RestartsFile, SnapshotsFile
@@ -134,7 +134,9 @@ def points_block() -> str:
 
 def permissions_block() -> str:
     """What the command line needs to be allowed."""
-    rows = [f"| {group or 'core'} | `{resource}` | {', '.join(verbs)} |" for (group, resource), verbs in NEEDED.items()]
+    rows = [
+        f"| {group or 'core'} | `{resource}` | {', '.join(verbs)} |" for (group, resource), verbs in PERMISSIONS.items()
+    ]
     return "| API group | resource | verbs |\n|---|---|---|\n" + "\n".join(rows)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bireme.kube.api.permissions import NEEDED, role
+from bireme.kube.submit.objects import PERMISSIONS, user_role
 from tests.kube.stage import There, small_job
 
 KUBECONFIG = """\
@@ -25,7 +25,7 @@ users: [{{name: me, user: {{token: {token}}}}}]
 def user(there: There) -> Path:
     """A kubeconfig of somebody who may do what the documented Role allows, in one namespace."""
     namespace, cluster = there.namespace, there.cluster
-    cluster.apply(role(namespace))
+    cluster.apply(user_role(namespace))
     cluster.kubectl("create", "serviceaccount", "somebody", "-n", namespace)
     cluster.kubectl(
         "create", "rolebinding", "somebody", "-n", namespace, "--role=bireme-user",
@@ -56,7 +56,7 @@ def test_the_role_allows_what_the_list_says_and_nothing_more(there: There, user:
                 found.setdefault((group, resource), set()).update(rule["verbs"])
     everybody = {key for key in found if key[0] in ("authorization.k8s.io", "authentication.k8s.io")}
     ours = {key: verbs for key, verbs in found.items() if key not in everybody}
-    assert ours == {key: set(verbs) for key, verbs in NEEDED.items()}
+    assert ours == {key: set(verbs) for key, verbs in PERMISSIONS.items()}
 
 
 def test_every_command_works_with_these_permissions(there: There, user: Path, reviews: Path) -> None:

@@ -108,7 +108,7 @@ def job_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
     for job in facts.jobs:
         failed, status, spec = condition(job, "Failed"), job.get("status") or {}, spec_of(job)
         reason = str(failed.get("reason"))
-        # A hopeless job ends itself by a deadline that has passed (pod/giving_up.py): then its own error is the cause.
+        # A hopeless job ends itself by a deadline that has passed (`give_up` in kube/pod): its own error is the cause.
         is_own = reason == "DeadlineExceeded" and status_of(facts).error
         if failed and has_ended(facts) and not is_own and re.search(rule.pattern, reason):
             per_node = " per node" if "backoffLimitPerIndex" in spec else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.images.making import compressed, write_layer
 
-from bireme.images.layers import EPOCH, KEPT, TAR_GZIP, Cache, key_of, key_of_tree, write_tar
+from bireme.images.layers import EPOCH, KEPT, TAR_GZIP, Cache, compress, key_of, key_of_tree, write_tar
 
 
 def make_tree(root: Path, names: list[str]) -> Path:
@@ -108,8 +108,9 @@ def test_a_layer_is_made_once_for_a_key(tmp_path: Path) -> None:
 def test_a_compressed_layer_keeps_the_name_and_the_digest_of_its_files(tmp_path: Path) -> None:
     plain = write_layer("base", make_tree(tmp_path / "tree", ["a"]), tmp_path / "x.tar")
     expected = compressed(plain, tmp_path / "x.gz")
-    found = Cache(tmp_path).layer("gz-base", "a" * 64, lambda d: (d / "layer.tar").write_bytes(b"") and None, plain)
+    found = Cache(tmp_path).layer("gz-base", "a" * 64, lambda folder: compress(plain, folder / "layer.tar"), plain)
     assert (found.name, found.diff_id, found.media_type) == (expected.name, expected.diff_id, TAR_GZIP)
+    assert found.digest == expected.digest
 
 
 def test_only_entries_that_were_used_lately_are_kept(tmp_path: Path) -> None:
@@ -133,9 +134,11 @@ def test_a_tree_appears_only_when_it_is_whole_and_stays_unless_it_is_to_be_repla
         cache.folder("x", "k", fails)
     assert list(tmp_path.iterdir()) == []
     for text, is_fresh, expected in (("old", False, "old"), ("new", False, "old"), ("new", True, "new")):
-        folder, is_new = cache.folder(
-            "x", "k", lambda half, text=text: (half / "file").write_text(text) and None, is_fresh=is_fresh
-        )
+
+        def fill(half: Path, text: str = text) -> None:
+            (half / "file").write_text(text)
+
+        folder, is_new = cache.folder("x", "k", fill, is_fresh=is_fresh)
         assert (folder / "file").read_text() == expected
         assert is_new == (text == expected)
     assert [path.name for path in tmp_path.iterdir()] == ["x-k"]

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from bireme.core.errors import BiremeError, ClusterError, MissingError, NetworkError, UsageError
-from bireme.kube.api.naming import FIELD_MANAGER
-from bireme.kube.submit.submission import Object
+from bireme.kube.api.naming import FIELD_MANAGER, Object
 from bireme.spec.load import child_environment, kubeconfig_files
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from bireme.core.errors import SpecError
 from bireme.spec.job import Job
 
+Object = dict[str, Any]
+"""An object of Kubernetes, as its JSON."""
 FIELD_MANAGER = "bireme"
 NAME = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"

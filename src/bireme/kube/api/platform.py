@@ -12,7 +12,7 @@ from typing import Any
 
 from bireme.core.errors import ClusterError, NetworkError
 from bireme.kube.api.client import AbsentError, Cluster, Kind
-from bireme.kube.submit.submission import Object
+from bireme.kube.api.naming import Object
 
 Note = Callable[[str], None]
 GLOBAL = {

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from bireme.core.errors import NetworkError, SpecError, UsageError
 from bireme.kube.api import naming
 from bireme.kube.api.client import CLAIM, CONFIG_MAP, JOB, KINDS, POD, SECRET, WORKLOAD, AbsentError, Cluster, Kind
+from bireme.kube.api.naming import Object
 from bireme.kube.jobs.listing import JobView, by_name, job_view, status_in
 from bireme.kube.submit.indexed_jobs import GRACE_S
 from bireme.kube.submit.objects import build
 from bireme.kube.submit.placement import directory_of
-from bireme.kube.submit.submission import Object, Submission
+from bireme.kube.submit.submission import Submission
 from bireme.kube.submit.submit import disown, read_back, send
 from bireme.spec.load import command_name
 

@@ -14,7 +14,7 @@ from typing import Any
 from bireme.core.text import shortened
 from bireme.job.status import JobStatus, TrainerStatus, decode_status
 from bireme.kube.api import naming
-from bireme.kube.submit.submission import Object
+from bireme.kube.api.naming import Object
 
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 MAX_WORDS = 160

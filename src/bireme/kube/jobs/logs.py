@@ -14,10 +14,10 @@ from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageErr
 from bireme.job.output.logs import FILES, LogFilter, LogLine, moment_of
 from bireme.kube.api import naming
 from bireme.kube.api.client import POD, AbsentError, Cluster
+from bireme.kube.api.naming import Object
 from bireme.kube.jobs.lifecycle import is_live, jobs_of, view_of
 from bireme.kube.jobs.listing import is_ended, moment, rank_of, role_of
 from bireme.kube.jobs.volumes import left_by
-from bireme.kube.submit.submission import Object
 from bireme.kube.volume.helper_pod import VolumePod
 from bireme.kube.volume.transfer import as_input
 from bireme.spec.load import command_name

@@ -15,8 +15,7 @@ from bireme.kube.jobs.volumes import PUSH_IMAGE
 from bireme.kube.submit.certificates import JobIdentity, forgotten_unless_used, make_certificates
 from bireme.kube.submit.objects import build
 from bireme.kube.submit.placement import place
-from bireme.kube.submit.program_files import read_program
-from bireme.kube.submit.submission import Submission
+from bireme.kube.submit.submission import Submission, read_program
 from bireme.kube.submit.submit import Outcome, decoded, is_as_told, look_up, refuse_foreign, send, submit
 from bireme.spec.load import ClusterJob, command_name, places
 

@@ -33,9 +33,8 @@ from bireme.kube.plain.peers import HeartbeatFiles
 from bireme.kube.plain.ranks import Wait
 from bireme.kube.plain.tutorial import CONNECT_TIMEOUT_S
 from bireme.kube.pod.environment import PATIENCE, PodPlace, cluster_of, jobs_in, place_of
-from bireme.kube.pod.giving_up import Jobs, give_up, is_hopeless
 from bireme.kube.pod.liveness import PodWatch, PreStopSnapshot, Probes
-from bireme.kube.pod.status_annotation import Publisher, Reporter, waiting_status
+from bireme.kube.pod.status_annotation import Jobs, Publisher, Reporter, give_up, is_hopeless, waiting_status
 from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)

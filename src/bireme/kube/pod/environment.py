@@ -21,9 +21,9 @@ from bireme.job.node.entry import Role, read_job
 from bireme.job.output.ownership import RUN_DIRECTORY
 from bireme.kube.api import naming
 from bireme.kube.api.client import JOB, POD, Cluster, Target
+from bireme.kube.api.naming import Object
 from bireme.kube.plain import tutorial
 from bireme.kube.plain.ranks import Wait
-from bireme.kube.submit.submission import Object
 from bireme.spec.job import Job
 
 GRACE_S = 25.0

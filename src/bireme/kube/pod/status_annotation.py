@@ -3,6 +3,10 @@
 The status is an annotation of the Job, so every user who may read the Job sees it, even after its pods have ended. It
 is written when it has changed, and rarely enough for an API server that serves many jobs. A failure here never harms
 the job: it is logged once, and the next status is the retry.
+
+A job that would fail again and again is ended from here too, by a deadline on its Jobs that has passed. Kubernetes has
+a policy for that (exit codes that fail a Job), but refuses it together with replacing pods on machines that do not
+answer.
 """
 
 from __future__ import annotations
@@ -11,15 +15,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from bireme import __version__
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, ProcessError, error_class
 from bireme.job.status import JobStatus
 from bireme.kube.api import naming
+from bireme.kube.api.naming import Object
+from bireme.kube.jobs.listing import status_in
+from bireme.kube.submit.indexed_jobs import HOPELESS
 
 log = logging.getLogger(__name__)
 ASK_EVERY_S = 1.0
@@ -129,3 +136,46 @@ class Publisher:
 def waiting_status(job: str, waits_for: Sequence[str]) -> JobStatus:
     """The status of a job that has no coordinator yet."""
     return JobStatus(phase="gathering", job=job, waits_for=tuple(waits_for))
+
+
+class Jobs(Protocol):
+    """Jobs of a namespace."""
+
+    def get(self, name: str) -> Object:
+        """One Job."""
+
+    def patch(self, name: str, change: Object) -> Object:
+        """Merge a change into a Job."""
+
+
+def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
+    """End Jobs, and write the reason on the first; where that is refused, pods fail up to the backoff limit."""
+    for number, name in enumerate(names):
+        try:
+            job = jobs.get(name)
+            change = ending_of(job, error, is_main=number == 0)
+            if change:
+                jobs.patch(name, change)
+        except BiremeError as e:
+            log.warning("failed to end job=%s cause=%s", name, e.what)
+
+
+def is_hopeless(error: BiremeError | type[BiremeError]) -> bool:
+    """Whether a replacement would fail alike."""
+    return error.exit_code in HOPELESS
+
+
+def _has_cause(status: JobStatus) -> bool:
+    """Whether a Job's status already holds a hopeless error; one after which pods are replaced does not count."""
+    return is_hopeless(error_class((status.error or {}).get("kind"), ProcessError))
+
+
+def ending_of(job: Object, error: BiremeError, *, is_main: bool) -> Object:
+    """The patch that ends a Job, with the reason on the main one; where its own policy ends it, only the reason."""
+    status = status_in(job)
+    has_policy = bool(job["spec"].get("podFailurePolicy")) and is_hopeless(error)
+    change: Object = {} if has_policy else {"spec": {"activeDeadlineSeconds": 1}}
+    if is_main and not (has_policy and _has_cause(status)):
+        text = msgspec.json.encode(failed(status, error)).decode()
+        change["metadata"] = {"annotations": {naming.STATUS: text}}
+    return change

@@ -6,8 +6,6 @@ __all__ = [
     "objects",
     "patching",
     "placement",
-    "printing",
-    "program_files",
     "submission",
     "submit",
 ]

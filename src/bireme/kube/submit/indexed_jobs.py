@@ -12,7 +12,8 @@ from typing import Any
 
 from bireme.core import errors
 from bireme.kube.api import naming
-from bireme.kube.submit.submission import Object, Submission, pods_of, program_key
+from bireme.kube.api.naming import Object
+from bireme.kube.submit.submission import Submission, pods_of, program_key
 from bireme.spec.kubernetes import KubernetesFile
 
 GRACE_S = 30

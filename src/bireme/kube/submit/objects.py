@@ -7,16 +7,43 @@ the volume claim, so deleting it deletes them; `submit` fills in the owner's uid
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import StringIO
+from typing import Any
 
 import msgspec
 
 from bireme import __version__
 from bireme.kube.api import naming
+from bireme.kube.api.naming import Object
 from bireme.kube.submit.indexed_jobs import indexed_job
 from bireme.kube.submit.patching import merge
-from bireme.kube.submit.submission import Object, Submission, pods_of, program_key, settings_of
+from bireme.kube.submit.submission import Submission, pods_of, program_key, settings_of
 from bireme.spec.kubernetes import KubernetesFile
+
+_WRITE = ("get", "list", "create", "patch", "delete")
+PERMISSIONS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("batch", "jobs"): _WRITE,
+    ("", "pods"): ("get", "list", "create", "delete"),
+    ("", "pods/log"): ("get",),
+    ("", "pods/exec"): ("get", "create"),
+    ("", "persistentvolumeclaims"): _WRITE,
+    ("", "configmaps"): _WRITE,
+    ("", "secrets"): ("get", "create", "patch", "delete"),
+    ("", "services"): _WRITE,
+    ("", "serviceaccounts"): _WRITE,
+    ("", "events"): ("list",),
+    ("rbac.authorization.k8s.io", "roles"): _WRITE,
+    ("rbac.authorization.k8s.io", "rolebindings"): _WRITE,
+    ("networking.k8s.io", "networkpolicies"): _WRITE,
+    ("policy", "poddisruptionbudgets"): _WRITE,
+    ("kueue.x-k8s.io", "workloads"): ("list", "patch"),
+}
+"""What the command line needs in a namespace: verbs by API group and resource. A test tries all on a real cluster.
+
+`submit` makes a Role for the job's own pods, with get and patch on their own Jobs. RBAC lets users grant only what they
+have themselves, so both verbs are needed even to submit.
+"""
 
 
 def build(submission: Submission) -> list[Object]:
@@ -142,3 +169,42 @@ def disruption_budget(submission: Submission) -> Object:
         "selector": {"matchLabels": naming.selector_of(submission.job.name)},
     }
     return head_of(submission, "policy/v1", "PodDisruptionBudget", submission.job.name) | {"spec": spec}
+
+
+def user_role(namespace: str, name: str = "bireme-user") -> Object:
+    """A Role with the needed permissions and no others; bind it to users who submit jobs."""
+    rules = [
+        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+        for (group, resource), verbs in PERMISSIONS.items()
+    ]
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": name, "namespace": namespace},
+        "rules": rules,
+    }
+
+
+def as_yaml(objects: Iterable[Object]) -> str:
+    """Several documents; texts of several lines are written as blocks."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML(pure=True)
+    yaml.default_flow_style = False
+    yaml.width = 4096
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    out = StringIO()
+    for made in objects:
+        out.write("---\n")
+        yaml.dump(_blocks(made), out)
+    return out.getvalue()
+
+
+def _blocks(value: Any) -> Any:
+    from ruamel.yaml.scalarstring import LiteralScalarString
+
+    if isinstance(value, dict):
+        return {key: _blocks(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_blocks(inner) for inner in value]
+    return LiteralScalarString(value) if isinstance(value, str) and "\n" in value else value

@@ -21,9 +21,10 @@ from bireme.core.text import LISTED_CHANGES, first_of
 from bireme.job.output.ownership import changed
 from bireme.kube.api import naming
 from bireme.kube.api.client import CONFIG_MAP, JOB, KINDS, SECRET, Cluster
+from bireme.kube.api.naming import Object
 from bireme.kube.submit.certificates import needs_renewal
 from bireme.kube.submit.objects import build
-from bireme.kube.submit.submission import Object, Submission, program_key, settings_of
+from bireme.kube.submit.submission import Submission, program_key, settings_of
 from bireme.spec.job import Job
 from bireme.spec.kubernetes import KubernetesFile
 from bireme.spec.load import command_name

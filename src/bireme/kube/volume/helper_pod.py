@@ -20,10 +20,10 @@ from typing import Any, BinaryIO
 from bireme.core.errors import BiremeError, ClusterError, NetworkError, error_class
 from bireme.kube.api import naming
 from bireme.kube.api.client import CLAIM, POD, VOLUME_CONTAINER, Cluster
+from bireme.kube.api.naming import Object
 from bireme.kube.jobs.listing import waits_for
 from bireme.kube.submit.indexed_jobs import container_security, scheduling, security
 from bireme.kube.submit.patching import merge
-from bireme.kube.submit.submission import Object
 from bireme.spec.kubernetes import KubernetesFile, amount
 
 LIFETIME_S = 86400

@@ -14,8 +14,8 @@ from typing import Any
 from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError, error_class
 from bireme.kube.api import naming
 from bireme.kube.api.client import JOB, KINDS, POD, VOLUME_CONTAINER, Cluster, ConflictError
+from bireme.kube.api.naming import Object
 from bireme.kube.jobs.listing import condition, waits_for
-from bireme.kube.submit.submission import Object
 from bireme.kube.volume.helper_pod import REAL, Pacing, Starting, Tell, VolumePlace, end_of, labels_of, volume_pod
 
 COMPONENT = "split"

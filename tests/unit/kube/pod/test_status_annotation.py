@@ -16,8 +16,7 @@ from bireme.job.status import JobStatus, PassSummary, PserverStatus, TrainerStat
 from bireme.kube.api.naming import STATUS
 from bireme.kube.jobs.listing import status_in
 from bireme.kube.pod import status_annotation
-from bireme.kube.pod.giving_up import ending_of, give_up
-from bireme.kube.pod.status_annotation import Publisher, Reporter, compact, waiting_status
+from bireme.kube.pod.status_annotation import Publisher, Reporter, compact, ending_of, give_up, waiting_status
 
 
 def status(**changes: Any) -> JobStatus:

@@ -13,10 +13,9 @@ from bireme import __version__
 from bireme.core.errors import SpecError
 from bireme.kube.api import naming
 from bireme.kube.submit.indexed_jobs import HOPELESS
-from bireme.kube.submit.objects import build
+from bireme.kube.submit.objects import as_yaml, build
 from bireme.kube.submit.placement import place
-from bireme.kube.submit.printing import as_yaml
-from bireme.kube.submit.program_files import MAX_NBYTES, read_program
+from bireme.kube.submit.submission import MAX_NBYTES, read_program
 from bireme.kube.volume.helper_pod import VolumePlace, volume_pod
 
 GOLDEN = Path(__file__).parent / "golden"
