@@ -15,7 +15,7 @@ from bireme.api.models import Model
 from bireme.api.where import Where, backend_of
 from bireme.core.errors import BiremeError, UsageError
 from bireme.job.status import JobStatus, PassSummary
-from bireme.spec.load import load_job
+from bireme.spec.load import load_cluster_job, load_job
 
 if TYPE_CHECKING:
     from bireme.api.backends import Backend, JobReport
@@ -233,10 +233,14 @@ class Run:
         return Model(output / pass_name(max(finished) if pass_id is None else pass_id))
 
 
-def load(file: str | Path, **overrides: Any) -> Job:
-    """Read a job.yaml and check it; keyword arguments replace keys of the file, such as `trainers=3`."""
+def load(file: str | Path, *, kube: bool = False, **overrides: Any) -> Job:
+    """Read a job.yaml and check it; keyword arguments replace keys of the file, such as `trainers=3`.
+
+    With `kube` its data may be on a cluster's volume only, and its program in an image.
+    """
     path = Path(file)
-    return Job(path, load_job(path, overrides), overrides)
+    spec = load_cluster_job(path, overrides).job if kube else load_job(path, overrides)
+    return Job(path, spec, overrides)
 
 
 def runs(*, kube: bool = False, context: str | None = None, namespace: str | None = None) -> list[Run]:
