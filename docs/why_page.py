@@ -1,4 +1,4 @@
-"""The page "Why is my job not running", written off the table of situations: python docs/generate.py calls it.
+"""The page "Why is my job not running", generated from the table of situations: python docs/generate.py calls it.
 
 Every example is what `explain` says today about facts that were recorded on a real cluster (or from a real run on one
 machine), so a sentence on the page cannot differ from what the command prints.
@@ -17,20 +17,20 @@ RECORDED = Path(__file__).resolve().parents[1] / "tests/unit/diagnose/recorded"
 HEAD = """\
 # Why is my job not running
 
-`bireme why JOB` says it in two sentences: what the cause is, and what to do. If there are more causes, they stand
-below; what should be mended first comes first. It only reads, and works for jobs on this machine as well.
+`bireme why JOB` answers in two sentences: the cause, and what to do about it. Further causes stand below; the one to
+solve first comes first. The command only reads, and works for jobs on this machine as well.
 
 ```
 bireme why quick-start --namespace training
 bireme why quick-start --json
 ```
 
-On a cluster it looks at the job's Jobs, pods and events, and where something is wrong also at machines, volume
-claims, the certificate's dates and the ends of the pods' logs. What you may not see is left out, with a note that names
-the permission. The list of machines belongs to the whole cluster: where you may not see it, sentences have fewer
+On a cluster it reads the job's Jobs, pods and events, and where something is wrong also nodes, volume claims, the
+certificate's end and the last lines of the pods' logs. What you have no permission to read is left out, with a note
+that names the permission. Nodes belong to the whole cluster: without the permission to list them, sentences have fewer
 figures.
 
-This page is written off the table that the command uses. The examples were said about real objects, recorded on a
+This page is generated from the table that the command uses. Its examples are answers about real objects, recorded on a
 cluster.
 """
 

@@ -175,7 +175,7 @@ SAID: dict[str, tuple[str, ...]] = {
     "sandbox": ('no runtime for "none" is configured',),
     "out-of-memory": ("its limit of 20 MiB", "was killed"),
     "evicted": ('Usage of EmptyDir volume "x" exceeds the limit "1Mi"',),
-    "kubelet-refused": ("OutOfcpu", "Node n1 took pod kubelet-refused-0"),
+    "kubelet-refused": ("OutOfcpu", "Node n1 rejected pod kubelet-refused-0"),
     "deadline": ("was given 1 s",),
     "probe-failed": ("Liveness probe failed",),
     "crash-loop": ("exit code 7", "boom"),

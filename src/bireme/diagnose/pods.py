@@ -1,4 +1,4 @@
-"""Looks at pods that do not start, or that were ended: what kubelet, registry and containers say about each."""
+"""Looks at pods that do not start, or that were ended: the messages of kubelet, registry and containers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _reported(facts: Facts, pod: Json, *reasons: str) -> list[str]:
 
 @look_in
 def waiting(facts: Facts, pod: Json) -> str:
-    """What the kubelet says about containers that do not run."""
+    """The kubelet's messages about containers that do not run."""
     return _states(waiting_states(pod))
 
 
@@ -76,13 +76,13 @@ def registry_unreachable(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look_in
 def run_or_pull(facts: Facts, pod: Json) -> str:
-    """All that is known of a pod's image and of the program in it."""
+    """All messages about a pod's image and the program in it."""
     return " ".join([pulling(facts, pod), *final_output(facts, pod), waiting(facts, pod)])
 
 
 @look_in
 def not_started(facts: Facts, pod: Json) -> str:
-    """What the kubelet says about containers that wait with an error, or ended before they ran."""
+    """The kubelet's messages about containers that wait with an error, or ended before they ran."""
     return f"{_states(s for s in ended_states(pod) if s.get('reason') in _NOT_STARTED)}\n{waiting(facts, pod)}"
 
 
@@ -97,7 +97,7 @@ def cannot_start(facts: Facts, pod: Json) -> str:
 
 @look_in
 def mounting(facts: Facts, pod: Json) -> str:
-    """What goes wrong with mounting, for a pod that does not run yet; the message that says most is first."""
+    """What goes wrong with mounting, for a pod that does not run yet; the most specific message is first."""
     # Once a container waits for something else, all is mounted.
     is_mounting = any(w.get("reason") in ("ContainerCreating", "PodInitializing") for w in waiting_states(pod))
     if not is_mounting or has_ended(facts) or since(facts, meta(pod).get("creationTimestamp")) <= _YOUNG_S:

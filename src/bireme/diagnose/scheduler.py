@@ -195,8 +195,8 @@ def claim_unbound(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 
 def _waiting_claims(facts: Facts, rule: Rule) -> Iterator[tuple[str, Json | None, tuple[Json, ...]]]:
-    said = r"persistentvolumeclaim|PersistentVolumeClaims|persistent volumes to bind"
-    pods = [p for p in troubled(facts) if re.search(said, unscheduled(facts, p))]
+    pattern = r"persistentvolumeclaim|PersistentVolumeClaims|persistent volumes to bind"
+    pods = [p for p in troubled(facts) if re.search(pattern, unscheduled(facts, p))]
     for claim in dict.fromkeys(c for p in pods for c in claims_of(p) or ["CLAIM"]):
         mine = tuple(p for p in pods if claim in (claims_of(p) or ["CLAIM"]))
         yield claim, next((c for c in facts.claims if name_of(c) == claim), None), mine

@@ -23,7 +23,7 @@ Values = Mapping[str, str]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to recognise a situation, and what `why` says then."""
+    """One way to recognise a situation, and the answer of `why` then."""
 
     look: str
     pattern: str = ""

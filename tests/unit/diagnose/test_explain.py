@@ -271,7 +271,7 @@ def test_a_provider_that_fails_in_the_data_is_not_reported_as_a_wrong_configurat
     assert answer.cause.startswith(
         "Provider and data do not suit each other: reviews.py:9: ValueError: 'five', and the"
     )
-    assert answer.advice == "Look at that place of the file, and mend it or the provider."
+    assert answer.advice == "Look at that place of the file, and correct it or the provider."
 
 
 def test_a_claim_that_may_not_be_seen_is_not_called_missing() -> None:
