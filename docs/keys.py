@@ -177,7 +177,7 @@ def job_page(notice: str) -> str:
         notice,
         "# job.yaml\n",
         "A job file says what is trained, on what, by how many processes. Unknown keys are refused. All mistakes are "
-        "told at once, each with its line. Paths are relative to the file.\n",
+        "reported together, each with its line. Paths are relative to the file.\n",
         "The demo's job, for example:\n",
         f"```yaml\n{demo}```\n",
         f"`bireme train` takes {overrides} in place of what the file says, and so do the variables {variables}. "
