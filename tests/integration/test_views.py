@@ -278,7 +278,7 @@ def test_trainers_may_come_and_go_while_the_view_changes_again_and_again(cluster
     def come_and_go(shard: int) -> None:
         for _ in range(20):
             with suppress(BiremeError):  # whatever the moment at which the view changed
-                exchange = trainer(cluster, cluster.servers[0].standing.view, CARRIERS[shard], shards=[shard])
+                exchange = trainer(cluster, cluster.servers[0].authority.view, CARRIERS[shard], shards=[shard])
                 with closing(exchange):
                     push(exchange, cluster, shard, exchange.pull_now().round)
                     changed.release()

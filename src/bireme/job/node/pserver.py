@@ -120,8 +120,8 @@ class PserverProcess:
 
     def __init__(self, options: PserverOptions) -> None:
         self._options = options
-        standing = Authority.at_birth(options.rank, options.incarnation, options.since)
-        self._server = PServer(open_ports(options), options.ports_num, self._control, self._closed, standing)
+        authority = Authority.at_birth(options.rank, options.incarnation, options.since)
+        self._server = PServer(open_ports(options), options.ports_num, self._control, self._closed, authority)
         self._over = threading.Event()
         self._reason = ""
         self._rank = options.rank

@@ -61,6 +61,7 @@ class DenseStore:
         if setup.updates.mode == "local":
             segments = [Segment(plain(s.parameter), s.begin, s.end) for s in segments]
         self._optimizer = SliceOptimizer(rule, segments)
+        # Compile now, before Ready is sent: seconds of compiling in the first round would look like a slow pserver.
         warm(rule)
         codec.warm(self._coding)
         rows = len(spans_of(setup.shares, setup.shards, is_apart=setup.is_apart))
@@ -94,6 +95,8 @@ class DenseStore:
     def receive(self, sock: socket.socket, head: Head, row: int) -> None:
         """Receive straight into the row, or aside where it must be decoded."""
         if self._coding == "float32":
+            # No copy: the kernel writes into the row that the optimizer reads. No other thread touches it until it has
+            # landed.
             frame_io.receive_into(sock, self._memory.inbox[row])
         else:
             self._decode(self._receive_coded(sock, head), self._memory.inbox[row])
@@ -123,6 +126,7 @@ class DenseStore:
         """Compare bit by bit."""
         assert isinstance(again, np.ndarray)
         kept = self._memory.inbox[row][: len(again)]
+        # As bits: NaN differs from itself, and -0.0 equals 0.0.
         different = np.flatnonzero(again.view(np.uint32) != kept.view(np.uint32))
         return self._layout.name_at(self.part.begin + int(different[0])) if len(different) else ""
 
@@ -132,6 +136,7 @@ class DenseStore:
         if closing.root is None:
             after[:] = before
         else:
+            # Out of place: a pull of the closing round may still be sending `before`.
             steps = np.array(closing.steps, dtype=np.int32).reshape(-1, 2)
             self._optimizer.apply(self._memory.inbox, closing.root, steps, before, after, rate)
 

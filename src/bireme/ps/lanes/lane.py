@@ -109,6 +109,9 @@ class Lane:
         self.rounds.start_at(setup.start_pass, setup.start_samples)
         self._rule = setup.dense_rule
         self._is_set = not setup.is_set_by_trainer
+        # Guards the rounds and the store's state. Payloads move without it: `rounds.offer` reserves a row for the
+        # thread that receives into it, and kernels and receives release the interpreter lock, so lanes and connections
+        # overlap.
         self._turn = threading.Condition()
         self._busy = 0
         """Payloads that are being received."""
@@ -182,6 +185,8 @@ class Lane:
         in_place = bool(head.flags & Flag.IN_PLACE)
         with self._turn:
             self._store.sharing.check(sock, self.rounds.row_of(span), in_place=in_place)
+            # From a Take until `landed` or `dropped` the row belongs to this thread: a second push of the span is
+            # refused.
             verdict = self.rounds.offer(head, records)
             self._busy += isinstance(verdict, Take)
         if isinstance(verdict, Refuse):
@@ -203,10 +208,12 @@ class Lane:
                 self._store.receive(sock, head, verdict.row)
         except BaseException:
             with self._turn:
+                # Also after an interrupt: a row that stays reserved would block the round, and `enter`, for ever.
                 self.rounds.dropped(span)
                 self._done()
             raise
         with self._turn:
+            # Under the lock, so that times are in the order in which pushes landed.
             now_s = time.monotonic()
             if isinstance(self.rounds, LaneStream):
                 self._waiting.updated(now_s, self._laggard)
@@ -239,6 +246,7 @@ class Lane:
         """Move to a later view. Connections of the one before are closed already, so their payloads end soon."""
         with self._turn:
             self._is_leaving_view = True
+            # A payload of the view before may still be on its way into a row, which trainers of the new view write too.
             self._turn.wait_for(lambda: not self._busy)
             self._is_leaving_view = False
             self.rounds.enter(view)
@@ -249,6 +257,7 @@ class Lane:
     def _compare(self, sock: socket.socket, head: Head, row: int) -> None:
         again = self._store.receive_aside(sock, head)
         with self._turn:
+            # The payload was read without the lock, so the round may have closed and the row may be another round's.
             if self.rounds.round != head.round or not head.nbytes:
                 return  # it closed meanwhile, with the first one; or there is nothing to compare
             name = self._store.difference(row, again)
@@ -346,8 +355,11 @@ class Lane:
                         raise FrameError("a second PULL before the first was answered")
                     self._parked[sock] = head
                     return
+                # A waiting thread reads nothing, so it must look for a closed connection: a trainer that has gone would
+                # keep its thread until the round closes, which may need that very trainer.
                 if not self._turn.wait(LOOK_S) and frame_io.is_gone(sock):
                     raise NetworkError("the trainer went away while it waited")
+            # Chosen under the lock, sent without it: a slow trainer must not stop the lane.
             answer = self._store.answer(sock, verdict.round, request)
         self._reply(sock, head, verdict, answer)
 

@@ -39,6 +39,7 @@ class LaneMemory:
 
     def reclaim(self, row: int) -> None:
         """Take a row back from a trainer that has gone, with what it had written."""
+        # The row may have landed, and its round still be open: the replacement's push is compared with it.
         kept = self.inbox[row].copy()
         self._inbox.unmap(row * self._nbytes, self._nbytes)
         self.inbox[row] = kept
@@ -88,6 +89,7 @@ class SharedRows:
         self._part = part
         self._row_nbytes = row_nbytes
         self._is_allowed = is_allowed
+        # By id: the key lives no longer than its connection, as `detach` runs before the socket is freed.
         self._attached: dict[int, list[int]] = {}
         """Rows by connection."""
 

@@ -249,6 +249,7 @@ class LaneRounds:
         samples = self.samples + sum(row.samples for row in self._rows.values())
         if not present:
             return Closing(self.round, self.pass_id, None, (), samples, self._ends_pass())
+        # The order of the additions follows from the spans, never from the order of arrival: a sum has one result.
         root, steps = reduction(tuple(present), self.shards)
         row_of = [self._index[span] for span in present]
         return Closing(

@@ -41,6 +41,7 @@ OnClosed = Callable[[socket.socket], None]
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket; port 0 takes any free one."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # A restarted pserver gets its port back while connections of the one before are still in TIME_WAIT.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
@@ -69,21 +70,25 @@ class PServer:
         dense_lanes: int,
         on_control: OnControl,
         on_closed: OnClosed,
-        standing: Authority | None = None,
+        authority: Authority | None = None,
     ) -> None:
         self._sockets = list(sockets)
         self._dense_lanes = dense_lanes
         self._on_control = on_control
         self._on_closed = on_closed
         self.lanes: list[Lane] = []
-        self.standing = standing or Authority()
+        self.authority = authority or Authority()
         self._writer: SnapshotWriter | None = None
         self._names_cuts: Lane | None = None
         self._data: dict[socket.socket, int] = {}
         """Connections that gradients and parameters go through, and to which lane."""
         self._is_changing = False
         self._near: list[socket.socket] = []
+        # Every accepted connection, also control ones and those still in a handshake, so that `stop` can wake their
+        # threads.
         self._connections: set[socket.socket] = set()
+        # Guards `_data`, `_connections`, `_is_changing` and `_is_stopping`. A lane's own lock is never
+        # taken while this one is held, so the two cannot deadlock.
         self._lock = threading.Lock()
         self._gate = ConnectionGate()
         self._is_stopping = False
@@ -101,6 +106,8 @@ class PServer:
         self._near = [sock for _, sock in near]
         for index, sock in [*enumerate(self._sockets), *near]:
             name = f"accept-{index}"
+            # Daemons: accept() returns only when its socket is shut, and must not keep a process alive that exits by an
+            # error.
             threading.Thread(target=self._accept, args=(sock, index), name=name, daemon=True).start()
 
     def set_up(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None = None) -> None:
@@ -108,7 +115,7 @@ class PServer:
 
         `on_part` gets each part of a cut that was written; without it there are no cuts.
         """
-        self.standing.check_set_up(setup.job, setup.view)
+        self.authority.check_set_up(setup.job, setup.view)
         opened = (self._dense_lanes, len(self._sockets) - self._dense_lanes)
         wanted = (setup.dense_lanes, setup.sparse_lanes)
         if wanted != opened:
@@ -123,7 +130,7 @@ class PServer:
 
     def enter(self, view: int, history: int) -> None:
         """Go on in a later view of the history that is kept here; its trainers connect anew."""
-        self.standing.check_enter(view, history)
+        self.authority.check_enter(view, history)
         with self._changing(view):
             faults.at("view.enter")
             for lane in self.lanes:
@@ -131,7 +138,7 @@ class PServer:
 
     def committed(self, history: int, round_: int, chain: int) -> None:
         """A cut of this history was committed; it builds on `chain` others."""
-        if self._writer is not None and history == self.standing.history:
+        if self._writer is not None and history == self.authority.history:
             self._writer.committed(round_, chain)
 
     def cut_soon(self) -> None:
@@ -149,12 +156,14 @@ class PServer:
         with self._lock:
             self._is_changing = True
             data, self._data = self._data, {}
+        # Hang up first: a thread inside a receive holds its row until the connection ends, and `lane.enter` waits for
+        # that.
         for sock, index in data.items():
             _hang_up(sock)
             self.lanes[index].detach(sock)
         try:
             yield
-            self.standing.view = view
+            self.authority.view = view
         finally:
             with self._lock:
                 self._is_changing = False
@@ -165,7 +174,8 @@ class PServer:
             self._writer.stop()
         for lane in self.lanes:
             lane.stop()
-        self.lanes, self._writer, self._names_cuts, self.standing.history = [], None, None, 0
+        # History 0 until set-up has succeeded: after a failed one `enter` must not keep half-made lanes.
+        self.lanes, self._writer, self._names_cuts, self.authority.history = [], None, None, 0
 
     def _make_lanes(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None) -> None:
         # Here: they bring Numba, which takes half a second to import, and ports are open before that.
@@ -178,6 +188,7 @@ class PServer:
         stores: list[Store] = [DenseStore(setup, i) for i in range(setup.dense_lanes)]
         stores += [SparseStore(setup, i) for i in range(setup.sparse_lanes)]
         # Sparse lanes of a job without sparse parameters see no round.
+        # The writer expects a capture from every active lane; one that sees no round would hand in none.
         active = len(stores) if setup.tables else setup.dense_lanes
         writer = SnapshotWriter(setup, active, on_part) if setup.snapshots and on_part else None
         is_first = setup.pserver == 0
@@ -196,7 +207,7 @@ class PServer:
             if setup.cut_every_s:
                 lanes[0].cut_every(setup.cut_every_s)
         self.lanes, self._writer = lanes, writer
-        self.standing.job, self.standing.history = setup.job, setup.view
+        self.authority.job, self.authority.history = setup.job, setup.view
 
     @property
     def _largest_payload(self) -> int:
@@ -206,6 +217,7 @@ class PServer:
         """Close everything; threads that wait on a lane are woken and leave."""
         with self._lock:
             self._is_stopping = True
+            # A copy, because each thread removes its own connection from the set while it ends.
             connections = list(self._connections)
         if self._writer is not None:
             self._writer.stop()
@@ -222,6 +234,7 @@ class PServer:
                 if self._is_stopping or listening.fileno() < 0:
                     return
                 log.warning("accept failed lane=%d cause=%s", index, e.strerror)
+                # Out of descriptors, for example: accept() would fail again at once, and this loop would spin.
                 time.sleep(0.1)
                 continue
             log.debug("connected lane=%d peer=%s", index, peer[0] if peer else "on-this-machine")
@@ -233,6 +246,7 @@ class PServer:
                     taken.close()
                     return
                 self._connections.add(taken)
+            # The handshake runs on the connection's own thread: a silent stranger must not block this loop.
             threading.Thread(target=self._receive, args=(taken, index), name=f"lane-{index}", daemon=True).start()
 
     def _receive(self, sock: frame_io.Buffered, index: int) -> None:
@@ -251,6 +265,7 @@ class PServer:
             while (head := frame_io.receive_head(sock)) is not None:
                 self._dispatch(sock, head, index)
         except NetworkError as e:
+            # Not a warning: trainers leave with every view. The coordinator logs the loss of a member.
             log.debug("connection ended lane=%d cause=%s", index, e.what)
         except BiremeError as e:
             log.warning("refused frame lane=%d peer=%s cause=%s", index, frame_io.peer_name(sock), e.what)
@@ -264,6 +279,7 @@ class PServer:
             self.stop(bug)
         finally:
             # First: `on_closed` may lead to a view without this connection, in which its rows must be free.
+            # Lanes may have been replaced since; detaching a connection that a lane never had does nothing.
             if index < len(self.lanes):
                 self.lanes[index].detach(sock)
             with self._lock:
@@ -276,6 +292,7 @@ class PServer:
 
     def _attach(self, sock: socket.socket, index: int) -> None:
         """A connection from this machine begins with an ATTACH, whether or not memory is shared."""
+        # A name in the abstract namespace has no permissions: every local user can connect to it.
         if frame_io.peer_user(sock) not in (os.geteuid(), 0):
             raise FrameError("another user's process")
         head, fds = frame_io.receive_with(sock)

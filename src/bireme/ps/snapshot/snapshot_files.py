@@ -91,11 +91,13 @@ def write_part(
                 written = _stream(f, _rested(_blocks(arrays, meta), rest))
                 f.flush()
                 faults.at("part.sync")
+                # Content before name: after a power cut a renamed file without fsync may be empty.
                 volume().sync(f)
             faults.at("part.rename")
             half.replace(path)
         finally:
             half.unlink(missing_ok=True)
+        # The rename itself lasts only once the directory is synced, and the coordinator's manifest relies on it.
         sync_directory(path.parent)
     return written
 
@@ -193,6 +195,7 @@ def _read_header(path: Path, f: BufferedReader) -> tuple[_Header, int]:
         raise _damage(path, f"has format {version}, this bireme reads format {VERSION}")
     # The lengths may be the torn ones, so no more is read than the file has.
     header = f.read(min(header_nbytes, size))
+    # A pserver reads parts without their sha256, which the coordinator has compared: this finds a file torn since then.
     if _checksum(_LENGTHS.pack(header_nbytes, nbytes), header) != checksum:
         raise _damage(path, "is torn or flipped: its header does not have its checksum")
     if size != nbytes:

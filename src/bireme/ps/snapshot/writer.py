@@ -95,6 +95,7 @@ class Capture:
         with self._turn:
             if self._next == len(self._pieces) or (before is not None and self._pieces[self._next].due > before):
                 return None
+            # Taken in order of `due`, so a lane that needs only the early ones never waits for the late.
             self._next += 1
             self._busy += 1
             return self._pieces[self._next - 1]
@@ -158,6 +159,8 @@ class SnapshotWriter:
         self._is_hurried = False
         self._copies: queue.SimpleQueue[tuple[Cut, Capture] | None] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[Cut | None] = queue.SimpleQueue()
+        # Two threads: copying should keep ahead of the lanes, which else do it themselves; writing takes as long as the
+        # disk does.
         threading.Thread(target=self._copy_all, name="copies", daemon=True).start()
         threading.Thread(target=self._write_all, name="cuts", daemon=True).start()
 
@@ -169,6 +172,8 @@ class SnapshotWriter:
             self._drop_unless_whole(counts.round)
             if ends_pass and not self._is_free_for(counts.round):
                 self.hurry()
+                # The lane's thread waits here with its lane's lock, so no round closes meanwhile: only the end of a
+                # pass is worth it.
                 self._turn.wait_for(lambda: self._is_over or self._is_free_for(counts.round))
             if self._is_over:
                 return None
@@ -203,6 +208,7 @@ class SnapshotWriter:
 
     def hurry(self) -> None:
         """Write the next cut, or the one that is being written, without rests."""
+        # No lock: the writer reads it between blocks, and a late look costs one rest.
         self._is_hurried = True
 
     def stop(self) -> None:
@@ -217,6 +223,7 @@ class SnapshotWriter:
         while (item := self._copies.get()) is not None:
             cut, capture = item
             capture.make()
+            # No lock: only this thread counts.
             cut.copied += 1
             if cut.copied == self._lanes:
                 self._full.put(cut)
@@ -224,6 +231,7 @@ class SnapshotWriter:
     def _write_all(self) -> None:
         with contextlib.suppress(OSError):  # without it the thread only competes with the rounds
             own = os.getpriority(os.PRIO_PROCESS, 0)
+            # Linux keeps nice values by thread, so this leaves the lanes' threads alone.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + NICENESS, 19))
         while (cut := self._full.get()) is not None and not self._is_over:
             done = self._write(cut)
@@ -231,6 +239,8 @@ class SnapshotWriter:
                 self._cut = None
                 self._is_hurried = False
                 self._turn.notify_all()
+            # After the lock, and after the spare set is free: the report goes through a socket, and a lane may wait for
+            # the set.
             self._on_done(done)
 
     def _write(self, cut: Cut) -> FileWritten:

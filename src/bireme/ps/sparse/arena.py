@@ -153,6 +153,7 @@ class Arena:
         """Forget these rows."""
         kernels.leave(self._index, self._ids[rows])
         self._marks[rows, TOUCHED] = _FREE
+        # Reused rather than compacted: the index would have to be changed for every row that moves.
         self._free = np.concatenate([self._free, rows])
 
     def _add(self, ids: Ids, round_: int) -> Slots:

@@ -153,6 +153,7 @@ class SparseStore:
         order = sorted({closing.root, *(row for step in closing.steps for row in step)})
         place = {row: i for i, row in enumerate(order)}
         steps = [(place[a], place[b]) for a, b in closing.steps]
+        # Popped: rows of a round are megabytes, and must not wait for the next push of their span.
         parts = [self._inbox.pop(row) for row in order]
         return [Block(*combine(list(blocks), place[closing.root], steps)) for blocks in zip(*parts, strict=True)]
 

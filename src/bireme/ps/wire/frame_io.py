@@ -54,6 +54,7 @@ class Buffered(socket.socket):
     @classmethod
     def over(cls, sock: socket.socket) -> Buffered:
         """Take over a connection that nothing has been read from."""
+        # `detach`: with two objects on one descriptor, collecting the first would close the second's connection.
         buffered = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
         buffered._ahead = memoryview(b"")
         return buffered
@@ -62,6 +63,7 @@ class Buffered(socket.socket):
         """As the plain one does; a large target is filled past the buffer."""
         view = memoryview(buffer).cast("B")
         if not self._ahead:
+            # A payload goes straight into its array: through the buffer each byte would cross memory twice.
             if len(view) >= READ_AHEAD:
                 return super().recv_into(view, 0, flags)
             ahead = bytearray(READ_AHEAD)
@@ -88,6 +90,7 @@ def near_name(address: str, port: int) -> str:
 
 def peer_user(sock: socket.socket) -> int:
     """The user id of the process at the other end of a Unix socket."""
+    # Recorded by the kernel when the connection was made: the peer cannot forge it.
     _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(user)
 
@@ -99,6 +102,7 @@ def send_with(sock: socket.socket, fds: list[int], head: Head, body: bytes) -> N
         sent = socket.send_fds(sock, [head.pack()], fds)
     except OSError as e:
         raise NetworkError(f"the connection to {peer_name(sock)} broke while sending: {e.strerror or e}") from e
+    # The peer takes head and descriptors in one receive, so a head that left in part cannot be completed.
     if sent != HEAD_NBYTES:
         raise NetworkError(f"the connection to {peer_name(sock)} took only {sent} bytes of a frame")
     send_all(sock, [body])
@@ -163,6 +167,8 @@ def send_all(sock: socket.socket, parts: Sequence[Buffer]) -> None:
     views = [_bytes_of(p) for p in parts if len(p)]
     try:
         while views:
+            # One system call for head and payload, and no joined copy. It may take only a part, so the views are
+            # advanced.
             sent = sock.sendmsg(views)
             while views and sent >= len(views[0]):
                 sent -= len(views.pop(0))
@@ -269,6 +275,7 @@ def drain(sock: socket.socket, *, seconds: float, nbytes: int) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)
         while nbytes > 0 and (left := deadline - time.monotonic()) > 0:
+            # The peer may trickle bytes: only a deadline for the whole bounds this thread.
             sock.settimeout(left)
             got = sock.recv_into(scratch)
             if got == 0:

@@ -48,6 +48,7 @@ class RefusalLog:
             now = self._clock()
             key = self._key(who, why, now)
             at, more = self._logged.get(key, (now - QUIET_S, 0))
+            # Decided under the lock, logged after it: writing a line may block.
             is_due = now - at >= QUIET_S
             self._logged[key] = (now, 0) if is_due else (at, more + 1)
         if is_due:
@@ -94,6 +95,7 @@ class ConnectionGate:
 
     def _evict_one(self) -> None:
         crowd, _ = Counter(self._waiting.values()).most_common(1)[0]
+        # Dicts keep the order of insertion: the first one of this address has waited longest.
         oldest = next(sock for sock, address in self._waiting.items() if address == crowd)
         del self._waiting[oldest]
         self._leaving += 1

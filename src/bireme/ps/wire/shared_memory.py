@@ -26,6 +26,7 @@ from bireme.ps.tree import Span
 PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
+# Python's mmap cannot map at a chosen address, which pieces side by side need.
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -42,6 +43,7 @@ def make_segment(name: str, nbytes: int) -> int:
         os.ftruncate(fd, max(nbytes, PAGE))
         # Taken now, so that a lack of memory is an error here and not a bus error in the middle of a round.
         os.posix_fallocate(fd, 0, max(nbytes, PAGE))
+        # Sealed: a peer that shrank the file would kill us with SIGBUS at the next read.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError as e:
         close_quietly(fd)
