@@ -62,7 +62,7 @@ def push(
     type=Path,
     help="Split on the cluster: SOURCE and --out are then directories on this job's volume.",
 )
-@click.option("--image", help="With --on-volume: image instead of what the file says.")
+@click.option("--image", help="With --on-volume: image instead of that in the file.")
 @cluster_options
 @json_option
 def split(

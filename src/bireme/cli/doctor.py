@@ -86,13 +86,13 @@ def _state() -> Finding:
 def _packages() -> list[Finding]:
     from importlib import metadata
 
-    found = []
+    rows = []
     for name in ("numpy", "numba", "msgspec", "safetensors", "ruamel.yaml", "rich"):
         try:
-            found.append(Finding(name, "ok", metadata.version(name)))
+            rows.append(Finding(name, "ok", metadata.version(name)))
         except metadata.PackageNotFoundError:
-            found.append(Finding(name, "missing", "not installed", f"pip install {name}"))
-    return found
+            rows.append(Finding(name, "missing", "not installed", f"pip install {name}"))
+    return rows
 
 
 def _paddle() -> Finding:
@@ -110,20 +110,20 @@ def _cluster() -> list[Finding]:
     """What only jobs on a cluster need."""
     from bireme.spec.load import kubeconfig_files
 
-    found = []
+    rows = []
     for name in ("lightkube", "websockets", "cryptography"):
         is_there = importlib.util.find_spec(name) is not None
         fix = "" if is_there else f"only for jobs on Kubernetes: {sys.executable} -m pip install {name}"
-        found.append(Finding(name, "ok" if is_there else "optional", "installed" if is_there else "not installed", fix))
+        rows.append(Finding(name, "ok" if is_there else "optional", "installed" if is_there else "not installed", fix))
     configs = ", ".join(str(path) for path in kubeconfig_files())
     fix = "" if configs else "only for jobs on Kubernetes: set KUBECONFIG to the file that kubectl uses"
-    found.append(Finding("kubeconfig", "ok" if configs else "optional", configs or "none", fix))
+    rows.append(Finding("kubeconfig", "ok" if configs else "optional", configs or "none", fix))
     has_boto = importlib.util.find_spec("boto3") is not None
     fix = "" if has_boto else f"only for `bireme cluster` on AWS: {sys.executable} -m pip install 'bireme[aws]'"
-    found.append(Finding("boto3", "ok" if has_boto else "optional", "installed" if has_boto else "not installed", fix))
+    rows.append(Finding("boto3", "ok" if has_boto else "optional", "installed" if has_boto else "not installed", fix))
     tool = shutil.which("debootstrap")
     fix = "" if tool else "only for `bireme image build` without --base: apt-get install debootstrap"
-    return [*found, Finding("debootstrap", "ok" if tool else "optional", tool or "not installed", fix)]
+    return [*rows, Finding("debootstrap", "ok" if tool else "optional", tool or "not installed", fix)]
 
 
 def findings() -> list[Finding]:
@@ -139,10 +139,10 @@ def on_volume(directory: Path) -> Finding:
     if not directory.is_dir():
         raise UsageError(f"there is no directory {directory}")
     try:
-        found = probe(directory.absolute())
+        result = probe(directory.absolute())
     except StorageError as e:
         return Finding("volume", "missing", e.what, e.fix)
-    return _volume(found.words, is_fit=not found.lacks)
+    return _volume(result.words, is_fit=not result.lacks)
 
 
 def of_job(job_file: Path, image: str | None, where: Where) -> Finding:
@@ -162,7 +162,7 @@ def _volume(words: str, *, is_fit: bool) -> Finding:
 @click.command(epilog="\b\nExample: bireme doctor --volume /mnt/shared")
 @click.option("--volume", metavar="DIR", type=Path, help="Try out whether this directory can hold a job.")
 @click.option("--job", "job_file", metavar="JOB.yaml", type=Path, help="Try out this job's volume on the cluster.")
-@click.option("--image", help="With --job: image instead of what the file says.")
+@click.option("--image", help="With --job: image instead of that in the file.")
 @cluster_options
 @json_option
 def doctor(volume: Path | None, job_file: Path | None, image: str | None, where: Where, as_json: bool) -> None:
@@ -172,15 +172,15 @@ def doctor(volume: Path | None, job_file: Path | None, image: str | None, where:
     """
     if job_file is None and (where.is_asked or image is not None):
         raise UsageError("--context, --namespace and --image are for --job JOB.yaml")
-    found = findings()
+    rows = findings()
     if volume is not None:
-        found.append(on_volume(volume))
+        rows.append(on_volume(volume))
     if job_file is not None:
-        found.append(of_job(job_file, image, where))
-    is_fine = all(f.state != "missing" for f in found)
-    value = {"ok": is_fine, "findings": [asdict(f) for f in found]}
+        rows.append(of_job(job_file, image, where))
+    is_fine = all(f.state != "missing" for f in rows)
+    value = {"ok": is_fine, "findings": [asdict(f) for f in rows]}
     marks = {"ok": "✓", "optional": "·", "missing": "✗"}
-    lines = (f"{marks[f.state]} {f.name:<17} {f.found}{f'  ->  {f.fix}' if f.fix else ''}" for f in found)
+    lines = (f"{marks[f.state]} {f.name:<17} {f.found}{f'  ->  {f.fix}' if f.fix else ''}" for f in rows)
     emit(value, lines, as_json=as_json)
     if not is_fine:
         raise SystemExit(MissingError.exit_code)

@@ -1,4 +1,4 @@
-"""The front door: loads the file of the command that is asked for, and prints errors for people.
+"""The entry point: imports the file of a command, runs it and prints errors.
 
 Commands are imported when they are needed, so `bireme --help` stays fast.
 """
@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("bireme.cli.jobs.listing", "Jobs on this machine and on the cluster."),
     "status": ("bireme.cli.jobs.listing", "How a job is doing."),
     "why": ("bireme.cli.jobs.control", "Why a job does not run, and what to do about it."),
-    "logs": ("bireme.cli.jobs.logs", "What a job's processes have said."),
+    "logs": ("bireme.cli.jobs.logs", "The logs of a job's processes."),
     "cancel": ("bireme.cli.jobs.control", "Stop a job cleanly."),
     "fetch": ("bireme.cli.jobs.fetch", "Bring a job's models and logs from the cluster."),
     "delete": ("bireme.cli.jobs.control", "Take a job from the cluster."),
@@ -96,7 +96,7 @@ class Front(click.Group):
     """A group that knows its commands' names and one-line helps without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Commands in the order in which people meet them."""
+        """Commands in the order of `--help`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -112,7 +112,7 @@ class Front(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or say which one may have been meant."""
+        """Find the command, or name the one that may have been meant."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"There is no command `{args[0]}`. {_hint(args[0])}")
         return super().resolve_command(ctx, args)
@@ -123,13 +123,13 @@ class Front(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items() if text])
 
 
-def _hint(word: str) -> str:
-    """What may have been meant by a word that is no command."""
+def _hint(name: str) -> str:
+    """What may have been meant by a name that is no command."""
     import difflib
 
-    if word in MEANT:
-        return f"Did you mean `bireme {MEANT[word]}`?"
-    close = difflib.get_close_matches(word, [name for name, (_, text) in COMMANDS.items() if text], n=1)
+    if name in MEANT:
+        return f"Did you mean `bireme {MEANT[name]}`?"
+    close = difflib.get_close_matches(name, [each for each, (_, text) in COMMANDS.items() if text], n=1)
     return f"Did you mean `{close[0]}`?" if close else "`bireme --help` lists the commands."
 
 
@@ -146,30 +146,30 @@ def bireme(debug: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    argv = sys.argv[1:] if arguments is None else arguments
     try:
-        code: Any = bireme.main(given, prog_name="bireme", standalone_mode=False)
+        code: Any = bireme.main(argv, prog_name="bireme", standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except click.exceptions.NoArgsIsHelpError as e:
         click.echo(e.format_message())
         raise SystemExit(0) from None
     except click.ClickException as e:
-        print_error(UsageError(e.format_message(), fix=_usage_of(e)), as_json="--json" in given)
+        print_error(UsageError(e.format_message(), fix=_usage_of(e)), as_json="--json" in argv)
         raise SystemExit(e.exit_code) from None
     except click.Abort:
         raise SystemExit(130) from None
     except BiremeError as e:
-        if "--debug" in given:
+        if "--debug" in argv:
             raise
-        print_error(e, as_json="--json" in given)
+        print_error(e, as_json="--json" in argv)
         raise SystemExit(e.exit_code) from None
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(141) from None
     except OSError as e:
-        if "--debug" in given:
+        if "--debug" in argv:
             raise
-        print_error(StorageError(f"{e.filename or 'the system'}: {e.strerror or e}"), as_json="--json" in given)
+        print_error(StorageError(f"{e.filename or 'the system'}: {e.strerror or e}"), as_json="--json" in argv)
         raise SystemExit(StorageError.exit_code) from None
 
 

@@ -16,11 +16,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 job_argument = click.argument("job", required=False)
 job_file_argument = click.argument("job_file", metavar="JOB.yaml", type=Path)
-image_option = click.option("--image", help="Image instead of what the file says.")
+image_option = click.option("--image", help="Image instead of that in the file.")
 pod_image_option = click.option("--image", help="Image for the pod on the volume, where the job itself is gone.")
 _HELP = {
-    "trainers": "Trainers instead of what the file says.",
-    "pservers": "Pservers instead of what the file says.",
+    "trainers": "Trainers instead of those in the file.",
+    "pservers": "Pservers instead of those in the file.",
     "ports_num": "Dense lanes of each pserver.",
     "passes": "Passes over the data, counted from the first.",
     "seed": "Decides first values and shuffling.",

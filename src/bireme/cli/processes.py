@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a supervising process says when it starts one of ours; people leave it out."""
+    """Flags that a supervising process adds when it starts one of ours; people leave them out."""
 
     job: Path | None = None
     rank: int | None = None
@@ -37,7 +37,7 @@ class Started:
     life: int | None = None
 
     def check_seat(self) -> None:
-        """Leave if this process's node was replaced; to be asked after the process has taken its number."""
+        """Leave if this process's node was replaced; to be called after the process has taken its number."""
         from bireme.job.node.incarnations import Lease
 
         if self.seat is not None and self.life is not None and Lease(self.seat, self.life).is_lost():
@@ -100,7 +100,7 @@ def _guarded(run: Path | None, process: str, work: Callable[[], object]) -> None
 def node(started: Started) -> None:
     """Run one node of a job: its pserver and its trainer.
 
-    This is what a pod runs, told by its environment which job and which node it is: BIREME_JOB and
+    This is what a pod runs; its environment names the job and the node: BIREME_JOB and
     JOB_COMPLETION_INDEX, or JOB_NAME, JOB_PATH and CONF_PADDLE_… as in the original's jobs.
     """
     from bireme.job.node.entry import NodeConfig, run_node

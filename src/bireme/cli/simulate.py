@@ -23,8 +23,8 @@ _CODINGS = ("float32", "float16", "bfloat16", "top_k")
 
 @click.command(epilog="\b\nExample: bireme simulate first-job/job.yaml --trainers 64 --pservers 8 --compute-rate 20000")
 @click.argument("job_file", metavar="[JOB.yaml]", required=False, type=Path)
-@click.option("--trainers", type=click.IntRange(1, 4096), help="Trainers instead of what the file says.")
-@click.option("--pservers", type=click.IntRange(1, 4096), help="Pservers instead of what the file says.")
+@click.option("--trainers", type=click.IntRange(1, 4096), help="Trainers instead of those in the file.")
+@click.option("--pservers", type=click.IntRange(1, 4096), help="Pservers instead of those in the file.")
 @click.option("--lanes", type=click.IntRange(1, 64), help="Dense lanes of each pserver, with a core each.")
 @click.option("--network", metavar="RATE", default="10Gbit", show_default=True, help="Of every network card.")
 @click.option("--latency", metavar="TIME", default="100us", show_default=True, help="From one machine to another.")
@@ -35,18 +35,18 @@ _CODINGS = ("float32", "float16", "bfloat16", "top_k")
 )
 @click.option("--spread", type=float, help="Of computing times, as a share. Left out: as measured.")
 @click.option("--parameters", type=int, help="Without a file: how many values the model has.")
-@click.option("--batch", type=int, help="Samples per shard and round instead of what the program says.")
-@click.option("--gradients", type=click.Choice(_CODINGS), help="On the wire, instead of what the file says.")
+@click.option("--batch", type=int, help="Samples per shard and round, instead of those in the program.")
+@click.option("--gradients", type=click.Choice(_CODINGS), help="On the wire, instead of that in the file.")
 @click.option("--costs", "costs_file", type=Path, help="What `./dev bench costs` measured, here or elsewhere.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=4, show_default=True, help="How many to simulate.")
 @json_option
-def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_json: bool, **given: Any) -> None:
+def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_json: bool, **flags: Any) -> None:
     """Predict how a job would do with other numbers of machines, without having them.
 
     Rounds happen in virtual time, event by event, with costs that were measured on a real machine: how long a round
     takes, what it waits for, and how many pservers the job needs. Every trainer and every pserver is taken to have a
-    machine of its own. With more trainers than shards the data is taken to be split again. JOB.yaml says what is
-    trained; for a job that is not written yet its sizes will do:
+    machine of its own. With more trainers than shards the data is taken to be split again. JOB.yaml
+    describes the job; for one that is not written yet its sizes will do:
 
     \b
     bireme simulate --parameters 138357544 --batch 128 --compute-rate 17.6 --trainers 100 --pservers 20
@@ -60,12 +60,12 @@ def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_jso
     from bireme.scale.model import simulate as run
 
     costs = load_costs(costs_file)
-    if (spread := given.pop("spread")) is not None:
+    if (spread := flags.pop("spread")) is not None:
         if not 0 <= spread <= 1:
             raise UsageError(f"--spread is {spread:g}: it must be from 0 to 1")
         costs = replace(costs, spread=spread)
-    network, latency = bits_of(given.pop("network")), _latency_s(given.pop("latency"))
-    load, cluster = scenario(job_file, Sizes(**given), network_bit_s=network, latency_s=latency)
+    network, latency = bits_of(flags.pop("network")), _latency_s(flags.pop("latency"))
+    load, cluster = scenario(job_file, Sizes(**flags), network_bit_s=network, latency_s=latency)
     outcome = run(load, cluster, costs, rounds=rounds)
     advice = advise(load, cluster, costs)
     value = _as_json(load, cluster, costs, outcome, advice)
@@ -74,9 +74,9 @@ def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_jso
 
 def bits_of(text: str) -> float:
     """A rate such as 10Gbit, 2.5G or 800Mbit/s, in bits per second; a bare number could mean anything."""
-    found = re.fullmatch(r"([0-9.]+) ?([kmgt])(?:bit|b|bps)?(?:/s)?", text.strip().lower())
+    match = re.fullmatch(r"([0-9.]+) ?([kmgt])(?:bit|b|bps)?(?:/s)?", text.strip().lower())
     try:
-        value = float(found[1]) * _BITS[found[2]] if found else 0.0
+        value = float(match[1]) * _BITS[match[2]] if match else 0.0
     except ValueError:
         value = 0.0
     if value <= 0:

@@ -1,4 +1,4 @@
-"""`bireme volume`: what the command line runs in a pod on a job's volume. Not for people."""
+"""`bireme volume`: the pod's end of `data push`, `fetch` and `logs`. Not for people."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def volume(verb: str, place: str) -> None:
     try:
         _do(verb, place)
     except BiremeError as e:
-        told = {"error": type(e).__name__, "what": e.what, "why": e.why, "fix": e.fix}
-        click.echo(json.dumps(told), err=True)
+        click.echo(json.dumps({"error": type(e).__name__, "what": e.what, "why": e.why, "fix": e.fix}), err=True)
         raise SystemExit(e.exit_code) from e
 
 
@@ -44,8 +43,8 @@ def _do(verb: str, place: str) -> None:
     elif verb == "probe":
         from bireme.job.output.volume_probe import probe
 
-        found = probe(root)
-        click.echo(json.dumps({"words": found.words, "lacks": found.lacks}))
+        result = probe(root)
+        click.echo(json.dumps({"words": result.words, "lacks": result.lacks}))
     else:
         from bireme.job.output.logs import write_logs
 

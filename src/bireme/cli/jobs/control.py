@@ -25,13 +25,12 @@ def why(job: str | None, where: Where, as_json: bool) -> None:
     JOB is a job's name, on this machine or on the cluster; for a job here also a run's id or its output directory
     (the newest when left out). What should be mended first comes first. Nothing is changed.
     """
-    found = backend_of(job, where, note).why(job)
-    causes = [{"situation": c.situation, "cause": c.cause, "advice": c.advice, "about": c.about} for c in found.causes]
-    value = {"job": found.job, "where": found.where, "namespace": found.namespace, "causes": causes}
-    emit({**value, "notes": found.notes}, _describe(found.causes), as_json=as_json)
-    if not as_json:
-        for text in found.notes:
-            note(f"({text})")
+    result = backend_of(job, where, note).why(job)
+    causes = [{"situation": c.situation, "cause": c.cause, "advice": c.advice, "about": c.about} for c in result.causes]
+    value = {"job": result.job, "where": result.where, "namespace": result.namespace, "causes": causes}
+    emit({**value, "notes": result.notes}, _describe(result.causes), as_json=as_json)
+    for text in () if as_json else result.notes:
+        note(f"({text})")
 
 
 def _describe(causes: list[Cause]) -> Iterator[str]:

@@ -48,7 +48,7 @@ def _print_points(context: click.Context, _: click.Parameter, is_wanted: bool) -
 @click.option("--mtbf", default="60s", show_default=True, help="With --random: mean time between two faults.")
 @click.option("--seed", type=int, default=1, show_default=True, help="With --random: the same seed, the same faults.")
 @click.option("--faults", "count", type=click.IntRange(1), default=1000, help="With --random: at most so many.")
-@click.option("--passes", type=int, help="Passes over the data instead of what the file says.")
+@click.option("--passes", type=int, help="Passes over the data instead of those in the file.")
 @click.option("--output", type=Path, help="Where both runs go.  [default: drill-N beside JOB.yaml]")
 @click.option("--no-reference", is_flag=True, help="Do not run the job undisturbed first, to compare with.")
 @click.option("--points", is_flag=True, is_eager=True, callback=_print_points, expose_value=False, help="List points.")

@@ -43,7 +43,7 @@ def list_(shows_all: bool, limit: int | None, where: Where, as_json: bool) -> No
     """List the jobs that run or ran on this machine, newest first, and those on the cluster.
 
     A job that was stopped and resumed is listed once, with all its passes; one whose output directory is gone only
-    with --all. A cluster that does not answer within two seconds is left out, unless it is asked for.
+    with --all. A cluster that does not answer within two seconds is left out, unless the command names it.
     """
     from bireme.api.local import LocalBackend
 

@@ -68,7 +68,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "problems": problems,
         "notes": [{"where": f.where, "what": f.what} for f in verdict.findings if f.state == "note"],
         "snapshots": [asdict(snapshot) for snapshot in verdict.snapshots],
-        "passes": [asdict(found) for found in verdict.passes],
+        "passes": [asdict(each) for each in verdict.passes],
         "resume_from": _point_as_json(verdict.resume_from) if verdict.resume_from else None,
     }
 
