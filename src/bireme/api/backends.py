@@ -24,17 +24,20 @@ def no_note(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobReport:
-    """How a job is doing."""
+class RunStatus:
+    """How a run is doing: its process or its pods, how far its job is, and what the coordinator reports."""
 
     name: str
     id: str
     """How the backend finds it again: a run's id, or a name on a cluster."""
     state: str
+    """Here: running, finished, failed, cancelled or died. On a cluster also pending, starting, queued or suspended."""
     reason: str
+    """Why it ended."""
     started: float
-    status: JobStatus
-    done: int
+    job: JobStatus
+    """The coordinator's report."""
+    passes_done: int
     """Passes of the job that count, with those of earlier runs."""
     passes: int
     """How many passes the job is to have."""
@@ -42,12 +45,10 @@ class JobReport:
     """The output directory, or `kubernetes/NAMESPACE`."""
     output: Path | None = None
     """The output directory, if it is on this machine."""
-    row: Mapping[str, Any]
-    """For programs, as in a list."""
-    details: Mapping[str, Any] = field(default_factory=dict)
-    """For programs, what a list leaves out."""
     closed: Sequence[PassSummary] = ()
     """Finished passes, with those of earlier runs where they are known."""
+    error: BiremeError | None = None
+    """What ended it early."""
     next_step: str = ""
     """How to resume it, where it can be resumed."""
     where: str = ""
@@ -58,20 +59,47 @@ class JobReport:
     pods: Sequence[PodView] = ()
     is_gone: bool = False
     """Whether nothing is left of it but its record."""
-    error: BiremeError | None = None
-    """What ended it early."""
+    row: Mapping[str, Any] = field(repr=False)
+    """For programs, as in a list."""
+    details: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    """For programs, what a list leaves out."""
 
     @property
     def progress(self) -> str:
         """Passes for people; '' where they are not known."""
-        return f"{self.done}/{self.passes} passes" if self.passes else ""
+        return f"{self.passes_done}/{self.passes} passes" if self.passes else ""
+
+    @property
+    def phase(self) -> str:
+        """What the job does: starting, gathering, setting-up, training, or how it ended."""
+        return self.job.phase
+
+    @property
+    def round(self) -> int:
+        """The round of the trainer that is farthest ahead."""
+        return self.job.round
+
+    @property
+    def samples_per_s(self) -> float:
+        """The rates of all trainers together."""
+        return self.job.samples_per_s
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Members that hold the job up, each with what is wrong with it."""
+        return self.job.waits_for
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Problems that do not stop training, but need attention."""
+        return self.job.warnings
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
     """Jobs, newest first."""
 
-    jobs: Sequence[JobReport] = ()
+    jobs: Sequence[RunStatus] = ()
     more: int = 0
     """Left out by the limit."""
     hidden: int = 0
@@ -114,10 +142,10 @@ class Backend(Protocol):
     def list(self, limit: int | None = None) -> Listing:
         """The jobs there."""
 
-    def status(self, name: str | None) -> JobReport:
+    def status(self, name: str | None) -> RunStatus:
         """How a job is doing."""
 
-    def follow(self, name: str | None, view: View, is_left: Callable[[], bool]) -> JobReport | None:
+    def follow(self, name: str | None, view: View, is_left: Callable[[], bool]) -> RunStatus | None:
         """Show a job until it ends or the user leaves; its last state, None where it is not known."""
 
     def logs(

@@ -8,66 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from bireme.api.backends import Backend
+from bireme.api.backends import RunStatus as RunStatus
 from bireme.api.local import LocalBackend
 from bireme.api.models import Model
 from bireme.api.where import Where, backend_of
 from bireme.core.errors import BiremeError, UsageError
-from bireme.job.status import JobStatus, PassSummary
 from bireme.spec.load import load_cluster_job, load_job
 
 if TYPE_CHECKING:
-    from bireme.api.backends import Backend, JobReport
     from bireme.diagnose.facts import Cause
     from bireme.spec.job import Job as JobSpec
-
-
-class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run is doing: its process or its pods, how far its job is, and what the coordinator reports."""
-
-    name: str
-    state: str
-    """Here: running, finished, failed, cancelled or died. On a cluster also pending, starting, queued or suspended."""
-    reason: str
-    """Why the run ended."""
-    output: Path | None
-    """The output directory, on this machine."""
-    passes_done: int
-    """Passes of the job that count, with those of earlier runs."""
-    passes: int
-    """How many passes the job is to have."""
-    job: JobStatus
-
-    @property
-    def phase(self) -> str:
-        """What the job does: starting, gathering, setting-up, training, or how it ended."""
-        return self.job.phase
-
-    @property
-    def round(self) -> int:
-        """The round of the trainer that is farthest ahead."""
-        return self.job.round
-
-    @property
-    def samples_per_s(self) -> float:
-        """The rates of all trainers together."""
-        return self.job.samples_per_s
-
-    @property
-    def waits_for(self) -> tuple[str, ...]:
-        """Members that hold the job up, each with what is wrong with it."""
-        return self.job.waits_for
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Problems that do not stop training, but need attention."""
-        return self.job.warnings
-
-    @property
-    def closed(self) -> tuple[PassSummary, ...]:
-        """The passes that this run finished."""
-        return self.job.passes_done
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,31 +91,19 @@ class Run:
         self.name = name
 
     def __repr__(self) -> str:
-        return f"<bireme run {self.id}: {self._report().state}>"
-
-    def _report(self) -> JobReport:
-        return self._backend.status(self.id)
+        return f"<bireme run {self.id}: {self.status().state}>"
 
     @property
     def output(self) -> Path:
         """The output directory of a run on this machine."""
-        output = self._report().output
+        output = self.status().output
         if output is None:
             raise UsageError(f"the files of {self.name} are on a cluster", fix="`run.fetch(DIR)` copies them")
         return output
 
     def status(self) -> RunStatus:
         """How it is doing now."""
-        now = self._report()
-        return RunStatus(
-            name=now.name,
-            state=now.state,
-            reason=now.reason,
-            output=now.output,
-            passes_done=now.done,
-            passes=now.passes,
-            job=now.status,
-        )
+        return self._backend.status(self.id)
 
     def wait(self, *, progress: bool = False) -> Run:
         """Wait until it has ended, and raise what ended it early; with `progress`, show it as the terminal does.

@@ -15,7 +15,7 @@ import msgspec
 
 from bireme import __version__
 from bireme.api import following
-from bireme.api.backends import Diagnosis, JobReport, Listing, Note, Stopped, no_note
+from bireme.api.backends import Diagnosis, Listing, Note, RunStatus, Stopped, no_note
 from bireme.api.where import Where
 from bireme.core.errors import BiremeError, UsageError
 from bireme.diagnose.explain import explain
@@ -111,7 +111,7 @@ class KubeBackend:
         except queue.Empty:
             return Listing(note="the cluster is left out: it does not answer")
 
-    def status(self, name: str | None) -> JobReport:
+    def status(self, name: str | None) -> RunStatus:
         """How a job and each of its pods are doing."""
         name = known(name)
         with self.where.connect() as cluster:
@@ -130,7 +130,7 @@ class KubeBackend:
             details={"error": dict(view.error), "status": status, "pod_list": plain},
         )  # fmt: skip
 
-    def follow(self, name: str | None, view: View, is_left: Callable[[], bool] = lambda: False) -> JobReport | None:
+    def follow(self, name: str | None, view: View, is_left: Callable[[], bool] = lambda: False) -> RunStatus | None:
         """Show a job until it ends or the user leaves, which does not stop it."""
         with self.where.connect() as cluster:
             last = following.follow(cluster, known(name), view, is_left)
@@ -228,18 +228,18 @@ class KubeBackend:
             return volumes.probe(cluster, volumes.left_by_file(cluster, spec, image))
 
 
-def report_of(view: JobView) -> JobReport:
+def report_of(view: JobView) -> RunStatus:
     """How a job is doing, by its Jobs alone."""
     row = {k: v for k, v in msgspec.to_builtins(view).items() if k not in ("status", "error")}
     done, passes = view.status.done, view.status.total
-    return JobReport(
+    return RunStatus(
         name=view.name,
         id=view.name,
         state=view.state,
         reason=view.reason,
         started=view.started,
-        status=view.status,
-        done=done,
+        job=view.status,
+        passes_done=done,
         passes=passes,
         place=f"kubernetes/{view.namespace}",
         row={**row, "passes_done": done, "passes": passes, "where": "kubernetes"},

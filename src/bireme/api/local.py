@@ -6,27 +6,36 @@ every other terminal sees it.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import msgspec
 
-from bireme.api import live
-from bireme.api.backends import Diagnosis, JobReport, Listing, Note, Stopped, no_note
+from bireme.api.backends import Diagnosis, Listing, Note, RunStatus, Stopped, no_note
 from bireme.api.progress import progress_of, way_on
 from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError, error_class
 from bireme.job.output.logs import LogFilter, LogLine, followed, log_files
+from bireme.job.status import JobStatus
 from bireme.local import registry
+from bireme.spec.load import command_name
 from bireme.view.readers import View
 
 POLL_S = 0.1
+CANCEL_S = 15.0
+"""How long a run may take to stop cleanly before `cancel` returns all the same."""
+AGAIN_S = 0.3
+"""Pause between two SIGTERMs: if both were pending, they would count once."""
+SILENT = "pserver 0 (the coordinator), which does not answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +55,16 @@ class LocalBackend:
         hidden = 0 if shows_all else sum(map(_is_gone, newest))
         return Listing(jobs, len(records) - len(jobs), hidden)
 
-    def status(self, name: str | None) -> JobReport:
+    def status(self, name: str | None) -> RunStatus:
         """How a run is doing."""
         return report_of(registry.find_run(name))
 
-    def follow(self, name: str | None, view: View, is_left: Callable[[], bool]) -> JobReport:
+    def follow(self, name: str | None, view: View, is_left: Callable[[], bool]) -> RunStatus:
         """Show a run until it ends or the user leaves."""
         record = registry.find_run(name)
         with view:
             while record.state == "running" and not is_left():
-                status = live.status_of(record)
+                status = status_of(record)
                 if status.phase != "training" or status.passes:  # else its coordinator has never answered
                     view.update(status)
                 time.sleep(POLL_S)
@@ -80,16 +89,32 @@ class LocalBackend:
     def why(self, name: str | None) -> Diagnosis:
         """What keeps a run from training, or what it waits for."""
         from bireme.diagnose.explain import explain
+        from bireme.diagnose.facts import Facts
 
-        facts = live.local_facts(registry.find_run(name))
+        record = registry.find_run(name)
+        now = _report(record, is_newest=True)
+        known = {**msgspec.to_builtins(record), **now.details, "passes_done": now.passes_done, "passes": now.passes}
+        known["output"] = _short_path(record.output)
+        facts = Facts(job=record.name, where="local", now=time.time(), command=command_name(), record=known)
         return Diagnosis(facts.job, facts.where, facts.namespace, explain(facts), [])
 
     def cancel(self, name: str | None, *, now: bool = False) -> Stopped:
         """Stop a run with signals to its process."""
         record = registry.find_run(name)
-        if record.state == "running":
-            registry.check_one(name)
-        return Stopped(record.name, live.cancel_run(record, now=now))
+        if record.state != "running":
+            raise UsageError(f"{record.name} does not run: its state is {record.state}")
+        registry.check_one(name)
+        with suppress(ProcessLookupError):  # it ended since it was looked up
+            os.kill(record.pid, signal.SIGTERM)
+            if now:
+                # As a second Ctrl-C would; not SIGINT, which jobs in the background of a script ignore.
+                time.sleep(AGAIN_S)
+                if registry.find_run(record.id).state == "running":
+                    os.kill(record.pid, signal.SIGTERM)
+        deadline = time.monotonic() + CANCEL_S
+        while time.monotonic() < deadline and registry.find_run(record.id).state == "running":
+            time.sleep(0.05)
+        return Stopped(record.name, registry.find_run(record.id).state)
 
     def resume(self, name: str, changes: Mapping[str, Any]) -> str:
         """Start a process that goes on with a run, in the same output directory; the id of the new run."""
@@ -107,20 +132,68 @@ class LocalBackend:
         raise UsageError(f"{record.name} runs on this machine, and there is nothing but its files to delete", fix=fix)
 
 
+def status_of(record: registry.RunRecord) -> JobStatus:
+    """The coordinator's answer while it lives, its last status afterwards."""
+    from bireme.job.coordination import messages as m
+    from bireme.job.coordination.query import ask
+    from bireme.local.runner import coordinator_of
+
+    if record.state != "running":
+        return record.status
+    address = coordinator_of(registry.runs_directory() / record.id)
+    if address is None:
+        return JobStatus(phase="starting")
+    try:
+        return ask(address, m.GetStatus())
+    except BiremeError:
+        return _last_known(record)
+
+
+def _last_known(record: registry.RunRecord) -> JobStatus:
+    """The status of a job whose coordinator does not answer: it is paused, or is being restarted."""
+    from bireme.job.node.failure_reports import last_status
+
+    status = last_status(Path(record.output))
+    status = status if status.phase else record.status
+    if status.ending:
+        return status
+    phase = status.phase or ("training" if _has_trained(record) else "starting")
+    return msgspec.structs.replace(status, phase=phase, waits_for=(SILENT,))
+
+
+def _has_trained(record: registry.RunRecord) -> bool:
+    """Whether this run has begun to train, by the job's journal."""
+    from bireme.job.output.journal import METRICS
+
+    journal = Path(record.output) / METRICS
+    for line in journal.read_bytes().splitlines() if journal.is_file() else ():
+        with suppress(msgspec.MsgspecError):  # half a line at the end
+            row = msgspec.json.decode(line, type=dict[str, Any])
+            if row.get("event") == "view" and row.get("unix", 0.0) >= record.started:
+                return True
+    return False
+
+
+def _short_path(path: str) -> str:
+    """A path as people would type it from here."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
 def runs_in(output: Path) -> bool:
     """Whether a job of this machine runs in a directory."""
     return any(run.state == "running" and run.output == str(output.absolute()) for run in registry.all_runs())
 
 
-def report_of(record: registry.RunRecord) -> JobReport:
+def report_of(record: registry.RunRecord) -> RunStatus:
     """How a run is doing, with the passes of earlier runs if it is the newest in its output directory."""
     return _report(record, is_newest=record.id in {r.id for r in registry.newest_runs()}, has_passes=True)
 
 
-def _report(record: registry.RunRecord, *, is_newest: bool, has_passes: bool = False) -> JobReport:
+def _report(record: registry.RunRecord, *, is_newest: bool, has_passes: bool = False) -> RunStatus:
     from bireme.job.output.kept import metrics_in
 
-    status, output = live.status_of(record), Path(record.output)
+    status, output = status_of(record), Path(record.output)
     done, passes = progress_of(record, status, is_newest=is_newest)
     row: dict[str, Any] = msgspec.to_builtins(record)
     del row["status"]
@@ -128,14 +201,14 @@ def _report(record: registry.RunRecord, *, is_newest: bool, has_passes: bool = F
     closed = metrics_in(output) if is_newest and has_passes else {}
     closed |= {each.pass_id: each for each in status.passes_done}
     can_resume = is_newest and record.state not in ("running", "finished") and done < passes
-    return JobReport(
+    return RunStatus(
         name=record.name,
         id=record.id,
         state=record.state,
         reason=record.reason,
         started=record.started,
-        status=status,
-        done=done,
+        job=status,
+        passes_done=done,
         passes=passes,
         place=record.output,
         output=output,

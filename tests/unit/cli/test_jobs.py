@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 from tests.unit.cli.conftest import Leave, closed
 
-from bireme.api import live, local
+from bireme.api import local
 from bireme.cli.jobs.listing import list_, status
 from bireme.cli.jobs.logs import logs
 from bireme.core.errors import UsageError
@@ -165,7 +165,7 @@ def test_what_is_wrong_though_training_goes_on_is_told(leave: Leave, stopped: Ad
 def test_a_running_job_says_how_long_it_will_take(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> None:
     record(leave(done=2, passes=100), "running", 1.0, pid=os.getpid(), birth=birth_of(os.getpid()))
     told = JobStatus(phase="training", passes=100, saved=1, passes_done=(closed(0), closed(1)))
-    monkeypatch.setattr(live, "status_of", lambda _: told)
+    monkeypatch.setattr(local, "status_of", lambda _: told)
     assert run(status).splitlines()[0].endswith(" ago, 2/100 passes, about 49 s left")
 
 
@@ -177,7 +177,7 @@ def test_a_job_is_watched_until_it_is_over(leave: Leave, monkeypatch: pytest.Mon
         registry.save(msgspec.structs.replace(made, state="finished"))
         return JobStatus(phase="training", passes=4, passes_done=(closed(0),))
 
-    monkeypatch.setattr(live, "status_of", tell)
+    monkeypatch.setattr(local, "status_of", tell)
     first, second, head, *_ = run(status, "--watch").splitlines()
     assert (first, second[:8]) == ("training", "pass   0") and head.startswith("small: finished")
 

@@ -103,7 +103,7 @@ def test_a_running_job_says_what_it_waits_for(
 ) -> None:
     record = ran("running", {**STATUS, **changes})
     monkeypatch.setattr(
-        "bireme.api.live.status_of", lambda given: record.status if given.id == record.id else JobStatus()
+        "bireme.api.local.status_of", lambda given: record.status if given.id == record.id else JobStatus()
     )
     told = json.loads("".join(said("small", "--json")))
     assert (told["where"], told["causes"][0]["situation"]) == ("local", situation)

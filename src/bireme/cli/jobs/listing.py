@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import UNSET
 
-from bireme.api.backends import JobReport, Listing
+from bireme.api.backends import Listing, RunStatus
 from bireme.api.where import Where, backend_of, list_cluster
 from bireme.cli.options import either_options, job_argument, json_option
 from bireme.cli.output import emit, note
@@ -101,26 +101,26 @@ def status(job: str | None, shows_all: bool, is_watching: bool, where: Where, as
     emit({**report.row, **report.details}, _describe(report, shows_all=shows_all), as_json=as_json)
 
 
-def _describe(job: JobReport, *, shows_all: bool) -> Iterator[str]:
-    reason = f" ({job.reason})" if job.reason else ""
-    left = time_left(job.status) if job.state == "running" else ""
-    far = "".join(f", {text}" for text in (job.progress, left) if text)
-    began = "submitted" if job.place.startswith("kubernetes/") else "started"
-    yield f"{job.name}: {job.state}{reason}, {began} {ago(job.started)} ago{far}"
-    yield job.where
-    yield from pass_lines(job.closed, shows_all=shows_all)
-    if job.next_step:
-        yield job.next_step
-    yield from job.hints
-    if job.state in ("running", "starting") and job.status.waits_for:
-        yield f"waits for {', '.join(job.status.waits_for)}"
-    if job.state == "running":
-        yield from (f"warning: {warning}" for warning in job.status.warnings)
+def _describe(run: RunStatus, *, shows_all: bool) -> Iterator[str]:
+    reason = f" ({run.reason})" if run.reason else ""
+    left = time_left(run.job) if run.state == "running" else ""
+    far = "".join(f", {text}" for text in (run.progress, left) if text)
+    began = "submitted" if run.place.startswith("kubernetes/") else "started"
+    yield f"{run.name}: {run.state}{reason}, {began} {ago(run.started)} ago{far}"
+    yield run.where
+    yield from pass_lines(run.closed, shows_all=shows_all)
+    if run.next_step:
+        yield run.next_step
+    yield from run.hints
+    if run.state in ("running", "starting") and run.waits_for:
+        yield f"waits for {', '.join(run.waits_for)}"
+    if run.state == "running":
+        yield from (f"warning: {warning}" for warning in run.warnings)
     if began == "started":
-        yield from trainer_lines(job.status) if job.state == "running" else ()
+        yield from trainer_lines(run.job) if run.state == "running" else ()
     else:
-        yield from pod_lines(job.pods)
-        yield from job.notices
+        yield from pod_lines(run.pods)
+        yield from run.notices
 
 
 def trainer_lines(status: JobStatus) -> Iterator[str]:

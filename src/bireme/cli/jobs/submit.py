@@ -102,7 +102,7 @@ def follow_to_end(cluster: Where, name: str, *, is_silent: bool, as_json: bool) 
             emit(value, (), as_json=True)
         raise SystemExit(Cancelled.exit_code)
     line = f"finished: bring the model here with `{command_name()} fetch {name} DIR --namespace {cluster.namespace}`"
-    emit({**value, **to_builtins(last.status)}, [] if is_silent else line, as_json=as_json)
+    emit({**value, **to_builtins(last.job)}, [] if is_silent else line, as_json=as_json)
 
 
 def _describe(done: Submitted, cluster: Where) -> Iterator[str]:
