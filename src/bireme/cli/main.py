@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pserver": ("bireme.cli.processes", "Start one parameter server by hand."),
     "trainer": ("bireme.cli.processes", "Start one trainer by hand."),
     "node": ("bireme.cli.processes", ""),
+    "fork-server": ("bireme.cli.processes", ""),
     "volume": ("bireme.cli.volume", ""),
 }
 
@@ -104,7 +105,7 @@ class Front(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _ = COMMANDS[cmd_name]
-        attribute = {"list": "list_"}.get(cmd_name, cmd_name)
+        attribute = {"list": "list_", "fork-server": "fork_server"}.get(cmd_name, cmd_name)
         with importing():
             command: click.Command = getattr(importlib.import_module(module), attribute)
         return command

@@ -6,6 +6,7 @@ import functools
 import importlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -115,6 +116,17 @@ def node(started: Started) -> None:
     _settle(started)
     job, rank, run = started.place()
     _guarded(None, f"node {rank}", lambda: run_node(NodeConfig(job, rank, run), load=_load_for_children))
+
+
+@click.command(hidden=True)
+@click.option("--parent", type=int, required=True)
+def fork_server(parent: int) -> None:
+    """Fork nodes for the local runner, which is at the other end of the standard input."""
+    from bireme.core.forking import serve
+    from bireme.core.processes import die_with
+
+    die_with(parent)
+    serve(socket.socket(fileno=0), _load_for_children)
 
 
 def _pin() -> None:

@@ -10,18 +10,21 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import json
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from bireme.core.processes import libc
+from bireme.core.processes import adopt_orphans, libc
 
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _NO_FILE = 0xFFFFFFFF
@@ -29,6 +32,10 @@ _STAT_FIELDS = (26, 27, 45, 46, 47, None, 28, None, None, 50, 51)
 """Fields of /proc/self/stat in the order of the kernel's `prctl_mm_map`; None is filled in: brk and the arguments."""
 _BRK, _ARGUMENTS_START, _ARGUMENTS_END = 5, 7, 8
 POLL_S = 0.01
+ADOPTED_S = 0.001
+SERVER_S = 60.0
+"""How long the server may take to load before children are executed instead."""
+MESSAGE_NBYTES = 1 << 16
 
 _arguments: mmap.mmap | None = None
 """The kernel reads this process's command line from here; freed only with the process."""
@@ -87,6 +94,89 @@ def fork(command: Sequence[str], output: int, main: Main) -> Forked:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return Forked(pid)
+
+
+class Forker:
+    """Forks children of this process, while it has no other thread."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._main: Main | None = None
+
+    def start(self, command: Sequence[str], output: int) -> Forked | None:
+        """Fork a child; None where it must be executed instead."""
+        if not can_fork():
+            return None
+        self._main = self._main or self._load()
+        return fork(command, output, self._main)
+
+
+class ForkServer:
+    """A process that has loaded what children need and forks them for this one, which may not: it has threads.
+
+    A child becomes a child of this process, with its signals, its exit code and its death. So the server forks twice:
+    the process between the two ends at once, and this one adopts what it leaves.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start `command`, which calls `serve` with its standard input; it loads while the caller goes on."""
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(SERVER_S)
+        with other:
+            self._process = subprocess.Popen(
+                command, stdin=other.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True, env=dict(environment),
+            )  # fmt: skip
+
+    def start(self, command: Sequence[str], output: int) -> Forked | None:
+        """Have a child forked; None where it must be executed instead."""
+        adopt_orphans(True)  # for this moment only: orphans of the user's own are none of ours
+        try:
+            socket.send_fds(self._socket, [json.dumps(list(command)).encode()], [output])
+            answer = self._socket.recv(MESSAGE_NBYTES)
+        except OSError:
+            answer = b""
+        finally:
+            adopt_orphans(False)
+        if not answer:
+            self.close()  # a late child would be one too many
+            return None
+        return Forked(int(answer))
+
+    def close(self) -> None:
+        """End the server; its children stay."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(requests: socket.socket, load: Load) -> None:
+    """Fork a child for each request until the other end is closed."""
+    main = load()
+    while can_fork():
+        message, files, _, _ = socket.recv_fds(requests, MESSAGE_NBYTES, 1)
+        if not message:
+            return
+        reader, writer = os.pipe()
+        between = os.fork()
+        if between == 0:
+            try:
+                child = fork(json.loads(message), files[0], partial(_adopted, main, os.getpid()))
+                os.write(writer, str(child.pid).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        os.waitpid(between, 0)
+        requests.send(os.read(reader, MESSAGE_NBYTES))
+        for number in (reader, *files):
+            os.close(number)
+
+
+def _adopted(main: Main, parent: int, arguments: list[str]) -> object:
+    """Run a child once its first parent has ended: it asks to die with the next one."""
+    while os.getppid() == parent:
+        time.sleep(ADOPTED_S)
+    return main(arguments)
 
 
 def _run_child(command: Sequence[str], output: int, main: Main, blocked: set[int | signal.Signals]) -> None:

@@ -9,6 +9,7 @@ import signal
 from bireme.core.errors import Cancelled
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def libc() -> ctypes.CDLL:
@@ -25,6 +26,11 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         raise Cancelled("the process that started this one is gone")
+
+
+def adopt_orphans(is_so: bool) -> None:
+    """Whether a descendant whose parent ends from now on becomes a child of this process, and not of process 1."""
+    libc().prctl(_PR_SET_CHILD_SUBREAPER, int(is_so), 0, 0, 0)
 
 
 def birth_of(pid: int) -> str:

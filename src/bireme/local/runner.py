@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from bireme.core.errors import (
     RefusedError,
 )
 from bireme.core.files import make_directory, storage_errors
+from bireme.core.forking import Forked, ForkServer
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.query import ask
 from bireme.job.node import incarnations
@@ -37,6 +39,7 @@ from bireme.job.output.ownership import check_output, write_job
 from bireme.job.status import JobStatus
 from bireme.local import registry
 from bireme.spec.job import Job
+from bireme.spec.load import child_environment
 
 CANCEL_GRACE_S = 5.0
 LOCK_FILE = ".lock"
@@ -93,7 +96,8 @@ class LocalRun:
     def __init__(self, job: Job, job_file: str) -> None:
         self.job = job
         self._job_file = job_file
-        self._family = ProcessGroup()
+        self._server: ForkServer | None = None
+        self._family = ProcessGroup(self._fork)
         self._status = JobStatus()
         self._is_cancelled = False
         self._patience_ends = math.inf
@@ -103,10 +107,13 @@ class LocalRun:
         make_directory(output)
         self._lock = lock_output(output)
         try:
+            if self.job.nodes > 1:  # one node loads as fast by itself
+                command = [sys.executable, "-m", "bireme", "fork-server", f"--parent={os.getpid()}"]
+                self._server = ForkServer(command, child_environment())
             path = self._prepare(output)
             self._record, self._run = registry.new_run(self.job.name, self._job_file, self.job.output)
         except BaseException:
-            unlock_output(output, self._lock)
+            self._close()
             raise
         try:
             self._start_nodes(path)
@@ -144,7 +151,15 @@ class LocalRun:
         ended = {"state": state, "reason": reason, "ended": time.time(), "error": cause, "status": self._status}
         registry.save(msgspec.structs.replace(self._record, **ended))
         registry.clear(self._run)
+        self._close()
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
         unlock_output(Path(self.job.output), self._lock)
+
+    def _fork(self, command: Sequence[str], output: int) -> Forked | None:
+        return self._server.start(command, output) if self._server is not None else None
 
     def poll(self) -> JobStatus | None:
         """Ask for the status; None when the job is finished. Raises what went wrong, or Cancelled."""

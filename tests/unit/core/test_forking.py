@@ -133,3 +133,40 @@ print(json.dumps([before, running.wait(), running.poll()]))
 running.send_signal(signal.SIGKILL)
 """
     assert run(tmp_path, code) == [None, -9, -9]
+
+
+SERVER = """
+import os, socket, sys, threading
+from bireme.core import forking
+
+def main(arguments):
+    print(os.getppid(), os.getsid(0) == os.getpid(), arguments)
+    sys.exit(5)
+
+"""
+SERVE = "forking.serve(socket.socket(fileno=0), lambda: main)"
+ASK = """
+server = forking.ForkServer([sys.executable, "-c", {code!r}], os.environ)
+gate = threading.Event()
+threading.Thread(target=gate.wait).start()
+with open(os.path.join(directory, "log"), "ab") as log:
+    made = [server.start(COMMAND, log.fileno()) for _ in range(2)]
+print(json.dumps([os.getpid(), [child and child.wait() for child in made]]))
+server.close()
+gate.set()
+"""
+
+
+def test_a_server_forks_children_for_a_process_with_threads(tmp_path: Path) -> None:
+    pid, codes = run(tmp_path, ASK.format(code=SERVER + SERVE))
+    assert codes == [5, 5]
+    assert (tmp_path / "log").read_text().splitlines() == [f"{pid} True ['--terse']"] * 2
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["raise SystemExit(1)", SERVER + "threading.Thread(target=threading.Event().wait, daemon=True).start()\n" + SERVE],
+    ids=["it has ended", "it has a second thread"],
+)
+def test_a_server_that_cannot_fork_is_given_up(code: str, tmp_path: Path) -> None:
+    assert run(tmp_path, ASK.format(code=code))[1] == [None, None]

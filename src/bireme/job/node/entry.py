@@ -18,12 +18,13 @@ from typing import Literal, Protocol
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, SpecError
-from bireme.core.forking import Load
+from bireme.core.forking import Forker, Load
 from bireme.job.node.failure_reports import first_cause, has_ended, read_reports, write_report
 from bireme.job.node.headway import Headway
 from bireme.job.node.incarnations import Lease
 from bireme.job.node.supervisor import GRACE_S, Child, Ended, ProcessGroup, Supervisor, describe_exit, is_error
 from bireme.spec.job import Job
+from bireme.spec.load import is_pinned
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 0.05
@@ -129,8 +130,10 @@ def run_node(
     job = read_job(config.job)
     stops = note_signals() if stops is None else stops
     watch = _Unwatched() if watch is None else watch
+    # A forked child has our environment.
+    fork = Forker(load).start if load is not None and is_pinned() else None
     try:
-        with ProcessGroup(load) as group:
+        with ProcessGroup(fork) as group:
             _supervise(job, config, group, watch, stops)
     finally:
         watch.left()

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import IO
 
 from bireme.core.files import storage_errors
-from bireme.core.forking import Forked, Load, Main, can_fork, fork
+from bireme.core.forking import Forked
 from bireme.job.node.headway import NOWHERE, JobProgress
 from bireme.job.node.log_budget import rotate
 from bireme.job.node.marks import take_mark
-from bireme.spec.load import child_environment, is_pinned
+from bireme.spec.load import child_environment
 from bireme.spec.model import Logs, Restarts
 
 GRACE_S = 5.0
@@ -89,15 +89,16 @@ class Child:
     """The file that exists while the child takes part in the job."""
 
 
+Fork = Callable[[Sequence[str], int], Forked | None]
+"""Forks a child with this command line and this file for its output."""
+
+
 class ProcessGroup:
-    """Started children; a context manager that ends them all.
+    """Started children; a context manager that ends them all."""
 
-    With `load`, which imports nothing and runs nothing of the user's, children are forked where that is safe.
-    """
-
-    def __init__(self, load: Load | None = None) -> None:
-        self._load = load
-        self._main: Main | None = None
+    def __init__(self, fork: Fork | None = None) -> None:
+        """`fork` starts children that have loaded what they need, or none where it cannot."""
+        self._fork = fork
         self._running: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def __enter__(self) -> ProcessGroup:
@@ -117,11 +118,8 @@ class ProcessGroup:
         return process.pid
 
     def _launch(self, command: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
-        # A forked child has our environment.
-        if self._load is not None and is_pinned() and can_fork():
-            self._main = self._main or self._load()
-            return fork(command, out.fileno(), self._main)
-        return subprocess.Popen(
+        forked = self._fork(command, out.fileno()) if self._fork is not None else None
+        return forked or subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=child_environment()
         )
 
