@@ -13,7 +13,7 @@ from bireme.diagnose import job as job
 from bireme.diagnose import own_error as own_error
 from bireme.diagnose import pods as pods
 from bireme.diagnose import scheduler as scheduler
-from bireme.diagnose.facts import Cause, Facts, is_finished, is_suspended, name_of
+from bireme.diagnose.facts import Cause, Facts, name_of
 from bireme.diagnose.table import LOOKS, Situation, situations
 from bireme.diagnose.words import vocabulary
 
@@ -24,9 +24,9 @@ ALONE = ("not-found", "queued", "suspended")
 def explain(facts: Facts) -> list[Cause]:
     """Every cause in the facts, the one to solve first in front; never empty."""
     rows = situations()
-    if is_finished(facts):
+    if facts.is_finished:
         return list(_causes(next(row for row in rows if row.id == "finished"), facts))
-    if is_suspended(facts) or not facts.jobs:
+    if facts.is_suspended or not facts.jobs:
         alone = [cause for row in rows if row.id in ALONE for cause in _causes(row, facts)]
         if alone:
             return alone

@@ -36,42 +36,6 @@ class Cause:
     situation: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """All that `explain` looks at."""
-
-    job: str
-    where: Literal["kubernetes", "local"] = "kubernetes"
-    namespace: str = ""
-    now: float = 0.0
-    """Seconds since 1970 when this was gathered."""
-    version: str = ""
-    """Of this command's bireme."""
-    command: str = "bireme"
-    """What the user types to run bireme."""
-    jobs: tuple[Json, ...] = ()
-    pods: tuple[Json, ...] = ()
-    events: tuple[Json, ...] = ()
-    claims: tuple[Json, ...] = ()
-    nodes: tuple[Json, ...] = ()
-    certificate: Json = field(default_factory=dict)
-    """`not_after` of the job's leaf certificate, in seconds since 1970."""
-    logs: Mapping[str, str] = field(default_factory=dict)
-    """Last lines of what pods printed, by the pod's name."""
-    denied: tuple[Json, ...] = ()
-    """Requests that the API server refused: verb, resource and message."""
-    others: tuple[str, ...] = ()
-    """Names of existing jobs, to suggest one for a mistyped name."""
-    record: Json = field(default_factory=dict)
-    """Of a job on this machine: state, reason, output, error and status."""
-
-
-def facts_from(plain: Json) -> Facts:
-    """Facts from a JSON object with the same names."""
-    fields: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-    return Facts(**fields)
-
-
 def meta(thing: Json) -> Json:
     """The metadata of an object."""
     metadata: Json = thing.get("metadata") or {}
@@ -124,32 +88,6 @@ def seconds(stamp: object) -> float:
     return datetime.datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
 
 
-def since(facts: Facts, stamp: object) -> float:
-    """Seconds from a time of the API server until the facts were gathered."""
-    return max(0.0, facts.now - seconds(stamp)) if stamp else 0.0
-
-
-def status_of(facts: Facts) -> JobStatus:
-    """The coordinator's last status, empty before its first."""
-    if facts.where == "local":
-        return msgspec.convert(facts.record.get("status") or {}, JobStatus)
-    statuses = (decode_status((meta(job).get("annotations") or {}).get(STATUS) or "{}") for job in facts.jobs)
-    return next((status for status in statuses if status != JobStatus()), JobStatus())
-
-
-def error_of(facts: Facts) -> Json:
-    """The job's own error: kind, what, why and fix; empty where it reported none."""
-    error = facts.record.get("error") if facts.where == "local" else status_of(facts).error
-    if isinstance(error, dict) and error.get("what"):
-        return error
-    if status_of(facts).phase == "failed" and status_of(facts).reason:
-        return {"kind": "", "what": status_of(facts).reason}
-    printed = [printed_error(text) for pod in troubled(facts) for text in final_output(facts, pod)]
-    # A process that lost a peer logs an error too, often later than the one with the cause: sort it last.
-    errors = sorted((e for e in printed if e), key=lambda e: "went away" in e["what"] or "has left" in e["what"])
-    return errors[0] if errors else {}
-
-
 def printed_error(text: str) -> Json:
     """The last error in a log, as a command (`error: …`) or a process (`E1116 … pod.py:80] …`) prints it."""
     error: Json = {}
@@ -168,44 +106,6 @@ def plain_line(line: str) -> str:
     return _HEAD.sub("", _COPIED.sub("", line)).strip()
 
 
-def final_output(facts: Facts, pod: Json) -> Iterator[str]:
-    """A pod's termination messages and the end of its log."""
-    for state in ended_states(pod):
-        if state.get("message"):
-            yield str(state["message"])
-    if name_of(pod) in facts.logs:
-        yield facts.logs[name_of(pod)]
-
-
-def has_ended(facts: Facts) -> bool:
-    """Whether the job is Complete or Failed."""
-    return any(is_true(job, kind) for job in facts.jobs for kind in ("Complete", "Failed"))
-
-
-def is_finished(facts: Facts) -> bool:
-    """Whether the job has ended well."""
-    if facts.where == "local":
-        return facts.record.get("state") == "finished"
-    # The job's own status wins: pods may exit with 0 after a job has failed.
-    has_failed = status_of(facts).phase == "failed"
-    return bool(facts.jobs) and not has_failed and all(is_true(job, "Complete") for job in facts.jobs)
-
-
-def is_over(facts: Facts) -> bool:
-    """Whether a run on this machine has ended, so that its last status is of the past."""
-    return facts.where == "local" and facts.record.get("state") != "running"
-
-
-def is_suspended(facts: Facts) -> bool:
-    """Whether the job is suspended, and so has no pods."""
-    return any(spec_of(job).get("suspend") for job in facts.jobs)
-
-
-def wanted(facts: Facts) -> int:
-    """How many pods the job is to have."""
-    return sum(int(spec_of(job).get("parallelism") or 1) for job in facts.jobs)
-
-
 def is_ready(pod: Json) -> bool:
     """Whether a pod takes part."""
     return is_true(pod, "Ready") and not meta(pod).get("deletionTimestamp")
@@ -221,16 +121,6 @@ def place_of(pod: Json) -> tuple[str, str]:
     labels, notes = meta(pod).get("labels") or {}, meta(pod).get("annotations") or {}
     index = notes.get(INDEX) or labels.get(INDEX) or ""
     return str(labels.get("batch.kubernetes.io/job-name") or labels.get("job-name") or ""), str(index)
-
-
-def troubled(facts: Facts) -> list[Json]:
-    """Pods that matter for the job's state now: a failed one whose replacement is ready does not."""
-    pods = sorted(facts.pods, key=lambda p: str(meta(p).get("creationTimestamp") or ""))
-    if has_ended(facts):
-        return pods
-    ready = {place_of(p) for p in pods if is_ready(p)}
-    is_whole = sum(map(is_ready, pods)) >= wanted(facts)
-    return [p for p in pods if is_ready(p) or not (is_whole or (place_of(p)[1] and place_of(p) in ready))]
 
 
 def waiting_states(pod: Json) -> Iterator[Json]:
@@ -255,13 +145,120 @@ def containers_of(pod: Json) -> Iterator[Json]:
     yield from status.get("containerStatuses") or ()
 
 
-def events_about(facts: Facts, *names: str) -> list[Json]:
-    """Events about objects with these names, newest first."""
-    events = [e for e in facts.events if (e.get("involvedObject") or {}).get("name") in names]
-    return sorted(events, key=moment, reverse=True)
-
-
 def moment(event: Json) -> str:
     """When an event happened last."""
     series = event.get("series") or {}
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that `explain` looks at."""
+
+    job: str
+    where: Literal["kubernetes", "local"] = "kubernetes"
+    namespace: str = ""
+    now: float = 0.0
+    """Seconds since 1970 when this was gathered."""
+    version: str = ""
+    """Of this command's bireme."""
+    command: str = "bireme"
+    """What the user types to run bireme."""
+    jobs: tuple[Json, ...] = ()
+    pods: tuple[Json, ...] = ()
+    events: tuple[Json, ...] = ()
+    claims: tuple[Json, ...] = ()
+    nodes: tuple[Json, ...] = ()
+    certificate: Json = field(default_factory=dict)
+    """`not_after` of the job's leaf certificate, in seconds since 1970."""
+    logs: Mapping[str, str] = field(default_factory=dict)
+    """Last lines of what pods printed, by the pod's name."""
+    denied: tuple[Json, ...] = ()
+    """Requests that the API server refused: verb, resource and message."""
+    others: tuple[str, ...] = ()
+    """Names of existing jobs, to suggest one for a mistyped name."""
+    record: Json = field(default_factory=dict)
+    """Of a job on this machine: state, reason, output, error and status."""
+
+    @property
+    def status(self) -> JobStatus:
+        """The coordinator's last status, empty before its first."""
+        if self.where == "local":
+            return msgspec.convert(self.record.get("status") or {}, JobStatus)
+        statuses = (decode_status((meta(job).get("annotations") or {}).get(STATUS) or "{}") for job in self.jobs)
+        return next((status for status in statuses if status != JobStatus()), JobStatus())
+
+    @property
+    def error(self) -> Json:
+        """The job's own error: kind, what, why and fix; empty where it reported none."""
+        error = self.record.get("error") if self.where == "local" else self.status.error
+        if isinstance(error, dict) and error.get("what"):
+            return error
+        if self.status.phase == "failed" and self.status.reason:
+            return {"kind": "", "what": self.status.reason}
+        printed = [printed_error(text) for pod in self.troubled for text in self.final_output(pod)]
+        # A process that lost a peer logs an error too, often later than the one with the cause: sort it last.
+        errors = sorted((e for e in printed if e), key=lambda e: "went away" in e["what"] or "has left" in e["what"])
+        return errors[0] if errors else {}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is Complete or Failed."""
+        return any(is_true(job, kind) for job in self.jobs for kind in ("Complete", "Failed"))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the job has ended well."""
+        if self.where == "local":
+            return self.record.get("state") == "finished"
+        # The job's own status wins: pods may exit with 0 after a job has failed.
+        has_failed = self.status.phase == "failed"
+        return bool(self.jobs) and not has_failed and all(is_true(job, "Complete") for job in self.jobs)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a run on this machine has ended, so that its last status is of the past."""
+        return self.where == "local" and self.record.get("state") != "running"
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the job is suspended, and so has no pods."""
+        return any(spec_of(job).get("suspend") for job in self.jobs)
+
+    @property
+    def wanted(self) -> int:
+        """How many pods the job is to have."""
+        return sum(int(spec_of(job).get("parallelism") or 1) for job in self.jobs)
+
+    @property
+    def troubled(self) -> list[Json]:
+        """Pods that matter for the job's state now: a failed one whose replacement is ready does not."""
+        pods = sorted(self.pods, key=lambda p: str(meta(p).get("creationTimestamp") or ""))
+        if self.has_ended:
+            return pods
+        ready = {place_of(p) for p in pods if is_ready(p)}
+        is_whole = sum(map(is_ready, pods)) >= self.wanted
+        return [p for p in pods if is_ready(p) or not (is_whole or (place_of(p)[1] and place_of(p) in ready))]
+
+    def final_output(self, pod: Json) -> Iterator[str]:
+        """A pod's termination messages and the end of its log."""
+        for state in ended_states(pod):
+            if state.get("message"):
+                yield str(state["message"])
+        if name_of(pod) in self.logs:
+            yield self.logs[name_of(pod)]
+
+    def events_about(self, name: str) -> list[Json]:
+        """Events about the object of this name, newest first."""
+        events = [e for e in self.events if (e.get("involvedObject") or {}).get("name") == name]
+        return sorted(events, key=moment, reverse=True)
+
+    def since(self, stamp: object) -> float:
+        """Seconds from a time of the API server until the self were gathered."""
+        return max(0.0, self.now - seconds(stamp)) if stamp else 0.0
+
+
+def facts_from(plain: Json) -> Facts:
+    """Facts from a JSON object with the same names."""
+    fields: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    return Facts(**fields)

@@ -20,19 +20,13 @@ from bireme.diagnose.facts import (
     Json,
     claims_of,
     ended_states,
-    has_ended,
-    is_finished,
     is_ready,
-    is_suspended,
     is_true,
     meta,
     name_of,
     node_of,
     phase_of,
     spec_of,
-    status_of,
-    troubled,
-    wanted,
 )
 from bireme.kube.api.client import CLAIM, JOB, KINDS, POD, SECRET, Cluster, ForbiddenError
 from bireme.kube.api.naming import INSTANCE
@@ -77,7 +71,7 @@ def gather(cluster: Cluster, job: str, now: float) -> Facts:
     facts = Facts(job=job, namespace=cluster.namespace, now=now, jobs=mine, others=tuple(sorted(set(instances))))
     if mine:
         facts = replace(facts, pods=tuple(p for j in mine for p in _pods(asking, j)))
-        if not is_finished(facts):
+        if not facts.is_finished:
             events = asking.ask("list events", lambda: cluster.list(EVENT, {})) or []
             facts = replace(facts, events=tuple(e for e in events if _concerns(facts, e)))
             facts = _deeper(asking, facts)
@@ -103,9 +97,9 @@ def _claims(facts: Facts) -> set[str]:
 
 def _deeper(asking: _Asking, facts: Facts) -> Facts:
     """Facts that cost further calls, for jobs that do not run well."""
-    is_whole = sum(map(is_ready, facts.pods)) >= wanted(facts)
-    status = status_of(facts)
-    if is_suspended(facts) or (is_whole and status.phase == "training" and not status.waits_for):
+    is_whole = sum(map(is_ready, facts.pods)) >= facts.wanted
+    status = facts.status
+    if facts.is_suspended or (is_whole and status.phase == "training" and not status.waits_for):
         return facts
     cluster, names = asking.cluster, _claims(facts)
     claims: list[Json] = []
@@ -122,7 +116,7 @@ def _deeper(asking: _Asking, facts: Facts) -> Facts:
 
 def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
     """The ends of logs of pods that ended, are not ready, or run without a status of the job; newest pods first."""
-    is_silent = not status_of(facts).phase
+    is_silent = not facts.status.phase
     lost = {name_of(node) for node in facts.nodes if not is_true(node, "Ready")}
 
     def is_wanted(pod: Json) -> bool:
@@ -130,7 +124,7 @@ def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
         is_there = node_of(pod) not in lost
         return is_there and (is_late or any(True for _ in ended_states(pod)))
 
-    pods = [pod for pod in reversed(troubled(facts)) if is_wanted(pod)][:LOG_PODS]
+    pods = [pod for pod in reversed(facts.troubled) if is_wanted(pod)][:LOG_PODS]
     with asking.cluster.impatient(LOG_S) as cluster:
         return {name_of(pod): asking.ask("get pods/log", _tail(cluster, pod)) or "" for pod in pods}
 
@@ -154,7 +148,7 @@ def _certificate(asking: _Asking, facts: Facts) -> Json:
     """When the job's certificate ends; empty for jobs without one."""
     volumes = [v for p in facts.pods for v in spec_of(p).get("volumes") or ()]
     name = f"{facts.job}-tls"
-    if has_ended(facts) or name not in {(v.get("secret") or {}).get("secretName") for v in volumes}:
+    if facts.has_ended or name not in {(v.get("secret") or {}).get("secretName") for v in volumes}:
         return {}
     secret = asking.ask("get secrets", lambda: asking.cluster.get(SECRET, name))
     encoded = ((secret or {}).get("data") or {}).get(LEAF_FILE, "")
@@ -168,7 +162,7 @@ def notes(facts: Facts) -> list[str]:
     """Notes on facts that could not be read, with the missing permission, and on versions that differ."""
     missing = dict.fromkeys(f"{d['verb']} {d['resource']}" for d in facts.denied if not d["needed"])
     lines = [f"not looked at for lack of the permission to {permission}" for permission in missing]
-    there = status_of(facts).version
+    there = facts.status.version
     if there and facts.version and there != facts.version:
         lines.append(f"the job's image has bireme {there}, and this command is bireme {facts.version}")
     return lines

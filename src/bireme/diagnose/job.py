@@ -10,22 +10,14 @@ from bireme.diagnose.facts import (
     Facts,
     Json,
     condition,
-    events_about,
-    has_ended,
-    is_finished,
-    is_over,
     is_ready,
-    is_suspended,
     meta,
     moment,
     name_of,
     phase_of,
     place_of,
     seconds,
-    since,
     spec_of,
-    status_of,
-    wanted,
 )
 from bireme.diagnose.table import Match, Rule, groups, look
 from bireme.diagnose.words import listed, of, pods_words, sentence
@@ -60,11 +52,11 @@ def refused(facts: Facts, rule: Rule) -> Iterator[Match]:
     An event counts only while pods are missing, because it stays for an hour after the problem was solved.
     """
     live = [p for p in facts.pods if phase_of(p) in ("Pending", "Running", "Succeeded")]
-    if has_ended(facts) or is_suspended(facts) or len(live) >= wanted(facts):
+    if facts.has_ended or facts.is_suspended or len(live) >= facts.wanted:
         return
     refusals: dict[str, tuple[str, ...]] = {}
     for job in facts.jobs:
-        events = events_about(facts, name_of(job))
+        events = facts.events_about(name_of(job))
         made = max((seconds(moment(e)) for e in events if e.get("reason") == "SuccessfulCreate"), default=0.0)
         texts = [
             str(e.get("message", ""))
@@ -89,7 +81,7 @@ def queued(facts: Facts, rule: Rule) -> Iterator[Match]:
         if queue and spec_of(job).get("suspend"):
             events = [e for e in facts.events if (e.get("involvedObject") or {}).get("kind") == "Workload"]
             why = f": {sentence(str(max(events, key=moment).get('message', '')))}" if events else ""
-            long = duration(since(facts, meta(job).get("creationTimestamp")))
+            long = duration(facts.since(meta(job).get("creationTimestamp")))
             yield Match({"queue": queue, "long": long, "why": why})
 
 
@@ -99,7 +91,7 @@ def suspended(facts: Facts, rule: Rule) -> Iterator[Match]:
     for job in facts.jobs[:1]:
         if spec_of(job).get("suspend") and not queue_of(job):
             begun = condition(job, "Suspended").get("lastTransitionTime")
-            yield Match({"long": f" for {duration(since(facts, begun))}" if begun else "", "far": _far(facts)})
+            yield Match({"long": f" for {duration(facts.since(begun))}" if begun else "", "far": _far(facts)})
 
 
 @look
@@ -109,8 +101,8 @@ def job_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
         failed, status, spec = condition(job, "Failed"), job.get("status") or {}, spec_of(job)
         reason = str(failed.get("reason"))
         # A hopeless job ends itself by a deadline that has passed (`give_up` in kube/pod): its own error is the cause.
-        is_own = reason == "DeadlineExceeded" and status_of(facts).error
-        if failed and has_ended(facts) and not is_own and re.search(rule.pattern, reason):
+        is_own = reason == "DeadlineExceeded" and facts.status.error
+        if failed and facts.has_ended and not is_own and re.search(rule.pattern, reason):
             per_node = " per node" if "backoffLimitPerIndex" in spec else ""
             count, most = int(status.get("failed") or 0), spec.get("backoffLimitPerIndex", spec.get("backoffLimit"))
             index = f" (index {status['failedIndexes']})" if status.get("failedIndexes") else ""
@@ -126,8 +118,8 @@ def job_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def waiting_for_pods(facts: Facts, rule: Rule) -> Iterator[Match]:
     """A job never half-starts: it waits for all pods."""
-    ready, most = [p for p in facts.pods if is_ready(p)], wanted(facts)
-    if not facts.jobs or len(ready) >= most or has_ended(facts):
+    ready, most = [p for p in facts.pods if is_ready(p)], facts.wanted
+    if not facts.jobs or len(ready) >= most or facts.has_ended:
         return
     late = [p for p in facts.pods if not is_ready(p) and phase_of(p) in ("Pending", "Running")]
     replaced = {place_of(p) for p in ready + late}
@@ -142,8 +134,8 @@ def waiting_for_pods(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 
 def _late(facts: Facts, pods: list[Json]) -> str:
-    oldest = max(since(facts, meta(p).get("creationTimestamp")) for p in pods)
-    messages = [str(e.get("message")) for e in events_about(facts, name_of(pods[0])) if e.get("reason") != "Unhealthy"]
+    oldest = max(facts.since(meta(p).get("creationTimestamp")) for p in pods)
+    messages = [str(e.get("message")) for e in facts.events_about(name_of(pods[0])) if e.get("reason") != "Unhealthy"]
     last = f" (last: {sentence(messages[0], 120)})" if messages else ""
     doing = "running without being ready" if phase_of(pods[0]) == "Running" else "starting"
     return f"{pods_words(pods)} {of(pods, 'has', 'have')} been {doing} for {duration(oldest)}{last}"
@@ -153,15 +145,15 @@ def _late(facts: Facts, pods: list[Json]) -> str:
 def waiting_for_peers(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Pods are there; trainers or pservers in them are not yet."""
     if waits := _awaited(facts):
-        is_gathering = status_of(facts).phase == "gathering"
+        is_gathering = facts.status.phase == "gathering"
         doing = "gathering its processes" if is_gathering else "handing out parameters"
         yield Match({"doing": doing, "waits": listed(waits)})
 
 
 def _awaited(facts: Facts) -> list[str]:
     """The processes that the coordinator waits for before it can train."""
-    status = status_of(facts)
-    if status.phase not in ("gathering", "setting-up") or is_over(facts):
+    status = facts.status
+    if status.phase not in ("gathering", "setting-up") or facts.is_over:
         return []
     return list(status.waits_for) or [f"trainer {rank}" for rank in status.trainers_missing]
 
@@ -176,7 +168,7 @@ def run_here(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def finished(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Nothing is wrong."""
-    if is_finished(facts):
+    if facts.is_finished:
         ends = [seconds((j.get("status") or {}).get("completionTime")) for j in facts.jobs]
         end = max([*ends, float(facts.record.get("ended") or 0.0)])
         ago = f" {duration(max(0.0, facts.now - end))} ago" if end else ""
@@ -186,8 +178,8 @@ def finished(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def running(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Nothing is wrong."""
-    status = status_of(facts)
-    if status.phase != "training" or is_finished(facts) or is_over(facts):
+    status = facts.status
+    if status.phase != "training" or facts.is_finished or facts.is_over:
         return
     counts = {"trainer": len(status.trainers), "pserver": len(status.pservers)}
     values = {
@@ -202,15 +194,15 @@ def running(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def no_status_yet(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Between the start of processes and the coordinator's first status; also any plain Job of others."""
-    is_live = not is_over(facts) if facts.where == "local" else bool(facts.jobs)
-    if is_live and not is_finished(facts) and status_of(facts).phase != "training":
-        pods = f"{sum(map(is_ready, facts.pods))} of {wanted(facts)} pods are ready"
+    is_live = not facts.is_over if facts.where == "local" else bool(facts.jobs)
+    if is_live and not facts.is_finished and facts.status.phase != "training":
+        pods = f"{sum(map(is_ready, facts.pods))} of {facts.wanted} pods are ready"
         yield Match({"ready": pods if facts.jobs else "its process runs"})
 
 
 def _far(facts: Facts) -> str:
     """How far the job came; empty where the number of passes is missing."""
-    status, done, most = status_of(facts), facts.record.get("passes_done"), facts.record.get("passes")
+    status, done, most = facts.status, facts.record.get("passes_done"), facts.record.get("passes")
     if done is None or not most:
         done, most = status.done, status.total
     return f", with {done} of {most} passes done" if most else ""

@@ -11,22 +11,8 @@ from collections.abc import Iterator
 
 from bireme.core import errors
 from bireme.core.text import duration
-from bireme.diagnose.facts import (
-    Facts,
-    Json,
-    ended_states,
-    error_of,
-    final_output,
-    is_over,
-    is_ready,
-    name_of,
-    node_of,
-    phase_of,
-    plain_line,
-    status_of,
-    troubled,
-)
-from bireme.diagnose.table import Match, Rule, look, look_in
+from bireme.diagnose.facts import Facts, Json, ended_states, is_ready, name_of, node_of, phase_of, plain_line
+from bireme.diagnose.table import Match, Rule, look
 from bireme.diagnose.words import capital, listed, sentence
 
 _KINDS = {
@@ -45,10 +31,10 @@ _MESSAGES = {
 
 def _own_error(facts: Facts) -> Json:
     """The job's error with its kind; empty while it has reported none."""
-    error = error_of(facts)
+    error = facts.error
     if not error:
         return {}
-    codes = [int(s.get("exitCode") or 0) for p in troubled(facts) for s in ended_states(p)]
+    codes = [int(s.get("exitCode") or 0) for p in facts.troubled for s in ended_states(p)]
     by_message = (kind for kind, pattern in _MESSAGES.items() if re.search(pattern, str(error["what"])))
     kind = error.get("kind") or next((_KINDS[c] for c in codes if c in _KINDS), "") or next(by_message, "")
     return {"what": "", "why": "", "fix": "", **error, "kind": str(kind)}
@@ -56,7 +42,7 @@ def _own_error(facts: Facts) -> Json:
 
 def _about_end(facts: Facts) -> tuple[str, ...]:
     """The job itself, and the pods that ended with it."""
-    return (facts.job, *(name_of(p) for p in troubled(facts) if any(True for _ in ended_states(p))))
+    return (facts.job, *(name_of(p) for p in facts.troubled if any(True for _ in ended_states(p))))
 
 
 @look
@@ -98,15 +84,9 @@ def certificate_expired(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def version_skew(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Another bireme in the image than in the terminal. Harmless while the job runs well."""
-    there, has_failed = status_of(facts).version, status_of(facts).phase == "failed"
+    there, has_failed = facts.status.version, facts.status.phase == "failed"
     if facts.version and there and there != facts.version and (has_failed or _own_error(facts)):
         yield Match({"there": there, "here": facts.version})
-
-
-@look_in
-def printed(facts: Facts, pod: Json) -> str:
-    """What a pod printed at its end."""
-    return "\n".join(final_output(facts, pod))
 
 
 @look
@@ -120,13 +100,13 @@ def network(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 def _about_peers(facts: Facts) -> str:
     """The error, what the coordinator waits for, and otherwise the end of what pods printed."""
-    error, status = _own_error(facts), status_of(facts)
+    error, status = _own_error(facts), facts.status
     texts = []
     if error and error["kind"] in ("NetworkError", "ProcessError", ""):
         texts.append(f"{error['what']} {error['why']}")
     if status.phase in ("gathering", "setting-up"):
         texts += status.waits_for
-    return "\n".join(texts or [t for p in troubled(facts) if not is_ready(p) for t in final_output(facts, p)])
+    return "\n".join(texts or [t for p in facts.troubled if not is_ready(p) for t in facts.final_output(p)])
 
 
 @look
@@ -143,9 +123,9 @@ def blocked(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def slow(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Rounds wait for a process of the role that is the pattern."""
-    status, role = status_of(facts), rule.pattern
+    status, role = facts.status, rule.pattern
     late = [each for each in (*status.waits_for, *status.stragglers) if each.startswith(role)]
-    if status.phase != "training" or not late or is_over(facts):
+    if status.phase != "training" or not late or facts.is_over:
         return
     pod = _pod_of(facts, role, late[0])
     node, kubectl = node_of(pod), f"kubectl -n {facts.namespace}" if facts.namespace else "kubectl"

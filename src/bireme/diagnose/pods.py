@@ -12,19 +12,13 @@ from bireme.diagnose.facts import (
     condition,
     containers_of,
     ended_states,
-    error_of,
-    events_about,
-    final_output,
-    has_ended,
     is_true,
     meta,
     name_of,
     node_of,
     phase_of,
     plain_line,
-    since,
     spec_of,
-    troubled,
     waiting_states,
 )
 from bireme.diagnose.table import LOOKS, Match, Rule, Values, look, look_in, pods_by
@@ -48,7 +42,7 @@ def _states(states: Iterator[Json]) -> str:
 
 def _reported(facts: Facts, pod: Json, *reasons: str) -> list[str]:
     """Messages of a pod's events with these reasons, newest first."""
-    return [str(e.get("message", "")) for e in events_about(facts, name_of(pod)) if e.get("reason") in reasons]
+    return [str(e.get("message", "")) for e in facts.events_about(name_of(pod)) if e.get("reason") in reasons]
 
 
 @look_in
@@ -75,9 +69,9 @@ def registry_unreachable(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 
 @look_in
-def run_or_pull(facts: Facts, pod: Json) -> str:
-    """All messages about a pod's image and the program in it."""
-    return " ".join([pulling(facts, pod), *final_output(facts, pod), waiting(facts, pod)])
+def messages(facts: Facts, pod: Json) -> str:
+    """All messages about a pod: of registry, containers and kubelet."""
+    return " ".join([pulling(facts, pod), *facts.final_output(pod), waiting(facts, pod)])
 
 
 @look_in
@@ -89,8 +83,7 @@ def not_started(facts: Facts, pod: Json) -> str:
 @look_in
 def cannot_start(facts: Facts, pod: Json) -> str:
     """The first error of a container that waits, or of one that ended before it ran."""
-    errors = [s for s in waiting_states(pod) if re.search(r"Err|BackOff", str(s.get("reason")))]
-    errors = [s for s in errors if s.get("reason") != "CrashLoopBackOff"]
+    errors = [s for s in waiting_states(pod) if re.search(r"Err|(?<!CrashLoop)BackOff", str(s.get("reason")))]
     ended = [s for s in ended_states(pod) if s.get("reason") in _NOT_STARTED]
     return _states(iter([*errors, *ended][:1]))
 
@@ -100,7 +93,7 @@ def mounting(facts: Facts, pod: Json) -> str:
     """What goes wrong with mounting, for a pod that does not run yet; the most specific message is first."""
     # Once a container waits for something else, all is mounted.
     is_mounting = any(w.get("reason") in ("ContainerCreating", "PodInitializing") for w in waiting_states(pod))
-    if not is_mounting or has_ended(facts) or since(facts, meta(pod).get("creationTimestamp")) <= _YOUNG_S:
+    if not is_mounting or facts.has_ended or facts.since(meta(pod).get("creationTimestamp")) <= _YOUNG_S:
         return ""
     failures = _reported(facts, pod, "FailedMount", "FailedAttachVolume", "FailedMapVolume")
     lines = (" ".join(message.split()) for message in failures)
@@ -117,7 +110,7 @@ def waiting_or_mounting(facts: Facts, pod: Json) -> str:
 def sandbox(facts: Facts, pod: Json) -> str:
     """Why a node cannot make a network for a pod that waits."""
     failed = _reported(facts, pod, "FailedCreatePodSandBox")
-    return failed[0] if failed and phase_of(pod) == "Pending" and not has_ended(facts) else ""
+    return failed[0] if failed and phase_of(pod) == "Pending" and not facts.has_ended else ""
 
 
 @look_in
@@ -138,7 +131,7 @@ def node_lost(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Nodes that are gone or cut off, with the pods on them."""
     nodes = {name_of(n): n for n in facts.nodes}
     lost: dict[str, list[Json]] = {}
-    for pod in troubled(facts):
+    for pod in facts.troubled:
         node = node_of(pod)
         is_taken = condition(pod, "DisruptionTarget").get("reason") in ("DeletionByTaintManager", "DeletionByPodGC")
         is_sick = node in nodes and not is_true(nodes[node], "Ready")
@@ -147,7 +140,7 @@ def node_lost(facts: Facts, rule: Rule) -> Iterator[Match]:
     for node, pods in lost.items():
         ready = condition(nodes.get(node, {}), "Ready")
         is_ready = ready.get("status") == "True"
-        long = 0.0 if is_ready else since(facts, ready.get("lastTransitionTime"))
+        long = 0.0 if is_ready else facts.since(ready.get("lastTransitionTime"))
         state = f"has not answered for {duration(long)}" if long > _SICK_S else "was lost"
         state = state if node in nodes or not nodes else "is no longer in the cluster"
         message = "" if is_ready else sentence(str(ready.get("message", "")))
@@ -180,13 +173,13 @@ def probe_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
 
     def key(pod: Json) -> Values | None:
         killing = _reported(facts, pod, "Killing")
-        unhealthy = [e for e in events_about(facts, name_of(pod)) if e.get("reason") == "Unhealthy"]
+        unhealthy = [e for e in facts.events_about(name_of(pod)) if e.get("reason") == "Unhealthy"]
         failed = {str(e.get("message")): int(e.get("count") or 1) for e in reversed(unhealthy)}
         failed = {message: n for message, n in failed.items() if re.match(rule.pattern, message)}
         # For a pod with restartPolicy Never the kubelet's event has no reason, only that it stops the container.
         is_late = any(m.startswith("Liveness") and count >= _FAILED_PROBES for m, count in failed.items())
         is_named = any(re.search(r"failed (liveness|startup) probe", message) for message in killing)
-        is_killed = killing and failed and (is_named or is_late) and not error_of(facts)
+        is_killed = killing and failed and (is_named or is_late) and not facts.error
         return {"probe": sentence(list(failed)[-1])} if is_killed else None
 
     return pods_by(facts, key)

@@ -10,18 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from bireme.diagnose.facts import (
-    Facts,
-    Json,
-    claims_of,
-    condition,
-    events_about,
-    is_suspended,
-    meta,
-    name_of,
-    spec_of,
-    troubled,
-)
+from bireme.diagnose.facts import Facts, Json, claims_of, condition, meta, name_of, spec_of
 from bireme.diagnose.table import Match, Rule, groups, look, look_in, pods_by
 from bireme.diagnose.words import amount_words, listed, of, sentence
 from bireme.spec.kubernetes import amount
@@ -44,7 +33,7 @@ def unscheduled(facts: Facts, pod: Json) -> str:
     """The scheduler's message about a pod that it could not place."""
     scheduled = condition(pod, "PodScheduled")
     is_waiting = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-    if is_suspended(facts) or not is_waiting or meta(pod).get("deletionTimestamp"):
+    if facts.is_suspended or not is_waiting or meta(pod).get("deletionTimestamp"):
         return ""
     return str(scheduled.get("message", ""))
 
@@ -184,7 +173,7 @@ def claim_unbound(facts: Facts, rule: Rule) -> Iterator[Match]:
         status = (thing or {}).get("status") or {}
         if status.get("phase") == "Bound" or (thing is None and can_see):
             continue
-        spec, messages = spec_of(thing or {}), [str(e.get("message", "")) for e in events_about(facts, claim)]
+        spec, messages = spec_of(thing or {}), [str(e.get("message", "")) for e in facts.events_about(claim)]
         why = next((f": {sentence(m)}" for m in messages if "waiting for first consumer" not in m), "")
         size = ((spec.get("resources") or {}).get("requests") or {}).get("storage", "")
         storage = f"class {spec['storageClassName']}" if spec.get("storageClassName") else "no storage class"
@@ -196,7 +185,7 @@ def claim_unbound(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 def _waiting_claims(facts: Facts, rule: Rule) -> Iterator[tuple[str, Json | None, tuple[Json, ...]]]:
     pattern = r"persistentvolumeclaim|PersistentVolumeClaims|persistent volumes to bind"
-    pods = [p for p in troubled(facts) if re.search(pattern, unscheduled(facts, p))]
+    pods = [p for p in facts.troubled if re.search(pattern, unscheduled(facts, p))]
     for claim in dict.fromkeys(c for p in pods for c in claims_of(p) or ["CLAIM"]):
         mine = tuple(p for p in pods if claim in (claims_of(p) or ["CLAIM"]))
         yield claim, next((c for c in facts.claims if name_of(c) == claim), None), mine

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from bireme.diagnose.facts import Facts, Json, image_of, troubled
+from bireme.diagnose.facts import Facts, Json, image_of
 from bireme.diagnose.words import sentence
 
 Values = Mapping[str, str]
@@ -58,15 +58,11 @@ class Chapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     situation: tuple[Situation, ...]
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    chapter: tuple[Chapter, ...]
-
-
 @cache
 def chapters() -> tuple[Chapter, ...]:
     """The table as it is written."""
     text = (resources.files("bireme.diagnose") / "situations.toml").read_bytes()
-    return msgspec.toml.decode(text, type=_Table).chapter
+    return msgspec.toml.decode(text, type=dict[str, tuple[Chapter, ...]])["chapter"]
 
 
 @cache
@@ -115,7 +111,7 @@ def look_in(text_of: PodText) -> PodText:
 def pods_by(facts: Facts, key: Callable[[Json], Values | None]) -> Iterator[Match]:
     """A match for the pods with the same values; pods without values are left out."""
     cases: dict[tuple[tuple[str, str], ...], list[Json]] = {}
-    for pod in troubled(facts):
+    for pod in facts.troubled:
         values = key(pod)
         if values is not None:
             cases.setdefault(tuple(values.items()), []).append(pod)

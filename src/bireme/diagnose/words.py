@@ -41,8 +41,7 @@ def pods_words(pods: Sequence[Json]) -> str:
 
 def sentence(text: str, limit: int = 300) -> str:
     """A foreign message on one line, cut where it is too long, without a full stop."""
-    line = " ".join(text.split())
-    return shortened(line, limit).rstrip(".: ")
+    return shortened(" ".join(text.split()), limit).rstrip(".: ")
 
 
 def capital(text: str) -> str:
