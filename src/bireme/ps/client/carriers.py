@@ -11,10 +11,10 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
-import numpy as np
+from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError, NetworkError
 from bireme.ps.client.memory import TrainerMemory
@@ -92,8 +92,10 @@ class Carrier(Protocol):
     """Moves the frames of one lane."""
 
     name: CarrierName
+    is_in_place: bool
+    """Whether payloads stay where they are."""
 
-    def push(self, head: Head, records: bytes, parts: Sequence[Buffer] | None) -> None:
+    def push(self, head: Head, records: bytes, parts: Sequence[NDArray[Any]] | None) -> None:
         """Send a gradient, at the latest with the next `send`; None where the shards have no sample."""
 
     def send(self, *parts: Buffer) -> None:
@@ -110,13 +112,14 @@ class Tcp:
     """A stream of frames, encrypted where the job has certificates."""
 
     name: CarrierName = "tcp"
+    is_in_place = False
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._held = b""
         """Pushes without a payload leave together with the pull that follows, and wake the lane once."""
 
-    def push(self, head: Head, records: bytes, parts: Sequence[Buffer] | None) -> None:
+    def push(self, head: Head, records: bytes, parts: Sequence[NDArray[Any]] | None) -> None:
         """Send the payload at once: the lane adds while the other lanes are sent theirs."""
         if parts is None:
             self._held += head.pack() + records
@@ -132,7 +135,7 @@ class Tcp:
     def expect(self) -> Head:
         """Wait for a SLICE."""
         head = frame_io.expect(self._sock, Kind.SLICE)
-        if bool(head.flags & Flag.IN_PLACE) != (self.name == "shm"):
+        if bool(head.flags & Flag.IN_PLACE) != self.is_in_place:
             raise FrameError(f"a lane that is reached by {self.name} answered for another carrier")
         return head
 
@@ -151,17 +154,18 @@ class SharedMemory(Tcp):
     """The lane reads the trainer's gradient and writes its parameters in place: heads and records alone are sent."""
 
     name: CarrierName = "shm"
+    is_in_place = True
 
-    def push(self, head: Head, records: bytes, parts: Sequence[Buffer] | None) -> None:
+    def push(self, head: Head, records: bytes, parts: Sequence[NDArray[Any]] | None) -> None:
         """Say that the gradient is there."""
-        super().push(head._replace(flags=Flag.IN_PLACE, nbytes=_nbytes(parts or ())), records, None)
+        self._held += head._replace(flags=Flag.IN_PLACE, nbytes=_nbytes(parts or ())).pack() + records
 
     def take(self, target: bytearray | Floats) -> None:
         """The lane has written to the target."""
 
 
-def _nbytes(parts: Sequence[Buffer]) -> int:
-    return sum(part.nbytes if isinstance(part, np.ndarray | memoryview) else len(part) for part in parts)
+def _nbytes(parts: Sequence[NDArray[Any]]) -> int:
+    return sum([part.nbytes for part in parts])
 
 
 def open_carrier(
@@ -192,17 +196,19 @@ class Watched:
     """A carrier whose times are counted for its pserver."""
 
     def __init__(self, carrier: Carrier, pserver: int, seen: SlowPservers) -> None:
-        self.name = carrier.name
+        self.name, self.is_in_place = carrier.name, carrier.is_in_place
         self.carrier = carrier
         self._pserver = pserver
         self._seen = seen
         self.send = carrier.send
 
-    def push(self, head: Head, records: bytes, parts: Sequence[Buffer] | None) -> None:
+    def push(self, head: Head, records: bytes, parts: Sequence[NDArray[Any]] | None) -> None:
         """Count how long the bytes took to leave."""
-        began_s = time.monotonic()
-        self.carrier.push(head, records, parts)
-        if parts is not None:
+        if parts is None or self.is_in_place:
+            self.carrier.push(head, records, parts)
+        else:
+            began_s = time.monotonic()
+            self.carrier.push(head, records, parts)
             self._seen.moved(self._pserver, time.monotonic() - began_s)
 
     def expect(self) -> Head:
@@ -214,6 +220,8 @@ class Watched:
 
     def take(self, target: bytearray | Floats) -> None:
         """Count how long the bytes took to come."""
+        if self.is_in_place:
+            return
         began_s = time.monotonic()
         self.carrier.take(target)
         self._seen.moved(self._pserver, time.monotonic() - began_s)
