@@ -7,8 +7,9 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from bireme.api.where import Where
 from bireme.cli.options import cluster_options, json_option
 from bireme.cli.output import emit
 from bireme.core.errors import MissingError, StorageError, UsageError
+from bireme.spec.load import kubeconfig_files, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,106 +32,54 @@ class Finding:
     fix: str = ""
 
 
-def _system() -> Finding:
-    is_linux = sys.platform == "linux"
-    fix = "" if is_linux else "bireme runs on Linux: shared memory and parent-death signals are Linux's"
-    return Finding("operating system", "ok" if is_linux else "missing", platform.platform(terse=True), fix)
+def _needed(name: str, is_ok: bool, text: str, fix: str) -> Finding:
+    return Finding(name, "ok" if is_ok else "missing", text, "" if is_ok else fix)
 
 
-def _python() -> Finding:
-    is_new = sys.version_info >= (3, 11)
-    return Finding(
-        "Python",
-        "ok" if is_new else "missing",
-        platform.python_version(),
-        "" if is_new else "install Python 3.11 or newer",
-    )
+def _optional(name: str, is_ok: object, fix: str, text: str = "installed", without: str = "not installed") -> Finding:
+    return Finding(name, "ok" if is_ok else "optional", text if is_ok else without, "" if is_ok else f"only for {fix}")
 
 
-def _cores() -> Finding:
-    return Finding("processors", "ok", f"{len(os.sched_getaffinity(0))} usable")
-
-
-def _memory() -> Finding:
+def _machine() -> Iterator[Finding]:
+    fix = "bireme runs on Linux: shared memory and parent-death signals are Linux's"
+    yield _needed("operating system", sys.platform == "linux", platform.platform(terse=True), fix)
+    yield _needed("Python", sys.version_info >= (3, 11), platform.python_version(), "install Python 3.11 or newer")
+    yield Finding("processors", "ok", f"{len(os.sched_getaffinity(0))} usable")
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
-    low = free < 1 << 30
-    fix = "the demo wants 1 GiB" if low else ""
-    return Finding("free memory", "missing" if low else "ok", f"{free / 2**30:.1f} GiB", fix)
+    memory = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
+    for name, free in (("free memory", memory), ("free disk here", shutil.disk_usage(Path.cwd()).free)):
+        yield _needed(name, free >= 1 << 30, f"{free / 2**30:.1f} GiB", "the demo wants 1 GiB")
+    state = places().state
+    parent = next(p for p in (state, *state.parents) if p.exists())
+    fix = "set XDG_STATE_HOME to a directory you may write to"
+    yield _needed("state directory", os.access(parent, os.W_OK), str(state), fix)
 
 
-def _disk() -> Finding:
-    free = shutil.disk_usage(Path.cwd()).free
-    low = free < 1 << 30
-    return Finding(
-        "free disk here",
-        "missing" if low else "ok",
-        f"{free / 2**30:.1f} GiB",
-        "the demo wants 1 GiB" if low else "",
-    )
-
-
-def _state() -> Finding:
-    from bireme.spec.load import places
-
-    where = places().state
-    parent = next(p for p in (where, *where.parents) if p.exists())
-    can = os.access(parent, os.W_OK)
-    return Finding(
-        "state directory",
-        "ok" if can else "missing",
-        str(where),
-        "" if can else "set XDG_STATE_HOME to a directory you may write to",
-    )
-
-
-def _packages() -> list[Finding]:
-    from importlib import metadata
-
-    rows = []
+def _packages() -> Iterator[Finding]:
     for name in ("numpy", "numba", "msgspec", "safetensors", "ruamel.yaml", "rich"):
         try:
-            rows.append(Finding(name, "ok", metadata.version(name)))
+            yield Finding(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
-            rows.append(Finding(name, "missing", "not installed", f"pip install {name}"))
-    return rows
+            yield Finding(name, "missing", "not installed", f"pip install {name}")
 
 
-def _paddle() -> Finding:
-    if importlib.util.find_spec("paddle") is not None:
-        return Finding("PaddlePaddle", "ok", "installed")
-    return Finding(
-        "PaddlePaddle",
-        "optional",
-        "not installed",
-        f"only for configs beyond a bag of words: {sys.executable} -m pip install paddlepaddle==3.3.1",
-    )
-
-
-def _cluster() -> list[Finding]:
-    """What only jobs on a cluster need."""
-    from bireme.spec.load import kubeconfig_files
-
-    rows = []
+def _extras() -> Iterator[Finding]:
+    """What only some jobs need."""
+    pip, find = f"{sys.executable} -m pip install", importlib.util.find_spec
+    yield _optional("PaddlePaddle", find("paddle"), f"configs beyond a bag of words: {pip} paddlepaddle==3.3.1")
     for name in ("lightkube", "websockets", "cryptography"):
-        is_there = importlib.util.find_spec(name) is not None
-        fix = "" if is_there else f"only for jobs on Kubernetes: {sys.executable} -m pip install {name}"
-        rows.append(Finding(name, "ok" if is_there else "optional", "installed" if is_there else "not installed", fix))
+        yield _optional(name, find(name), f"jobs on Kubernetes: {pip} {name}")
     configs = ", ".join(str(path) for path in kubeconfig_files())
-    fix = "" if configs else "only for jobs on Kubernetes: set KUBECONFIG to the file that kubectl uses"
-    rows.append(Finding("kubeconfig", "ok" if configs else "optional", configs or "none", fix))
-    has_boto = importlib.util.find_spec("boto3") is not None
-    fix = "" if has_boto else f"only for `bireme cluster` on AWS: {sys.executable} -m pip install 'bireme[aws]'"
-    rows.append(Finding("boto3", "ok" if has_boto else "optional", "installed" if has_boto else "not installed", fix))
+    fix = "jobs on Kubernetes: set KUBECONFIG to the file that kubectl uses"
+    yield _optional("kubeconfig", configs, fix, configs, "none")
+    yield _optional("boto3", find("boto3"), f"`bireme cluster` on AWS: {pip} 'bireme[aws]'")
     tool = shutil.which("debootstrap")
-    fix = "" if tool else "only for `bireme image build` without --base: apt-get install debootstrap"
-    return [*rows, Finding("debootstrap", "ok" if tool else "optional", tool or "not installed", fix)]
+    yield _optional("debootstrap", tool, "`bireme image build` without --base: apt-get install debootstrap", str(tool))
 
 
 def findings() -> list[Finding]:
     """Look at everything."""
-    checks: list[Callable[[], Finding]] = [_system, _python, _cores, _memory, _disk, _state]
-    return [*(check() for check in checks), *_packages(), _paddle(), *_cluster()]
+    return [*_machine(), *_packages(), *_extras()]
 
 
 def on_volume(directory: Path) -> Finding:
@@ -156,7 +106,7 @@ def of_job(job_file: Path, image: str | None, where: Where) -> Finding:
 def _volume(words: str, *, is_fit: bool) -> Finding:
     from bireme.job.output.volume_probe import FIX
 
-    return Finding("volume", "ok" if is_fit else "missing", words, "" if is_fit else FIX)
+    return _needed("volume", is_fit, words, FIX)
 
 
 @click.command(epilog="\b\nExample: bireme doctor --volume /mnt/shared")
