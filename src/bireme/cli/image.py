@@ -13,7 +13,7 @@ import click
 
 from bireme import __version__
 from bireme.api.where import Where
-from bireme.cli.options import cluster_options, json_option
+from bireme.cli.options import cluster_options, json_option, shown
 from bireme.cli.output import emit, note, progress
 from bireme.core.errors import UsageError
 
@@ -29,29 +29,26 @@ def image() -> None:
 
 
 @image.command()
-@click.option(
+@shown(
     "--base",
     default="debootstrap",
-    show_default=True,
     metavar="DIR|ARCHIVE|debootstrap",
     help="Root file system to stand on, with Python 3.11 or newer.",
 )
 @click.option("--with", "programs", multiple=True, metavar="DIR[:/PATH]", help="Add a directory, at /opt/program.")
-@click.option("--tag", default=f"localhost/bireme:{__version__}", show_default=True, help="Name of the image.")
+@shown("--tag", default=f"localhost/bireme:{__version__}", help="Name of the image.")
 @click.option("--output", type=click.Path(path_type=Path), help="The archive to write.  [default: by the name]")
-@click.option(
+@shown(
     "--role",
     type=click.Choice(["job", "data"]),
     default="job",
-    show_default=True,
     help="What a container does by itself: bireme, or preparing the tutorial's data.",
 )
-@click.option("--user", type=click.IntRange(0), default=1000, show_default=True, help="User id of containers.")
-@click.option(
+@shown("--user", type=click.IntRange(0), default=1000, help="User id of containers.")
+@shown(
     "--cpu",
     type=click.Choice(["host", "generic", "x86-64-v2", "x86-64-v3", "x86-64-v4"]),
     default="host",
-    show_default=True,
     help="Processor that kernels are compiled for.",
 )
 @click.option("--gzip", "is_compressed", is_flag=True, help="Compress layers: smaller to push, slower to make.")
@@ -142,8 +139,8 @@ def push(archive: Path, name: str | None, is_plain: bool, ca: Path | None, where
 
 @image.command()
 @_archive
-@click.option("--address", default="/run/containerd/containerd.sock", show_default=True, help="containerd's socket.")
-@click.option("--namespace", default="k8s.io", show_default=True, help="k8s.io is where the kubelet looks.")
+@shown("--address", default="/run/containerd/containerd.sock", help="containerd's socket.")
+@shown("--namespace", default="k8s.io", help="k8s.io is where the kubelet looks.")
 @json_option
 def load(archive: Path, address: str, namespace: str, as_json: bool) -> None:
     """Import an image into the containerd of this machine.

@@ -13,6 +13,8 @@ from bireme.api.where import Where
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+shown = functools.partial(click.option, show_default=True)
+"""An option whose help names its default."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 job_argument = click.argument("job", required=False)
 job_file_argument = click.argument("job_file", metavar="JOB.yaml", type=Path)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from bireme.core.forking import Main
     from bireme.spec.job import Job
 
+_shown = functools.partial(click.option, show_default=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -157,17 +159,11 @@ def _load_for_children() -> Main:
 
 
 @click.command(epilog="\b\nExample: bireme pserver --port=7164 --ports_num=2 --num_gradient_servers=3")
-@click.option("--port", type=click.IntRange(1, 65535), default=20134, show_default=True, help="First listening port.")
-@click.option("--ports_num", type=click.IntRange(1, 64), default=1, show_default=True, help="Dense lanes.")
-@click.option("--ports_num_for_sparse", type=click.IntRange(0, 64), default=0, show_default=True, help="Sparse lanes.")
+@_shown("--port", type=click.IntRange(1, 65535), default=20134, help="First listening port.")
+@_shown("--ports_num", type=click.IntRange(1, 64), default=1, help="Dense lanes.")
+@_shown("--ports_num_for_sparse", type=click.IntRange(0, 64), default=0, help="Sparse lanes.")
 @click.option("--nics", default="", help="Network interface to listen on; all when left out.")
-@click.option(
-    "--num_gradient_servers",
-    type=click.IntRange(1, 4096),
-    default=1,
-    show_default=True,
-    help="Trainers of the job.",
-)
+@_shown("--num_gradient_servers", type=click.IntRange(1, 4096), default=1, help="Trainers of the job.")
 @click.option("--comment", default="", help="Ignored; a marker for `ps`.")
 @_supervised
 def pserver(
@@ -206,56 +202,19 @@ def pserver(
 )
 @click.option("--config", type=Path, help="The trainer_config file; it runs in the current directory, with ./data.")
 @click.option("--config_args", default="", help="k1=v1,k2=v2 for get_config_arg.")
-@click.option(
-    "--pservers",
-    default="127.0.0.1",
-    show_default=True,
-    help="Hosts of the pservers, the same list for all trainers.",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=20134,
-    show_default=True,
-    help="First port of each pserver.",
-)
-@click.option(
-    "--ports_num",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Dense lanes of each pserver.",
-)
-@click.option(
-    "--ports_num_for_sparse",
-    type=click.IntRange(0, 64),
-    default=0,
-    show_default=True,
-    help="Sparse lanes of each pserver.",
-)
-@click.option(
-    "--trainer_id",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Rank of this trainer; 0 saves the models.",
-)
-@click.option("--num_passes", type=click.IntRange(1), default=100, show_default=True, help="Passes to run.")
-@click.option(
-    "--start_pass",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Go on after pass N-1 of save_dir.",
-)
+@_shown("--pservers", default="127.0.0.1", help="Hosts of the pservers, the same list for all trainers.")
+@_shown("--port", type=click.IntRange(1, 65535), default=20134, help="First port of each pserver.")
+@_shown("--ports_num", type=click.IntRange(1, 64), default=1, help="Dense lanes of each pserver.")
+@_shown("--ports_num_for_sparse", type=click.IntRange(0, 64), default=0, help="Sparse lanes of each pserver.")
+@_shown("--trainer_id", type=click.IntRange(0), default=0, help="Rank of this trainer; 0 saves the models.")
+@_shown("--num_passes", type=click.IntRange(1), default=100, help="Passes to run.")
+@_shown("--start_pass", type=click.IntRange(0), default=0, help="Go on after pass N-1 of save_dir.")
 @click.option("--init_model_path", type=Path, help="Start from this saved model.")
-@click.option("--save_dir", type=Path, default="./output/model", show_default=True, help="Where models go.")
-@click.option("--log_period", type=click.IntRange(1), default=100, show_default=True, help="Rounds between log lines.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="First values and shuffling.")
+@_shown("--save_dir", type=Path, default="./output/model", help="Where models go.")
+@_shown("--log_period", type=click.IntRange(1), default=100, help="Rounds between log lines.")
+@_shown("--seed", type=click.IntRange(0), default=1, help="First values and shuffling.")
 @click.option("--trainer_count", type=int, default=1, help="A hint for compute threads; never changes the result.")
-@click.option(
-    "--connect_timeout", type=float, default=60.0, show_default=True, help="Seconds to wait for the pservers."
-)
+@_shown("--connect_timeout", type=float, default=60.0, help="Seconds to wait for the pservers.")
 @click.option("--num_gradient_servers", type=int, default=0, hidden=True)
 @click.option("--nics", default="", hidden=True)
 @click.option("--local", default="0", hidden=True)

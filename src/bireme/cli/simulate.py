@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.cli.options import json_option
+from bireme.cli.options import json_option, shown
 from bireme.cli.output import emit
 from bireme.core.errors import UsageError
 from bireme.core.text import parse_duration
@@ -26,8 +26,8 @@ _CODINGS = ("float32", "float16", "bfloat16", "top_k")
 @click.option("--trainers", type=click.IntRange(1, 4096), help="Trainers instead of those in the file.")
 @click.option("--pservers", type=click.IntRange(1, 4096), help="Pservers instead of those in the file.")
 @click.option("--lanes", type=click.IntRange(1, 64), help="Dense lanes of each pserver, with a core each.")
-@click.option("--network", metavar="RATE", default="10Gbit", show_default=True, help="Of every network card.")
-@click.option("--latency", metavar="TIME", default="100us", show_default=True, help="From one machine to another.")
+@shown("--network", metavar="RATE", default="10Gbit", help="Of every network card.")
+@shown("--latency", metavar="TIME", default="100us", help="From one machine to another.")
 @click.option(
     "--compute-rate",
     type=float,
@@ -38,7 +38,7 @@ _CODINGS = ("float32", "float16", "bfloat16", "top_k")
 @click.option("--batch", type=int, help="Samples per shard and round, instead of those in the program.")
 @click.option("--gradients", type=click.Choice(_CODINGS), help="On the wire, instead of that in the file.")
 @click.option("--costs", "costs_file", type=Path, help="What `./dev bench costs` measured, here or elsewhere.")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=4, show_default=True, help="How many to simulate.")
+@shown("--rounds", type=click.IntRange(1, 1000), default=4, help="How many to simulate.")
 @json_option
 def simulate(job_file: Path | None, costs_file: Path | None, rounds: int, as_json: bool, **flags: Any) -> None:
     """Predict how a job would do with other numbers of machines, without having them.

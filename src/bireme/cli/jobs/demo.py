@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from bireme.cli.options import json_option
+from bireme.cli.options import json_option, shown
 from bireme.cli.output import emit
 from bireme.core.errors import UsageError
 from bireme.spec.load import command_name, load_job
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Only write the demo's directory, to be changed and trained later.",
 )
-@click.option("--dir", "directory", type=Path, default=Path("bireme-demo"), show_default=True, help="Where to run.")
-@click.option("--passes", type=click.IntRange(1), default=10, show_default=True, help="Passes over the data.")
+@shown("--dir", "directory", type=Path, default=Path("bireme-demo"), help="Where to run.")
+@shown("--passes", type=click.IntRange(1), default=10, help="Passes over the data.")
 @json_option
 def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) -> None:
     """Train a sentiment classifier with 3 pservers and 3 trainers on this machine.

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bireme.cli.options import job_file_argument, json_option
+from bireme.cli.options import job_file_argument, json_option, shown
 from bireme.cli.output import emit
 from bireme.spec.load import load_job
 
@@ -45,8 +45,8 @@ def _print_points(context: click.Context, _: click.Parameter, is_wanted: bool) -
 @click.option("--pause", multiple=True, metavar="WHO@WHEN[,10s]", help="Stop a process for a while (SIGSTOP).")
 @click.option("--cut", multiple=True, metavar="trainer:N-pserver:M@WHEN", help="Cut the connections between two.")
 @click.option("--random", "is_random", is_flag=True, help="Faults of any process at any moment.")
-@click.option("--mtbf", default="60s", show_default=True, help="With --random: mean time between two faults.")
-@click.option("--seed", type=int, default=1, show_default=True, help="With --random: the same seed, the same faults.")
+@shown("--mtbf", default="60s", help="With --random: mean time between two faults.")
+@shown("--seed", type=int, default=1, help="With --random: the same seed, the same faults.")
 @click.option("--faults", "count", type=click.IntRange(1), default=1000, help="With --random: at most so many.")
 @click.option("--passes", type=int, help="Passes over the data instead of those in the file.")
 @click.option("--output", type=Path, help="Where both runs go.  [default: drill-N beside JOB.yaml]")
