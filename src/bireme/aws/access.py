@@ -140,11 +140,10 @@ def write_kubeconfig(path: Path, config: Config) -> None:
     path.chmod(0o600)
 
 
-def registry_login(region: str, host: str, aws: Aws | None = None) -> tuple[str, str]:
+def registry_login(region: str, host: str) -> tuple[str, str]:
     """The user name and password that ECR accepts for twelve hours."""
-    aws = aws or Aws(region)
     try:
-        answer = aws.call("ecr", "GetAuthorizationToken")["authorizationData"][0]
+        answer = Aws(region).call("ecr", "GetAuthorizationToken")["authorizationData"][0]
     except AwsError as e:
         raise to_error(e, f"log in to {host}") from e
     user, _, password = base64.b64decode(answer["authorizationToken"]).decode().partition(":")

@@ -42,7 +42,7 @@ class Pair(NamedTuple):
     key: bytes
 
 
-def make_ca(name: str, days: int = CA_DAYS) -> Pair:
+def make_ca(name: str) -> Pair:
     """Make an authority that signs the certificates of one job."""
     _check_installed()
     from cryptography import x509
@@ -51,7 +51,7 @@ def make_ca(name: str, days: int = CA_DAYS) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(f"{name} authority")
     usage = _usage(is_authority=True)
-    builder = _builder(subject, subject, key, days)
+    builder = _builder(subject, subject, key, CA_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     return _signed(builder.add_extension(usage, critical=True), key, key)
 

@@ -31,7 +31,7 @@ NOTE_S = 180.0
 """Between two notes about machines that are still missing."""
 
 
-def apply_all(cluster: Cluster, objects: list[Object], note: Note, pause: Callable[[float], None] = time.sleep) -> None:
+def apply_all(cluster: Cluster, objects: list[Object], note: Note) -> None:
     """Apply objects in their order, a new namespace before its objects; retry while the API server is unreachable."""
     until, is_noted = time.monotonic() + REACH_S, False
     for made in objects:
@@ -46,7 +46,7 @@ def apply_all(cluster: Cluster, objects: list[Object], note: Note, pause: Callab
                 if not is_noted:
                     note(f"waiting for the API server: {e.what}")
                     is_noted = True
-                pause(POLL_S)
+                time.sleep(POLL_S)
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:

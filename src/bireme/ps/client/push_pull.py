@@ -180,13 +180,13 @@ class Exchange:
         """Where shards go apart: ask for parameters to compute this batch of a shard with."""
         self._ask(self._head(Kind.PULL, round=batch, lo=shard, hi=shard + 1, extra=pass_id), wanted)
 
-    def ask_pass(self, pass_id: int, wanted: Sequence[Ids] = (), *, shard: int = 0) -> None:
+    def ask_pass(self, pass_id: int, *, shard: int = 0) -> None:
         """Ask for the parameters at the start of a pass: they come when all shards have ended the one before."""
-        self._ask(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id, lo=shard), wanted)
+        self._ask(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id, lo=shard), ())
 
-    def ask_now(self, wanted: Sequence[Ids] = (), *, shard: int = 0) -> None:
+    def ask_now(self, *, shard: int = 0) -> None:
         """Ask for whatever is current."""
-        self._ask(self._head(Kind.PULL, Flag.NOW, lo=shard), wanted)
+        self._ask(self._head(Kind.PULL, Flag.NOW, lo=shard), ())
 
     def _ask(self, head: Head, wanted: Sequence[Ids]) -> None:
         packed = head.pack()
