@@ -434,11 +434,15 @@ def test_counts_survive_a_part_to_the_bit(costs: list[tuple[float, float]], ende
 
 
 def test_parts_of_different_moments_do_not_agree() -> None:
-    def part(name: str, round_: int) -> SnapshotFile:
-        return SnapshotFile({COUNTS: pack_counts(LaneCounts(round_, 0, 0, 10, frozenset(), {}))}, {}, name)
+    def part(name: str, round_: int, samples: int = 10, ended: Sequence[int] = ()) -> SnapshotFile:
+        return SnapshotFile({COUNTS: pack_counts(LaneCounts(round_, 0, 0, samples, frozenset(ended), {}))}, {}, name)
 
     with pytest.raises(SnapshotError, match="part-1 was cut at round 8, part-0 at round 7"):
         agreed_counts([part("part-0", 7), part("part-1", 8)])
+    with pytest.raises(SnapshotError, match="part-1 has counted 11 samples, part-0 10"):
+        agreed_counts([part("part-0", 7), part("part-1", 7, samples=11)])
+    with pytest.raises(SnapshotError, match="part-1 has seen the end of other shards"):
+        agreed_counts([part("part-0", 7), part("part-1", 7, ended=[1])])
     with pytest.raises(SnapshotError, match="without parts"):
         agreed_counts([])
 

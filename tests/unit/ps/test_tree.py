@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bireme.core.errors import SpecError
-from bireme.ps.tree import Span, children, cover, fold, reduction, share_out, spans_of
+from bireme.ps.tree import LARGE, Span, children, cover, fold, reduction, share_out, spans_of
 
 
 def test_the_left_half_is_the_larger_one() -> None:
@@ -27,6 +27,12 @@ def test_shares_are_cut_where_fewest_rows_are_sent() -> None:
     shares = share_out(5, 2)
     assert shares == (Span(0, 3), Span(3, 5))
     assert spans_of(shares, 5) == [Span(0, 3), Span(3, 5)]
+
+
+def test_very_many_shards_are_shared_out_evenly_in_order() -> None:
+    spans = share_out(LARGE, 3_000)
+    assert [span.lo for span in spans] == [0, *(span.hi for span in spans[:-1])] and spans[-1].hi == LARGE
+    assert {span.hi - span.lo for span in spans} == {6, 7}
 
 
 def test_more_trainers_than_shards_are_refused_with_both_ways_out() -> None:

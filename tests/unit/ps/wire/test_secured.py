@@ -313,6 +313,9 @@ def test_words_for_codes_that_openssl_may_give() -> None:
 
     assert said("TLSV13_ALERT_CERTIFICATE_REQUIRED") == "it refused our certificate (certificate required)"
     assert said("TLSV1_ALERT_UNKNOWN_CA") == "it refused our certificate (unknown ca)"
+    early = ssl.SSLCertVerificationError()
+    early.verify_code = 9
+    assert words_of(early) == "its certificate is not yet valid: do the clocks agree?"
     assert said("TLSV1_ALERT_INTERNAL_ERROR") == "it refused (internal error)"
     assert said("UNSUPPORTED_PROTOCOL") == "it speaks an older TLS than 1.3"
     assert said("HTTP_REQUEST") == "it does not speak TLS"

@@ -132,7 +132,17 @@ def empty(directory: Path, ca: Pair) -> None:
     (directory / "ca.crt").write_bytes(b"")
 
 
+def locked(directory: Path, ca: Pair) -> None:
+    from cryptography.hazmat.primitives import serialization as pem
+
+    key = pem.load_pem_private_key((directory / "tls.key").read_bytes(), None)
+    lock = pem.BestAvailableEncryption(b"secret")
+    content = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, lock)
+    (directory / "tls.key").write_bytes(content)
+
+
 BROKEN = {
+    locked: "the key is locked by a password",
     without_key: "tls.key: No such file or directory",
     with_another_key: "the key is not the certificate's",
     with_another_authority: "tls.crt is not signed by ca.crt",
