@@ -12,6 +12,8 @@ from bireme.spec.load import child_environment
 HEAVY = {"numpy", "numba", "rich", "paddle", "torch", "msgspec", "safetensors", "ruamel"}
 CASES = {
     "from bireme.cli.main import main; main(['--help'])": HEAVY,
+    "import bireme.cli.jobs.listing, bireme.api.local": HEAVY - {"msgspec"},
+    "import bireme.cli.jobs.train, bireme.api.foreground": {"numba", "rich", "paddle", "torch"},
     "import bireme.cli.processes, bireme.job.node.entry": {"numpy", "numba", "rich", "paddle", "torch"},
     "from bireme.cli.processes import _load_for_children; _load_for_children()": {"paddle", "torch", "rich", "ruamel"},
     "import bireme.job.node.pserver": {"paddle", "torch", "rich", "ruamel"},

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from bireme.job.output.model import finished_passes, pass_name
 from bireme.job.status import PassSummary
 
 log = logging.getLogger(__name__)
@@ -23,6 +22,8 @@ Metrics = Mapping[int, PassSummary]
 
 def metrics_in(output: Path) -> dict[int, PassSummary]:
     """The metrics.json of each finished model, by pass."""
+    from bireme.job.output.model import finished_passes, pass_name  # here: it imports NumPy, `bireme list` need not
+
     metrics = {}
     for pass_id in sorted(finished_passes(output)):
         try:
@@ -73,6 +74,8 @@ def drop_models(output: Path, counted: int, keep: str, *, needs_costs: bool) -> 
 
 
 def _drop(output: Path, passes: Iterable[int]) -> None:
+    from bireme.job.output.model import pass_name
+
     for left in output.glob(".pass-*.dropped.tmp"):  # left by a crash
         shutil.rmtree(left)
     for pass_id in passes:
