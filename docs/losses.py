@@ -24,6 +24,7 @@ from bireme.ps.setup import Setup
 from bireme.ps.tree import spans_of
 from bireme.ps.wire.frames import Flag, Head, Kind, Record
 from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates, Wire
+from bireme.spec.terms import Facts
 
 NODES = 2
 PASS_START, CUT, OPEN = 4, 9, 11
@@ -50,11 +51,11 @@ class World:
     """A job at work, to which something happens."""
 
     def __init__(self, updates: Updates, wire: Wire) -> None:
-        self.facts = m.Facts(
+        self.facts = Facts(
             name="demo", program="p", fingerprint="f", parameters=(Parameter(name="w", shape=(4,)),),
             optimizer=Optimizer(), batch_size=1, evals=(), shards=NODES, trainers=NODES, passes=3, seed=1,
-            pservers=NODES, dense_lanes=1, sparse_lanes=0, updates=updates, wire=wire, output="/out",
-            snapshots=Snapshots(path="/out/snapshots"), patience_s=60.0,
+            pservers=NODES, ports_num=1, ports_num_for_sparse=0, updates=updates, wire=wire, output="/out",
+            snapshots=Snapshots(path="/out/snapshots"), connect_timeout_s=60.0,
         )  # fmt: skip
         self.now_s = 100.0
         self._connections = 0
@@ -145,7 +146,7 @@ class World:
                 self.begun.add(next(r for r, t in self.machine.members.trainers.items() if t.connection == to))
 
     def _ready(self, to: int, rank: int, view: int) -> None:
-        self.carry_out(self.machine.told(to, m.Ready(pserver=rank, view=view), self.now_s))
+        self.carry_out(self.machine.receive(to, m.Ready(pserver=rank, view=view), self.now_s))
 
     def outcome(self) -> Outcome:
         """What followed, once everybody is there again."""
@@ -167,12 +168,12 @@ class World:
         if min(begins) == self._base.round:
             return "back to the last " + ("pass" if self.setup.cuts_only_at_passes else "snapshot")
         assert OPEN == min(begins) < max(begins)
-        return "one batch a shard again" if self.setup.updates.is_streamed else "one round again"
+        return "one batch a shard again" if self.setup.facts.updates.is_streamed else "one round again"
 
     def _push(self, round_: int, shard: int) -> Head:
         assert self.setup is not None
         where = {"round": round_}
-        if self.setup.updates.is_streamed:
+        if self.setup.facts.updates.is_streamed:
             where = {"round": round_ - PASS_START, "extra": 1}
         ids = {"job": self.setup.job, "view": self.machine.view}
         return Head(Kind.PUSH, Flag.NONE, lo=shard, hi=shard + 1, records=1, nbytes=4, **where, **ids)
@@ -181,10 +182,11 @@ class World:
 def _lane(setup: Setup) -> LaneRounds | LaneStream:
     """A pserver's bookkeeping as `bireme.ps.lanes.lane` makes it."""
     ids = {"job": setup.job, "view": setup.view}
-    if setup.updates.is_streamed:
-        bound = setup.updates.staleness if setup.updates.mode == "bounded" else None
-        return LaneStream(setup.shards, None, staleness=bound, **ids)
-    return LaneRounds(setup.shards, spans_of(setup.shares, setup.shards, is_apart=setup.is_apart), None, **ids)
+    shards, updates = setup.facts.shards, setup.facts.updates
+    if updates.is_streamed:
+        bound = updates.staleness if updates.mode == "bounded" else None
+        return LaneStream(shards, None, staleness=bound, **ids)
+    return LaneRounds(shards, spans_of(setup.shares, shards, is_apart=setup.is_apart), None, **ids)
 
 
 def _counts(round_: int) -> LaneCounts:
@@ -204,7 +206,7 @@ def _trainer(world: World) -> None:
 
 def _link_to_lane(world: World) -> None:
     lost = m.LinkLost(trainer=1, view=world.machine.view, what="…")
-    world.carry_out(world.machine.told(world.machine.members.trainers[1].connection, lost, world.now_s))
+    world.carry_out(world.machine.receive(world.machine.members.trainers[1].connection, lost, world.now_s))
     world.wait(1.0)
 
 
@@ -240,7 +242,7 @@ def _pause(world: World) -> None:
         world.wait(1.0)
         speakers = [world.machine.members.trainers[0], *world.machine.members.pservers.values()]
         for member in speakers:
-            world.carry_out(world.machine.told(member.connection, m.Alive(), world.now_s))
+            world.carry_out(world.machine.receive(member.connection, m.Alive(), world.now_s))
 
 
 LOSSES: dict[str, Callable[[World], None]] = {

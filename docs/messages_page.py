@@ -17,6 +17,7 @@ from bireme.ps.lanes.slow_trainers import Slowest
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span
 from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates, Wire
+from bireme.spec.terms import Facts
 
 RECEIVERS = {
     "Begin": "every trainer",
@@ -25,7 +26,7 @@ RECEIVERS = {
     "Status": "the sender of GetStatus, SaveSoon or Cancel",
 }
 """Of messages that the coordinator sends, those whose docstrings do not name the receiver."""
-NESTED: tuple[type[msgspec.Struct], ...] = (m.Address, m.Facts, Setup, m.Sum)
+NESTED: tuple[type[msgspec.Struct], ...] = (m.Address, Facts, Setup, m.Sum)
 ELSEWHERE: dict[type, str] = {
     Parameter: "spec/model.py",
     Optimizer: "spec/model.py",
@@ -53,8 +54,8 @@ def fields_of(struct: type[msgspec.Struct]) -> str:
     """Names of a struct's fields with their types as the code writes them; optional ones with a question mark."""
     hints = {name: hint for each in reversed(struct.__mro__) for name, hint in inspect.get_annotations(each).items()}
     found = msgspec.structs.fields(struct)
-    told = [f"`{field.name}{'' if field.required else '?'}: {hints[field.name]}`" for field in found]
-    return ", ".join(told).replace("|", "\\|") or "none"
+    texts = [f"`{field.name}{'' if field.required else '?'}: {hints[field.name]}`" for field in found]
+    return ", ".join(texts).replace("|", "\\|") or "none"
 
 
 def messages_block() -> str:

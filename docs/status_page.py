@@ -26,7 +26,7 @@ _INTRO = """# The status of a job
 `bireme status JOB --json` prints one object. It has the name, state, output directory and passes of the job and, under
 `status`, the object on this page: what the coordinator reports. The same object is in `status.json` in the output
 directory when the job has ended, and on a cluster in the annotation `bireme.dev/status` of the job's first Job.
-From Python it is [`run.status().job`](../tutorial/python.md); a key that is a word of Python has another name there.
+From Python it is [`run.status().job`](../tutorial/python.md); a key that is a keyword of Python has another name there.
 
 Readers ignore keys that they do not know, and take defaults for missing ones, so that versions may differ.
 """

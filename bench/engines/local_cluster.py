@@ -40,8 +40,9 @@ from bireme.ps.tree import Span, share_out
 from bireme.ps.wire import security
 from bireme.ps.wire.frames import Record
 from bireme.ps.wire.row_frames import Block
-from bireme.spec.model import Coding, Optimizer, Parameter, Rows, Wire
+from bireme.spec.model import Coding, Optimizer, Parameter, Rows, Snapshots, Wire
 from engines.cut_parts import PartsOf
+from engines.facts import FACTS
 from engines.process import call_me
 from engines.running import BENCH, RunFailedError
 
@@ -330,8 +331,8 @@ class Trainer:
 
 def _open_exchange(member: Member, addresses: Sequence[tuple[str, Sequence[int]]]) -> tuple[Exchange, Coder | None]:
     """Connect to all lanes as trainers of a job do."""
-    setup = setup_of(member.shape, 0)
-    layout, is_near = Layout(setup.dense), member.shape.place == "local"
+    setup = setup_of(member.shape, 0, member.folder)
+    layout, is_near, wire = Layout(setup.dense), member.shape.place == "local", setup.facts.wire
 
     def reach(lane: int) -> list[socket.socket]:
         near = [connect_near(host, ports[lane]) if is_near else None for host, ports in addresses]
@@ -340,47 +341,44 @@ def _open_exchange(member: Member, addresses: Sequence[tuple[str, Sequence[int]]
 
     sockets, rows, coder = reach(0), None, None
     links = [Link(sock, part) for sock, part in zip(sockets, layout.slices(len(sockets)), strict=True)]
-    memory = TrainerMemory(layout, [Span(member.rank, member.rank + 1)], is_shared=is_near and setup.wire.is_exact)
-    if setup.tables or not setup.wire.is_exact:
+    memory = TrainerMemory(layout, [Span(member.rank, member.rank + 1)], is_shared=is_near and wire.is_exact)
+    if setup.tables or not wire.is_exact:
         # Only here: they bring Numba, which takes half a second to import.
         from bireme.ps.client.coder import Coder
         from bireme.ps.client.push_pull_rows import RowLinks
 
-        coder = None if setup.wire.is_exact else Coder(setup.wire, layout)
+        coder = None if wire.is_exact else Coder(wire, layout)
         rows = RowLinks(reach(1), setup.tables) if setup.tables else None
     return Exchange(links, memory, ME, rows, coder), coder
 
 
-def setup_of(shape: Shape, pserver: int) -> Setup:
-    """What a coordinator would tell a pserver."""
+def setup_of(shape: Shape, pserver: int, folder: str) -> Setup:
+    """What a coordinator would send a pserver."""
     parameters = [Parameter(name="w", shape=(shape.floats,))]
     optimizer = Optimizer(method=shape.method, learning_rate=RATE, schedule="constant")
     if shape.rows:
         parameters.append(Parameter(name="table", shape=(TABLE_ROWS, TABLE_WIDTH), rows=Rows()))
         optimizer = Optimizer(method="adagrad", learning_rate=TABLE_RATE, schedule="constant")
-    return Setup(
-        job=ME.job,
-        view=ME.view,
-        pserver=pserver,
+    facts = msgspec.structs.replace(
+        FACTS,
         pservers=shape.pservers,
-        dense_lanes=1,
-        sparse_lanes=1 if shape.rows else 0,
+        ports_num_for_sparse=1 if shape.rows else 0,
         parameters=tuple(parameters),
         optimizer=optimizer,
-        seed=1,
         shards=shape.trainers,
-        shares=share_out(shape.trainers, shape.trainers),
+        trainers=shape.trainers,
         wire=Wire(gradients=shape.coding),
+        snapshots=Snapshots(path=f"{folder}/snapshots" if shape.has_cuts else "", every_s=0.0),
     )
+    shares = share_out(shape.trainers, shape.trainers)
+    return Setup(job=ME.job, view=ME.view, pserver=pserver, facts=facts, shares=shares)
 
 
 def serve(member: Member) -> None:
     """Be a pserver until somebody ends it."""
     lanes = 2 if member.shape.rows else 1
     server = PServer([listen(member.host, 0) for _ in range(lanes)], 1, lambda *_: None, lambda *_: None)
-    setup, parts = setup_of(member.shape, member.rank), PartsOf(server, ME.view)
-    if member.shape.has_cuts:
-        setup = msgspec.structs.replace(setup, snapshots=str(Path(member.folder) / "snapshots"))
+    setup, parts = setup_of(member.shape, member.rank, member.folder), PartsOf(server, ME.view)
     server.set_up(setup, lambda *_: None, parts.done if member.shape.has_cuts else None)
     server.start()
     print(json.dumps({"ports": server.ports}), flush=True)

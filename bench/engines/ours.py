@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +27,7 @@ from bireme.ps.wire.frames import HEAD_NBYTES, RECORD_NBYTES, Record
 from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Optimizer, Parameter, Rows
 from engines import workloads as w
+from engines.facts import FACTS
 from engines.process import Task, answer, begin, time_steps
 
 ME = Identity(job=1, view=1, incarnation=1)
@@ -80,19 +82,17 @@ def serve(task: Task) -> None:
     parameters, optimizer = parameters_of(task.work)
     sockets = [listen("127.0.0.1", task.ports[rank]) for rank in (task.rank, w.SERVERS + task.rank)]
     server = PServer(sockets, 1, lambda *_: None, lambda *_: None)
-    setup = Setup(
-        job=ME.job,
-        view=ME.view,
-        pserver=task.rank,
+    facts = msgspec.structs.replace(
+        FACTS,
         pservers=w.SERVERS,
-        dense_lanes=1,
-        sparse_lanes=1,
+        ports_num_for_sparse=1,
         parameters=parameters,
         optimizer=optimizer,
-        seed=1,
         shards=w.TRAINERS,
-        shares=share_out(w.TRAINERS, w.TRAINERS),
+        trainers=w.TRAINERS,
     )
+    shares = share_out(w.TRAINERS, w.TRAINERS)
+    setup = Setup(job=ME.job, view=ME.view, pserver=task.rank, facts=facts, shares=shares)
     server.set_up(setup, lambda *_: None)
     server.start()
     signal.sigwait({signal.SIGTERM})

@@ -15,17 +15,17 @@ import pytest
 from tests.integration.test_rows import ALL, DENSE, SHARDS, TABLES, bits, open_exchange, records, tables_now
 from tests.integration.test_server_and_client import WAIT_S, Cluster
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
+from tests.setups import make_setup
 
 from bireme.core import faults
 from bireme.core.errors import SnapshotError
 from bireme.ps.client.push_pull import Exchange
 from bireme.ps.plan import Layout
-from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import read_part
 from bireme.ps.snapshot.writer import Capture, FileWritten, SnapshotWriter
 from bireme.ps.tree import share_out
 from bireme.ps.wire.row_frames import Block
-from bireme.spec.model import Optimizer, Parameter, UpdateMode, Updates
+from bireme.spec.model import Optimizer, Parameter, Snapshots, UpdateMode, Updates
 
 WIDE = Parameter(name="a", shape=(3000,))
 ROWS = (50, 40)
@@ -36,18 +36,28 @@ State = tuple[bytes, list[tuple[list[int], bytes]]]
 Parts = queue.Queue[FileWritten]
 
 
-def start(cluster: Cluster, place: Path, *, pservers: int = 2, lanes: int = 2, **changes: object) -> Parts:
+def start(
+    cluster: Cluster,
+    place: Path,
+    *,
+    pservers: int = 2,
+    lanes: int = 2,
+    every_s: float = 0.0,
+    every_rounds: int = 0,
+    **changes: object,
+) -> Parts:
     """Pservers with a dense lane and some sparse ones each, which tell of their parts of cuts."""
     parts: Parts = queue.Queue()
     cluster.start(pservers, 1, sparse_lanes=lanes)
     cluster.layout, cluster.shards = Layout([WIDE, DENSE]), SHARDS
     for rank, server in enumerate(cluster.servers):
         plain: dict[str, object] = {
-            "job": 7, "view": 3, "pserver": rank, "pservers": pservers, "dense_lanes": 1, "sparse_lanes": lanes,
+            "job": 7, "view": 3, "pserver": rank, "pservers": pservers, "ports_num": 1, "ports_num_for_sparse": lanes,
             "parameters": (WIDE, DENSE, *TABLES), "seed": 1, "shards": SHARDS, "shares": share_out(SHARDS, 1),
-            "optimizer": Optimizer(method="adagrad", learning_rate=0.5, schedule="constant"), "snapshots": str(place),
+            "optimizer": Optimizer(method="adagrad", learning_rate=0.5, schedule="constant"),
+            "snapshots": Snapshots(path=str(place), every_s=every_s, every_rounds=every_rounds),
         }  # fmt: skip
-        server.set_up(Setup(**{**plain, **changes}), cluster.passes.append, parts.put)  # type: ignore[arg-type]
+        server.set_up(make_setup(**{**plain, **changes}), cluster.passes.append, parts.put)
     return parts
 
 
@@ -216,7 +226,7 @@ def test_a_full_disk_does_not_stop_training_nor_harm_what_is_saved(
 def test_a_cut_that_somebody_waits_for_is_made_two_rounds_later(
     cluster: Cluster, other: Cluster, tmp_path: Path, every_s: float
 ) -> None:
-    parts = start(cluster, tmp_path, cut_every_s=every_s)
+    parts = start(cluster, tmp_path, every_s=every_s)
 
     def before(round_: int) -> None:
         if round_ == 3:
@@ -241,7 +251,7 @@ def test_every_lane_takes_the_cuts_at_multiples_of_a_number_by_itself(
         first = start(other, tmp_path / "first")
         train(other, range(begin), lambda round_: ask(other) if round_ == begin - CUT_AFTER else None)
         base = base_of([all_parts(first)])
-    parts = start(cluster, tmp_path / "cuts", cut_every_rounds=3, base=base)
+    parts = start(cluster, tmp_path / "cuts", every_rounds=3, base=base)
     found: list[list[FileWritten]] = []
     train(cluster, range(begin, 13), lambda round_: found.append(all_parts(parts)) if is_due(round_, begin) else None)
     found.append(all_parts(parts))
@@ -255,7 +265,7 @@ def is_due(round_: int, begin: int) -> bool:
 
 
 def test_of_the_clock_and_the_rounds_whichever_comes_first_makes_a_cut(cluster: Cluster, tmp_path: Path) -> None:
-    parts = start(cluster, tmp_path, cut_every_rounds=10, cut_every_s=3600.0)
+    parts = start(cluster, tmp_path, every_rounds=10, every_s=3600.0)
     found: list[int] = []
 
     def before(round_: int) -> None:
@@ -272,7 +282,7 @@ def test_of_the_clock_and_the_rounds_whichever_comes_first_makes_a_cut(cluster: 
 
 @pytest.mark.parametrize("mode", ["async", "local"])
 def test_lanes_that_cut_at_passes_only_do_not_count_rounds(cluster: Cluster, tmp_path: Path, mode: UpdateMode) -> None:
-    start(cluster, tmp_path, updates=Updates(mode=mode), cut_every_rounds=1)
+    start(cluster, tmp_path, updates=Updates(mode=mode), every_rounds=1)
     lane = cluster.servers[0].lanes[0]
     lane.rounds.round = 1
     assert not lane._is_at_cut()

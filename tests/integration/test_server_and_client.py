@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.setups import make_setup
 
 from bireme.core.errors import FrameError, NetworkError, PortInUseError, RefusedError
 from bireme.ps.client.carriers import connect
@@ -23,7 +24,6 @@ from bireme.ps.client.push_pull import Exchange, Identity, Link, Position
 from bireme.ps.lanes.rounds import PassTotals, Totals
 from bireme.ps.lanes.server import PServer, listen
 from bireme.ps.plan import Layout
-from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Head, Kind, Record, pack_records
@@ -66,11 +66,11 @@ class Cluster:
         for rank, server in enumerate(self.servers):
             plain: dict[str, object] = {
                 "job": 7, "view": 3, "pserver": rank, "pservers": len(self.servers), "parameters": parameters,
-                "dense_lanes": server._dense_lanes, "sparse_lanes": len(server.ports) - server._dense_lanes,
+                "ports_num": server._dense_lanes, "ports_num_for_sparse": len(server.ports) - server._dense_lanes,
                 "optimizer": Optimizer(learning_rate=0.5, schedule="constant"), "seed": 1, "shards": shards,
                 "shares": share_out(shards, shards),
             }  # fmt: skip
-            server.set_up(Setup(**{**plain, **changes}), self.passes.append)  # type: ignore[arg-type]
+            server.set_up(make_setup(**{**plain, **changes}), self.passes.append)
 
     def connect(self, port: int | None = None) -> socket.socket:
         sock = connect("127.0.0.1", port or self.servers[0].ports[0], timeout_s=WAIT_S, what="pserver 0")
@@ -360,9 +360,9 @@ def test_a_pserver_without_a_job_says_so_on_every_lane(cluster: Cluster) -> None
 def test_a_pserver_serves_one_job_with_the_lanes_it_opened(cluster: Cluster) -> None:
     cluster.start(lanes=2)
     with pytest.raises(FrameError, match="the job wants 3 dense and 0 sparse lanes, this pserver opened 2 and 0"):
-        cluster.set_up(dense_lanes=3)
+        cluster.set_up(ports_num=3)
     with pytest.raises(FrameError, match="the job wants 2 dense and 1 sparse lanes, this pserver opened 2 and 0"):
-        cluster.set_up(sparse_lanes=1)
+        cluster.set_up(ports_num_for_sparse=1)
     cluster.set_up()
     with pytest.raises(FrameError, match="this pserver already serves a job"):
         cluster.set_up(view=4, job=8)

@@ -25,6 +25,7 @@ from tests.integration.test_server_and_client import (
     trained,
 )
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
+from tests.setups import make_setup
 
 from bireme.core.errors import BiremeError, NetworkError, StaleError
 from bireme.ps.client.carriers import CarrierName, connect_near
@@ -35,7 +36,7 @@ from bireme.ps.snapshot.writer import FileWritten
 from bireme.ps.tree import Span, share_out
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Flag, Head, Kind, pack_records
-from bireme.spec.model import Optimizer
+from bireme.spec.model import Optimizer, Snapshots
 
 HISTORY = ME.view
 CARRIERS: list[CarrierName] = ["shm", "unix", "tcp"]
@@ -218,11 +219,11 @@ def test_a_rewind_without_a_cut_begins_anew(cluster: Cluster, carrier: CarrierNa
 
 def saving(cluster: Cluster, path: Path, **changes: object) -> Setup:
     plain: dict[str, object] = {
-        "job": 7, "view": 3, "pserver": 0, "pservers": 1, "parameters": cluster.layout.parameters, "dense_lanes": 2,
+        "job": 7, "view": 3, "pserver": 0, "pservers": 1, "parameters": cluster.layout.parameters, "ports_num": 2,
         "optimizer": Optimizer(learning_rate=0.5, schedule="constant"), "seed": 1, "shards": 3,
-        "shares": share_out(3, 3), "snapshots": str(path),
+        "shares": share_out(3, 3), "snapshots": Snapshots(path=str(path), every_s=0.0),
     }  # fmt: skip
-    return Setup(**{**plain, **changes})  # type: ignore[arg-type]
+    return make_setup(**{**plain, **changes})
 
 
 def test_a_rewind_takes_all_lanes_back_to_the_cut(cluster: Cluster, tmp_path: Path) -> None:

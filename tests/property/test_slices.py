@@ -13,13 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.setups import make_setup
 
 from bireme.core.errors import SnapshotError
 from bireme.ps.lanes.progress import COUNTS, agreed_counts, pack_counts, unpack_counts
 from bireme.ps.lanes.rounds import Closing, LaneCounts, Totals
 from bireme.ps.optim.optimizers import Segment, SliceOptimizer
 from bireme.ps.plan import Layout, Slice
-from bireme.ps.setup import Setup
 from bireme.ps.snapshot.reassembly import (
     apply_delta,
     chained_rows,
@@ -264,9 +264,9 @@ class Stores:
     """The sparse lanes of a job, their cuts, and which of these count; a whole table's state beside each cut."""
 
     def __init__(self, lanes: int, parameter: Parameter, method: str) -> None:
-        self.setup = Setup(
-            job=1, view=1, pserver=0, pservers=1, dense_lanes=1, sparse_lanes=lanes, parameters=(parameter,), seed=3,
-            optimizer=Optimizer(method=method, learning_rate=0.1, schedule="constant"), shards=1,
+        self.setup = make_setup(
+            job=1, view=1, pserver=0, pservers=1, ports_num=1, ports_num_for_sparse=lanes, parameters=(parameter,),
+            seed=3, optimizer=Optimizer(method=method, learning_rate=0.1, schedule="constant"), shards=1,
             shares=share_out(1, 1),
         )  # fmt: skip
         self.stores = [SparseStore(self.setup, lane) for lane in range(lanes)]

@@ -6,6 +6,7 @@ import msgspec
 
 from bireme.ps.tree import Span
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
+from bireme.spec.terms import Facts
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,59 +16,43 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     view: int
     """The view that begins with this; later views may go on with it."""
     pserver: int
-    pservers: int
-    dense_lanes: int
-    """Per pserver, as are sparse lanes."""
-    sparse_lanes: int = 0
-    parameters: tuple[Parameter, ...]
-    optimizer: Optimizer
-    seed: int
-    shards: int
+    facts: Facts
     shares: tuple[Span, ...]
-    """Which shards each trainer owns."""
-    updates: Updates = Updates()
-    wire: Wire = Wire()
-    snapshots: str = ""
-    """The directory that all processes see, for cuts; '' for none."""
-    cut_every_s: float = 0.0
-    """Lane 0 names a cut so long after the last one; 0: never."""
-    cut_every_rounds: int = 0
-    """Each lane takes part in a cut at the beginning of rounds that are multiples of this; 0: of none."""
+    """Which shards each trainer owns, as in `Begin`."""
     base: tuple[tuple[str, ...], ...] = ()
     """Files of the snapshot to go on from: its parts, after those of the snapshots that it builds on."""
-    is_set_by_trainer: bool = False
-    """Values come from a saved model that a trainer sends, not from the generator."""
-    start_pass: int = 0
-    start_samples: int = 0
-    patience_s: float = 60.0
-    """How long to wait for a coordinator that was lost."""
+
+    @property
+    def is_set_by_trainer(self) -> bool:
+        """Whether a trainer sends the first values: a snapshot has later ones than a saved model."""
+        return self.facts.is_set_by_trainer and not self.base
 
     @property
     def is_apart(self) -> bool:
         """Whether trainers send each shard's gradient by itself: sums of rounded numbers cannot be rounded again."""
-        return is_apart(self.updates, self.wire)
+        return is_apart(self.facts.updates, self.facts.wire)
 
     @property
     def cuts_only_at_passes(self) -> bool:
         """Whether lanes agree on a moment, and trainers keep nothing that lanes lack, only at the end of a pass."""
-        return cuts_only_at_passes(self.updates, self.wire)
+        return cuts_only_at_passes(self.facts.updates, self.facts.wire)
 
     @property
     def dense(self) -> tuple[Parameter, ...]:
         """What dense lanes keep."""
-        return tuple(p for p in self.parameters if not p.is_sparse)
+        return tuple(p for p in self.facts.parameters if not p.is_sparse)
 
     @property
     def tables(self) -> tuple[Parameter, ...]:
         """What sparse lanes keep, in the order in which rows travel."""
-        return tuple(p for p in self.parameters if p.is_sparse)
+        return tuple(p for p in self.facts.parameters if p.is_sparse)
 
     @property
     def dense_rule(self) -> Optimizer:
         """The update rule of dense lanes: with local SGD trainers have the program's own, and lanes add differences."""
-        if self.updates.mode != "local":
-            return self.optimizer
-        return Optimizer(learning_rate=self.updates.rate / self.shards, schedule="constant")
+        if self.facts.updates.mode != "local":
+            return self.facts.optimizer
+        return Optimizer(learning_rate=self.facts.updates.rate / self.facts.shards, schedule="constant")
 
 
 def cuts_only_at_passes(updates: Updates, wire: Wire) -> bool:

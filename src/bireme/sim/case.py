@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bireme.core.draws import stream_key
-from bireme.job.coordination import messages as m
 from bireme.ps.wire.frames import Record
 from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates
+from bireme.spec.terms import Facts
 
 Mode = Literal["sync", "bounded", "async", "local"]
 MIX: tuple[Mode, ...] = ("sync", "sync", "sync", "bounded", "async")
@@ -102,9 +102,9 @@ def usual_shape() -> Shape:
     return Shape("sync", 3, 3, 1, 3, 2, 4, 0, samples, 0.03, 2)
 
 
-def facts_of(shape: Shape) -> m.Facts:
+def facts_of(shape: Shape) -> Facts:
     """The job's facts, as trainers send them."""
-    return m.Facts(
+    return Facts(
         name="simulated",
         program="hashes",
         fingerprint="f",
@@ -117,15 +117,15 @@ def facts_of(shape: Shape) -> m.Facts:
         passes=shape.passes,
         seed=0,
         pservers=shape.pservers,
-        dense_lanes=shape.lanes,
-        sparse_lanes=0,
+        ports_num=shape.lanes,
+        ports_num_for_sparse=0,
         output=OUTPUT,
         updates=Updates(mode=shape.mode, staleness=shape.staleness),
-        data="d",
+        data_fingerprint="d",
         snapshots=Snapshots(
             path=SNAPSHOTS, every_s=shape.cut_every_s, every_rounds=shape.cut_every_rounds, keep=shape.keep
         ),
-        patience_s=PATIENCE_S,
+        connect_timeout_s=PATIENCE_S,
     )
 
 

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from bireme.spec.kubernetes import KubernetesFile
-from bireme.spec.model import Coding, Logs, Restarts, Snapshots, UpdateMode, Updates, Wire
+from bireme.spec.model import Coding, Logs, Restarts, UpdateMode
+from bireme.spec.terms import JobTerms
 
 Name = Annotated[
     str,
@@ -232,45 +233,20 @@ CarrierChoice = Literal["auto", "unix", "tcp"]
 """How a trainer connects to lanes on its own machine; benches and tests force other choices than `auto`'s."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Job(JobTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A resolved job, as its processes receive it."""
 
-    name: str
     config: str
     config_args: dict[str, str]
     data: str
-    shards: int
-    pservers: int
-    trainers: int
     port: int | None
-    ports_num: int
-    ports_num_for_sparse: int
-    passes: int
-    seed: int
-    output: str
     log_period: int
-    connect_timeout_s: float
-    updates: Updates | None = None
-    """None leaves it to the program."""
-    wire: Wire = Wire()
-    snapshots: Snapshots = Snapshots()
     restarts: Restarts = Restarts()
     logs: Logs = Logs()
-    data_fingerprint: str = ""
-    """A hash of the shards' layout; the runner sets it."""
-    is_resumed: bool = False
-    """Resume from the newest snapshot in the output directory."""
-    accepts_changes: bool = False
-    """Resume also if the program, the data or the rules have changed."""
-    start_pass: int = 0
     init_model: str = ""
     """Directory of a saved model to start from; '' starts from the generator."""
-    stop_after: int = 0
-    """Passes without a lower test cost after which the job ends; 0: never early."""
     keep: str = "all"
     """Which passes' models are kept: `all`, `best` or `last N`."""
-    since: int = 0
-    """The runner's incarnation; lower incarnations belong to earlier runs."""
     hosts: tuple[str, ...] = ()
     """The pservers' addresses by rank; empty: discovery through the run's directory."""
     tls: str = ""

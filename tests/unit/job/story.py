@@ -13,9 +13,10 @@ from bireme.job.coordination.effects import Base, Effect, Leave, Send, Write
 from bireme.job.output.manifest import EndedPass, Manifest, PartRecord
 from bireme.ps.lanes.rounds import PassTotals, Totals
 from bireme.spec.model import Optimizer, Parameter, Snapshots
+from bireme.spec.terms import Facts
 
 ADDRESSES = (m.Address(host="a", ports=(1, 2)), m.Address(host="b", ports=(3, 4)))
-FACTS = m.Facts(
+FACTS = Facts(
     name="demo",
     program="config.py",
     fingerprint="f",
@@ -28,10 +29,10 @@ FACTS = m.Facts(
     passes=2,
     seed=1,
     pservers=2,
-    dense_lanes=1,
-    sparse_lanes=1,
+    ports_num=1,
+    ports_num_for_sparse=1,
     output="/out",
-    patience_s=60.0,
+    connect_timeout_s=60.0,
 )
 CUTS = Snapshots(path="/out/snapshots", every_s=10.0)
 NO_BASE = Base(None, ())
@@ -68,7 +69,7 @@ class Story:
         return self.machine.loaded(self.machine.view, base, self.now_s)
 
     def tell(self, connection: int, message: m.Message) -> list[Effect]:
-        return self.machine.told(connection, message, self.now_s)
+        return self.machine.receive(connection, message, self.now_s)
 
     def ready(self) -> list[Effect]:
         """Every pserver is in the current view."""

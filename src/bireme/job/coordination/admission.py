@@ -9,16 +9,18 @@ from bireme.job.coordination import messages as m
 from bireme.job.coordination.effects import Base
 from bireme.ps.setup import Setup
 from bireme.ps.tree import share_out
+from bireme.spec.terms import Facts, JobTerms
 
 _TRAINER_0_KNOWS = ("output", "start_samples")
 """Facts taken from trainer 0 alone, which reads and writes models; others may differ."""
 
+_TERMS = frozenset(JobTerms.__struct_fields__) - {"name"}
 _OTHER_PROGRAM = (
     "its config, or a file that the config reads such as dict.txt, is not that of the trainers that came before it"
 )
 
 
-def settle_facts(facts: m.Facts, trainers: int) -> m.Facts:
+def settle_facts(facts: Facts, trainers: int) -> Facts:
     """Facts with the counts filled in: as in the original, only pservers know how many were started by hand."""
     return msgspec.structs.replace(facts, trainers=trainers, shards=trainers) if facts.trainers == 0 else facts
 
@@ -34,7 +36,7 @@ def wrong_rank(rank: int, trainers: int) -> tuple[str, str] | None:
 
 
 def why_not(
-    join: m.Join, facts: m.Facts, present: m.Join | None, known: m.Facts | None, trainers: int
+    join: m.Join, facts: Facts, present: m.Join | None, known: Facts | None, trainers: int
 ) -> tuple[str, str] | None:
     """Why a trainer may not join, and how to fix it; None if it may. `present` holds its rank, `known` is the job."""
     wrong = wrong_rank(join.trainer, trainers)
@@ -64,14 +66,14 @@ def _is_later(present: m.Join, join: m.Join) -> bool:
     return (present.pid, present.host) == (join.pid, join.host)
 
 
-def difference(ours: m.Facts | None, theirs: m.Facts, trainers: int) -> str:
+def difference(ours: Facts | None, theirs: Facts, trainers: int) -> str:
     """How a trainer's facts differ from those of the others; '' if they agree."""
     if theirs.trainers != trainers:
         return f"it counts {theirs.trainers} trainers, pserver 0 counts {trainers}"
     if ours is None:
         return ""
     left, right = msgspec.to_builtins(ours), msgspec.to_builtins(theirs)
-    for name in left:
+    for name in sorted(left, key=_TERMS.__contains__):  # what the program says explains terms that follow from it
         if left[name] != right[name] and name not in _TRAINER_0_KNOWS:
             if name == "fingerprint":
                 return _OTHER_PROGRAM
@@ -80,35 +82,14 @@ def difference(ours: m.Facts | None, theirs: m.Facts, trainers: int) -> str:
     return ""
 
 
-def setup_of(facts: m.Facts, ids: tuple[int, int], rank: int, base: Base) -> Setup:
+def setup_of(facts: Facts, ids: tuple[int, int], rank: int, base: Base) -> Setup:
     """A pserver's SetUp for a view that resumes from `base`; `ids` are the job's and the view's."""
-    return Setup(
-        job=ids[0],
-        view=ids[1],
-        pserver=rank,
-        pservers=facts.pservers,
-        dense_lanes=facts.dense_lanes,
-        sparse_lanes=facts.sparse_lanes,
-        parameters=facts.parameters,
-        optimizer=facts.optimizer,
-        seed=facts.seed,
-        shards=facts.shards,
-        shares=share_out(facts.shards, facts.trainers),
-        updates=facts.updates,
-        wire=facts.wire,
-        snapshots=facts.snapshots.path,
-        cut_every_s=facts.snapshots.every_s,
-        cut_every_rounds=facts.snapshots.every_rounds,
-        base=base.files,
-        is_set_by_trainer=facts.is_set_by_trainer and base.manifest is None,
-        start_pass=facts.start_pass,
-        start_samples=facts.start_samples,
-        patience_s=facts.patience_s,
-    )
+    shares = share_out(facts.shards, facts.trainers)
+    return Setup(job=ids[0], view=ids[1], pserver=rank, facts=facts, shares=shares, base=base.files)
 
 
 def begin_of(
-    facts: m.Facts, ids: tuple[int, int], pservers: tuple[m.Address, ...], *, saved: int, has_base: bool
+    facts: Facts, ids: tuple[int, int], pservers: tuple[m.Address, ...], *, saved: int, has_base: bool
 ) -> m.Begin:
     """The trainers' Begin for a view whose pservers are ready."""
     return m.Begin(

@@ -45,6 +45,7 @@ from bireme.job.status import ENDED, Ending
 from bireme.ps.lanes.authority import view_of
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.setup import cuts_only_at_passes, has_private_state
+from bireme.spec.terms import Facts
 
 SET_UP_PATIENCE_S = 300.0
 """Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
@@ -63,7 +64,7 @@ class Coordinator:
         self.incarnation = incarnation
         self.phase: Phase = "gathering"
         self.reason = ""
-        self.facts: m.Facts | None = None
+        self.facts: Facts | None = None
         self.members = Members()
         self.passes = Passes()
         self.history = 0
@@ -98,7 +99,7 @@ class Coordinator:
         newest = self.cuts.newest_round
         return newest if newest is not None else self._base_round if self._has_base else None
 
-    def told(self, connection: int, message: m.Message, now_s: float) -> list[Effect]:
+    def receive(self, connection: int, message: m.Message, now_s: float) -> list[Effect]:
         """Handle a message from a member."""
         match message:
             case m.Alive():
@@ -218,10 +219,10 @@ class Coordinator:
         if not self._waits_since_s:
             return self._ask_for_cut(now_s)
         waited_s = now_s - self._waits_since_s
-        if self.phase == "gathering" and waited_s > self.facts.patience_s:
+        if self.phase == "gathering" and waited_s > self.facts.connect_timeout_s:
             missing = "; ".join(self.missing())
             return self._end("failed", f"waited {waited_s:.0f} s for {missing}", own_fault="process")
-        if self.phase == "setting-up" and waited_s > self.facts.patience_s + SET_UP_PATIENCE_S:
+        if self.phase == "setting-up" and waited_s > self.facts.connect_timeout_s + SET_UP_PATIENCE_S:
             late = [f"pserver {r}" for r, p in self.members.pservers.items() if p.ready_in != self.view]
             return self._end(
                 "failed", f"waited {waited_s:.0f} s for {', '.join(late)} to get ready", own_fault="process"
@@ -313,7 +314,7 @@ class Coordinator:
             return []
         return self._begin(self.facts, now_s)
 
-    def _begin(self, facts: m.Facts, now_s: float) -> list[Effect]:
+    def _begin(self, facts: Facts, now_s: float) -> list[Effect]:
         kind = ("rewind" if self._must_rewind else "mend") if self.begun_s else "begin"
         self._to("all pservers are ready")
         self._must_rewind, self._waits_since_s = False, 0.0
@@ -448,8 +449,8 @@ class Coordinator:
             *self._end_if_done(self.facts),
         ]
 
-    def _end_if_done(self, facts: m.Facts) -> list[Effect]:
-        is_done = self.passes.saved + 1 >= facts.start_pass + facts.passes
+    def _end_if_done(self, facts: Facts) -> list[Effect]:
+        is_done = self.passes.saved + 1 >= facts.passes
         if not is_done and is_over(self.passes.costs, facts.stop_after):
             return self._end("finished", reason_of(facts.stop_after))
         return self._end("finished", "all passes done") if is_done else []

@@ -11,6 +11,7 @@ from bireme.job.output.manifest import EndedPass, Inputs, Manifest, PartRecord, 
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.writer import FileWritten
+from bireme.spec.terms import Facts
 
 ASK_AGAIN_S = 1.0
 """Repeat CutSoon after so long: pservers may have skipped the requested cut, or lost a part of it."""
@@ -101,7 +102,7 @@ def part_of(setup: Setup, done: FileWritten) -> m.CutPart:
 
 
 def manifest_of(
-    facts: m.Facts,
+    facts: Facts,
     incarnation: int,
     parts: Sequence[m.CutPart],
     ended: PassTotals | None,
@@ -119,8 +120,8 @@ def manifest_of(
         incarnation=incarnation,
         inputs=inputs_of(facts),
         pservers=facts.pservers,
-        dense_lanes=facts.dense_lanes,
-        sparse_lanes=facts.sparse_lanes,
+        dense_lanes=facts.ports_num,
+        sparse_lanes=facts.ports_num_for_sparse,
         parts=tuple(
             PartRecord(file=part.file, sha256=part.sha256, nbytes=part.nbytes, pserver=part.pserver) for part in parts
         ),
@@ -129,11 +130,11 @@ def manifest_of(
     )
 
 
-def inputs_of(facts: m.Facts) -> Inputs:
+def inputs_of(facts: Facts) -> Inputs:
     """The inputs that determine the job's result."""
     return Inputs(
         program=facts.fingerprint,
-        data=facts.data,
+        data=facts.data_fingerprint,
         rules=rules_hash(facts.parameters, facts.optimizer, facts.updates, facts.wire),
         shards=facts.shards,
         seed=facts.seed,

@@ -21,7 +21,7 @@ from bireme.ps.setup import Setup
 from bireme.ps.tree import Span
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Head, Kind
-from bireme.spec.model import Optimizer, Parameter, Snapshots, Updates, Wire
+from bireme.spec.terms import Facts
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -33,44 +33,6 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     host: str
     ports: tuple[int, ...]
-
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The checked program and everything else on which all processes of a job must agree."""
-
-    name: str
-    program: str
-    fingerprint: str
-    """Hash of what is computed and by which bireme: trainers that compute differently must not train together."""
-    parameters: tuple[Parameter, ...]
-    optimizer: Optimizer
-    batch_size: int
-    evals: tuple[str, ...]
-    shards: int
-    trainers: int
-    passes: int
-    seed: int
-    pservers: int
-    dense_lanes: int
-    sparse_lanes: int
-    output: str
-    updates: Updates = Updates()
-    wire: Wire = Wire()
-    is_set_by_trainer: bool = False
-    start_pass: int = 0
-    start_samples: int = 0
-    data: str = ""
-    """Fingerprint of the shards."""
-    snapshots: Snapshots = Snapshots()
-    is_resumed: bool = False
-    """Go on from the newest snapshot in the output directory."""
-    accepts_changes: bool = False
-    since: int = 0
-    """Incarnations up to this one are of earlier runs, as are their snapshots."""
-    patience_s: float = 60.0
-    """How long to wait for a lost member."""
-    stop_after: int = 0
-    """End the job after so many passes without a lower test cost; 0: never before the last pass."""
 
 
 class Join(_Message, frozen=True):

@@ -1,23 +1,24 @@
-"""Passes from the moment their rounds are over until people can see them. No I/O.
+"""Passes from the end of their last round until their model is saved. No I/O.
 
-A pass is closed when the lanes have told its totals, every trainer has reported, and the cut that ends it is
-settled: committed, or lost for good where the pass would come out alike once more. Then trainer 0 is told to save its
-model, and when that is on disk the pass counts. Whoever dies in between, the ones after him report again; so
-everything here may happen twice.
+A pass is closed when the first lane has reported its totals, every trainer has reported, and the cut that ends it is
+settled: committed, or lost for good where computing the pass again gives the same result. Then trainer 0 saves its
+model, and with that on disk the pass counts. The successor of a process that dies in between reports again, so every
+method may be called twice for a pass.
 """
 
 from __future__ import annotations
 
 from bireme.job.coordination import messages as m
 from bireme.ps.lanes.rounds import PassTotals, Totals
+from bireme.spec.terms import Facts
 
 
 class Passes:
-    """What is known of passes that are over."""
+    """Totals, reports and results of passes whose rounds are over."""
 
     def __init__(self) -> None:
         self.closed: list[m.PassClosed] = []
-        """What this coordinator has seen saved."""
+        """Passes whose models were saved under this coordinator, or under its predecessors in this run."""
         self.saved = -1
         self.costs: dict[int, float | None] = {}
         """The test costs of all passes that count, also of earlier runs where they matter."""
@@ -28,11 +29,11 @@ class Passes:
         self._begun_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Trainers are at work, from now on at the latest."""
+        """Count the time of the first pass from now, unless it is counted already."""
         self._begun_s = self._begun_s or now_s
 
     def rewind(self, saved: int, ended: PassTotals | None) -> None:
-        """Everything is as it was at a cut; `ended` is the pass that ended with it, if one did."""
+        """Return to the state at a cut; `ended` has the totals of the pass that ended with it, if one did."""
         self.saved = max(saved, self.saved)
         self._totals, self._reports, self._settled, self._unsaved = {}, {}, set(), None
         if ended is not None:
@@ -40,27 +41,27 @@ class Passes:
             self._settled.add(ended.pass_id)
 
     def totals(self, pass_id: int) -> PassTotals | None:
-        """What the lanes said about a pass that is over."""
+        """The lanes' totals of a pass that is over."""
         return self._totals.get(pass_id)
 
     def lane_passed(self, totals: PassTotals) -> None:
-        """The first lane has closed a pass: these samples were applied."""
+        """Take the totals of a pass that the first lane has closed."""
         self._totals[totals.pass_id] = totals
 
     def report(self, message: m.PassDone) -> None:
-        """A trainer has ended a pass."""
+        """Take a trainer's report on a pass."""
         self._reports.setdefault(message.pass_id, {})[message.trainer] = message
 
     def settle(self, pass_id: int) -> None:
-        """No cut is to be waited for any more before a pass is closed."""
+        """Let a pass be closed without waiting for its cut any more."""
         self._settled.add(pass_id)
 
     def seen(self, pass_id: int) -> m.PassClosed | None:
-        """A pass that was saved, as it was told then."""
+        """The results of a pass that was saved; None for any other."""
         return next((closed for closed in self.closed if closed.pass_id == pass_id), None)
 
-    def close(self, pass_id: int, facts: m.Facts, now_s: float) -> m.PassClosed | None:
-        """What a pass came to, as soon as everything about it is known."""
+    def close(self, pass_id: int, facts: Facts, now_s: float) -> m.PassClosed | None:
+        """The results of a pass; None while totals, reports or the cut are missing."""
         reports = self._reports.get(pass_id, {})
         is_settled = pass_id in self._settled or not facts.snapshots.path
         if pass_id not in self._totals or len(reports) < facts.trainers or not is_settled or pass_id <= self.saved:
@@ -87,7 +88,7 @@ class Passes:
         return self._unsaved
 
     def save(self, pass_id: int, now_s: float) -> tuple[m.PassClosed, list[dict[str, object]]] | None:
-        """A pass's model is on disk: returns what the pass came to and its lines of the ledger; None if not due."""
+        """A pass's model is on disk: returns its results and its lines of the ledger; None if not due."""
         closed = self._unsaved
         if closed is None or closed.pass_id != pass_id:
             return None

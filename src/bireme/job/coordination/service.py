@@ -54,6 +54,7 @@ from bireme.ps.client.carriers import connect
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.lanes.slow_trainers import Awaited
 from bireme.ps.wire import frame_io
+from bireme.spec.terms import Facts
 
 log = logging.getLogger(__name__)
 TICK_S = 0.1
@@ -134,7 +135,7 @@ class CoordinatorService:
                         log.warning(
                             "lost link trainer=%d view=%x cause=%s", message.trainer, message.view, message.what
                         )
-                    self._do(machine.told(id(sock), message, now))
+                    self._do(machine.receive(id(sock), message, now))
         if status is not None:  # outside the lock: a client that does not read must not block the job
             m.send(sock, m.Status(status=status))
 
@@ -254,7 +255,7 @@ class CoordinatorService:
         with self._lock:
             self._do(self._machine.loaded(effect.view, base, time.monotonic()))
 
-    def _find_base(self, facts: m.Facts, effect: Load) -> Base:
+    def _find_base(self, facts: Facts, effect: Load) -> Base:
         """The newest intact snapshot, or none before this run's first commit."""
         faults.at("snapshot.load")
         output = Path(facts.output) if facts.output else None

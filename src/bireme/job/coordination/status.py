@@ -24,7 +24,7 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
         view=machine.view,
         seconds=round(now_s - machine.begun_s, 3) if machine.begun_s else 0.0,
         first_pass=facts.start_pass if facts else 0,
-        passes=facts.passes if facts else 0,
+        passes=facts.passes - facts.start_pass if facts else 0,
         pass_id=max((p.pass_id for p in progress), default=0),
         round=max((p.round for p in progress), default=0),
         trainers=tuple(_trainer(rank, t, now_s) for rank, t in sorted(members.trainers.items())),

@@ -223,7 +223,7 @@ class PserverProcess:
             on_pass = partial(self._lane_passed, setup.view)
             self._server.set_up(setup, on_pass, partial(self._part_done, setup))
             line = self._follow(sock)
-            self._rank, self._patience_s = setup.pserver, setup.patience_s
+            self._rank, self._patience_s = setup.pserver, setup.facts.connect_timeout_s
         for index, lane in enumerate(self._server.lanes):
             log.info("set up lane=%d state=%r", index, lane.describe())
         line.send(m.Ready(pserver=setup.pserver, view=setup.view, incarnation=self._options.incarnation))

@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -49,7 +49,8 @@ from bireme.ps.plan import aligned_zeros, check_names
 from bireme.ps.setup import is_apart
 from bireme.ps.tree import Span, rows_of, share_out
 from bireme.spec.job import CarrierChoice
-from bireme.spec.model import Snapshots, Updates, Wire
+from bireme.spec.model import Updates
+from bireme.spec.terms import Facts, JobTerms, terms_in
 from bireme.train.local import LocalLoop, LocalRule
 from bireme.train.loop import ApartLoop, Loop
 from bireme.train.worker import Worker
@@ -64,36 +65,16 @@ LANE_S = 5.0
 class TrainerOptions:
     """A trainer's options at its start."""
 
-    name: str
+    terms: JobTerms
     trainer: int
-    trainers: int
-    """0: as many as pserver 0 was started for (`--num_gradient_servers`)."""
-    shards: int
     config: Path
     config_args: Mapping[str, str]
     workdirs: Callable[[int], Path]
     """The working directory that holds a shard's `data/`."""
-    ports_num: int
-    ports_num_for_sparse: int
-    passes: int
-    seed: int
-    output: Path | None
     cache: Path | None
-    log_period: int = 100
-    connect_timeout_s: float = 60.0
-    start_pass: int = 0
+    log_period: int
     init_model: Path | None = None
     carrier: CarrierChoice = "auto"
-    updates: Updates | None = None
-    """None leaves it to the program."""
-    wire: Wire = field(default_factory=Wire)
-    snapshots: Snapshots = field(default_factory=Snapshots)
-    is_resumed: bool = False
-    accepts_changes: bool = False
-    data: str = ""
-    """Fingerprint of the shards."""
-    since: int = 0
-    stop_after: int = 0
     keep: str = "all"
     incarnation: int = 0
     """0: started by hand, so that a second one with the same id is a mistake and not a successor."""
@@ -123,13 +104,13 @@ class TrainerProcess:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
         # Shard 0's owner tests for all trainers: as in the original, every shard carries the same test files.
         tester = self._open(program, "test", 0) if own.lo == 0 else None
-        self._updates = updates_of(program, options.updates, options.wire)
-        check_lanes(program, options.ports_num_for_sparse)
+        self._updates = updates_of(program, options.terms.updates, options.terms.wire)
+        check_lanes(program, options.terms.ports_num_for_sparse)
         check_names(program.parameters)
         if options.on_program is not None:
             options.on_program(program)
         worker = Worker(program, self._readers(program, own), tester)
-        worker.rehearse(options.start_pass)
+        worker.rehearse(options.terms.start_pass)
         while True:
             try:
                 line, orders = self._join(program, discovery)
@@ -173,9 +154,9 @@ class TrainerProcess:
 
     def _final_stop(self) -> m.Stop | None:
         """The Stop that follows from the final status on disk; by hand, that may be an earlier job's: None."""
-        if not self._options.incarnation or self._options.output is None:
+        if not self._options.incarnation:
             return None
-        status = last_status(self._options.output)
+        status = last_status(Path(self._options.terms.output))
         return m.Stop(reason=status.reason, how=status.ending) if status.ending else None
 
     def _send(self, line: m.Line, message: m.Message) -> None:
@@ -186,9 +167,9 @@ class TrainerProcess:
 
     def _own_shards(self) -> Span:
         options = self._options
-        if options.trainers == 0:
+        if options.terms.trainers == 0:
             return Span(options.trainer, options.trainer + 1)
-        return share_out(options.shards, options.trainers)[options.trainer]
+        return share_out(options.terms.shards, options.terms.trainers)[options.trainer]
 
     def _open(self, program: Program, role: Role, shard: int) -> Reader | None:
         """A reader of one shard, or None where the program defines no such data."""
@@ -197,47 +178,32 @@ class TrainerProcess:
         if source is None:
             return None
         workdir = options.workdirs(shard)
-        return source.reader(workdir, shard, seed=options.seed, batch_size=program.batch_size, cache=options.cache)
+        return source.reader(
+            workdir, shard, seed=options.terms.seed, batch_size=program.batch_size, cache=options.cache
+        )
 
     def _readers(self, program: Program, own: Span) -> list[Reader]:
         """Readers of the shards this trainer owns, their samples packed and ready."""
         readers = [reader for shard in own.shards if (reader := self._open(program, "train", shard)) is not None]
         if not readers:
             raise DataError(f"{program.name} defines no training data", fix="give define_py_data_sources2 a train_list")
-        samples = sum(reader.open(self._options.start_pass) for reader in readers)
+        samples = sum(reader.open(self._options.terms.start_pass) for reader in readers)
         log.info("reading shards=%d-%d samples=%d", own.lo, own.hi - 1, samples)
         return readers
 
-    def _facts(self, program: Program, pservers: int) -> m.Facts:
-        options = self._options
-        return m.Facts(
-            name=options.name,
+    def _facts(self, program: Program, pservers: int) -> Facts:
+        model = self._options.init_model
+        terms = terms_in(self._options.terms) | {"pservers": pservers, "updates": self._updates}
+        return Facts(
+            **terms,  # type: ignore[arg-type]
             program=program.name,
             fingerprint=program.fingerprint,
             parameters=program.parameters,
             optimizer=program.optimizer,
             batch_size=program.batch_size,
             evals=program.evaluators,
-            shards=options.shards,
-            trainers=options.trainers,
-            passes=options.passes,
-            seed=options.seed,
-            pservers=pservers,
-            dense_lanes=options.ports_num,
-            sparse_lanes=options.ports_num_for_sparse,
-            updates=self._updates,
-            wire=options.wire,
-            data=options.data,
-            snapshots=options.snapshots,
-            is_resumed=options.is_resumed,
-            accepts_changes=options.accepts_changes,
-            since=options.since,
-            stop_after=options.stop_after,
-            patience_s=options.connect_timeout_s,
-            output=str(options.output or ""),
-            is_set_by_trainer=options.init_model is not None,
-            start_pass=options.start_pass,
-            start_samples=_samples_before(options.init_model) if options.init_model else 0,
+            is_set_by_trainer=model is not None,
+            start_samples=_samples_before(model) if model else 0,
         )
 
     def _join(self, program: Program, discovery: Discovery) -> tuple[m.Line, Orders]:
@@ -253,7 +219,7 @@ class TrainerProcess:
             incarnation=options.incarnation,
         )
         while True:
-            sock = reach_coordinator(discovery, options.connect_timeout_s, lambda: self._final_stop() is not None)
+            sock = reach_coordinator(discovery, options.terms.connect_timeout_s, lambda: self._final_stop() is not None)
             line = m.Line(sock)
             try:
                 line.send(join)
@@ -266,13 +232,13 @@ class TrainerProcess:
         return line, orders
 
     def _train(self, program: Program, worker: Worker, line: m.Line, begin: m.Begin, orders: Orders) -> None:
-        options = self._options
+        options, terms = self._options, self._options.terms
         if begin.shares[options.trainer] != worker.share:
             raise AssertionError(f"Begin gives {begin.shares[options.trainer]}, prepared {worker.share}: this is a bug")
         is_exact = not self._updates.is_streamed
         model = ModelPlace(
-            worker.layout, worker.tables, options.seed, options.output, options.config, is_exact, options.incarnation,
-            keep=options.keep, needs_costs=bool(options.stop_after),
+            worker.layout, worker.tables, terms.seed, Path(terms.output), options.config, is_exact, options.incarnation,
+            keep=options.keep, needs_costs=bool(terms.stop_after),
         )  # fmt: skip
         faults.at("view.begin")
         exchange = self._open_exchange(worker, begin)
@@ -287,9 +253,9 @@ class TrainerProcess:
         if begin.wants_values and options.init_model is not None and options.trainer == 0:
             values = aligned_zeros(worker.layout.size)
             load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
-            tables = [load_trained(options.init_model, table, options.seed) for table in worker.tables]
+            tables = [load_trained(options.init_model, table, terms.seed) for table in worker.tables]
             exchange.set(values, tables)
-        self._loop(program, worker, exchange, reporter, begin).run(options.start_pass + options.passes, begin.saved)
+        self._loop(program, worker, exchange, reporter, begin).run(terms.passes, begin.saved)
 
     def _close(self) -> None:
         """Close the connections to the lanes, and wake a main thread that waits for the end of a pass."""
@@ -310,7 +276,7 @@ class TrainerProcess:
                 self._updates,
                 program.optimizer,
                 begin.shares[-1].hi,
-                self._options.start_pass,
+                self._options.terms.start_pass,
                 begin.start_samples,
             )
             return LocalLoop(worker, exchange, reporter, how)
@@ -319,23 +285,24 @@ class TrainerProcess:
 
     def _open_exchange(self, worker: Worker, begin: m.Begin) -> Exchange:
         options, pservers = self._options, begin.pservers
-        dense = self._connect_all(pservers, range(options.ports_num))
-        faults.on_cut(lambda peer: _cut(dense, int(peer.partition(":")[2]), options.ports_num))
+        lanes, wire = options.terms.ports_num, options.terms.wire
+        dense = self._connect_all(pservers, range(lanes))
+        faults.on_cut(lambda peer: _cut(dense, int(peer.partition(":")[2]), lanes))
         parts = worker.layout.slices(len(dense))
-        links = [Link(sock, parts[i], i // options.ports_num) for i, sock in enumerate(dense)]
-        is_exact = options.wire.is_exact and not self._updates.is_streamed
+        links = [Link(sock, parts[i], i // lanes) for i, sock in enumerate(dense)]
+        is_exact = wire.is_exact and not self._updates.is_streamed
         is_shared = is_exact and options.carrier == "auto" and any(map(is_near, dense))
-        spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, options.wire))
+        spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
         slow_pservers = SlowPservers(len(pservers), worker.share.lo)
         rows = self._open_rows(worker, pservers, slow_pservers) if worker.tables else None
-        coder = None if options.wire.is_exact else Coder(options.wire, worker.layout)
+        coder = None if wire.is_exact else Coder(wire, worker.layout)
         me = Identity(begin.job, begin.view, options.incarnation)
         return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, slow_pservers)
 
     def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], slow_pservers: SlowPservers) -> RowLinks:
-        options = self._options
-        lanes = range(options.ports_num, options.ports_num + options.ports_num_for_sparse)
+        terms = self._options.terms
+        lanes = range(terms.ports_num, terms.ports_num + terms.ports_num_for_sparse)
         links = self._connect_all(pservers, lanes)
         return RowLinks(links, worker.tables, [i // len(lanes) for i in range(len(links))], slow_pservers)
 

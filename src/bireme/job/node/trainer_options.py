@@ -16,6 +16,7 @@ from bireme.job.workdir import lay_workdir
 from bireme.programs.program import Program
 from bireme.spec.job import Job
 from bireme.spec.load import places
+from bireme.spec.terms import JobTerms
 
 
 def options_of_job(job: Job, rank: int, scratch: Path, mark: Path | None = None) -> TrainerOptions:
@@ -28,32 +29,15 @@ def options_of_job(job: Job, rank: int, scratch: Path, mark: Path | None = None)
         return lay_workdir(root, config.parent, Path(job.data) / str(shard) / "data")
 
     return TrainerOptions(
-        name=job.name,
+        terms=job,
         trainer=rank,
-        trainers=job.trainers,
-        shards=job.shards,
         config=config,
         config_args=job.config_args,
         workdirs=workdir,
-        ports_num=job.ports_num,
-        ports_num_for_sparse=job.ports_num_for_sparse,
-        passes=job.passes - job.start_pass,
-        seed=job.seed,
-        output=Path(job.output),
         cache=places().cache / "packed",
         log_period=job.log_period,
-        connect_timeout_s=job.connect_timeout_s,
-        start_pass=job.start_pass,
         init_model=Path(job.init_model) if job.init_model else None,
         carrier=job.carrier,
-        updates=job.updates,
-        wire=job.wire,
-        snapshots=job.snapshots,
-        is_resumed=job.is_resumed,
-        accepts_changes=job.accepts_changes,
-        data=job.data_fingerprint,
-        since=job.since,
-        stop_after=job.stop_after,
         keep=job.keep,
         incarnation=incarnations.take(Path(job.output), f"trainer {rank}"),
         mark=mark,
@@ -88,23 +72,27 @@ def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:
         model = save_dir / pass_name(flags["start_pass"] - 1)
     if model is not None and flags["trainer_id"] == 0 and not (model / "done").is_file():
         raise ModelError(f"there is no finished model in {model}", fix="check --start_pass or --init_model_path")
-    return TrainerOptions(
+    terms = JobTerms(
         name=config.stem.replace("_", "-").replace(".", "-").lower(),
-        trainer=flags["trainer_id"],
-        trainers=0,
         shards=0,
+        pservers=0,
+        trainers=0,
+        ports_num=flags["ports_num"],
+        ports_num_for_sparse=flags["ports_num_for_sparse"],
+        passes=flags["start_pass"] + flags["num_passes"],
+        seed=flags["seed"],
+        output=str(save_dir),
+        connect_timeout_s=flags["connect_timeout"],
+        start_pass=flags["start_pass"],
+    )
+    return TrainerOptions(
+        terms=terms,
+        trainer=flags["trainer_id"],
         config=config,
         config_args=parse_args(flags["config_args"]),
         workdirs=lambda shard: here,
-        ports_num=flags["ports_num"],
-        ports_num_for_sparse=flags["ports_num_for_sparse"],
-        passes=flags["num_passes"],
-        seed=flags["seed"],
-        output=save_dir,
         cache=places().cache / "packed",
         log_period=flags["log_period"],
-        connect_timeout_s=flags["connect_timeout"],
-        start_pass=flags["start_pass"],
         init_model=model,
     )
 

@@ -19,10 +19,10 @@ from bireme.core import faults
 from bireme.core.errors import SnapshotError, StorageError
 from bireme.core.files import storage_errors, sync_directory, volume, write_atomic
 from bireme.job.coordination.effects import Base, Load
-from bireme.job.coordination.messages import Facts
 from bireme.job.output.journal import JournalSummary
 from bireme.job.output.manifest import MANIFEST, Inputs, Manifest, PartRecord, differences, seal, unseal
 from bireme.ps.snapshot.snapshot_files import hash_of
+from bireme.spec.terms import Facts
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f]{16})")
 

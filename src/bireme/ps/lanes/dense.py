@@ -51,30 +51,30 @@ class DenseStore:
     def __init__(self, setup: Setup, index: int) -> None:
         self._index = index
         self._layout = Layout(setup.dense)
-        lanes = setup.pservers * setup.dense_lanes
-        self.part: Slice = self._layout.slices(lanes)[setup.pserver * setup.dense_lanes + index]
-        self._coding = setup.wire.gradients
+        lanes = setup.facts.pservers * setup.facts.ports_num
+        self.part: Slice = self._layout.slices(lanes)[setup.pserver * setup.facts.ports_num + index]
+        self._coding = setup.facts.wire.gradients
         self.slice_nbytes = codec.payload_nbytes(self._coding, len(self.part))
         pieces = self._layout.pieces(self.part)
         rule = setup.dense_rule
         segments = [Segment(p.parameter, p.begin, p.end) for p in pieces]
-        if setup.updates.mode == "local":
+        if setup.facts.updates.mode == "local":
             segments = [Segment(plain(s.parameter), s.begin, s.end) for s in segments]
         self._optimizer = SliceOptimizer(rule, segments)
         # Compile now, before Ready is sent: seconds of compiling in the first round would look like a slow pserver.
         warm(rule)
         codec.warm(self._coding)
-        rows = len(spans_of(setup.shares, setup.shards, is_apart=setup.is_apart))
+        rows = len(spans_of(setup.shares, setup.facts.shards, is_apart=setup.is_apart))
         self._memory = LaneMemory(self.part, rows)
-        self._is_streamed = setup.updates.is_streamed
+        self._is_streamed = setup.facts.updates.is_streamed
         # Streamed updates change buffers at any moment, and coded gradients must be decoded: neither can be shared.
         is_allowed = not self._is_streamed and self._coding == "float32"
         self.sharing: Sharing = SharedRows(self._memory, self.part, 4 * self._layout.size, is_allowed=is_allowed)
         self._size = pieces[-1].end if pieces else 0
-        self._spare: dict[str, NDArray[Any]] = self._make_spare() if setup.snapshots else {}
+        self._spare: dict[str, NDArray[Any]] = self._make_spare() if setup.facts.snapshots.path else {}
         if not setup.base:
             for piece in pieces:
-                self._memory.buffers[0][piece.begin : piece.end] = initial_values(piece, setup.seed)
+                self._memory.buffers[0][piece.begin : piece.end] = initial_values(piece, setup.facts.seed)
 
     def _make_spare(self) -> dict[str, NDArray[Any]]:
         """What cuts are copied into. Written to now: the first touch of fresh memory costs more than a copy."""

@@ -95,18 +95,18 @@ class Lane:
         """A cut that is still being copied: nothing of it may be overwritten."""
         self._cut_every_s = 0.0
         self._next_cut_s = math.inf
-        self._cut_every_rounds = 0 if setup.cuts_only_at_passes else setup.cut_every_rounds
+        self._cut_every_rounds = 0 if setup.cuts_only_at_passes else setup.facts.snapshots.every_rounds
         self._store = store
-        updates = setup.updates
+        updates = setup.facts.updates
         ids = {"job": setup.job, "view": setup.view}
         self.rounds: Machine
         if updates.is_streamed:
             staleness = updates.staleness if updates.mode == "bounded" else None
-            self.rounds = LaneStream(setup.shards, store.slice_nbytes, staleness=staleness, **ids)
+            self.rounds = LaneStream(setup.facts.shards, store.slice_nbytes, staleness=staleness, **ids)
         else:
-            spans = spans_of(setup.shares, setup.shards, is_apart=setup.is_apart)
-            self.rounds = LaneRounds(setup.shards, spans, store.slice_nbytes, **ids)
-        self.rounds.start_at(setup.start_pass, setup.start_samples)
+            spans = spans_of(setup.shares, setup.facts.shards, is_apart=setup.is_apart)
+            self.rounds = LaneRounds(setup.facts.shards, spans, store.slice_nbytes, **ids)
+        self.rounds.start_at(setup.facts.start_pass, setup.facts.start_samples)
         self._rule = setup.dense_rule
         self._is_set = not setup.is_set_by_trainer
         # Guards the rounds and the store's state. Payloads move without it: `rounds.offer` reserves a row for the

@@ -117,7 +117,7 @@ class PServer:
         """
         self.authority.check_set_up(setup.job, setup.view)
         opened = (self._dense_lanes, len(self._sockets) - self._dense_lanes)
-        wanted = (setup.dense_lanes, setup.sparse_lanes)
+        wanted = (setup.facts.ports_num, setup.facts.ports_num_for_sparse)
         if wanted != opened:
             raise FrameError(
                 "the job wants {} dense and {} sparse lanes, this pserver opened {} and {}".format(*wanted, *opened),
@@ -185,12 +185,12 @@ class PServer:
         def ignore(totals: PassTotals) -> None:
             """Totals are the same on every lane: only the first one reports."""
 
-        stores: list[Store] = [DenseStore(setup, i) for i in range(setup.dense_lanes)]
-        stores += [SparseStore(setup, i) for i in range(setup.sparse_lanes)]
+        stores: list[Store] = [DenseStore(setup, i) for i in range(setup.facts.ports_num)]
+        stores += [SparseStore(setup, i) for i in range(setup.facts.ports_num_for_sparse)]
         # Sparse lanes of a job without sparse parameters see no round.
         # The writer expects a capture from every active lane; one that sees no round would hand in none.
-        active = len(stores) if setup.tables else setup.dense_lanes
-        writer = SnapshotWriter(setup, active, on_part) if setup.snapshots and on_part else None
+        active = len(stores) if setup.tables else setup.facts.ports_num
+        writer = SnapshotWriter(setup, active, on_part) if setup.facts.snapshots.path and on_part else None
         is_first = setup.pserver == 0
         lanes = [
             Lane(setup, store, on_pass if i == 0 and is_first else ignore, writer if i < active else None)
@@ -204,8 +204,8 @@ class PServer:
             raise
         if writer is not None and is_first and not setup.cuts_only_at_passes:
             self._names_cuts = lanes[0]
-            if setup.cut_every_s:
-                lanes[0].cut_every(setup.cut_every_s)
+            if setup.facts.snapshots.every_s:
+                lanes[0].cut_every(setup.facts.snapshots.every_s)
         self.lanes, self._writer = lanes, writer
         self.authority.job, self.authority.history = setup.job, setup.view
 

@@ -250,7 +250,7 @@ class SnapshotWriter:
         is_delta = any(capture.is_delta for capture in cut.captures)
         path, written, failure = Path(), None, ""
         try:
-            path = part_path(Path(setup.snapshots), round_, setup.view, setup.pserver)
+            path = part_path(Path(setup.facts.snapshots.path), round_, setup.view, setup.pserver)
             written = write_part(path, arrays, {COUNTS: pack_counts(cut.counts)}, pace.rest)
         except StorageError as e:
             log.error("failed cut round=%d cause=%s", round_, e)

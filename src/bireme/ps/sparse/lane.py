@@ -55,13 +55,13 @@ class SparseStore:
 
     def __init__(self, setup: Setup, index: int) -> None:
         self._parameters = setup.tables
-        self._tables = [Table(p, setup.optimizer, setup.seed) for p in setup.tables]
+        self._tables = [Table(p, setup.facts.optimizer, setup.facts.seed) for p in setup.tables]
         for parameter in setup.tables:
-            warm(parameter, setup.optimizer)
+            warm(parameter, setup.facts.optimizer)
         warm_sums()
         self._widths = [p.shape[1] for p in setup.tables]
-        self._lanes = setup.pservers * setup.sparse_lanes
-        self._lane = setup.pserver * setup.sparse_lanes + index
+        self._lanes = setup.facts.pservers * setup.facts.ports_num_for_sparse
+        self._lane = setup.pserver * setup.facts.ports_num_for_sparse + index
         self._round = 0
         self._inbox: dict[int, list[Block]] = {}
         self._cuts: dict[int, dict[str, _Chain]] = {}

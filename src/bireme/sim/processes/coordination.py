@@ -39,6 +39,7 @@ from bireme.job.status import JobStatus
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.sim.case import OUTPUT, SNAPSHOTS
 from bireme.sim.world.network import End
+from bireme.spec.terms import Facts
 
 if TYPE_CHECKING:
     from bireme.sim.processes.pserver import SimPserver
@@ -78,7 +79,7 @@ class SimCoordinatorService:
             self.connections[number] = end
             self._do(self.machine.joined(number, message, now))
         elif not isinstance(message, m.CutPart) or end in self._links:
-            self._do(self.machine.told(number, message, now))
+            self._do(self.machine.receive(number, message, now))
 
     def save_soon(self) -> None:
         """Request a snapshot for a client about to leave."""
@@ -205,7 +206,7 @@ class SimCoordinatorService:
         self._do(self.machine.cut_settled(manifest, self.pserver.monotonic(), failure=failure))
         self._work_on()
 
-    def _find_base(self, facts: m.Facts, effect: Load) -> Base:
+    def _find_base(self, facts: Facts, effect: Load) -> Base:
         disk = self._world.disk
         with patch.object(journal, "time", SimpleNamespace(time=self.pserver.wall)):
             past = journal.repair_tail(disk.at(OUTPUT), facts.shards, facts.since)

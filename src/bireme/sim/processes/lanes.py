@@ -33,26 +33,26 @@ class SimLane:
     def __init__(self, pserver: SimPserver, setup: Setup, index: int) -> None:
         self._pserver = pserver
         self._checks = pserver.harness.checks
-        self.number = setup.pserver * setup.dense_lanes + index
-        updates, ids = setup.updates, {"job": setup.job, "view": setup.view}
+        self.number = setup.pserver * setup.facts.ports_num + index
+        updates, ids = setup.facts.updates, {"job": setup.job, "view": setup.view}
         self.is_streamed = updates.is_streamed
         self.rounds: LaneRounds | LaneStream
         if updates.is_streamed:
             staleness = updates.staleness if updates.mode == "bounded" else None
-            self.rounds = LaneStream(setup.shards, 4, staleness=staleness, **ids)
+            self.rounds = LaneStream(setup.facts.shards, 4, staleness=staleness, **ids)
             self.value = 0
         else:
-            spans = spans_of(setup.shares, setup.shards, is_apart=setup.is_apart)
-            self.rounds = LaneRounds(setup.shards, spans, 4, **ids)
+            spans = spans_of(setup.shares, setup.facts.shards, is_apart=setup.is_apart)
+            self.rounds = LaneRounds(setup.facts.shards, spans, 4, **ids)
             self.value = first_value(self.number)
-        self.rounds.start_at(setup.start_pass, setup.start_samples)
+        self.rounds.start_at(setup.facts.start_pass, setup.facts.start_samples)
         self._before = 0
         self._inbox: dict[int, int] = {}
         self._flying: dict[End, tuple[Head, int, int]] = {}
         self.waiting: dict[End, Head] = {}
         self._cut_every_s = 0.0
         self._next_cut_s = float("inf")
-        self._cut_every_rounds = 0 if setup.cuts_only_at_passes else setup.cut_every_rounds
+        self._cut_every_rounds = 0 if setup.cuts_only_at_passes else setup.facts.snapshots.every_rounds
 
     def cut_every(self, seconds: float) -> None:
         """Make this the lane that names the rounds of cuts."""

@@ -182,15 +182,15 @@ class SimPserver(Process):
 
     def _make_lanes(self, setup: Setup) -> None:
         self._setup, self._cut, self._left_out, self._full, self._names_cuts = setup, None, -1, [], None
-        lanes = [SimLane(self, setup, index) for index in range(setup.dense_lanes)]
+        lanes = [SimLane(self, setup, index) for index in range(setup.facts.ports_num)]
         if setup.base:
             parts = [read_part(self.world.disk.at(file[1:]), sha256=None) for file in setup.base[-1]]
             for lane in lanes:
                 lane.restore(parts)
         if setup.pserver == 0 and not setup.cuts_only_at_passes:
             self._names_cuts = lanes[0]
-            if setup.cut_every_s:
-                lanes[0].cut_every(setup.cut_every_s)
+            if setup.facts.snapshots.every_s:
+                lanes[0].cut_every(setup.facts.snapshots.every_s)
         self.lanes = lanes
 
     def _hang_up_data(self) -> None:
@@ -254,7 +254,7 @@ class SimPserver(Process):
 
     def _write_part(self, cut: _Cut) -> tuple[Path, Written]:
         setup = cut.setup
-        place = self.world.disk.at(setup.snapshots)
+        place = self.world.disk.at(setup.facts.snapshots.path)
         path = part_path(place, cut.counts.round, setup.view, setup.pserver)
         written = write_part(path, {}, meta_of(cut.values, pack_counts(cut.counts)))
         self.note(f"has written its part of round {cut.counts.round}")

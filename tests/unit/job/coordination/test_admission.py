@@ -23,9 +23,7 @@ def test_pservers_are_set_up_with_what_was_loaded() -> None:
     assert {(s.job, s.view, s.shares) for s in setups} == {
         (story.machine.job_id, story.machine.view, (Span(0, 2), Span(2, 3)))
     }
-    assert {(s.dense_lanes, s.sparse_lanes) for s in setups} == {(1, 1)}
-    assert {(s.snapshots, s.cut_every_s, s.cut_every_rounds) for s in setups} == {("/out/snapshots", 10.0, 7)}
-    assert [(s.updates, s.wire) for s in setups] == [(story.facts.updates, story.facts.wire)] * 2
+    assert [s.facts for s in setups] == [story.facts] * 2
     assert {s.base for s in setups} == {(("a", "b"),)}
 
 
@@ -60,11 +58,11 @@ def test_a_rank_out_of_range_is_refused(rank: int) -> None:
         ({"shards": 4}, "`shards` is 4 there and 3"),
         ({"parameters": (Parameter(name="w", shape=(5,)),)}, "`parameters` is"),
         ({"optimizer": Optimizer(method="adam")}, "`optimizer` is"),
-        ({"dense_lanes": 2}, "`dense_lanes` is 2 there"),
+        ({"ports_num": 2}, "`ports_num` is 2 there"),
         ({"pservers": 3}, "`pservers` is 3 there and 2"),
         ({"updates": Updates(mode="async")}, "`updates` is"),
         ({"wire": Wire(gradients="float16")}, "`wire` is"),
-        ({"data": "d"}, "`data` is 'd' there"),
+        ({"data_fingerprint": "d"}, "`data_fingerprint` is 'd' there"),
         ({"trainers": 3}, "it counts 3 trainers, pserver 0 counts 2"),
     ],
 )
@@ -90,7 +88,7 @@ def test_only_trainer_0_has_a_say_in_where_models_go() -> None:
     story.join(0, output="/out", start_samples=70)
     story.reach(0)
     story.reach(1)
-    assert {s.setup.start_samples for s in told(m.SetUp, story.load()).values()} == {70}
+    assert {s.setup.facts.start_samples for s in told(m.SetUp, story.load()).values()} == {70}
     assert {b.start_samples for b in told(m.Begin, story.ready()).values()} == {70}
     assert story.machine.facts is not None and story.machine.facts.output == "/out"
 
@@ -101,7 +99,7 @@ def test_trainers_started_by_hand_take_the_count_from_the_pserver() -> None:
         story.join(rank, incarnation=0, trainers=0, shards=0)
         story.reach(rank)
     setups = [message.setup for message in told(m.SetUp, story.load()).values()]
-    assert [(s.shards, s.shares) for s in setups] == [(2, (Span(0, 1), Span(1, 2)))] * 2
+    assert [(s.facts.shards, s.shares) for s in setups] == [(2, (Span(0, 1), Span(1, 2)))] * 2
 
 
 def test_facts_with_fewer_shards_than_trainers_are_refused_as_such() -> None:

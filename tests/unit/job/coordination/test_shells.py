@@ -110,8 +110,8 @@ def test_an_error_of_the_volume_ends_the_job_instead_of_a_thread(
     left = threading.Event()
     coordinating._on_leave = lambda reason: left.set()
     machine = coordinating._machine
-    machine.told(20, cut_part(0, machine.history, round_=5, ends_pass=False), 101.0)
-    effects = machine.told(21, cut_part(1, machine.history, round_=5, ends_pass=False), 101.0)
+    machine.receive(20, cut_part(0, machine.history, round_=5, ends_pass=False), 101.0)
+    effects = machine.receive(21, cut_part(1, machine.history, round_=5, ends_pass=False), 101.0)
     coordinating._disk_work.put(only(Commit, effects))
     assert asked.wait(WAIT_S) and left.wait(WAIT_S)
     assert coordinating.failure is not None and "Stale file handle" in coordinating.failure.what

@@ -82,7 +82,7 @@ def test_a_day_of_progress_is_some_thousand_lines_a_trainer() -> None:
     assert lines(METRICS, story.tell(10, progress(0, story.machine.view)))
     for seconds, count in ((9.9, 0), (10.1, 1)):
         moment = story.now_s + seconds
-        assert len(lines(METRICS, story.machine.told(10, progress(0, story.machine.view), moment))) == count
+        assert len(lines(METRICS, story.machine.receive(10, progress(0, story.machine.view), moment))) == count
 
 
 def test_the_first_word_in_a_view_is_noted_however_old_the_job_is() -> None:

@@ -14,7 +14,6 @@ from tests.unit.ps.failing_disk import FailingDisk, Forgets, PowerCut
 from bireme.core.errors import SnapshotError, StorageError
 from bireme.core.files import half_of
 from bireme.job.coordination.effects import Base, Load
-from bireme.job.coordination.messages import Facts
 from bireme.job.output.journal import JournalSummary
 from bireme.job.output.manifest import (
     MANIFEST,
@@ -29,6 +28,7 @@ from bireme.job.output.manifest import (
 from bireme.job.output.snapshots import Problem, candidates, check_all, commit, find_base, keep, load_newest
 from bireme.ps.snapshot.snapshot_files import part_name, part_path, read_part, snapshot_name, write_part
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
+from bireme.spec.terms import Facts
 
 INPUTS = Inputs(program="a" * 64, data="b" * 64, rules="c" * 64, shards=3, seed=1)
 

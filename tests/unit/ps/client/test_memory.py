@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.setups import make_setup
 
 from bireme.core.errors import BiremeError, FrameError, StorageError
 from bireme.ps.client.memory import TrainerMemory
@@ -24,7 +25,6 @@ from bireme.ps.lanes.dense import DenseStore
 from bireme.ps.lanes.lane import Lane
 from bireme.ps.lanes.memory import LaneMemory
 from bireme.ps.plan import Layout, Slice
-from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
 from bireme.ps.wire import frame_io, shared_memory
 from bireme.ps.wire.frames import Flag, Head, Kind, Record, pack_records
@@ -39,10 +39,10 @@ SPANS = tuple(Span(shard, shard + 1) for shard in range(3))
 
 def new_lane(**changes: object) -> Lane:
     plain: dict[str, object] = {
-        "job": 7, "view": 3, "pserver": 0, "pservers": 1, "dense_lanes": 1, "parameters": PARAMETERS, "seed": 1,
+        "job": 7, "view": 3, "pserver": 0, "pservers": 1, "ports_num": 1, "parameters": PARAMETERS, "seed": 1,
         "optimizer": Optimizer(learning_rate=1.0, schedule="constant"), "shards": 3, "shares": share_out(3, 3),
     }  # fmt: skip
-    made = Setup(**{**plain, **changes})  # type: ignore[arg-type]
+    made = make_setup(**{**plain, **changes})
     return Lane(made, DenseStore(made, 0), lambda told: None)
 
 

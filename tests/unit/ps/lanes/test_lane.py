@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.setups import make_setup
 
 from bireme.core import faults
 from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
@@ -35,10 +36,10 @@ SIZE = 1024
 
 def setup(**changes: object) -> Setup:
     plain: dict[str, object] = {
-        "job": 7, "view": 3, "pserver": 0, "pservers": 1, "dense_lanes": 1, "parameters": PARAMETERS, "seed": 1,
+        "job": 7, "view": 3, "pserver": 0, "pservers": 1, "ports_num": 1, "parameters": PARAMETERS, "seed": 1,
         "optimizer": Optimizer(learning_rate=0.5, schedule="constant"), "shards": 2, "shares": share_out(2, 2),
     }  # fmt: skip
-    return Setup(**{**plain, **changes})  # type: ignore[arg-type]
+    return make_setup(**{**plain, **changes})
 
 
 class Peer:
@@ -133,11 +134,11 @@ def test_first_values_are_the_same_bits_on_every_layout(stack: ExitStack) -> Non
     )
     _, whole = Stage(setup(parameters=wide), stack).peer().pull()
     assert len(whole) == 8 * 1024
-    for pservers, dense_lanes in [(2, 1), (1, 3), (3, 2), (7, 2)]:
+    for pservers, lanes in [(2, 1), (1, 3), (3, 2), (7, 2)]:
         parts = []
         for rank in range(pservers):
-            made = setup(parameters=wide, pserver=rank, pservers=pservers, dense_lanes=dense_lanes)
-            parts += [DenseStore(made, i)._buffer(0) for i in range(dense_lanes)]
+            made = setup(parameters=wide, pserver=rank, pservers=pservers, ports_num=lanes)
+            parts += [DenseStore(made, i)._buffer(0) for i in range(lanes)]
         assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 

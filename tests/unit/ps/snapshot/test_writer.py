@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.setups import make_setup
 
 from bireme.core import faults
 from bireme.ps.lanes.rounds import LaneCounts
-from bireme.ps.setup import Setup
 from bireme.ps.snapshot import snapshot_files, writer
 from bireme.ps.snapshot.snapshot_files import Written, read_part
 from bireme.ps.snapshot.writer import (
@@ -30,7 +30,7 @@ from bireme.ps.snapshot.writer import (
     copy_pieces,
 )
 from bireme.ps.tree import share_out
-from bireme.spec.model import Optimizer, Parameter
+from bireme.spec.model import Optimizer, Parameter, Snapshots
 
 WAIT_S = 10.0
 
@@ -48,9 +48,9 @@ class Stage:
     """A cutter for two lanes, and the parts that it told about."""
 
     def __init__(self, place: Path) -> None:
-        setup = Setup(
-            job=7, view=3, pserver=1, pservers=2, dense_lanes=2, parameters=(Parameter(name="w", shape=(4,)),), seed=1,
-            optimizer=Optimizer(), shards=1, shares=share_out(1, 1), snapshots=str(place),
+        setup = make_setup(
+            job=7, view=3, pserver=1, pservers=2, ports_num=2, parameters=(Parameter(name="w", shape=(4,)),), seed=1,
+            optimizer=Optimizer(), shards=1, shares=share_out(1, 1), snapshots=Snapshots(path=str(place)),
         )  # fmt: skip
         self.done: queue.Queue[FileWritten] = queue.Queue()
         self.cutter = SnapshotWriter(setup, 2, self.done.put)
