@@ -45,8 +45,7 @@ class Job:
 
         Ctrl-C while waiting stops the run cleanly. What ends it early is raised.
         """
-        flags = {"trainers": trainers, "pservers": pservers, "passes": passes, "seed": seed, "output": output}
-        changes = {**self.overrides, **{key: value for key, value in flags.items() if value is not None}}
+        changes = self._changes(trainers=trainers, pservers=pservers, passes=passes, seed=seed, output=output)
         load_job(self.file, changes)  # mistakes are raised from here, before a process starts
         backend = LocalBackend()
         run = Run(backend, backend.submit(self.file, changes), self.spec.name)
@@ -73,12 +72,14 @@ class Job:
         """
         from bireme.api.kube import KubeBackend
 
-        flags = {"trainers": trainers, "pservers": pservers, "passes": passes, "seed": seed}
-        changes = {**self.overrides, **{key: value for key, value in flags.items() if value is not None}}
+        changes = self._changes(trainers=trainers, pservers=pservers, passes=passes, seed=seed)
         backend = KubeBackend(Where(is_asked=True, context=context, namespace=namespace))
         done, where = backend.submit_file(self.file, changes, image=image, is_replacing=replace)
         run = Run(KubeBackend(where), self.spec.name, self.spec.name)
         return run.wait(progress=progress) if wait and not done.is_suspended else run
+
+    def _changes(self, **flags: Any) -> dict[str, Any]:
+        return {**self.overrides, **{key: value for key, value in flags.items() if value is not None}}
 
 
 class Run:

@@ -16,7 +16,7 @@ import msgspec
 from bireme import __version__
 from bireme.api import following
 from bireme.api.backends import Diagnosis, Listing, Note, RunStatus, Stopped, no_note
-from bireme.api.where import Where
+from bireme.api.where import Where, named
 from bireme.core.errors import BiremeError, UsageError
 from bireme.diagnose.explain import explain
 from bireme.diagnose.gather import gather, notes
@@ -113,7 +113,7 @@ class KubeBackend:
 
     def status(self, name: str | None) -> RunStatus:
         """How a job and each of its pods are doing."""
-        name = known(name)
+        name = named(name)
         with self.where.connect() as cluster:
             view = lifecycle.view_of(cluster, name)
             pods = pod_views(cluster.list(POD, naming.selector_of(name)), view.status)
@@ -133,7 +133,7 @@ class KubeBackend:
     def follow(self, name: str | None, view: View, is_left: Callable[[], bool] = lambda: False) -> RunStatus | None:
         """Show a job until it ends or the user leaves, which does not stop it."""
         with self.where.connect() as cluster:
-            last = following.follow(cluster, known(name), view, is_left)
+            last = following.follow(cluster, named(name), view, is_left)
         return report_of(last) if last is not None else None
 
     def logs(
@@ -141,18 +141,18 @@ class KubeBackend:
     ) -> Iterator[LogLine]:
         """Lines of a job's logs by time, from its pods or its volume."""
         with self.where.connect() as cluster:
-            yield from logs.lines_of(cluster, known(name), wanted, image, note)
+            yield from logs.lines_of(cluster, named(name), wanted, image, note)
 
     def why(self, name: str | None) -> Diagnosis:
         """What keeps a job from running, or what it waits for."""
         with self.where.connect() as cluster:
-            facts = gather(cluster, known(name), time.time())
+            facts = gather(cluster, named(name), time.time())
         facts = replace(facts, version=__version__, command=command_name())
         return Diagnosis(facts.job, facts.where, facts.namespace, explain(facts), notes(facts))
 
     def cancel(self, name: str | None, *, now: bool = False) -> Stopped:
         """Suspend a job and wait until its pods have ended."""
-        name = known(name)
+        name = named(name)
         with self.where.connect() as cluster:
             view = lifecycle.view_of(cluster, name)
             if is_ended(view.state) or view.state == "suspended":
@@ -168,7 +168,7 @@ class KubeBackend:
 
     def resume_job(self, name: str | None, changes: Mapping[str, Any]) -> Resumed:
         """As `resume`; what was done."""
-        name = known(name)
+        name = named(name)
         changes = {key: value for key, value in changes.items() if value is not None}
         with self.where.connect() as cluster:
             return Resumed(name, cluster.namespace, lifecycle.resume(cluster, name, changes))
@@ -254,13 +254,6 @@ def certificate_lines(status: JobStatus, now: float) -> Iterator[str]:
     if left_days < RENEW_BELOW_DAYS:
         left = max(left_days, 0.0)
         yield f"its certificate is good for {left:.0f} more days; to renew it, submit the same file again"
-
-
-def known(name: str | None) -> str:
-    """The name of a job on a cluster, where no job is the default."""
-    if name is None:
-        raise UsageError("which job?", fix="name it; `bireme list` shows the jobs on the cluster too")
-    return name
 
 
 def is_file_name(job: str) -> bool:

@@ -21,9 +21,6 @@ class Progress(NamedTuple):
     done: int
     passes: int
 
-    def __str__(self) -> str:
-        return f"{self.done}/{self.passes} passes" if self.passes else ""
-
 
 def job_in(output: Path) -> Job | None:
     """The job that an output directory is of; None where it does not say."""

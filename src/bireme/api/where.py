@@ -42,13 +42,19 @@ def was_submitted(job: str) -> bool:
     return any(path.name == job for path in (places().state / "ca").glob("*/*/*"))
 
 
+def named(job: str | None) -> str:
+    """The name of a job on a cluster, where no job is the default."""
+    if job is None:
+        raise UsageError("which job?", fix="name it; `bireme list` shows the jobs on the cluster too")
+    return job
+
+
 def is_here(job: str | None, where: Where, note: Callable[[str], None]) -> bool:
     """Whether a job on this machine is meant; a remark names the other possibility."""
     from bireme.local import registry
 
     if where.is_asked:
-        if job is None:
-            raise UsageError("which job?", fix="name it; `bireme list` shows the jobs on the cluster too")
+        named(job)
         return False
     try:
         record = registry.find_run(job)

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.cli.test_fetch import Near
+from tests.unit.kube.jobs.test_logs import Pods, stamped
 from tests.unit.kube.making import PLAIN, write_job
 from tests.unit.kube.standing import Standing
 
 import bireme
 from bireme.api import following
+from bireme.api.backends import Backend
+from bireme.api.kube import KubeBackend
+from bireme.api.local import LocalBackend
 from bireme.api.where import Where
 from bireme.core.errors import Cancelled, ClusterError, DataError, UsageError
 from bireme.job.output.model import model_hash, save_model
@@ -136,3 +140,35 @@ def test_files_of_a_job_on_a_cluster_are_fetched_first(
     model = run.fetch(tmp_path / "got")
     assert model is not None and model.path == tmp_path / "got/pass-00000"
     assert model.hash == bireme.model(tmp_path / "there/pass-00000").hash == model_hash(model.path)
+
+
+class Logged(Pods):
+    """A cluster with one pod, to log in to."""
+
+    context = "near"
+
+    def __enter__(self) -> Logged:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+def test_logs_are_lines_behind_their_log_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = Logged([stamped(1, "trainer 0 | one"), stamped(2, "pserver 0 | two")], is_over=True)
+    monkeypatch.setattr(Where, "connect", lambda self, namespace=None, **more: pods)
+    run = bireme.Run(KubeBackend(Where(is_asked=True)), "small", "small")
+    assert run.logs(last=5) == ["node_0/train.log: one", "node_0/server.log: two"]
+
+
+def test_a_job_that_is_not_there_is_explained(standing: Standing) -> None:
+    run = bireme.Run(KubeBackend(Where(is_asked=True)), "ghost", "ghost")
+    (cause,) = run.why()
+    assert cause.situation == "not-found" and "ghost" in cause.cause
+
+
+def test_every_backend_has_the_same_methods() -> None:
+    names = {name for name in vars(Backend) if not name.startswith("_")}
+    assert names >= {"submit", "list", "status", "logs", "why", "cancel", "resume", "fetch", "delete"}
+    for backend in (LocalBackend, KubeBackend):
+        assert names <= set(vars(backend))

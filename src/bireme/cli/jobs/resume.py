@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.api.where import Where, has_cluster
+from bireme.api.where import Where, has_cluster, named
 from bireme.cli.options import either_options, json_option
 from bireme.cli.output import emit
 from bireme.core.errors import UsageError
@@ -71,8 +71,7 @@ def _is_here(job: str | None, where: Where) -> bool:
     from bireme.api.resuming import is_here
 
     if where.is_asked:
-        if job is None:
-            raise UsageError("which job?", fix="name it; `bireme list` shows the jobs on the cluster too")
+        named(job)
         return False
     return is_here(job) or not has_cluster()
 

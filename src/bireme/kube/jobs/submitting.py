@@ -16,7 +16,7 @@ from bireme.kube.submit.certificates import JobIdentity, forgotten_unless_used, 
 from bireme.kube.submit.objects import build
 from bireme.kube.submit.placement import place
 from bireme.kube.submit.submission import Submission, read_program
-from bireme.kube.submit.submit import Outcome, decoded, is_as_told, look_up, refuse_foreign, send, submit
+from bireme.kube.submit.submit import Outcome, decoded, is_unchanged, look_up, refuse_foreign, send, submit
 from bireme.spec.load import ClusterJob, command_name, places
 
 
@@ -88,7 +88,7 @@ def delete_replaced(cluster: Cluster, submission: Submission) -> bool:
         cancel = f"`{command_name()} cancel {name} --namespace {cluster.namespace}`"
         fix = f"cancel it first with {cancel}, then submit it again with `--replace`"
         raise UsageError(f"{name} is not replaced: it runs", fix=fix)
-    if is_as_told(jobs, submission) and view.state not in ("failed", "cancelled", "suspended"):
+    if is_unchanged(jobs, submission) and view.state not in ("failed", "cancelled", "suspended"):
         return False
     refuse_foreign(look_up(cluster, build(submission)), name)
     delete(cluster, name, with_volume=False)

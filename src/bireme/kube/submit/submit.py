@@ -62,7 +62,7 @@ def digest_of(job: Object) -> str | None:
     return digest
 
 
-def is_as_told(jobs: Sequence[Object], submission: Submission) -> bool:
+def is_unchanged(jobs: Sequence[Object], submission: Submission) -> bool:
     """Whether the Jobs of a job, the one with the status first, equal those of a submission."""
     names = {each["metadata"]["name"] for each in jobs}
     return names == _job_names(submission) and digest_of(jobs[0]) == submission.digest
