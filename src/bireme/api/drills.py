@@ -14,8 +14,8 @@ from bireme.api.foreground import follow
 from bireme.core.errors import BiremeError, DeterminismError, OutputExistsError, UsageError
 from bireme.job.output.journal import METRICS
 from bireme.job.preflight import check_program, updates_of
-from bireme.local.cost import cost_of, summary
-from bireme.local.drilling import Drill, Fault, at_random, check_recoveries, parse, parse_seconds, plan_of
+from bireme.local.drill import Drill, cost_of, summary
+from bireme.local.faults import Fault, at_random, check_recoveries, parse, parse_seconds, plan_of
 from bireme.local.runner import LocalRun
 from bireme.spec.job import Job
 from bireme.spec.model import Restarts

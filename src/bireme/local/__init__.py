@@ -1,3 +1,3 @@
 """Running a job as processes on this machine."""
 
-__all__ = ["cost", "drilling", "registry", "runner"]
+__all__ = ["drill", "faults", "registry", "runner"]

@@ -12,7 +12,8 @@ from bireme.api.drills import DrillRun, Wanted, report_of
 from bireme.cli.jobs.drill import _describe, drill
 from bireme.core.errors import OutputExistsError, UsageError
 from bireme.demo.prepare import prepare
-from bireme.local.drilling import Drill, Fault, Struck
+from bireme.local.drill import Drill, Struck
+from bireme.local.faults import Fault
 
 
 def report(faults: list[Fault], happened: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import losses
 import pytest
 
 from bireme.job.coordination import coordinator
-from bireme.local.drilling import Action, parse
+from bireme.local.faults import Action, parse
 from bireme.ps.lanes.rounds import LaneRounds, Take
 from bireme.ps.lanes.stream import LaneStream
 

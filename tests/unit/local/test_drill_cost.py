@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bireme.local.cost import cost_of
-from bireme.local.drilling import Fault, Struck
+from bireme.local.drill import Struck, cost_of
+from bireme.local.faults import Fault
 
 KILL = Fault("kill", "all", "@after=10s", after_s=10.0)
 INSIDE = Fault("kill", "pserver:1", "@round=42", round=42, point="lane.landed")
@@ -31,13 +31,13 @@ REWIND = lines(
 
 
 def test_rounds_that_were_told_before_a_rewind_are_redone_whatever_the_status_said() -> None:
-    (told,) = cost_of([Struck(KILL, 10.0, round=0)], REWIND)
-    assert told == {"fault": "kill all @after=10s", "at_s": 10.0, "back_s": 2.0, "redone": 37, "kind": "rewind"}
+    (cost,) = cost_of([Struck(KILL, 10.0, round=0)], REWIND)
+    assert cost == {"fault": "kill all @after=10s", "at_s": 10.0, "back_s": 2.0, "redone": 37, "kind": "rewind"}
 
 
 def test_a_process_that_strikes_itself_knows_its_round_better() -> None:
-    (told,) = cost_of([Struck(INSIDE, 10.0, round=42)], REWIND)
-    assert told["redone"] == 38
+    (cost,) = cost_of([Struck(INSIDE, 10.0, round=42)], REWIND)
+    assert cost["redone"] == 38
 
 
 def test_work_that_a_rewind_has_taken_back_is_not_counted_with_the_next_one_again() -> None:
@@ -50,5 +50,5 @@ def test_a_mend_repeats_the_open_round() -> None:
     rows = lines(
         (0.0, "begin", 0), (9.0, "progress", 40), (10.1, "lost", 0), (10.3, "mend", 0), (11.0, "recovered", 42)
     )
-    (told,) = cost_of([Struck(INSIDE, 10.0, round=42)], rows)
-    assert (told["redone"], told["kind"]) == (1, "mend")
+    (cost,) = cost_of([Struck(INSIDE, 10.0, round=42)], rows)
+    assert (cost["redone"], cost["kind"]) == (1, "mend")

@@ -14,7 +14,8 @@ import pytest
 from bireme.core import faults as points
 from bireme.core.errors import UsageError
 from bireme.job.status import JobStatus
-from bireme.local.drilling import Action, Drill, Fault, at_random, check_recoveries, parse, plan_of
+from bireme.local.drill import Drill
+from bireme.local.faults import Action, Fault, at_random, check_recoveries, parse, plan_of
 from bireme.spec.job import Job
 
 JOB = cast(Job, SimpleNamespace(trainers=3, pservers=3, nodes=3))

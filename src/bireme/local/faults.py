@@ -1,31 +1,24 @@
-"""Drills: a job that is disturbed on purpose, and what that cost.
+"""Faults of a drill: what is to go wrong, when, and the rules for processes that strike themselves.
 
 A fault names its target and its moment. At a round, a named point or during a recovery, the process itself strikes (a
 rule of core.faults, exact to the instruction); after some seconds, and for whole nodes, the drill strikes from outside.
 Only a trainer can cut its connections, so for a cut after some seconds the drill opens a *gate*: a file for which the
 trainer's rule waits, as it might for another rule's. A fault in the recovery from a strike from outside waits too.
-The report is computed from the job's metrics.jsonl, which has a line for each loss and each return.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import re
-import signal
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
 
 from bireme.core.errors import UsageError
-from bireme.core.faults import POINTS, Fired, Rule
+from bireme.core.faults import POINTS, Rule
 from bireme.core.text import parse_duration
-from bireme.job.status import JobStatus
 from bireme.spec.job import Job
 
 Action = Literal["kill", "pause", "cut"]
@@ -205,7 +198,7 @@ def _rule_numbers(faults: Sequence[Fault]) -> dict[int, int]:
     return {place: number for number, place in enumerate(inside)}
 
 
-def _gate(faults: Sequence[Fault], place: int) -> int:
+def gate(faults: Sequence[Fault], place: int) -> int:
     """The number of the file that lets a waiting rule fire: one that no rule has."""
     return len(_rule_numbers(faults)) + place
 
@@ -213,111 +206,5 @@ def _gate(faults: Sequence[Fault], place: int) -> int:
 def _awaited(faults: Sequence[Fault], place: int, numbers: dict[int, int]) -> int:
     """What a fault's rule waits for: another rule's number, a gate, or -1 for nothing."""
     if faults[place].is_in_recovery:  # from the fault before this one
-        return numbers[place - 1] if place - 1 in numbers else _gate(faults, place - 1)
-    return _gate(faults, place) if faults[place].waits_for_drill else -1
-
-
-@dataclass(slots=True)
-class Struck:
-    """A fault that has happened."""
-
-    fault: Fault
-    unix: float
-    round: int
-    """The round in which it happened; for a strike from outside, that of the last status."""
-    pids: list[int] = field(default_factory=list)
-    is_over: bool = False
-
-
-class Drill:
-    """Strikes from outside while a job runs, and ends pauses."""
-
-    def __init__(self, faults: Sequence[Fault], output: Path) -> None:
-        self.faults = list(faults)
-        self._job = f"--job={output / 'job.json'}".encode()
-        self._begun: float | None = None
-        self._waiting = {place: fault for place, fault in enumerate(faults) if fault.waits_for_drill}
-        self._inside = [fault for fault in faults if fault.is_inside]
-        self._seen: set[int] = set()
-        self._due: set[int] = set()
-        self.struck: list[Struck] = []
-
-    def look(self, status: JobStatus, fired: Path) -> None:
-        """Strike what is due by the job's status; `fired` is the directory with a file for each rule that has fired."""
-        now = time.time()
-        if self._begun is None and status.phase == "training":
-            self._begun = now
-        for number, fault in enumerate(self._inside):
-            if number not in self._seen and (fired / str(number)).exists():
-                self._note_inside(number, fault, fired / str(number))
-        for place, fault in list(self._waiting.items()):
-            if self._is_due(fault, status, now):
-                self._due.add(place)
-                self._strike(place, fault, status.round, fired)
-        for struck in self.struck:
-            if struck.fault.action == "pause" and not struck.is_over and now >= struck.unix + struck.fault.seconds:
-                struck.is_over = True
-                _signal(struck.pids, signal.SIGCONT)
-
-    def _note_inside(self, number: int, fault: Fault, path: Path) -> None:
-        try:
-            record = msgspec.json.decode(path.read_bytes(), type=Fired)
-        except (OSError, msgspec.MsgspecError):
-            return  # being written
-        self._seen.add(number)
-        self.struck.append(Struck(fault, record.unix, record.round, [record.pid]))
-
-    def _is_due(self, fault: Fault, status: JobStatus, now: float) -> bool:
-        if self._begun is None:
-            return False
-        if fault.after_s is not None:
-            return now >= self._begun + fault.after_s
-        return fault.round is not None and status.round >= fault.round
-
-    def _strike(self, place: int, fault: Fault, round_: int, fired: Path) -> None:
-        if not fault.is_inside and not self._hit(fault, round_):
-            return  # it is being started again: the next look tries once more
-        del self._waiting[place]
-        # Open the gate of this fault's own rule, or of the fault that is to hit the recovery from it.
-        (fired / str(_gate(self.faults, place))).touch()
-
-    def _hit(self, fault: Fault, round_: int) -> bool:
-        """Signal the processes that a fault targets; returns whether there were any."""
-        pids = [pid for who in _targets_of(fault) for pid in self._pids(who)]
-        if pids:
-            self.struck.append(Struck(fault, time.time(), round_, pids))
-            _signal(pids, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
-        return bool(pids)
-
-    def _pids(self, who: str) -> list[int]:
-        """Ids of this job's processes that `who` names."""
-        pids = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdecimal() else []
-                if self._job in words:
-                    rank = next(word[7:] for word in words if word.startswith(b"--rank="))
-                    name = f"{words[words.index(self._job) - 1].decode()}:{rank.decode()}"
-                    if who in (name, "all"):
-                        pids.append(int(entry.name))
-        return pids
-
-    @property
-    def never(self) -> list[Fault]:
-        """Faults that did not happen before the job ended, without those that were drawn for a moment after its end."""
-        happened = {id(struck.fault) for struck in self.struck}
-        missed = [place for place, fault in enumerate(self.faults) if id(fault) not in happened]
-        return [self.faults[place] for place in missed if place in self._due or not self.faults[place].is_drawn]
-
-
-def _targets_of(fault: Fault) -> list[str]:
-    """The processes to signal: what a node has started dies with it, but is not paused with it."""
-    rank = fault.who.partition(":")[2]
-    is_paused_node = fault.action == "pause" and fault.role == "node"
-    return [f"{role}:{rank}" for role in ("node", "pserver", "trainer")] if is_paused_node else [fault.who]
-
-
-def _signal(pids: Sequence[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        return numbers[place - 1] if place - 1 in numbers else gate(faults, place - 1)
+    return gate(faults, place) if faults[place].waits_for_drill else -1
