@@ -96,7 +96,7 @@ def _walk(path: Path, name: str, skip: Skip) -> Iterator[tuple[str, Path]]:
 def write_tar(tree: Path, target: Path, skip: Skip = lambda path: False, *, keeps_modes: bool = False) -> None:
     """Write the tar of a tree; its modes become those of the usual umask, unless they are to be kept."""
     linked: dict[tuple[int, int], str] = {}
-    with tarfile.open(target, "w", format=tarfile.GNU_FORMAT) as tar:
+    with storage_errors(str(target)), tarfile.open(target, "w", format=tarfile.GNU_FORMAT) as tar:
         for name, path in walk(tree, skip):
             facts = path.lstat()
             inode = (facts.st_dev, facts.st_ino)
@@ -123,7 +123,7 @@ def write_tar(tree: Path, target: Path, skip: Skip = lambda path: False, *, keep
 
 def compress(layer: Layer, target: Path) -> None:
     """Write a layer as gzip, without a time or a name in its head."""
-    with target.open("wb") as f, gzip.GzipFile("", "wb", 6, f, mtime=0) as packed:
+    with storage_errors(str(target)), target.open("wb") as f, gzip.GzipFile("", "wb", 6, f, mtime=0) as packed:
         for data in layer.blocks():
             packed.write(data)
 
@@ -184,8 +184,7 @@ class Cache:
         """The layer of this key; `write` makes `layer.tar` in a directory, of `plain` a compressed one."""
 
         def fill(half: Path) -> None:
-            with storage_errors(str(self.root)):
-                write(half)
+            write(half)
             path = half / "layer.tar"
             digest = digest_of_blob(Layer(name, "", path.stat().st_size, "", path))
             (half / "digest").write_text(digest, "ascii")
