@@ -18,7 +18,8 @@ from tools.kube.running import RunningCluster
 
 from bireme.data.split import split_lines
 from bireme.demo.reviews import write_reviews
-from bireme.kube.api.client import Cluster, Target
+from bireme.kube.api.client import Cluster
+from bireme.kube.api.kubeconfig import Target
 from bireme.kube.jobs.lifecycle import view_of
 from bireme.kube.jobs.listing import JobView, is_ended
 from tests.e2e.conftest import Cli, Done, edit, lay_out

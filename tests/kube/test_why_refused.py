@@ -14,7 +14,8 @@ from tools.kube.running import RunningCluster
 from bireme.core.errors import ProcessError
 from bireme.diagnose.explain import explain
 from bireme.diagnose.gather import gather, notes
-from bireme.kube.api.client import Cluster, Target
+from bireme.kube.api.client import Cluster
+from bireme.kube.api.kubeconfig import Target
 from tests.kube.why_stage import Json, Stage, asks, job, record
 
 ADMISSION = "admissionregistration.k8s.io"

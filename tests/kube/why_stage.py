@@ -21,7 +21,8 @@ from tools.kube.running import RunningCluster
 from bireme.diagnose.explain import explain
 from bireme.diagnose.facts import Cause, Facts, name_of
 from bireme.diagnose.gather import gather
-from bireme.kube.api.client import Cluster, Target
+from bireme.kube.api.client import Cluster
+from bireme.kube.api.kubeconfig import Target
 
 Json = dict[str, Any]
 IMAGE = "localhost/busybox:1"

@@ -166,7 +166,7 @@ def api_server(aws: Aws, cluster: str, *, timeout_s: float = 20.0) -> Iterator[C
     from bireme.aws.access import context_name, kubeconfig, write_kubeconfig
     from bireme.aws.layout import NAMESPACE
     from bireme.kube.api.client import Cluster
-    from bireme.kube.api.client import Target as Place
+    from bireme.kube.api.kubeconfig import Target as Place
 
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "kubeconfig"

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from bireme.core.errors import BiremeError, ClusterError, MissingError, NetworkError, UsageError
+from bireme.kube.api.kubeconfig import Target, config_of
 from bireme.kube.api.naming import FIELD_MANAGER, Object
-from bireme.spec.load import child_environment, kubeconfig_files
+from bireme.spec.load import kubeconfig_files
 
 if TYPE_CHECKING:
     from bireme.kube.api.pod_exec import Login
@@ -64,15 +64,6 @@ KINDS = {
 }  # fmt: skip
 
 
-class Target(NamedTuple):
-    """The cluster that the command line selects; what it leaves out comes from the kubeconfig."""
-
-    files: Sequence[Path] = ()
-    """Kubeconfig files, the first one that sets a value wins; none: use the service account of this pod."""
-    context: str | None = None
-    namespace: str | None = None
-
-
 class AbsentError(ClusterError):
     """The requested object does not exist."""
 
@@ -97,7 +88,7 @@ class Cluster:
         # msgspec builds its decoder of a type at the first use, and two threads doing so at once crash the process.
         Status.from_dict({})
         self._target = target
-        self._config = config = _config(target)
+        self._config = config = config_of(target)
         self.context = config.context_name
         with _api_errors(f"the cluster of context {self.context}"):
             self._client: Any = Client(
@@ -157,7 +148,7 @@ class Cluster:
 
     def apply_to(self, made: Object, kind: Kind | None = None) -> Object:
         """As `apply`, into the namespace that the object names; `kind` for a cluster-wide one."""
-        of = _global_resource(kind) if kind else _resource(KINDS[made["kind"]])
+        of = _resource(kind, is_global=True) if kind else _resource(KINDS[made["kind"]])
         where = {} if kind else {"namespace": made["metadata"]["namespace"]}
         with _api_errors(f"{made['kind']} {made['metadata']['name']}"):
             return dict(self._client.apply(of(made), force=True, **where))
@@ -275,69 +266,6 @@ def _needs_client() -> Iterator[None]:
         ) from e
 
 
-def _config(target: Target) -> Any:
-    """The settings of one context, from all kubeconfig files together."""
-    if not target.files:
-        return _own_config()
-    configs = [_read(path) for path in target.files]
-    name = target.context or next((each.current_context for each in configs if each.current_context), None)
-    for each in configs:
-        if name is not None and name in each.contexts:
-            return _chosen(name, each, configs)
-    contexts = sorted(context for each in configs for context in each.contexts)
-    where = ", ".join(map(str, target.files))
-    if name is None:
-        raise UsageError(f"{where} has no current context", fix=f"choose one with --context: {', '.join(contexts)}")
-    raise UsageError(f"there is no context {name!r} in {where}", fix=f"known contexts: {', '.join(contexts)}")
-
-
-def _own_config() -> Any:
-    """The settings of the pod that this runs in."""
-    from lightkube.config.kubeconfig import KubeConfig
-    from lightkube.core.exceptions import ConfigError
-
-    try:
-        return KubeConfig.from_service_account().get()
-    except ConfigError as e:
-        raise no_cluster() from e
-    except (KeyError, OSError) as e:
-        raise UsageError(f"cannot use the service account of this pod: {e}") from e
-
-
-def _read(path: Path) -> Any:
-    """Parse one kubeconfig file."""
-    from lightkube.config.kubeconfig import KubeConfig
-
-    try:
-        return KubeConfig.from_file(path)
-    except Exception as e:  # lightkube does not validate: a wrong file may raise anything
-        cause = " ".join(str(e).replace('in "<unicode string>", ', "at ").split())
-        if isinstance(e, AttributeError | TypeError):
-            cause = "it is something else"
-        raise UsageError(
-            f"{path} cannot be read as a kubeconfig: {f'it has no {cause}' if isinstance(e, KeyError) else cause}",
-            fix="mend the file (`kubectl config view` reads it too), or name another one with KUBECONFIG",
-        ) from e
-
-
-def _chosen(name: str, first: Any, configs: Sequence[Any]) -> Any:
-    """A context with its cluster and user, which may be in other files than it is."""
-    from lightkube.config.kubeconfig import SingleConfig
-    from lightkube.config.models import User
-
-    context = first.contexts[name]
-    home = next((each for each in configs if context.cluster in each.clusters), None)
-    users = [each.users[context.user] for each in configs if context.user in each.users]
-    if home is None or (context.user and not users):
-        lacks = f"user {context.user}" if home is not None else f"cluster {context.cluster}"
-        raise UsageError(f"the context {name} names the {lacks}, which no kubeconfig has")
-    user = users[0] if users else User()
-    if user.exec is not None and user.exec.apiVersion == "client.authentication.k8s.io/v1":
-        # It differs from its beta only in what such a program may ask for.
-        user.exec.apiVersion = "client.authentication.k8s.io/v1beta1"
-    return SingleConfig(name, context, home.clusters[context.cluster], user, home.fname)
-
-
 def _login(config: Any) -> Login:
     """How to reach the API server without lightkube, as the same user."""
     import httpx2
@@ -358,38 +286,15 @@ def _login(config: Any) -> Login:
     return Login(server, None if is_plain else verify_cluster(config.cluster, config.user, config.abs_file), headers)
 
 
-def no_cluster() -> UsageError:
-    """The error of a command that finds no cluster to connect to."""
-    named = child_environment().get("KUBECONFIG")
-    if named:
-        fix = "set KUBECONFIG to a file that is there; without it, ~/.kube/config is read"
-        return UsageError(f"no cluster is configured: there is no kubeconfig {named}, which KUBECONFIG names", fix=fix)
-    return UsageError(
-        "no cluster is configured: there is no kubeconfig",
-        fix="set KUBECONFIG, or put the file at ~/.kube/config; `bireme train` runs a job on this machine",
-    )
-
-
 _resources: dict[Kind, Any] = {}
 
 
-def _resource(kind: Kind) -> Any:
+def _resource(kind: Kind, *, is_global: bool = False) -> Any:
     """lightkube's class for a kind; kept out of its global registry, which other users of it share."""
-    from lightkube.generic_resource import GenericNamespacedResource
-
-    return _made_resource(kind, GenericNamespacedResource)
-
-
-def _global_resource(kind: Kind) -> Any:
-    from lightkube.generic_resource import GenericGlobalResource
-
-    return _made_resource(kind, GenericGlobalResource)
-
-
-def _made_resource(kind: Kind, base: Any) -> Any:
     if kind not in _resources:
-        from lightkube.generic_resource import create_api_info
+        from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
 
+        base: Any = GenericGlobalResource if is_global else GenericNamespacedResource
         info = create_api_info(kind.group, kind.version, kind.kind, kind.plural)
         _resources[kind] = type(kind.kind, (base,), {"_api_info": info})
     return _resources[kind]

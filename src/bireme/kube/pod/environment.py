@@ -20,7 +20,8 @@ from bireme.core.errors import NetworkError, UsageError
 from bireme.job.node.entry import Role, read_job
 from bireme.job.output.ownership import RUN_DIRECTORY
 from bireme.kube.api import naming
-from bireme.kube.api.client import JOB, POD, Cluster, Target
+from bireme.kube.api.client import JOB, POD, Cluster
+from bireme.kube.api.kubeconfig import Target
 from bireme.kube.api.naming import Object
 from bireme.kube.plain import tutorial
 from bireme.kube.plain.ranks import Wait

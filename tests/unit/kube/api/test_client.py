@@ -9,7 +9,8 @@ import pytest
 
 from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageError
 from bireme.kube.api import pod_exec
-from bireme.kube.api.client import VOLUME_CONTAINER, AbsentError, Cluster, ForbiddenError, Target, no_cluster, refusal
+from bireme.kube.api.client import VOLUME_CONTAINER, AbsentError, Cluster, ForbiddenError, refusal
+from bireme.kube.api.kubeconfig import Target, no_cluster
 
 CONTEXT = """\
 apiVersion: v1
