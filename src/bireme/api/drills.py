@@ -26,7 +26,7 @@ Show = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class FaultOptions:
     """The faults of a drill, as texts such as `pserver:1@round=300`."""
 
     kill: Sequence[str] = ()
@@ -66,7 +66,7 @@ class DrillRun:
 
 
 def run_drill(
-    job: Job, job_file: Path, wanted: Wanted, output: Path, show: Show, *, has_reference: bool = True
+    job: Job, job_file: Path, wanted: FaultOptions, output: Path, show: Show, *, has_reference: bool = True
 ) -> tuple[dict[str, Any], BiremeError | None]:
     """Run a job twice, undisturbed and disturbed; the report, and what to fail with if the drill failed."""
     job = msgspec.structs.replace(job, restarts=Restarts(limit=1_000_000))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bireme.api.drills import DrillRun, Wanted, report_of
+from bireme.api.drills import DrillRun, FaultOptions, report_of
 from bireme.cli.jobs.drill import _describe, drill
 from bireme.core.errors import OutputExistsError, UsageError
 from bireme.demo.prepare import prepare
@@ -39,7 +39,7 @@ def test_drawn_faults_are_counted() -> None:
 
 def test_faults_that_come_all_at_once_are_refused() -> None:
     with pytest.raises(UsageError, match="--mtbf 0"):
-        Wanted(is_random=True, mtbf="0s", count=3).faults(None)  # type: ignore[arg-type]  # refused before the job matters
+        FaultOptions(is_random=True, mtbf="0s", count=3).faults(None)  # type: ignore[arg-type]  # refused before the job matters
 
 
 def test_a_drill_does_not_mix_its_runs_with_what_is_there(tmp_path: Path) -> None:

@@ -60,12 +60,12 @@ def drill(
 
     The job is run twice, undisturbed and disturbed, into a directory of its own.
     """
-    from bireme.api.drills import Wanted, free_directory, run_drill
+    from bireme.api.drills import FaultOptions, free_directory, run_drill
 
     job = load_job(job_file, {"passes": passes})
     place = (output or free_directory(job_file.absolute().parent)).absolute()
     show = (lambda text: None) if as_json else _say
-    report, error = run_drill(job, job_file, Wanted(**faults), place, show, has_reference=not no_reference)
+    report, error = run_drill(job, job_file, FaultOptions(**faults), place, show, has_reference=not no_reference)
     kind = {"error": type(error).__name__, **error.as_dict()} if error is not None else {}
     emit({**report, "output": str(place), **kind}, _describe(report), as_json=as_json)
     if error is not None:

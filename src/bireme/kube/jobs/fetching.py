@@ -27,7 +27,7 @@ MARKER = ".bireme-fetched.json"
 """The file that names the origin of a directory's files."""
 
 
-class Origin(msgspec.Struct, frozen=True):
+class FetchMark(msgspec.Struct, frozen=True):
     """From which job on which cluster files were fetched, so that a later fetch may replace them by newer ones."""
 
     server: str
@@ -38,7 +38,7 @@ class Origin(msgspec.Struct, frozen=True):
     output: str
     files: tuple[str, ...] = ()
 
-    def is_of(self, other: Origin) -> bool:
+    def is_of(self, other: FetchMark) -> bool:
         """Whether both are of one job and one run of it; a cluster may be known under several addresses."""
         mine, theirs = ((each.namespace, each.job, each.volume, each.output) for each in (self, other))
         return mine == theirs
@@ -74,7 +74,7 @@ def fetch(
         if not wanted:
             what = f"{files.name} has left nothing yet in {files.output} on the volume {files.place.claim}"
             raise UsageError(what, fix=fix)
-        may_replace = may_replace_in(directory, wanted, _origin(cluster, files))
+        may_replace = may_replace_in(directory, wanted, _mark_of(cluster, files))
         done = transfer.fetch(pod, files.output, wanted, directory, on_progress, agree=may_replace)
     models = sorted({Path(name).parts[0] for name in wanted if name.startswith("pass-")})
     digest, note = None, ""
@@ -86,12 +86,12 @@ def fetch(
     return Fetched(files.name, directory, models, done, digest, note)
 
 
-def _origin(cluster: Cluster, files: JobFiles) -> Origin:
+def _mark_of(cluster: Cluster, files: JobFiles) -> FetchMark:
     claim = cluster.get(CLAIM, files.place.claim)
-    return Origin(cluster.server, cluster.namespace, files.name, claim["metadata"].get("uid", ""), files.output)
+    return FetchMark(cluster.server, cluster.namespace, files.name, claim["metadata"].get("uid", ""), files.output)
 
 
-def may_replace_in(directory: Path, wanted: Collection[str], origin: Origin) -> transfer.Agree:
+def may_replace_in(directory: Path, wanted: Collection[str], origin: FetchMark) -> transfer.Agree:
     """A check that refuses to replace files of a directory that were not fetched from the same job before.
 
     Where it passes it writes the marker; it runs again after each lost connection.
@@ -113,14 +113,14 @@ def may_replace_in(directory: Path, wanted: Collection[str], origin: Origin) -> 
     return check
 
 
-def _marker_in(directory: Path) -> Origin | None:
+def _marker_in(directory: Path) -> FetchMark | None:
     try:
-        return msgspec.json.decode((directory / MARKER).read_bytes(), type=Origin)
+        return msgspec.json.decode((directory / MARKER).read_bytes(), type=FetchMark)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _has_run_here(directory: Path, origin: Origin) -> bool:
+def _has_run_here(directory: Path, origin: FetchMark) -> bool:
     """Whether the directory is a local run's output, also of one that went on with what was fetched."""
     try:
         job = msgspec.json.decode((directory / "job.json").read_bytes(), type=dict[str, Any])
@@ -129,7 +129,7 @@ def _has_run_here(directory: Path, origin: Origin) -> bool:
     return bool(job.get("output") != origin.output)
 
 
-def _in_the_way(directory: Path, names: list[str], origin: Origin, then: Origin | None) -> OutputExistsError:
+def _in_the_way(directory: Path, names: list[str], origin: FetchMark, then: FetchMark | None) -> OutputExistsError:
     why = "they were not fetched from this job, and would be overwritten"
     if _has_run_here(directory, origin):
         why = "the directory is the output of another run, and would be mixed with this one"
