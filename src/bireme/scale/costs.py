@@ -47,6 +47,12 @@ class Costs:
     """Standard deviation of a batch's computing time, as a share of it."""
     source: str = "nothing measured"
 
+    def kernel_of(self, method: str) -> float:
+        """The update of one float by this method."""
+        if self.kernel and method not in self.kernel:
+            raise UsageError(f"costs: {method} was not measured on {self.source}", fix=MEASURE)
+        return self.kernel.get(method, 0.0)
+
 
 class _Figure(msgspec.Struct, frozen=True):
     value: float
@@ -88,9 +94,12 @@ def _costs_of(result: _File, path: Path) -> Costs:
             raise UsageError(f"costs: {name!r} in {path} is {value:g}, and time does not run backwards", fix=MEASURE)
         return value
 
+    # An optimizer that is newer than the file was not measured; a job with it is refused.
+    measured = [method for method in METHODS if f"kernel {method}, ns per float" in result.figures] or [*METHODS]
+    kernel = {method: figure(f"kernel {method}, ns per float") * 1e-9 for method in measured}
     codings = [coding for coding in get_args(Coding) if coding != "float32"]
     return Costs(
-        kernel={method: figure(f"kernel {method}, ns per float") * 1e-9 for method in METHODS},
+        kernel=kernel,
         kernel_row=figure("kernel, ns per float and further row") * 1e-9,
         kernel_start=figure("kernel start, µs") * 1e-6,
         encode={coding: figure(f"encode {coding}, ns per float") * 1e-9 for coding in codings},

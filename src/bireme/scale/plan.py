@@ -101,7 +101,7 @@ class Plan:
     def kernel_s(self, lane: int) -> float:
         """Seconds from the last row of a round to fresh parameters."""
         costs, further = self.costs, max(sum(map(len, self.rows)) - 2, 0)
-        per_float = costs.kernel.get(self.load.method, 0.0) + further * costs.kernel_row
+        per_float = costs.kernel_of(self.load.method) + further * costs.kernel_row
         return costs.kernel_start + per_float * self.slices[lane]
 
     def _card(self, limit: Limit) -> Rate:

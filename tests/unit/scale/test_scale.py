@@ -225,6 +225,16 @@ def test_a_file_that_holds_no_costs_is_refused(tmp_path: Path, text: str, said: 
     assert "./dev bench costs" in caught.value.fix
 
 
+def test_a_job_is_refused_whose_optimizer_was_not_measured(tmp_path: Path) -> None:
+    content = json.loads((ROOT / "bench" / "results" / "costs.json").read_text(encoding="utf-8"))
+    del content["figures"]["kernel adamax, ns per float"]
+    (tmp_path / "costs.json").write_text(json.dumps(content))
+    costs = load_costs(tmp_path / "costs.json")
+    assert costs.kernel_of("adam") > 0
+    with pytest.raises(UsageError, match="adamax was not measured"):
+        costs.kernel_of("adamax")
+
+
 def test_a_cost_below_zero_is_refused(tmp_path: Path) -> None:
     told = json.loads((ROOT / "bench" / "results" / "costs.json").read_text(encoding="utf-8"))
     told["figures"]["frame, µs"]["value"] = -1

@@ -24,7 +24,7 @@ from bireme.core.errors import BiremeError, DeterminismError, FrameError, Networ
 from bireme.ps.lanes.memory import Sharing
 from bireme.ps.lanes.progress import agreed_counts, counts_of
 from bireme.ps.lanes.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take
-from bireme.ps.lanes.slow_trainers import Awaited, SlowTrainers
+from bireme.ps.lanes.slow_trainers import Awaited, Stragglers
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.optim.schedules import learning_rate
 from bireme.ps.setup import Setup
@@ -115,9 +115,7 @@ class Lane:
         self._turn = threading.Condition()
         self._busy = 0
         """Payloads that are being received."""
-        self._waiting = SlowTrainers()
-        self._trainer_of = [rank for rank, share in enumerate(setup.shares) for _ in share.shards]
-        """By shard."""
+        self._stragglers = Stragglers(self.rounds, setup.shares)
         self._is_leaving_view = False
         self._parked: dict[socket.socket, Head] = {}
         """Pulls of trainers that share our memory: the thread that closes the round answers them."""
@@ -135,17 +133,7 @@ class Lane:
         if not self._turn.acquire(timeout=ASK_S):
             return None
         try:
-            now_s, first_s, behind = time.monotonic(), self._waiting.first_s, None
-            if isinstance(self.rounds, LaneStream):
-                laggard = self.rounds.laggard(self._trainer_of)
-                missing = [laggard[0]] if laggard else []
-                if self.rounds.staleness is None:
-                    behind = laggard[1] if laggard else 0
-            else:
-                spans = self.rounds.awaited() if first_s is not None else []
-                missing = sorted({self._trainer_of[span.lo] for span in spans})
-            since_s = 0.0 if first_s is None else now_s - first_s
-            return Awaited(missing, since_s, self._waiting.slowest(now_s, missing), behind)
+            return self._stragglers.awaited(time.monotonic())
         finally:
             self._turn.release()
 
@@ -215,26 +203,12 @@ class Lane:
         with self._turn:
             # Under the lock, so that times are in the order in which pushes landed.
             now_s = time.monotonic()
-            if isinstance(self.rounds, LaneStream):
-                self._waiting.updated(now_s, self._laggard)
-            else:
-                self._waiting.landed(self._trainer_of[span.lo], now_s)
+            self._stragglers.landed(span, now_s)
             closing = self.rounds.landed(span)
             if closing is not None:
                 self._close(closing)
-                self._settle(now_s, closing)
+                self._stragglers.closed(closing, now_s)
             self._done()
-
-    def _settle(self, now_s: float, closing: Closing) -> None:
-        """Record the end of a round's wait; `now_s` is when its last push landed."""
-        if closing.ends_pass:
-            self._waiting.rest()
-        elif isinstance(self.rounds, LaneRounds):
-            self._waiting.closed(now_s)
-
-    def _laggard(self) -> int | None:
-        last = self.rounds.laggard(self._trainer_of) if isinstance(self.rounds, LaneStream) else None
-        return last[0] if last else None
 
     def _done(self) -> None:
         """One payload is no longer being received."""
@@ -250,7 +224,7 @@ class Lane:
             self._turn.wait_for(lambda: not self._busy)
             self._is_leaving_view = False
             self.rounds.enter(view)
-            self._waiting.forget()
+            self._stragglers.forget()
             self._parked.clear()
             self._turn.notify_all()  # waiting pulls are of the view before: each is refused
 

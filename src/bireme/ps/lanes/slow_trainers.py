@@ -7,9 +7,13 @@ counted: trainer 0 tests and saves then. Costs a few additions for each push.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from bireme.ps.lanes.rounds import Closing, LaneRounds
+from bireme.ps.lanes.stream import LaneStream
+from bireme.ps.tree import Span
 
 WINDOW_S = 5.0
 """Shares are those of the last one or two windows of this length; before one is full there are none."""
@@ -123,3 +127,49 @@ class SlowTrainers:
             return None
         trainer = max(waits, key=lambda one: (waits[one], -one))
         return Slowest(trainer, waits[trainer] / spent_s, spent_s)
+
+
+class Stragglers:
+    """Watches a lane's machine for the trainers that it waits for. All calls are made under the lane's lock."""
+
+    def __init__(self, rounds: LaneRounds | LaneStream, shares: Sequence[Span]) -> None:
+        self._rounds = rounds
+        self._waits = SlowTrainers()
+        self._trainer_of = [rank for rank, share in enumerate(shares) for _ in share.shards]
+        """By shard."""
+
+    def landed(self, span: Span, now_s: float) -> None:
+        """A push is in, and the machine is about to count it."""
+        if isinstance(self._rounds, LaneStream):
+            self._waits.updated(now_s, self._laggard)
+        else:
+            self._waits.landed(self._trainer_of[span.lo], now_s)
+
+    def closed(self, closing: Closing, landed_s: float) -> None:
+        """A round has closed whose last push landed then."""
+        if closing.ends_pass:
+            self._waits.rest()
+        elif isinstance(self._rounds, LaneRounds):
+            self._waits.closed(landed_s)
+
+    def forget(self) -> None:
+        """A view begins."""
+        self._waits.forget()
+
+    def awaited(self, now_s: float) -> Awaited:
+        """The trainers that the lane waits for now, and the slowest of late."""
+        first_s, behind = self._waits.first_s, None
+        if isinstance(self._rounds, LaneStream):
+            laggard = self._rounds.laggard(self._trainer_of)
+            missing = [laggard[0]] if laggard else []
+            if self._rounds.staleness is None:
+                behind = laggard[1] if laggard else 0
+        else:
+            spans = self._rounds.awaited() if first_s is not None else []
+            missing = sorted({self._trainer_of[span.lo] for span in spans})
+        waited_s = 0.0 if first_s is None else now_s - first_s
+        return Awaited(missing, waited_s, self._waits.slowest(now_s, missing), behind)
+
+    def _laggard(self) -> int | None:
+        last = self._rounds.laggard(self._trainer_of) if isinstance(self._rounds, LaneStream) else None
+        return last[0] if last else None
