@@ -48,6 +48,7 @@ def show(directory: Path, as_json: bool) -> None:
 
 
 def _describe(shown: Mapping[str, Any]) -> Iterator[str]:
+    from bireme.job.output.kept import summary_of
     from bireme.view.plain import count, pass_line
 
     rows = shown["parameters"]
@@ -58,8 +59,8 @@ def _describe(shown: Mapping[str, Any]) -> Iterator[str]:
             f"  {row['name']:<32} {size:>10}  mean {row['mean']:+.3e}  std {row['std']:.3e}  "
             f"largest {row['largest']:.3e}"
         )
-    if shown["metrics"]:
-        yield pass_line(shown["metrics"])
+    if (summary := summary_of(Path(shown["model"]))) is not None:
+        yield pass_line(summary)
 
 
 def _tables(values: Mapping[str, Any]) -> dict[str, int]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tests.unit.cli.conftest import closed
 
 from bireme.cli.model import model
 from bireme.job.output.model import save_model, table_arrays
@@ -41,6 +43,15 @@ def test_a_table_is_shown_by_its_rows_and_its_ids_are_no_parameter(
     assert told[0].endswith(f"config.py, {values}")
     assert len(told) == 2
     assert size in told[1]
+
+
+def test_a_model_is_shown_with_the_results_of_its_pass(tmp_path: Path) -> None:
+    (tmp_path / "config.py").touch()
+    made = save_model(
+        tmp_path / "m", {"w": np.ones(2, np.float32)}, tmp_path / "config.py", msgspec.to_builtins(closed(3))
+    )
+    shown = CliRunner().invoke(model, ["show", str(made)], catch_exceptions=False).output.splitlines()
+    assert shown[-1].startswith("pass   3  cost 0.5000")
 
 
 def test_an_export_counts_parameters_and_says_which_array_has_the_ids(tmp_path: Path) -> None:

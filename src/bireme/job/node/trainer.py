@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from bireme.core import faults
 from bireme.core.errors import (
     BiremeError,
@@ -35,6 +33,7 @@ from bireme.job.node.failure_reports import last_status
 from bireme.job.node.marks import put_mark, take_mark
 from bireme.job.node.orders import Orders
 from bireme.job.node.pass_reporter import ModelPlace, PassReporter
+from bireme.job.output.kept import summary_of
 from bireme.job.output.model import load_into, load_trained
 from bireme.job.preflight import check_lanes, updates_of
 from bireme.programs.loading import ProgramSpec, load_program
@@ -193,6 +192,7 @@ class TrainerProcess:
 
     def _facts(self, program: Program, pservers: int) -> Facts:
         model = self._options.init_model
+        summary = summary_of(model) if model else None
         terms = terms_in(self._options.terms) | {"pservers": pservers, "updates": self._updates}
         return Facts(
             **terms,  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ class TrainerProcess:
             batch_size=program.batch_size,
             evals=program.evaluators,
             is_set_by_trainer=model is not None,
-            start_samples=_samples_before(model) if model else 0,
+            start_samples=summary.samples_so_far if summary else 0,  # schedules continue from there
         )
 
     def _join(self, program: Program, discovery: Discovery) -> tuple[m.Line, Orders]:
@@ -347,13 +347,3 @@ def _raise_unless_finished(stop: m.Stop) -> None:
         raise ProcessError(f"stopped because the job failed: {stop.reason}")
     if stop.how == "cancelled":
         raise Cancelled(stop.reason)
-
-
-def _samples_before(model: Path) -> int:
-    """How many samples a saved model has seen, if its metrics say so: schedules continue from there."""
-    try:
-        metrics = msgspec.json.decode((model / "metrics.json").read_bytes(), type=dict[str, object])
-    except (OSError, msgspec.MsgspecError):
-        return 0
-    samples = metrics.get("samples_so_far", 0)
-    return samples if isinstance(samples, int) else 0

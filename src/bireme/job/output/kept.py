@@ -26,12 +26,17 @@ def metrics_in(output: Path) -> dict[int, PassSummary]:
 
     metrics = {}
     for pass_id in sorted(finished_passes(output)):
-        try:
-            data = (output / pass_name(pass_id) / "metrics.json").read_bytes()
-            metrics[pass_id] = msgspec.json.decode(data, type=PassSummary)
-        except (OSError, msgspec.MsgspecError):
-            continue  # left for `bireme verify`
+        if (summary := summary_of(output / pass_name(pass_id))) is not None:
+            metrics[pass_id] = summary
     return metrics
+
+
+def summary_of(model: Path) -> PassSummary | None:
+    """The metrics.json of a model; None where it cannot be read, which `bireme verify` reports."""
+    try:
+        return msgspec.json.decode((model / "metrics.json").read_bytes(), type=PassSummary)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def best_of(metrics: Metrics) -> tuple[int, str, float] | None:
