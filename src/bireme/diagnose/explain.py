@@ -17,19 +17,14 @@ from bireme.diagnose.facts import Cause, Facts, name_of
 from bireme.diagnose.table import LOOKS, Situation, situations
 from bireme.diagnose.words import vocabulary
 
-ALONE = ("not-found", "queued", "suspended")
-"""Situations that explain the whole state of a job that is missing or suspended."""
-
 
 def explain(facts: Facts) -> list[Cause]:
     """Every cause in the facts, the one to solve first in front; never empty."""
     rows = situations()
     if facts.is_finished:
         return list(_causes(next(row for row in rows if row.id == "finished"), facts))
-    if facts.is_suspended or not facts.jobs:
-        alone = [cause for row in rows if row.id in ALONE for cause in _causes(row, facts)]
-        if alone:
-            return alone
+    if alone := [cause for row in rows if row.kind == "alone" for cause in _causes(row, facts)]:
+        return alone
     causes = [cause for row in rows if row.kind == "cause" for cause in _causes(row, facts)]
     explained = {name for cause in causes for name in cause.about}
     for row in rows:

@@ -45,7 +45,7 @@ class Situation(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How it is recognised, for the page."""
     priority: int
     """The lower, the earlier it should be solved."""
-    kind: Literal["cause", "consequence", "calm"] = "cause"
+    kind: Literal["alone", "cause", "consequence", "calm"] = "cause"
     """A consequence is reported only for pods that no cause explains; calm only if there is nothing else."""
     also: tuple[Rule, ...] = ()
     """Other ways to recognise the same situation."""
