@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from bireme import __version__
-from bireme.core.errors import BiremeError, Cancelled, ClusterError, NetworkError, ProcessError, error_class
+from bireme.core.errors import BiremeError, Cancelled, ClusterError, NetworkError, ProcessError, error_in
 from bireme.job.status import JobStatus
 from bireme.kube.api import naming
 from bireme.kube.api.client import POD, Cluster
@@ -126,7 +126,5 @@ def error_of(job: JobView) -> BiremeError | None:
     if job.state == "cancelled":
         return Cancelled(f"{job.name} was stopped", fix=f"go on with `{command_name()} resume {named}`")
     if error := job.error:
-        return error_class(error.get("kind"), ProcessError)(
-            error.get("what", ""), why=error.get("why", ""), fix=error.get("fix", "") or fix
-        )
+        return error_in({**error, "fix": error.get("fix") or fix}, ProcessError)
     return ClusterError(f"{job.name} has failed: {job.reason or 'Kubernetes says no more'}", fix=fix)

@@ -23,7 +23,7 @@ import msgspec
 
 from bireme.api.backends import Diagnosis, Listing, Note, RunStatus, Stopped, no_note
 from bireme.api.progress import progress_of, way_on
-from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError, error_class
+from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError, error_in
 from bireme.job.output.logs import LogFilter, LogLine, followed, log_files
 from bireme.job.status import JobStatus
 from bireme.local import registry
@@ -231,9 +231,8 @@ def _error_of(record: registry.RunRecord) -> BiremeError | None:
         return None
     if record.state == "cancelled":
         return Cancelled(f"{record.name} was stopped", fix="`run.resume()` goes on from its newest snapshot")
-    error = record.error
-    what = error.get("what") or record.reason or f"{record.name} has {record.state}"
-    return error_class(error.get("kind"), ProcessError)(what, why=error.get("why", ""), fix=error.get("fix", ""))
+    what = record.error.get("what") or record.reason or f"{record.name} has {record.state}"
+    return error_in({**record.error, "what": what}, ProcessError)
 
 
 def _flags(changes: Mapping[str, Any]) -> list[str]:
@@ -276,6 +275,4 @@ def _without_record(code: int, answer: IO[bytes], arguments: Sequence[str]) -> s
         error = msgspec.json.decode(text.strip().rpartition("\n")[2], type=dict[str, Any])
     except msgspec.MsgspecError:
         raise ProcessError(f"`bireme {' '.join(arguments)}` ended with code {code}", why=text.strip()[-400:]) from None
-    raise error_class(error.get("error"), ProcessError)(
-        error.get("what", ""), why=error.get("why", ""), fix=error.get("fix", "")
-    )
+    raise error_in(error, ProcessError)

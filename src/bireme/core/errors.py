@@ -31,6 +31,9 @@ Impossible states raise AssertionError("... this is a bug") instead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class BiremeError(Exception):
     """An expected failure: `what` happened, `why` it matters, and how to `fix` it."""
@@ -64,6 +67,12 @@ def error_class(name: object, otherwise: type[BiremeError]) -> type[BiremeError]
     """The class of an error by the name that another process sent, or `otherwise`."""
     kind = globals().get(str(name))
     return kind if isinstance(kind, type) and issubclass(kind, BiremeError) else otherwise
+
+
+def error_in(payload: Mapping[str, Any], otherwise: type[BiremeError]) -> BiremeError:
+    """The error that another process wrote as JSON, in its own class or in `otherwise`."""
+    kind = error_class(payload.get("kind") or payload.get("error"), otherwise)
+    return kind(payload.get("what", ""), why=payload.get("why", ""), fix=payload.get("fix", ""))
 
 
 class UsageError(BiremeError):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from bireme.core.errors import BiremeError, ClusterError, NetworkError, error_class
+from bireme.core.errors import BiremeError, ClusterError, NetworkError, error_in
 from bireme.kube.api import naming
 from bireme.kube.api.client import CLAIM, POD, VOLUME_CONTAINER, Cluster
 from bireme.kube.api.naming import Object
@@ -298,7 +298,6 @@ def command_error(stderr: str, code: int) -> BiremeError:
     last = stderr.strip().splitlines()[-1:] or [""]
     try:
         report = json.loads(last[0])
-        kind = error_class(report["error"], ClusterError)
-        return kind(f"on the volume: {report['what']}", why=report["why"], fix=report["fix"])
+        return error_in({**report, "what": f"on the volume: {report['what']}"}, ClusterError)
     except (ValueError, KeyError, TypeError):
         return ClusterError(f"a command on the volume failed with exit code {code}: {last[0]}")

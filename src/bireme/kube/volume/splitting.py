@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError, error_class
+from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError, error_in
 from bireme.kube.api import naming
 from bireme.kube.api.client import JOB, KINDS, POD, VOLUME_CONTAINER, Cluster, ConflictError
 from bireme.kube.api.naming import Object
@@ -75,8 +75,7 @@ def split_on_volume(
 def _failure(name: str, report: dict[str, Any], message: str, pods: list[Object]) -> BiremeError:
     """The error that the pod printed, or Kubernetes' reasons for its end."""
     if "what" in report:
-        kind = error_class(report.get("error"), DataError)
-        return kind(report["what"], why=report.get("why", ""), fix=report.get("fix", ""))
+        return error_in(report, DataError)
     ends = "; ".join(f"{pod['metadata']['name']}: {end_of(pod)}" for pod in pods if end_of(pod))
     return ClusterError(f"{name} failed, and its log does not say why: {message}", why=ends)
 
