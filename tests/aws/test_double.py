@@ -204,7 +204,7 @@ def refusal(call: Callable[..., Any], **params: Any) -> tuple[str, str]:
     return error["Code"], error["Message"]
 
 
-def test_a_platform_and_its_workers_come_and_go_and_only_the_data_stays(aws: Aws) -> None:
+def test_a_platform_and_its_workers_go_and_the_data_stays(aws: Aws) -> None:
     assert aws.make("p", platform()) == "CREATE_COMPLETE"
     out = aws.outputs("p")
     assert out["Image"] == "123456789012.dkr.ecr.us-west-2.amazonaws.com/p/bireme"
@@ -219,7 +219,7 @@ def test_a_platform_and_its_workers_come_and_go_and_only_the_data_stays(aws: Aws
 # --- time and order -------------------------------------------------------------------------------------------------
 
 
-def test_a_stack_takes_as_long_as_its_resources_and_shows_half_made_states(aws: Aws) -> None:
+def test_a_stack_lasts_as_long_as_its_resources(aws: Aws) -> None:
     aws.create("p", platform())
     assert aws.stack("p")["StackStatus"] == "CREATE_IN_PROGRESS"
     aws.world.clock.advance(120)
@@ -324,7 +324,7 @@ def test_an_unknown_add_on_and_a_cluster_in_one_zone_are_refused(aws: Aws) -> No
     assert "at least two different AZs" in aws.reasons("q", "CREATE_FAILED")["Cluster"]
 
 
-def test_a_zone_without_eks_is_refused_and_the_good_zones_are_named(aws: Aws) -> None:
+def test_a_zone_without_eks_is_refused_with_the_good_zones(aws: Aws) -> None:
     aws.world.faults.unsupported_zones = {"us-west-2b"}
     assert aws.make("p", platform()) == "ROLLBACK_COMPLETE"
     reason = aws.reasons("p", "CREATE_FAILED")["Cluster"]
@@ -348,7 +348,7 @@ def test_a_name_that_is_taken_fails_the_resource(aws: Aws) -> None:
 # --- delete that fails ----------------------------------------------------------------------------------------------
 
 
-def test_stray_interfaces_fail_the_deletion_until_they_are_removed(aws: Aws) -> None:
+def test_stray_interfaces_fail_the_deletion_until_removed(aws: Aws) -> None:
     aws.world.faults.stray_enis = 2
     aws.make("p", platform())
     aws.make("w", workers("p", aws.outputs("p")["Subnets"]))
@@ -426,7 +426,7 @@ def test_a_load_balancer_of_kubernetes_blocks_the_network(aws: Aws) -> None:
     assert aws.left() == {"AWS::EFS::FileSystem"}
 
 
-def test_a_cluster_with_node_groups_of_another_stack_is_not_deleted(aws: Aws) -> None:
+def test_a_cluster_with_foreign_node_groups_is_not_deleted(aws: Aws) -> None:
     aws.make("p", platform())
     aws.make("w", workers("p", aws.outputs("p")["Subnets"]))
     assert aws.delete("p") == "DELETE_FAILED"
@@ -621,7 +621,7 @@ def _with_workers(aws: Aws, count: int = 2) -> dict[str, Any]:
     return template
 
 
-def test_scaling_is_an_update_that_changes_the_number_of_instances(aws: Aws) -> None:
+def test_scaling_is_an_update_of_the_number_of_instances(aws: Aws) -> None:
     template = _with_workers(aws)
     assert aws.update("w", template, Parameters=[_p("Count", "5")]) == "UPDATE_COMPLETE"
     assert len(aws("ec2").describe_instances()["Reservations"]) == 5
@@ -633,7 +633,7 @@ def test_scaling_is_an_update_that_changes_the_number_of_instances(aws: Aws) -> 
     assert refusal(aws("cloudformation").update_stack, **same)[1] == "No updates are to be performed."
 
 
-def test_a_change_of_a_create_only_property_makes_before_it_breaks(aws: Aws) -> None:
+def test_a_create_only_change_creates_before_it_deletes(aws: Aws) -> None:
     template = _with_workers(aws)
     template["Resources"]["Nodes"]["Properties"]["InstanceTypes"] = ["m7i.xlarge"]
     assert aws.update("w", template) == "UPDATE_COMPLETE"
@@ -802,7 +802,7 @@ def allow(action: Any, resource: Any = "*", **condition: Any) -> dict[str, Any]:
     return {"Statement": [statement | ({"Condition": condition} if condition else {})]}
 
 
-def test_a_call_without_permission_is_refused_in_the_words_of_aws(aws: Aws) -> None:
+def test_a_call_without_permission_is_refused_as_by_aws(aws: Aws) -> None:
     aws.world.policies[USER] = [allow("cloudformation:*")]
     code, text = refusal(aws("ec2").describe_vpcs)
     assert code == "UnauthorizedOperation"
@@ -969,7 +969,7 @@ def test_calls_are_recorded_with_their_principal(aws: Aws) -> None:
 # --- over HTTP ------------------------------------------------------------------------------------------------------
 
 
-def test_over_http_every_protocol_works_and_a_broken_contract_is_recorded() -> None:
+def test_every_protocol_works_over_http() -> None:
     world = World()
     with DoubleServer(world) as server:
 

@@ -142,7 +142,7 @@ def test_requests_with_a_token_reach_the_api_server_without_it(tmp_path: Path) -
         assert (endpoint.served, endpoint.refused) == (1, [])
 
 
-def test_requests_without_a_good_token_never_reach_the_api_server(tmp_path: Path) -> None:
+def test_requests_without_a_token_never_reach_the_server(tmp_path: Path) -> None:
     stage = Stage.make()
     admit(stage.world)
     with api_server(tmp_path) as (port, got), Endpoint(stage.world, NAME, SECRETS, port, tmp_path) as endpoint:

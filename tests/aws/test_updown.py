@@ -182,7 +182,7 @@ def test_down_works_while_the_control_plane_is_being_made(stage: Stage) -> None:
     assert stage.ours() == []
 
 
-def test_data_without_its_stack_is_never_put_aside_for_an_empty_file_system(stage: Stage) -> None:
+def test_data_without_its_stack_is_never_replaced_by_nothing(stage: Stage) -> None:
     stage.up()
     stage.down(deletes_data=False)
     storage = find_stacks(stage.aws(), NAME).stacks["storage"]
@@ -201,7 +201,7 @@ def test_a_change_that_would_replace_the_network_is_refused(stage: Stage) -> Non
     assert statuses(stage)["platform"] == "CREATE_COMPLETE"
 
 
-def test_a_later_version_of_kubernetes_reaches_control_plane_and_machines(stage: Stage) -> None:
+def test_a_later_kubernetes_reaches_control_plane_and_nodes(stage: Stage) -> None:
     stage.up()
     stage.file = msgspec.structs.replace(stage.file, kubernetes="1.35")
     stage.up()

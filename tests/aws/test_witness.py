@@ -375,7 +375,7 @@ def test_every_known_difference_belongs_to_a_scenario() -> None:
     assert set(KNOWN_DIFFERENCES) <= set(SCENARIOS)
 
 
-def test_reduced_platform_keeps_network_cluster_identities_and_data() -> None:
+def test_the_reduced_platform_keeps_network_cluster_and_data() -> None:
     whole, kept = template_of(LAYOUT, "platform"), reduced(template_of(LAYOUT, "platform"))
     types = {each["Type"] for each in kept["Resources"].values()}
     assert types <= SHARED_TYPES
@@ -384,7 +384,7 @@ def test_reduced_platform_keeps_network_cluster_identities_and_data() -> None:
     assert len(kept["Resources"]) > len(whole["Resources"]) * 2 / 3
 
 
-def test_reduced_template_drops_whatever_refers_to_a_dropped_resource() -> None:
+def test_a_reduced_template_drops_references_to_the_dropped() -> None:
     nat = made("EC2::NatGateway")
     resources = {
         "Nat": nat,

@@ -71,7 +71,7 @@ PROVIDER_MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", PROVIDER_MISTAKES)
-def test_a_mistake_in_the_provider_is_told_with_the_users_line_or_sample(cli: Cli, job: Path, mistake: str) -> None:
+def test_a_providers_mistake_is_named_with_line_or_sample(cli: Cli, job: Path, mistake: str) -> None:
     old, new, code, message = PROVIDER_MISTAKES[mistake]
     edit(job.parent / PROVIDER, old, new)
     if mistake == "numbers that overflow":
@@ -95,7 +95,7 @@ def test_a_port_in_use_is_named(cli: Cli, job: Path) -> None:
     assert "choose another `port`" in done.err
 
 
-def test_a_finished_output_is_not_written_over_and_a_failed_one_may_be_used_again(cli: Cli, job: Path) -> None:
+def test_a_finished_output_stays_and_a_failed_one_is_reused(cli: Cli, job: Path) -> None:
     edit(job.parent / PROVIDER, "int(label)", "int(label) + 1")
     assert cli.run("train", job, *ONE).code == 5
     edit(job.parent / PROVIDER, "int(label) + 1", "int(label)")
@@ -106,7 +106,7 @@ def test_a_finished_output_is_not_written_over_and_a_failed_one_may_be_used_agai
     assert "--output DIR" in done.err
 
 
-def test_a_full_disk_is_named_with_the_file_that_could_not_be_written(cli: Cli, job: Path) -> None:
+def test_a_full_disk_is_named_with_the_unwritten_file(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
     output.mkdir()
     (output / "ledger.jsonl").symlink_to("/dev/full")
@@ -155,7 +155,7 @@ def test_one_sample_and_a_dictionary_of_one_word_train(cli: Cli, tmp_path: Path)
     assert [p["samples"] for p in done.json["passes_done"]] == [1]
 
 
-def test_a_pserver_that_is_not_there_is_named_by_a_trainer_started_by_hand(cli: Cli, job: Path, tmp_path: Path) -> None:
+def test_a_trainer_by_hand_names_a_missing_pserver(cli: Cli, job: Path, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "data").symlink_to(job.parent / "0" / "data")
     with socket.socket() as unused:

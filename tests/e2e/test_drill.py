@@ -153,7 +153,7 @@ def test_faults_at_random_moments_change_nothing(cli: Cli, job: Path, undisturbe
         (("--random", "--mtbf", "soon"), "'soon' is no duration"),
     ],
 )
-def test_a_fault_that_makes_no_sense_is_refused_before_anything_runs(
+def test_a_senseless_fault_is_refused_before_anything_runs(
     cli: Cli, job: Path, words: tuple[str, ...], complaint: str
 ) -> None:
     done = cli.run("drill", job, *words)

@@ -38,7 +38,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-def test_a_job_goes_on_without_room_for_snapshots_and_keeps_those_it_has(
+def test_a_job_without_room_for_snapshots_keeps_its_old_ones(
     cli: Cli, job: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     whole = cli.run("train", job, "--passes", 3, "--output", tmp_path / "whole", "--json")
@@ -61,9 +61,7 @@ def test_a_job_goes_on_without_room_for_snapshots_and_keeps_those_it_has(
     assert verified.json["passes"][-1]["hash"] == whole.json["hash"]
 
 
-def test_in_async_mode_a_pass_without_a_snapshot_is_none_until_there_is_room(
-    cli: Cli, job: Path, small_disk: Path
-) -> None:
+def test_an_async_pass_waits_for_room_for_its_snapshot(cli: Cli, job: Path, small_disk: Path) -> None:
     job.write_text(job.read_text() + "mode: async\n")
     output = small_disk.parent
     assert cli.run("train", job, "--passes", 1).code == 0

@@ -53,10 +53,10 @@ def lanes_kept(output: Path) -> dict[str, int]:
     }
 
 
-def test_four_nodes_with_four_lanes_each_give_the_model_of_one_with_two(cli: Cli, rows_job: Path) -> None:
+def test_four_nodes_of_four_lanes_give_one_nodes_model(cli: Cli, rows_job: Path) -> None:
     assert train(cli, rows_job, 4, (2, 2)) == train(cli, rows_job, 1, (1, 1))
 
 
 @pytest.mark.slow
-def test_sixteen_nodes_with_64_lanes_in_all_give_the_model_of_one_with_two(cli: Cli, rows_job: Path) -> None:
+def test_sixteen_nodes_of_64_lanes_give_one_nodes_model(cli: Cli, rows_job: Path) -> None:
     assert train(cli, rows_job, 16, (2, 2)) == train(cli, rows_job, 1, (1, 1))

@@ -128,7 +128,7 @@ def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Pa
     assert nobody_left(job)
 
 
-def test_a_node_that_is_told_to_leave_comes_back_and_the_job_goes_on(cli: Cli, job: Path) -> None:
+def test_a_node_asked_to_leave_comes_back_and_the_job_goes_on(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
     process = cli.start("train", job, "--passes", 100, *ONE)
     wait_until((output / "pass-00000").is_dir, "the first pass is saved")
@@ -150,9 +150,7 @@ def test_ctrl_c_twice_stops_at_once(job: Path, running: subprocess.Popen[str]) -
 
 @pytest.mark.slow  # test_sparse.py says the same of a job with tables
 @pytest.mark.parametrize("name", ["pserver 1", "trainer 0"])
-def test_where_nobody_is_started_again_a_killed_process_ends_the_job_with_its_name(
-    cli: Cli, job: Path, name: str
-) -> None:
+def test_without_restarts_a_killed_process_is_named(cli: Cli, job: Path, name: str) -> None:
     job.write_text(job.read_text() + "restarts: {limit: 0}\n")
     output = job.parent / "output"
     process = cli.start("train", job, *LONG)
@@ -236,7 +234,7 @@ class Terminal:
         os.close(self._master)
 
 
-def test_a_job_goes_on_when_its_terminal_is_closed_and_is_stopped_from_another(cli: Cli, job: Path) -> None:
+def test_a_job_outlives_its_terminal_until_another_stops_it(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
     terminal = Terminal(cli, "train", job, *LONG, *ONE)
     wait_until(lambda: terminal.is_past(output / "pass-00000" / "done"), "the first pass is saved")

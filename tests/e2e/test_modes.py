@@ -76,7 +76,7 @@ def test_updates_by_single_shards_are_counted_by_their_staleness(cli: Cli, short
 
 
 @pytest.mark.parametrize("mode", [pytest.param("average", marks=pytest.mark.slow), "elastic"])
-def test_shards_that_train_by_themselves_give_one_model_for_every_layout(cli: Cli, short: Path, mode: str) -> None:
+def test_local_shards_give_one_model_for_every_layout(cli: Cli, short: Path, mode: str) -> None:
     one, three = Trained(cli, short, mode, *ONE), Trained(cli, short, mode, *THREE)
     assert one.hash == three.hash
     for found in (one, three):
@@ -92,7 +92,7 @@ def test_shards_that_train_by_themselves_give_one_model_for_every_layout(cli: Cl
         ("top_k", 0.1, 1),
     ],
 )
-def test_every_coding_gives_one_model_for_every_layout_and_tells_what_it_cost(
+def test_every_coding_gives_one_model_for_every_layout(
     cli: Cli, short: Path, coding: str, least: float, most: float
 ) -> None:
     one, three = Trained(cli, short, coding, *ONE), Trained(cli, short, coding, *THREE)
@@ -103,7 +103,7 @@ def test_every_coding_gives_one_model_for_every_layout_and_tells_what_it_cost(
         assert least < found.metrics["wire_error"] < most
 
 
-def test_local_training_goes_on_with_its_schedule_where_an_earlier_run_ended(cli: Cli, short: Path) -> None:
+def test_local_training_continues_an_earlier_runs_schedule(cli: Cli, short: Path) -> None:
     config = short.parent / "quick_start" / "trainer_config.lr.py"
     decay = "learning_rate_decay_a=1e-2, learning_rate_decay_b=0.5, learning_method=MomentumOptimizer()"
     edit(config, ("learning_method=AdamOptimizer()", decay))

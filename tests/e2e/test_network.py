@@ -97,7 +97,7 @@ def test_a_network_that_loses_packets_changes_nothing(cli: Cli, job: Path, betwe
 
 
 @pytest.mark.parametrize("who", ["trainer:1", "pserver:1", "coordinator"])
-def test_a_process_that_stands_still_for_half_a_minute_is_waited_for(cli: Cli, job: Path, who: str) -> None:
+def test_a_process_that_stands_still_for_30_s_is_awaited(cli: Cli, job: Path, who: str) -> None:
     save_often(job, passes=4)
     output = job.parent / "drill"
     asked = ("--pause", f"{who}@round=20,30s", "--output", output, "--json")
@@ -109,9 +109,7 @@ def test_a_process_that_stands_still_for_half_a_minute_is_waited_for(cli: Cli, j
     assert sound.code == 0, sound.out
 
 
-def test_a_cable_that_is_pulled_until_everybody_gives_up_on_it_changes_nothing(
-    cli: Cli, job: Path, between: Cable, tmp_path: Path
-) -> None:
+def test_a_cable_pulled_until_all_give_up_changes_nothing(cli: Cli, job: Path, between: Cable, tmp_path: Path) -> None:
     save_often(job, passes=PASSES)
     undisturbed = train(cli, job, between, tmp_path / "undisturbed", ())
     assert train(cli, job, between, tmp_path / "disturbed", (25.0,)) == undisturbed

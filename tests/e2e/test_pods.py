@@ -135,9 +135,7 @@ def pods(cli: Cli, job: Path) -> Iterator[Pods]:
     found.close()
 
 
-def test_pods_train_the_same_model_as_a_run_on_one_machine_and_stay_finished(
-    pods: Pods, undisturbed: Undisturbed
-) -> None:
+def test_pods_train_the_model_of_one_machine_and_stay_finished(pods: Pods, undisturbed: Undisturbed) -> None:
     started = pods.start_all()
     pods.end_as(undisturbed, started)
     settled = msgspec.json.decode((pods.output / "job.json").read_bytes(), type=Job)
@@ -174,9 +172,7 @@ def snapshot_rounds(pods: Pods) -> list[int]:
     return [manifest.round for manifest in candidates(pods.output / "snapshots")[0]]
 
 
-def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(
-    pods: Pods, undisturbed: Undisturbed
-) -> None:
+def test_pods_that_are_all_ended_save_first_and_resume(pods: Pods, undisturbed: Undisturbed) -> None:
     pods.change(snapshots=msgspec.structs.replace(pods.job.snapshots, every_s=3600.0), faults=SLOWLY)
     first = pods.start_all()
     pods.wait_for_pass()
@@ -194,9 +190,7 @@ def test_pods_that_are_all_told_to_end_save_what_they_did_and_go_on_from_there(
     assert [event["round"] for event in pods.events("view") if event["kind"] == "rewind"][:1] == [saved]
 
 
-def test_a_pod_that_is_told_to_end_alone_saves_first_and_its_replacement_goes_on(
-    pods: Pods, undisturbed: Undisturbed
-) -> None:
+def test_a_pod_ended_alone_saves_first_for_its_replacement(pods: Pods, undisturbed: Undisturbed) -> None:
     pods.change(snapshots=msgspec.structs.replace(pods.job.snapshots, every_s=3600.0), faults=SLOWLY)
     zero, one, two = pods.start_all()
     pods.wait_for_pass()
@@ -208,9 +202,7 @@ def test_a_pod_that_is_told_to_end_alone_saves_first_and_its_replacement_goes_on
     assert rewinds and min(rewinds) == saved
 
 
-def test_a_pod_that_runs_on_beside_its_replacement_leaves_and_the_bits_are_the_same(
-    pods: Pods, undisturbed: Undisturbed
-) -> None:
+def test_a_pod_leaves_when_its_replacement_works(pods: Pods, undisturbed: Undisturbed) -> None:
     pods.change(hosts=())  # a replacement has another address, and there is no name service here
     zero, old, two = pods.start_all()
     pods.wait_for_pass()
@@ -228,9 +220,7 @@ def test_a_pod_that_runs_on_beside_its_replacement_leaves_and_the_bits_are_the_s
     pods.end_as(undisturbed, [zero, new, two])
 
 
-def test_an_entry_that_was_stopped_leaves_its_children_working_until_it_hears_of_its_replacement(
-    pods: Pods, undisturbed: Undisturbed
-) -> None:
+def test_a_stopped_entrys_children_work_until_it_is_replaced(pods: Pods, undisturbed: Undisturbed) -> None:
     pods.change(hosts=())
     zero, old, two = pods.start_all()
     pods.wait_for_pass()
@@ -254,7 +244,7 @@ def test_children_do_not_outlive_their_entry(pods: Pods) -> None:
     wait_until(lambda: not any(is_running(pid) for pid in children), "its children are gone")
 
 
-def test_a_job_does_not_begin_before_all_pods_are_there_and_says_who_is_missing(pods: Pods) -> None:
+def test_a_job_waits_for_all_pods_and_names_the_missing(pods: Pods) -> None:
     pods.change(connect_timeout_s=1.0)  # five times as long in pods
     zero, two = pods.start(0), pods.start(2)
     assert (zero.wait(60), two.wait(60)) == (9, 9), pods.said()
@@ -303,7 +293,7 @@ def test_a_run_that_failed_is_begun_again_by_the_next_pods(pods: Pods, undisturb
 
 
 @pytest.mark.parametrize("pservers", [1, 3])
-def test_pservers_and_trainers_have_pods_of_their_own_where_they_have_roles(
+def test_with_roles_pservers_and_trainers_have_their_own_pods(
     pods: Pods, undisturbed: Undisturbed, pservers: int
 ) -> None:
     pods.change(pservers=pservers, hosts=tuple(f"127.0.1.{rank + 1}" for rank in range(pservers)))
@@ -343,9 +333,7 @@ def seeds_environment(pods: Pods, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_pods_of_a_plain_job_meet_on_the_volume_and_a_replacement_takes_the_free_rank(
-    pods: Pods, undisturbed: Undisturbed
-) -> None:
+def test_pods_of_a_plain_job_meet_on_the_volume(pods: Pods, undisturbed: Undisturbed) -> None:
     names = ("tutorial-zz", "tutorial-aa", "tutorial-mm")
     started = [pods.start(rank, **seeds_environment(pods, name)) for rank, name in enumerate(names)]
     pods.output = pods.home / "volume" / "paddle-cluster-job" / "output"

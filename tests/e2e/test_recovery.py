@@ -66,9 +66,7 @@ KILLED = {
 }
 
 
-def test_killed_processes_come_back_one_after_the_other_and_the_job_ends_with_the_same_bits(
-    cli: Cli, long: Path, undisturbed: Undisturbed
-) -> None:
+def test_kills_one_after_another_change_no_bit(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
     job = Disturbed(cli, long)
     for number, name in enumerate(KILLED, 1):
         job.signal(signal.SIGKILL, name)
@@ -88,9 +86,7 @@ def test_a_node_that_is_lost_with_all_its_processes_comes_back(cli: Cli, long: P
     assert {"pserver 1 was lost", "trainer 1 was lost"} <= {event["what"] for event in job.events("lost")}
 
 
-def test_a_job_comes_back_when_everybody_but_the_runner_was_killed(
-    cli: Cli, long: Path, undisturbed: Undisturbed
-) -> None:
+def test_a_job_comes_back_when_all_but_its_runner_are_killed(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
     job = Disturbed(cli, long)
     job.signal(signal.SIGKILL)
     job.ends_as(undisturbed)
@@ -118,9 +114,7 @@ def test_a_stopped_trainer_is_named_and_nobody_takes_its_place(cli: Cli, long: P
     assert [event["kind"] for event in job.events("view")] == ["begin"]
 
 
-def test_a_stopped_coordinator_is_named_and_the_job_goes_on_with_it(
-    cli: Cli, long: Path, undisturbed: Undisturbed
-) -> None:
+def test_a_stopped_coordinator_is_named_and_goes_on_later(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
     job = Disturbed(cli, long)
     job.signal(signal.SIGSTOP, "pserver 0")
     try:
@@ -137,7 +131,7 @@ def test_a_stopped_coordinator_is_named_and_the_job_goes_on_with_it(
     assert [event["kind"] for event in job.events("view")] == ["begin"]
 
 
-def test_a_process_that_dies_again_and_again_ends_the_job_with_words(cli: Cli, long: Path) -> None:
+def test_a_process_that_keeps_dying_ends_the_job(cli: Cli, long: Path) -> None:
     long.write_text(long.read_text() + "restarts: {limit: 2, within_s: 90}\n")
     job = Disturbed(cli, long)
     kill_trainer_1_until_the_end(job)
@@ -148,7 +142,7 @@ def test_a_process_that_dies_again_and_again_ends_the_job_with_words(cli: Cli, l
     assert (job.output / "pass-00000" / "done").is_file()
 
 
-def test_a_process_that_dies_seldom_and_always_of_the_same_ends_the_job_with_words(cli: Cli, long: Path) -> None:
+def test_rare_deaths_of_one_cause_end_the_job(cli: Cli, long: Path) -> None:
     long.write_text(long.read_text() + SELDOM)
     job = Disturbed(cli, long)
     kill_trainer_1_until_the_end(job)

@@ -67,7 +67,7 @@ def test_a_damaged_snapshot_is_named_and_the_one_before_is_used(
     assert f"skipped snapshot={last.name} " in (output / "node_0" / "server.log").read_text()
 
 
-def test_snapshots_by_rounds_are_at_multiples_and_a_job_goes_on_from_one(
+def test_snapshots_by_rounds_are_at_multiples_and_resume(
     cli: Cli, often: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     edit(often, ("{every_s: 0.05, keep: 4}", "{every_s: 86400, every_rounds: 7, keep: 100}"))
@@ -84,7 +84,7 @@ def test_snapshots_by_rounds_are_at_multiples_and_a_job_goes_on_from_one(
     assert all(round_ % 7 == 0 for round_ in rounds) and len(rounds) > len(within)
 
 
-def test_a_job_that_was_moved_is_told_where_its_program_and_data_are(
+def test_a_moved_job_takes_its_program_and_data_from_flags(
     cli: Cli, often: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     output = often.parent / "output"
@@ -98,7 +98,7 @@ def test_a_job_that_was_moved_is_told_where_its_program_and_data_are(
     assert done.json["hash"] == undisturbed(PASSES)
 
 
-def test_other_data_is_refused_with_what_changed_until_it_is_accepted(cli: Cli, often: Path, tmp_path: Path) -> None:
+def test_other_data_is_named_and_refused_until_accepted(cli: Cli, often: Path, tmp_path: Path) -> None:
     output = tmp_path / "killed"
     kill_in_the_middle(cli, often, output)
     data = often.parent / "0" / "data" / "train.txt"
@@ -125,7 +125,7 @@ def test_a_job_without_a_snapshot_begins_anew(cli: Cli, whole: Path, tmp_path: P
     assert done.json["hash"] == undisturbed(MOST)
 
 
-def test_power_that_fails_again_while_a_job_is_resumed_changes_nothing(
+def test_power_that_fails_again_in_a_resume_changes_nothing(
     cli: Cli, often: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     machine = Machine(cli, often, tmp_path / "killed")

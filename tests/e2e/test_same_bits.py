@@ -52,7 +52,7 @@ def carriers(output: Path) -> set[str]:
     return set(found[1].split(","))
 
 
-def test_the_same_job_twice_gives_the_same_model_and_another_seed_another(cli: Cli, job: Path) -> None:
+def test_one_job_twice_gives_one_model_and_another_seed_another(cli: Cli, job: Path) -> None:
     one = (*ONE, "--passes", 1)
     first = train(cli, job, "first", *one)
     assert train(cli, job, "second", *one) == first
@@ -64,7 +64,7 @@ def burn() -> None:
         pass
 
 
-def test_delays_in_every_connection_and_a_busy_machine_change_nothing(cli: Cli, job: Path) -> None:
+def test_delayed_connections_on_a_busy_machine_change_nothing(cli: Cli, job: Path) -> None:
     quiet = train(cli, job, "quiet", "--passes", 1, *ONE)
     burners = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(2)]
     for b in burners:
@@ -78,7 +78,7 @@ def test_delays_in_every_connection_and_a_busy_machine_change_nothing(cli: Cli, 
     assert disturbed == quiet
 
 
-def test_an_empty_and_a_short_shard_give_the_same_model_in_every_layout(cli: Cli, job: Path) -> None:
+def test_an_empty_and_a_short_shard_give_one_model_everywhere(cli: Cli, job: Path) -> None:
     shards = job.parent
     (shards / "1" / "data" / "train.txt").write_bytes(b"")
     short = (shards / "2" / "data" / "train.txt").read_bytes().splitlines(keepends=True)[:5]
@@ -92,7 +92,7 @@ def test_an_empty_and_a_short_shard_give_the_same_model_in_every_layout(cli: Cli
     ]  # fmt: skip
 
 
-def test_a_network_computed_by_paddlepaddle_gives_the_same_model_in_two_layouts(cli: Cli, job: Path) -> None:
+def test_paddlepaddle_gives_one_model_in_two_layouts(cli: Cli, job: Path) -> None:
     job.write_text(job.read_text().replace("trainer_config.lr.py", "trainer_config.emb.py"))
     first = train(cli, job, "one", "--passes", 1, *ONE)
     assert train(cli, job, "three", "--passes", 1, "--ports-num", 2) == first

@@ -55,9 +55,7 @@ def logs_of(job: Job) -> str:
     return "".join(path.read_text() for path in sorted(Path(job.output).glob("node_*/*.log")))
 
 
-def test_a_job_under_tls_ends_with_the_bits_of_a_plain_one_however_often_it_is_hit(
-    secured: Job, undisturbed: Undisturbed
-) -> None:
+def test_a_job_under_tls_has_a_plain_ones_bits_after_kills(secured: Job, undisturbed: Undisturbed) -> None:
     faults = msgspec.json.encode(KILLS).decode()
     assert follow(msgspec.structs.replace(secured, faults=faults)) == len(KILLS)
     logs = logs_of(secured)
@@ -65,7 +63,7 @@ def test_a_job_under_tls_ends_with_the_bits_of_a_plain_one_however_often_it_is_h
     assert model_hash(Path(secured.output) / LAST) == undisturbed(PASSES)
 
 
-def test_a_job_whose_certificate_has_expired_says_so_and_trains_nothing(secured: Job) -> None:
+def test_a_job_with_an_expired_certificate_trains_nothing(secured: Job) -> None:
     give(Path(secured.tls), make_ca(NAME), days=-1)
     with pytest.raises(BiremeError, match="has expired"):
         follow(msgspec.structs.replace(secured, connect_timeout_s=5.0))

@@ -54,7 +54,7 @@ def hashed(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Path:
     return job.parent / "output"
 
 
-def test_a_model_of_a_table_without_a_range_is_shown_hashed_compared_and_exported(cli: Cli, hashed: Path) -> None:
+def test_a_model_with_an_unbounded_table_serves_all_commands(cli: Cli, hashed: Path) -> None:
     first, last = hashed / "pass-00000", hashed / "pass-00001"
     assert {p.name for p in last.iterdir()} >= {W, f"{W}.ids", BIAS}
     shown = cli.run("model", "show", last, "--json").json["parameters"]
@@ -94,9 +94,7 @@ NAMES = {"../x": "a parameter cannot be called '../x'", "done": "a parameter can
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sparse_parameter_with_a_name_that_is_no_file_is_refused_before_anything_starts(
-    cli: Cli, job: Path, name: str
-) -> None:
+def test_a_sparse_name_that_is_no_file_name_is_refused_first(cli: Cli, job: Path, name: str) -> None:
     take_rows(job, is_unbounded=False)
     edit(job.parent / "quick_start" / "trainer_config.lr.py", ("ParamAttr(", f"ParamAttr(name={name!r}, "))
     done = cli.run("train", job)
@@ -105,7 +103,7 @@ def test_a_sparse_parameter_with_a_name_that_is_no_file_is_refused_before_anythi
     assert not (job.parent / "output").exists()
 
 
-def test_a_trainer_by_hand_without_sparse_lanes_is_told_how_to_get_some(cli: Cli, job: Path) -> None:
+def test_a_trainer_by_hand_learns_how_to_get_sparse_lanes(cli: Cli, job: Path) -> None:
     take_rows(job, is_unbounded=False)
     here = job.parent / "quick_start"
     (here / "data").symlink_to(job.parent / "0" / "data")
@@ -164,9 +162,7 @@ def running(cli: Cli, job: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("who", ["trainer 1", "pserver 1", pytest.param("node 0", marks=pytest.mark.slow), "runner"])
-def test_nothing_is_left_of_a_sparse_job_when_one_of_its_processes_is_killed(
-    job: Path, running: subprocess.Popen[str], who: str
-) -> None:
+def test_nothing_is_left_of_a_sparse_job_after_a_kill(job: Path, running: subprocess.Popen[str], who: str) -> None:
     traces = Traces(job)
     assert len(traces.ports) == 4 and len(traces.left()) >= 10  # four lanes with two sockets each, and memory
     os.kill(running.pid if who == "runner" else pids_of(job.parent / "output")[who], signal.SIGKILL)

@@ -142,7 +142,7 @@ def test_no_shard_gets_further_ahead_than_the_bound(cluster: Cluster, staleness:
     assert sum(told.staleness.values()) == sum(batches)
 
 
-def test_a_shard_at_the_bound_waits_for_the_slowest_and_goes_on_when_that_has_pushed(cluster: Cluster) -> None:
+def test_a_shard_at_the_bound_waits_for_the_slowest_push(cluster: Cluster) -> None:
     cluster.start(lanes=1)
     cluster.set_up(shards=2, updates=bounded(1))
     quick, slow = open_exchange(cluster, Span(0, 1)), open_exchange(cluster, Span(1, 2))
@@ -205,7 +205,7 @@ def test_a_push_of_an_earlier_pass_counts_no_more(cluster: Cluster) -> None:
     assert values_now(exchange, cluster) == sum_of(cluster, [(0, 0), (0, 100)])
 
 
-def test_what_only_one_lane_had_got_is_sent_again_to_both_and_counts_once_on_each(cluster: Cluster) -> None:
+def test_a_push_repeated_to_two_lanes_counts_once_on_each(cluster: Cluster) -> None:
     cluster.start(lanes=2)
     cluster.set_up(shards=1, updates=ASYNC)
     half = open_exchange(cluster, Span(0, 1), lanes=[0])
@@ -310,7 +310,7 @@ class Places(Notes):
 
 
 @pytest.mark.parametrize("updates", MODES.values(), ids=MODES.keys())
-def test_loops_tell_how_many_updates_were_made_in_all_passes_so_far(cluster: Cluster, updates: Updates) -> None:
+def test_loops_count_the_updates_of_all_passes_so_far(cluster: Cluster, updates: Updates) -> None:
     set_up_sums(cluster, share_out(2, 1), updates)
     notes = Places()
     loop_of(cluster, Span(0, 2), [20, 30], notes).run(3)
@@ -341,7 +341,7 @@ def test_a_loop_may_begin_when_others_are_at_work_already(cluster: Cluster, star
     assert notes.results[0].totals.samples == 25
 
 
-def test_what_a_loop_has_trained_does_not_depend_on_how_far_others_are(cluster: Cluster) -> None:
+def test_a_loops_training_does_not_depend_on_how_far_others_are(cluster: Cluster) -> None:
     set_up_sums(cluster, share_out(2, 2), ASYNC)
     other = open_exchange(cluster, Span(0, 1))
 
@@ -375,9 +375,7 @@ def test_a_pass_may_end_while_one_lane_is_ahead_of_another(cluster: Cluster) -> 
 
 
 @pytest.mark.parametrize("mode", ["bounded", "async"])
-def test_modes_without_rounds_are_kept_by_a_stream_with_the_bound_that_was_asked_for(
-    cluster: Cluster, mode: UpdateMode
-) -> None:
+def test_a_mode_without_rounds_has_a_stream_with_its_bound(cluster: Cluster, mode: UpdateMode) -> None:
     cluster.start(lanes=1)
     cluster.set_up(updates=Updates(mode=mode, staleness=7))
     assert machine(cluster).staleness == (7 if mode == "bounded" else None)

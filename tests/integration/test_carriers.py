@@ -144,7 +144,7 @@ def test_every_carrier_and_mixture_gives_the_same_bits(
     assert train_all(cluster, shares, carriers) == wanted
 
 
-def test_more_lanes_than_pages_give_the_same_bits_in_shared_memory(cluster: Cluster, wanted: bytes) -> None:
+def test_more_lanes_than_pages_share_memory_with_the_same_bits(cluster: Cluster, wanted: bytes) -> None:
     cluster.start(lanes=9)
     assert train_all(cluster, SHARES["two trainers, one of two spans"], lambda rank: ["shm"]) == wanted
 
@@ -174,7 +174,7 @@ def test_only_heads_and_records_travel_where_memory_is_shared(
 
 
 @pytest.mark.parametrize("who", ["the trainer", "the lanes", "everybody"])
-def test_without_shared_memory_the_unix_socket_carries_the_same_bits(
+def test_without_shared_memory_a_unix_socket_gives_the_same_bits(
     cluster: Cluster, wanted: bytes, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     def fail(fd: int, offset: int, nbytes: int) -> None:
@@ -211,7 +211,7 @@ JUNK = [b"GET / HTTP/1.1\r\n" * 4, Head(Kind.PULL, job=7, view=3).pack(), Head(K
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=["http", "pull", "attach without rows"])
-def test_a_near_connection_begins_with_an_attach_once_the_lane_has_a_job(cluster: Cluster, junk: bytes) -> None:
+def test_a_local_connection_attaches_once_the_lane_has_a_job(cluster: Cluster, junk: bytes) -> None:
     cluster.start(lanes=1)
     with pytest.raises(RefusedError, match="has no job yet"):
         open_exchange(cluster, Span(0, 1), ["unix"])
@@ -228,7 +228,7 @@ def test_a_near_connection_begins_with_an_attach_once_the_lane_has_a_job(cluster
 
 
 @pytest.mark.parametrize("is_sealed", [True, False], ids=["too small", "unsealed"])
-def test_memory_that_cannot_be_trusted_is_refused_and_the_pserver_lives_on(cluster: Cluster, is_sealed: bool) -> None:
+def test_untrusted_memory_is_refused_and_the_pserver_lives_on(cluster: Cluster, is_sealed: bool) -> None:
     cluster.start(lanes=1)
     cluster.set_up()
     memory = TrainerMemory(cluster.layout, [Span(0, 1)], is_shared=True)
@@ -246,7 +246,7 @@ def test_memory_that_cannot_be_trusted_is_refused_and_the_pserver_lives_on(clust
     friend.close()
 
 
-def test_attaching_and_closing_leaves_no_descriptor_on_either_side(cluster: Cluster) -> None:
+def test_attaching_and_closing_leave_no_descriptor(cluster: Cluster) -> None:
     cluster.start()
     cluster.set_up()
     before = open_files()
@@ -258,7 +258,7 @@ def test_attaching_and_closing_leaves_no_descriptor_on_either_side(cluster: Clus
     assert open_files() == before
 
 
-def test_a_pserver_that_stops_lets_go_of_a_connection_that_has_not_attached(
+def test_a_stopping_pserver_closes_unattached_connections(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.start(lanes=1)
@@ -278,7 +278,7 @@ def test_a_pserver_that_stops_lets_go_of_a_connection_that_has_not_attached(
     assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_a_lane_whose_name_is_taken_is_reached_by_tcp_and_its_neighbours_are_themselves(cluster: Cluster) -> None:
+def test_a_lane_whose_name_is_taken_is_reached_by_tcp(cluster: Cluster) -> None:
     sockets = [listen("127.0.0.1", 0) for _ in range(2)]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as squatter:
         squatter.bind(frame_io.near_name(*sockets[0].getsockname()))
@@ -293,7 +293,7 @@ def test_a_lane_whose_name_is_taken_is_reached_by_tcp_and_its_neighbours_are_the
         assert (exchange.memory.values(0)[part.begin :] == saved[part.begin :]).all()
 
 
-def test_two_pservers_on_one_port_of_two_addresses_are_not_mistaken_for_each_other(cluster: Cluster) -> None:
+def test_pservers_on_one_port_of_two_addresses_are_not_confused(cluster: Cluster) -> None:
     first = listen("127.0.0.1", 0)
     port = first.getsockname()[1]
     cluster.serve([first], 1)
@@ -352,7 +352,7 @@ def segments_here() -> set[str]:
     return {line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:bireme-" in line}
 
 
-def test_a_trainer_that_writes_to_parameters_dies_of_it_and_harms_nobody(cluster: Cluster) -> None:
+def test_a_trainer_that_writes_to_parameters_dies_alone(cluster: Cluster) -> None:
     cluster.start()
     cluster.set_up()
     with start(CHILD, "write", *cluster.servers[0].ports) as process:
@@ -363,7 +363,7 @@ def test_a_trainer_that_writes_to_parameters_dies_of_it_and_harms_nobody(cluster
     assert not trained(cluster, exchange.memory.values(0)).any()
 
 
-def test_the_push_of_a_trainer_that_is_killed_counts_and_its_memory_is_let_go(cluster: Cluster) -> None:
+def test_a_killed_trainers_push_counts_and_its_memory_is_freed(cluster: Cluster) -> None:
     cluster.start()
     cluster.set_up()
     before = segments_here()

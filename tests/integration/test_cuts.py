@@ -128,7 +128,7 @@ def test_a_cut_holds_its_round_though_training_goes_on(
     assert train(other, range(at, 9)) == states[at:]
 
 
-def test_a_lane_saves_what_it_overwrites_when_nobody_has_copied_it_yet(
+def test_a_lane_saves_what_it_overwrites_before_it_is_copied(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captures: list[Capture] = []
@@ -157,9 +157,7 @@ def test_a_lane_saves_what_it_overwrites_when_nobody_has_copied_it_yet(
         assert {n: a.tobytes() for n, a in capture.arrays.items()}.items() <= truth.items()
 
 
-def test_lanes_go_on_from_a_chain_of_cuts_as_if_nothing_had_happened(
-    cluster: Cluster, other: Cluster, tmp_path: Path
-) -> None:
+def test_lanes_continue_from_a_chain_of_cuts_unchanged(cluster: Cluster, other: Cluster, tmp_path: Path) -> None:
     parts = start(cluster, tmp_path)
     chain: list[list[FileWritten]] = []
 
@@ -195,7 +193,7 @@ def test_a_commit_of_another_history_is_nothing_to_build_on(cluster: Cluster, tm
 
 
 @pytest.mark.parametrize("point", ["part.sync", "part.rename"])
-def test_a_full_disk_does_not_stop_training_nor_harm_what_is_saved(
+def test_a_full_disk_neither_stops_training_nor_harms_snapshots(
     cluster: Cluster, other: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     def refuse(at: str, *_: object) -> None:
@@ -243,9 +241,7 @@ def test_a_cut_that_somebody_waits_for_is_made_two_rounds_later(
 
 
 @pytest.mark.parametrize("begin", [0, 5], ids=["from the beginning", "from another cut"])
-def test_every_lane_takes_the_cuts_at_multiples_of_a_number_by_itself(
-    cluster: Cluster, other: Cluster, tmp_path: Path, begin: int
-) -> None:
+def test_every_lane_cuts_at_multiples_by_itself(cluster: Cluster, other: Cluster, tmp_path: Path, begin: int) -> None:
     base: tuple[tuple[str, ...], ...] = ()
     if begin:
         first = start(other, tmp_path / "first")
@@ -264,7 +260,7 @@ def is_due(round_: int, begin: int) -> bool:
     return round_ > begin and round_ % 3 == 0 and round_ < 12
 
 
-def test_of_the_clock_and_the_rounds_whichever_comes_first_makes_a_cut(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_clock_or_the_rounds_make_a_cut_whichever_is_first(cluster: Cluster, tmp_path: Path) -> None:
     parts = start(cluster, tmp_path, every_rounds=10, every_s=3600.0)
     found: list[int] = []
 
@@ -294,7 +290,7 @@ def test_lanes_that_cut_at_passes_only_are_not_made_to(cluster: Cluster, tmp_pat
     assert cluster.servers[0].lanes[0].rounds.cut_at == 0
 
 
-def test_a_snapshot_that_cannot_be_loaded_leaves_no_thread_behind(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_unloadable_snapshot_leaves_no_thread_behind(cluster: Cluster, tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with pytest.raises(SnapshotError, match="part-0"):
         start(cluster, tmp_path, pservers=1, base=((str(tmp_path / "part-0.bin"),),))

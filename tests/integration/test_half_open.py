@@ -38,7 +38,7 @@ def send_until_it_breaks(sock: socket.socket) -> None:
         frame_io.send(sock, Head(Kind.SLICE, nbytes=payload.nbytes), payload)
 
 
-def test_who_waits_and_who_sends_on_a_half_open_connection_are_told_in_time(between: Cable) -> None:
+def test_half_open_connections_fail_readers_and_senders_in_time(between: Cable) -> None:
     waiting, _ = waits = between.connect()
     sending, _ = sends = between.connect()
     for sock in (*waits, *sends):

@@ -185,9 +185,7 @@ def test_a_sparse_parameter_trains_and_tests_as_a_dense_one(
 
 
 @pytest.mark.parametrize("carrier", ["shm", "unix", "tcp"])
-def test_a_trainer_without_a_sample_holds_up_nobody_by_any_carrier(
-    cluster: Cluster, dense: Notes, carrier: str
-) -> None:
+def test_a_trainer_without_samples_delays_none_by_any_carrier(cluster: Cluster, dense: Notes, carrier: str) -> None:
     cluster.start(lanes=2)
     told = Job(WordProgram(is_sparse=False, pull=0.25), share_out(4, 4)).train(cluster, carrier)
     assert [notes.models for notes in told] == [dense.models] * 4
@@ -207,7 +205,7 @@ def test_rows_that_are_applied_on_arrival_are_all_applied(cluster: Cluster, upda
 
 @pytest.mark.parametrize("gradients", ["float16", "bfloat16", "top_k"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
-def test_coded_gradients_give_the_same_bits_for_any_number_of_trainers(gradients: Coding, is_sparse: bool) -> None:
+def test_coded_gradients_give_one_result_for_all_trainer_counts(gradients: Coding, is_sparse: bool) -> None:
     ends, how = [], Wire(gradients=gradients, top_k=0.25)
     for trainers, carrier in ((1, "tcp"), (2, "unix"), (4, "tcp")):
         made = Cluster()

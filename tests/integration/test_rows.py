@@ -154,7 +154,7 @@ def test_rows_are_the_same_bits_on_every_layout(
     assert ends == [wanted] * trainers
 
 
-def test_a_row_that_nobody_pushed_to_reads_as_its_first_values_and_does_not_exist(cluster: Cluster) -> None:
+def test_a_row_without_a_push_reads_as_its_first_values(cluster: Cluster) -> None:
     start(cluster, 2, 2)
     exchange = open_exchange(cluster)
     asked = [np.array([49, 3, 49, 0], np.uint64), np.array([2**40 - 1], np.uint64)]
@@ -189,7 +189,7 @@ def test_every_row_of_a_round_that_is_over_cannot_be_had(cluster: Cluster) -> No
         exchange.pull_tables(0)
 
 
-def test_a_repeat_counts_once_and_one_with_other_rows_is_refused_by_table(cluster: Cluster) -> None:
+def test_a_repeat_counts_once_and_other_rows_are_refused(cluster: Cluster) -> None:
     start(cluster, 1, 2, shares=share_out(SHARDS, 3))
     first, second = open_exchange(cluster, Span(0, 1)), open_exchange(cluster, Span(0, 1))
     for exchange in (first, second):
@@ -209,7 +209,7 @@ def test_a_repeat_counts_once_and_one_with_other_rows_is_refused_by_table(cluste
     assert bits(tables_now(first)) == bits(plain_tables(1))
 
 
-def test_a_trainer_that_dies_in_mid_rows_is_replaced_by_one_that_repeats(cluster: Cluster) -> None:
+def test_a_trainer_dead_in_mid_rows_is_replaced_and_repeated(cluster: Cluster) -> None:
     start(cluster, shares=share_out(SHARDS, 3))
     payload = b"".join(p.tobytes() for p in pack_blocks(gradient(0, 0, pull(open_exchange(cluster), 0, ids_of(0, 0)))))
     dying = cluster.connect(sparse_ports(cluster)[0])
@@ -316,9 +316,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize(("head", "told"), HEADS.values(), ids=HEADS.keys())
-def test_a_head_that_is_wrong_is_refused_before_anything_after_it_is_read(
-    cluster: Cluster, head: Head, told: str
-) -> None:
+def test_a_wrong_head_is_refused_before_its_rows_are_read(cluster: Cluster, head: Head, told: str) -> None:
     start(cluster)
     sock = cluster.connect(sparse_ports(cluster)[0])
     frame_io.send(sock, head)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.integration.test_carriers import (  # run once more here, under TLS
     join_lanes,
-    test_attaching_and_closing_leaves_no_descriptor_on_either_side,
+    test_attaching_and_closing_leave_no_descriptor,
     test_every_carrier_and_mixture_gives_the_same_bits,
     test_only_heads_and_records_travel_where_memory_is_shared,
 )
@@ -31,8 +31,8 @@ from tests.integration.test_server_and_client import (
     test_a_moment_without_file_descriptors_does_not_end_a_lane,
     test_a_pserver_that_stops_lets_its_trainers_go,
     test_a_refused_push_of_any_size_brings_its_reason_back,
-    test_a_repeat_with_other_bytes_is_refused_by_the_name_of_the_parameter,
-    test_a_trainer_that_dies_in_mid_payload_is_replaced_by_one_that_repeats,
+    test_a_repeat_with_other_bytes_is_refused_by_parameter,
+    test_a_trainer_dead_in_mid_payload_is_replaced_and_repeated,
     test_half_a_head_and_a_hang_up_leave_the_server_serving,
     test_junk_is_refused_and_everybody_else_served,
     test_three_trainers_over_all_lanes_equal_a_plain_sum,
@@ -42,7 +42,7 @@ from tests.integration.test_server_and_client import (
 from tests.integration.test_server_and_client import cluster as cluster  # a fixture
 from tests.integration.test_views import (
     test_a_mend_keeps_the_parameters_and_the_round,
-    test_connections_of_the_view_before_are_closed_also_while_they_wait,
+    test_connections_of_an_older_view_are_closed_while_waiting,
 )
 from tests.unit.ps.wire.test_security import NAME, give
 
@@ -56,19 +56,19 @@ from bireme.ps.wire.gate import AT_ONCE, ConnectionGate
 from bireme.ps.wire.secured import Secured
 
 BORROWED = (
-    test_attaching_and_closing_leaves_no_descriptor_on_either_side,
+    test_attaching_and_closing_leave_no_descriptor,
     test_every_carrier_and_mixture_gives_the_same_bits,
     test_only_heads_and_records_travel_where_memory_is_shared,
     test_a_moment_without_file_descriptors_does_not_end_a_lane,
     test_a_pserver_that_stops_lets_its_trainers_go,
     test_a_refused_push_of_any_size_brings_its_reason_back,
-    test_a_repeat_with_other_bytes_is_refused_by_the_name_of_the_parameter,
-    test_a_trainer_that_dies_in_mid_payload_is_replaced_by_one_that_repeats,
+    test_a_repeat_with_other_bytes_is_refused_by_parameter,
+    test_a_trainer_dead_in_mid_payload_is_replaced_and_repeated,
     test_half_a_head_and_a_hang_up_leave_the_server_serving,
     test_junk_is_refused_and_everybody_else_served,
     test_three_trainers_over_all_lanes_equal_a_plain_sum,
     test_values_set_by_one_trainer_reach_all_who_wait_for_them,
-    test_connections_of_the_view_before_are_closed_also_while_they_wait,
+    test_connections_of_an_older_view_are_closed_while_waiting,
     test_a_mend_keeps_the_parameters_and_the_round,
 )
 
@@ -151,15 +151,13 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if message.startswith("refused connection")]
 
 
-def test_every_tcp_connection_is_secured_once_a_directory_is_in_use(lane: Cluster) -> None:
+def test_every_tcp_connection_is_secured_with_a_directory(lane: Cluster) -> None:
     exchange = lane.exchange()
     assert all(isinstance(link.sock, Secured) for link in exchange._links)
     assert round_trip(exchange, lane)
 
 
-def test_who_shows_no_certificate_is_refused_before_a_frame_is_read(
-    lane: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_without_a_certificate_is_refused_unread(lane: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     assert says(lane, stranger()) == "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     join_lanes()
     assert refusals(caplog) == ["refused connection peer=127.0.0.1 cause=it showed no certificate"]
@@ -216,7 +214,7 @@ def test_the_right_certificate_gets_an_answer_from_any_tls(lane: Cluster, own: P
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
-def test_plain_text_of_any_kind_is_refused_and_never_taken_for_a_frame(
+def test_plain_text_is_refused_and_never_taken_for_a_frame(
     lane: Cluster, junk: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "bireme")
@@ -231,9 +229,7 @@ def test_plain_text_of_any_kind_is_refused_and_never_taken_for_a_frame(
     assert round_trip(lane.exchange(), lane)
 
 
-def test_what_was_recorded_of_a_round_is_refused_when_it_is_replayed(
-    lane: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_replayed_recording_of_a_round_is_refused(lane: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     tap = socket.create_server(("127.0.0.1", 0))
     recorded = bytearray()
 
@@ -275,7 +271,7 @@ GARBAGE = [b"", b"x", b"GET / HTTP/1.1\r\n\r\n", bytes(64), bytes.fromhex("16030
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_flood_of_garbage_leaves_the_rounds_the_log_the_threads_and_the_descriptors_alone(
+def test_a_flood_of_garbage_costs_no_threads_or_descriptors(
     lane: Cluster, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     files, threads = open_files(), threading.active_count()
@@ -308,7 +304,7 @@ def test_a_flood_of_garbage_leaves_the_rounds_the_log_the_threads_and_the_descri
     assert 0 < len(refusals(caplog)) <= 12, "once for each reason"
 
 
-def test_strangers_that_say_nothing_do_not_keep_a_process_of_the_job_outside(lane: Cluster) -> None:
+def test_silent_strangers_do_not_keep_the_job_outside(lane: Cluster) -> None:
     silent = [plain(lane) for _ in range(200)]
     assert round_trip(lane.exchange(), lane)
     for sock in silent:
@@ -356,14 +352,12 @@ def test_a_pserver_that_does_not_speak_tls_is_told_nothing(cluster: Cluster) -> 
     assert said == f"{UNTRUSTED} it does not speak TLS"
 
 
-def test_a_pserver_that_goes_in_the_middle_of_the_handshake_does_not_answer(cluster: Cluster) -> None:
+def test_a_pserver_gone_in_mid_handshake_does_not_answer(cluster: Cluster) -> None:
     said = answers(cluster, lambda sock: sock.shutdown(socket.SHUT_WR))
     assert said == " does not answer: it hung up in the middle of the handshake"
 
 
-def test_a_certificate_that_is_renewed_under_a_running_job_is_used_by_new_connections_alone(
-    cluster: Cluster, ca: Pair, tmp_path: Path
-) -> None:
+def test_only_new_connections_use_a_renewed_certificate(cluster: Cluster, ca: Pair, tmp_path: Path) -> None:
     place = give(tmp_path, ca, days=1)
     security.use(place)
     cluster.start(lanes=1)
@@ -383,9 +377,7 @@ def test_a_certificate_that_is_renewed_under_a_running_job_is_used_by_new_connec
     assert round_trip(before, cluster, 1) and round_trip(after, cluster, 2)
 
 
-def test_who_connects_with_an_expired_certificate_of_its_own_is_told_so_at_once(
-    lane: Cluster, ca: Pair, tmp_path: Path
-) -> None:
+def test_a_client_with_an_expired_certificate_fails_at_once(lane: Cluster, ca: Pair, tmp_path: Path) -> None:
     before = lane.exchange()
     security.use(give(tmp_path, ca, days=-1))
     with pytest.raises(CertificateError, match="certificate of this process has expired") as told:

@@ -188,7 +188,7 @@ def test_three_trainers_over_all_lanes_equal_a_plain_sum(cluster: Cluster, pserv
     assert cluster.passes == [PassTotals(0, 120, {s: Totals(40, 20.0) for s in range(3)}, {})]
 
 
-def test_a_repeat_with_other_bytes_is_refused_by_the_name_of_the_parameter(cluster: Cluster) -> None:
+def test_a_repeat_with_other_bytes_is_refused_by_parameter(cluster: Cluster) -> None:
     cluster.start()
     cluster.set_up()
     first, second = cluster.exchange(), cluster.exchange()
@@ -255,7 +255,7 @@ def test_half_a_head_and_a_hang_up_leave_the_server_serving(cluster: Cluster, le
     assert cluster.exchange().pull_now() == Position(0, 0, 0)
 
 
-def test_a_trainer_that_dies_in_mid_payload_is_replaced_by_one_that_repeats(cluster: Cluster) -> None:
+def test_a_trainer_dead_in_mid_payload_is_replaced_and_repeated(cluster: Cluster) -> None:
     cluster.start(lanes=1)
     cluster.set_up()
     dying, others = cluster.connect(), cluster.exchange()
@@ -275,7 +275,7 @@ def test_a_trainer_that_dies_in_mid_payload_is_replaced_by_one_that_repeats(clus
     assert (trained(cluster, end) == trained(cluster, wanted)).all()
 
 
-def test_a_pull_of_a_gone_round_is_refused_with_where_the_lane_is(cluster: Cluster) -> None:
+def test_a_pull_of_a_gone_round_is_refused_with_the_lanes_round(cluster: Cluster) -> None:
     cluster.start()
     cluster.set_up()
     exchange = cluster.exchange()
@@ -287,7 +287,7 @@ def test_a_pull_of_a_gone_round_is_refused_with_where_the_lane_is(cluster: Clust
         exchange.pull_round(0)
 
 
-def test_lanes_that_are_a_round_apart_are_brought_to_the_older_one(cluster: Cluster) -> None:
+def test_lanes_a_round_apart_are_brought_to_the_older_one(cluster: Cluster) -> None:
     cluster.start(lanes=2)
     cluster.set_up()
     others = cluster.exchange()

@@ -88,7 +88,7 @@ def test_a_mend_keeps_the_parameters_and_the_round(cluster: Cluster, carrier: Ca
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_connections_of_the_view_before_are_closed_also_while_they_wait(cluster: Cluster, carrier: CarrierName) -> None:
+def test_connections_of_an_older_view_are_closed_while_waiting(cluster: Cluster, carrier: CarrierName) -> None:
     cluster.start()
     cluster.set_up()
     waits, idle = trainer(cluster, 3, carrier, shards=[0]), trainer(cluster, 3, carrier, shards=[1])
@@ -103,7 +103,7 @@ def test_connections_of_the_view_before_are_closed_also_while_they_wait(cluster:
     idle.close()
 
 
-def test_a_connection_that_nothing_was_said_on_may_be_used_in_the_next_view(cluster: Cluster) -> None:
+def test_an_unused_connection_serves_the_next_view(cluster: Cluster) -> None:
     cluster.start(lanes=1)
     cluster.set_up()
     sock = cluster.connect()
@@ -112,9 +112,7 @@ def test_a_connection_that_nothing_was_said_on_may_be_used_in_the_next_view(clus
     assert frame_io.expect(sock, Kind.SLICE).round == 0
 
 
-def test_a_mend_in_the_middle_of_a_payload_forgets_what_came_of_it(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_change_in_mid_payload_drops_what_had_arrived(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.start(lanes=1)
     cluster.set_up()
     store, has_begun = cluster.servers[0].lanes[0]._store, threading.Event()
@@ -137,7 +135,7 @@ def test_a_mend_in_the_middle_of_a_payload_forgets_what_came_of_it(
     assert train_round(new, cluster, 0) == wanted(cluster, rounds=1)
 
 
-def test_rows_that_were_shared_are_free_again_and_nobody_of_the_old_view_can_write_into_them(cluster: Cluster) -> None:
+def test_shared_rows_are_free_and_closed_to_the_old_view(cluster: Cluster) -> None:
     cluster.start()
     cluster.set_up()
     paused = trainer(cluster, 3, "shm")
@@ -178,7 +176,7 @@ def test_a_push_of_another_view_changes_nothing(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("view", [2, 3])
-def test_a_view_that_is_not_newer_is_refused_and_everybody_stays_connected(cluster: Cluster, view: int) -> None:
+def test_a_view_that_is_not_newer_is_refused_and_changes_nothing(cluster: Cluster, view: int) -> None:
     cluster.start()
     cluster.set_up()
     exchange = trainer(cluster, 3)
@@ -264,7 +262,7 @@ def test_lanes_that_are_one_round_apart_go_on_from_the_older_one(cluster: Cluste
     assert train_round(new, cluster, 1) == wanted(cluster, rounds=2)
 
 
-def test_trainers_may_come_and_go_while_the_view_changes_again_and_again(cluster: Cluster) -> None:
+def test_trainers_come_and_go_while_views_keep_changing(cluster: Cluster) -> None:
     """Whoever loses its view asks again; in the last view the job goes on as if nothing had been."""
     cluster.start(lanes=1)
     cluster.set_up()

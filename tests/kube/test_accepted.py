@@ -107,7 +107,7 @@ def check_pod(kept: Object, account: str, priority: int) -> None:
     assert (mounts["/scratch"], mounts["/words"]) == (False, True)
 
 
-def test_a_job_with_every_key_and_objects_of_others_is_accepted_with_its_pods(anywhere: There, priority: int) -> None:
+def test_a_job_with_every_key_and_foreign_objects_is_accepted(anywhere: There, priority: int) -> None:
     jobs = check_all(anywhere, write_job(anywhere.home / "job", ALL))
     assert [each["metadata"]["name"] for each in jobs] == ["reviews-pserver", "reviews-trainer"]
     anywhere.cluster.kubectl("create", "serviceaccount", "trainers", "-n", anywhere.namespace)
@@ -118,7 +118,7 @@ def test_a_job_with_every_key_and_objects_of_others_is_accepted_with_its_pods(an
         assert each["spec"]["podReplacementPolicy"] == "Failed" and each["spec"]["activeDeadlineSeconds"] == 3600
 
 
-def test_a_pod_failure_policy_is_refused_where_pods_are_replaced_at_once(anywhere: There) -> None:
+def test_a_failure_policy_is_refused_where_pods_are_replaced(anywhere: There) -> None:
     made = objects_of(anywhere, write_job(anywhere.home / "job", ALL))
     job = next(each for each in made if each["kind"] == "Job")
     try_out(anywhere, job)
@@ -133,9 +133,7 @@ def test_a_pod_failure_policy_is_refused_where_pods_are_replaced_at_once(anywher
         try_out(anywhere, job)
 
 
-def test_a_job_with_every_key_and_every_object_of_its_own_is_accepted_where_pods_are_restricted(
-    anywhere: There, priority: int
-) -> None:
+def test_a_job_with_every_key_is_accepted_where_restricted(anywhere: There, priority: int) -> None:
     restrict(anywhere.cluster, anywhere.namespace)
     text = ALL
     for old, new in OWN.items():
@@ -156,9 +154,7 @@ def test_a_job_with_every_key_and_every_object_of_its_own_is_accepted_where_pods
 BAD = "\nimport os\nif 'POD_NAME' in os.environ:\n    fc_layerr(input=words)\n"
 
 
-def test_a_hopeless_job_whose_pods_are_replaced_when_gone_is_ended_by_its_pod_failure_policy(
-    there: There, reviews: Path
-) -> None:
+def test_a_hopeless_job_is_ended_by_its_pod_failure_policy(there: There, reviews: Path) -> None:
     job = small_job(there, reviews, more="  replace: when_gone\n")
     config = job.parent / "quick_start/trainer_config.lr.py"
     config.write_text(config.read_text() + BAD)

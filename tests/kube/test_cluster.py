@@ -86,7 +86,7 @@ def told_by_status(name: str) -> dict[str, Any]:
     return found
 
 
-def test_the_status_names_a_kubeconfig_that_works_and_how_long_the_start_took(
+def test_the_status_names_a_kubeconfig_and_the_start_time(
     cluster: Cluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = told_by_status(cluster.name)
@@ -104,7 +104,7 @@ def test_the_status_names_a_kubeconfig_that_works_and_how_long_the_start_took(
     assert told_by_status("nobody") == {"is_up": False}
 
 
-def test_kubeconfig_serves_a_usual_client_on_the_host_and_checks_the_server(cluster: Cluster) -> None:
+def test_a_usual_client_trusts_the_server_by_the_kubeconfig(cluster: Cluster) -> None:
     from lightkube import Client, KubeConfig
     from lightkube.resources.core_v1 import Node
 
@@ -118,7 +118,7 @@ def test_kubeconfig_serves_a_usual_client_on_the_host_and_checks_the_server(clus
 
 
 @pytest.mark.alone  # pods of the tutorial want the same port
-def test_job_of_three_pods_that_want_one_host_port_runs_on_three_nodes(cluster: Cluster, namespace: str) -> None:
+def test_three_pods_of_one_host_port_run_on_three_nodes(cluster: Cluster, namespace: str) -> None:
     # Each pod serves its index on the host's port, and reads all three through the nodes' addresses.
     hosts = " ".join(node.address for node in cluster.nodes)
     command = (
@@ -180,7 +180,7 @@ def test_headless_names_resolve_to_the_pods_of_a_job(cluster: Cluster, namespace
         assert log(cluster, namespace, name).splitlines() == expected
 
 
-def test_claim_is_one_directory_for_unprivileged_pods_on_two_nodes(cluster: Cluster, namespace: str) -> None:
+def test_a_claim_is_one_directory_for_pods_on_two_nodes(cluster: Cluster, namespace: str) -> None:
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -258,7 +258,7 @@ def test_images_of_docker_io_come_from_the_registry_of_the_tests(
     assert found["imageID"].startswith("docker.io/paddlepaddle/mirrored@sha256:")
 
 
-def test_pod_security_refuses_a_root_pod_where_the_namespace_says_so(cluster: Cluster, namespace: str) -> None:
+def test_pod_security_refuses_a_root_pod_in_its_namespace(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     with pytest.raises(ProcessError, match="violates PodSecurity"):
         cluster.apply(pod("root", namespace, "true"))
@@ -285,7 +285,7 @@ def test_killed_container_is_restarted_by_its_kubelet(whole: Cluster, namespace:
 
 @pytest.mark.slow  # test_recovery cuts a wire
 @pytest.mark.alone
-def test_cut_between_two_nodes_drops_packets_between_their_pods_until_it_heals(whole: Cluster, namespace: str) -> None:
+def test_a_cut_between_nodes_drops_packets_until_it_heals(whole: Cluster, namespace: str) -> None:
     serve = "mkdir /tmp/w; echo here > /tmp/w/index.html; httpd -f -p 80 -h /tmp/w"
     for number in (1, 2, 3):
         whole.apply(pod(f"p{number}", namespace, serve, nodeName=f"n{number}"))
@@ -307,7 +307,7 @@ def test_cut_between_two_nodes_drops_packets_between_their_pods_until_it_heals(w
 
 @pytest.mark.slow  # test_recovery stops a kubelet
 @pytest.mark.alone
-def test_containers_outlive_their_kubelet_and_the_node_becomes_unready(whole: Cluster, namespace: str) -> None:
+def test_containers_outlive_a_kubelet_and_its_node_is_unready(whole: Cluster, namespace: str) -> None:
     whole.apply(pod("left", namespace, "exec sleep 600", nodeName="n2"))
     wait_running(whole, namespace, "left")
     whole.stop_kubelet("n2")
@@ -408,7 +408,7 @@ def test_start_that_is_interrupted_clears_up_and_keeps_the_logs(places: Places, 
 
 @pytest.mark.slow  # another start of a whole cluster
 @pytest.mark.alone
-def test_daemon_that_dies_during_the_start_is_named_with_its_last_lines(places: Places, passing: Cluster) -> None:
+def test_a_daemon_dead_in_the_start_is_named_with_its_last_lines(places: Places, passing: Cluster) -> None:
     class Broken(Cluster):
         def commands(self, machine: str) -> dict[str, list[str]]:
             commands = super().commands(machine)

@@ -35,9 +35,7 @@ def two_seats(cluster: Cluster) -> Iterator[Cluster]:
         furnish(cluster, machine, has_seat=False)
 
 
-def test_a_job_of_which_a_pod_finds_no_machine_waits_for_it_and_does_not_half_start(
-    there: There, reviews: Path, two_seats: Cluster
-) -> None:
+def test_a_job_waits_for_a_pod_without_a_machine(there: There, reviews: Path, two_seats: Cluster) -> None:
     job = small_job(there, reviews)
     edit(job, ("resources: {", f"resources: {{limits: {{{SEAT}: 1}}, "))
     there.do("data", "push", job)
@@ -62,9 +60,7 @@ def test_a_job_of_which_a_pod_finds_no_machine_waits_for_it_and_does_not_half_st
     assert {pod["spec"]["nodeName"] for pod in victim.pods()} == {"n1", "n2", "n3"}
 
 
-def test_a_job_whose_pod_never_comes_ends_and_gives_back_what_the_others_held(
-    there: There, reviews: Path, two_seats: Cluster
-) -> None:
+def test_a_job_whose_pod_never_comes_ends_and_frees_the_others(there: There, reviews: Path, two_seats: Cluster) -> None:
     job = small_job(there, reviews)
     # Five times that is how long pods are waited for.
     hasty = ("connect_timeout_s: 30", "connect_timeout_s: 2")
@@ -85,9 +81,7 @@ def test_a_job_whose_pod_never_comes_ends_and_gives_back_what_the_others_held(
 
 
 @pytest.mark.slow  # the test before shows how a job ends that waits in vain
-def test_a_job_that_loses_a_pod_for_good_ends_too_and_says_whom_it_has_waited_for(
-    there: There, reviews: Path, two_seats: Cluster
-) -> None:
+def test_a_job_that_loses_a_pod_for_good_ends_and_names_it(there: There, reviews: Path, two_seats: Cluster) -> None:
     furnish(two_seats, "n3", has_seat=True)
     job = disturbed(small_job(there, reviews), passes=30)
     hasty = ("connect_timeout_s: 30", "connect_timeout_s: 5")

@@ -115,9 +115,7 @@ def fetch(address: str, path: str) -> bytes:
 
 
 @pytest.mark.slow  # every kernel is compiled again
-def test_the_same_inputs_give_the_same_digest_though_every_layer_is_made_anew(
-    built: dict[str, Any], room: Path
-) -> None:
+def test_the_same_inputs_give_one_digest_with_all_layers_anew(built: dict[str, Any], room: Path) -> None:
     mine, other = Cache(user_places().cache / "images"), Cache(room / "cache" / "bireme" / "images")
     # Only what comes from outside is taken over: Debian's files, and pip's downloads.
     other.root.mkdir(parents=True)
@@ -224,7 +222,7 @@ def run_pod(cluster: Cluster, namespace: str, command: str) -> str:
     return said
 
 
-def test_under_the_strictest_rules_it_trains_to_the_same_bits_and_compiles_nothing(
+def test_under_strict_rules_it_has_the_bits_and_compiles_nothing(
     loaded: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     # What Numba compiles it writes down: a copy that is still like the original means that nothing was missing.

@@ -23,7 +23,7 @@ SLOW = "delay:seed=7,max_ms=150"
 
 
 @pytest.mark.slow
-def test_a_pod_that_stands_still_is_ended_by_its_probe_and_its_replacement_changes_no_bit(
+def test_a_pod_that_its_probe_ends_changes_no_bit(
     victim: Victim, whole: Cluster, ends_well: Callable[[], None]
 ) -> None:
     before, processes = victim.name_of(1), victim.processes(1)

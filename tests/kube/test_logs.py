@@ -158,9 +158,7 @@ def check_choices(there: There) -> None:
     assert min(said.at for said in everything if said.at) <= first
 
 
-def test_a_running_job_tells_of_its_pods_and_its_lines_are_followed_chosen_and_kept(
-    talker: Victim, there: There
-) -> None:
+def test_a_running_jobs_logs_are_followed_chosen_and_kept(talker: Victim, there: There) -> None:
     started = time.time()
     with Following(there) as everybody, Following(there, "--node", "2", "--since", "1s") as one:
         there.wait(lambda: everybody.heard and one.heard, "both have begun")

@@ -159,9 +159,7 @@ def test_outsiders_are_refused_told_of_once_and_change_no_bit(
     ends_well()
 
 
-def test_a_network_policy_is_made_for_the_lanes_which_this_cluster_does_not_enforce(
-    there: There, reviews: Path
-) -> None:
+def test_a_network_policy_is_made_for_the_lanes(there: There, reviews: Path) -> None:
     there.do("submit", small_job(there, reviews, more="  suspend: true\n"))
     policy = there.cluster.get("networkpolicy", "small", "-n", there.namespace)["spec"]
     ours = {"app.kubernetes.io/name": "bireme", "app.kubernetes.io/instance": "small"}

@@ -59,7 +59,7 @@ def may_evict(victim: Victim) -> bool:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("passes", [4])
-def test_a_container_beside_its_replacement_and_a_lost_machine_change_no_bit(
+def test_a_container_beside_its_replacement_changes_no_bit(
     victim: Victim, whole: Cluster, ends_well: Callable[[], None]
 ) -> None:
     """The treacherous one: the kubelet dies, nobody can end its containers, and another pod takes their place."""
@@ -81,7 +81,7 @@ def await_ready(whole: Cluster, machine: str) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_machine_that_only_the_control_plane_cannot_reach_changes_no_bit(
+def test_a_machine_cut_from_the_control_plane_changes_no_bit(
     victim: Victim, whole: Cluster, ends_well: Callable[[], None]
 ) -> None:
     """As treacherous: its kubelet lives, but nobody can tell it to end the pods that were replaced."""
@@ -121,7 +121,7 @@ def uncordoned(whole: Cluster) -> Iterator[None]:
 @pytest.mark.alone
 @pytest.mark.usefixtures("uncordoned")
 @pytest.mark.parametrize("passes", [6])
-def test_a_drain_a_restarted_api_server_a_cut_wire_and_a_stop_change_no_bit(
+def test_a_drain_a_restart_a_cut_and_a_stop_change_no_bit(
     victim: Victim, whole: Cluster, there: There, ends_well: Callable[[], None]
 ) -> None:
     machine = victim.machine_of(2)

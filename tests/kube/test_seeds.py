@@ -155,9 +155,7 @@ def test_the_files_as_they_stand_train_the_model_of_a_local_run(tutorial: Tutori
 
 
 @pytest.mark.slow  # tests/e2e/test_pods.py does the same without a cluster
-def test_a_pod_that_is_deleted_is_replaced_and_its_rank_taken_over(
-    tutorial: Tutorial, cluster: Cluster, trained_here: str
-) -> None:
+def test_a_deleted_pods_replacement_takes_its_rank(tutorial: Tutorial, cluster: Cluster, trained_here: str) -> None:
     tutorial.create("paddle-cluster-job.yaml")
     output = tutorial.place / "output"
     wait_for("the first pass", lambda: (output / "pass-00000" / "done").is_file(), seconds=400)
@@ -169,7 +167,7 @@ def test_a_pod_that_is_deleted_is_replaced_and_its_rank_taken_over(
     assert new not in first and new in {pod["metadata"]["name"] for pod in tutorial.pods()}
 
 
-def test_an_account_that_may_see_pods_ranks_them_by_address_through_the_api_server(
+def test_an_account_that_may_list_pods_ranks_them_by_address(
     tutorial: Tutorial, cluster: Cluster, trained_here: str
 ) -> None:
     cluster.kubectl("create", "role", "see-pods", "-n", SPACE, "--verb=get,list,watch", "--resource=pods")
@@ -203,9 +201,7 @@ def oldest(prepared: Tutorial, cluster: Cluster) -> Iterator[Path]:
     shutil.rmtree(OLDEST.parent if is_new else OLDEST)
 
 
-def test_the_oldest_job_file_trains_on_a_directory_of_the_machines(
-    tutorial: Tutorial, oldest: Path, trained_here: str
-) -> None:
+def test_the_oldest_job_file_trains_on_a_host_directory(tutorial: Tutorial, oldest: Path, trained_here: str) -> None:
     tutorial.create("oldest-cluster-job.yaml")
     tutorial.wait_for_job(NAME, seconds=600)
     assert model_hash(oldest / "output" / "pass-00009") == trained_here

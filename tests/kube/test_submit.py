@@ -17,7 +17,7 @@ from tests.kube.ordeal import MOST_PASSES, PACE, at_work, disturbed
 from tests.kube.stage import There, hash_there, local_hash, small_job
 
 
-def test_a_job_ends_with_the_same_bits_as_here_and_can_be_told_about(there: There, reviews: Path) -> None:
+def test_a_job_ends_with_the_bits_of_a_run_here(there: There, reviews: Path) -> None:
     job = small_job(there, reviews)
     assert there.ask("data", "push", job)["files"] > 0
     ended = there.ask("submit", job, "--wait")
@@ -68,7 +68,7 @@ def test_objects_that_the_server_only_checks_are_not_made(there: There, reviews:
     assert "Unsupported value" in there.do("submit", job, "--dry-run=server", code=18).err
 
 
-def test_a_job_sent_twice_is_the_same_job_and_a_changed_one_is_refused(there: There, reviews: Path) -> None:
+def test_a_job_sent_twice_is_one_job_and_a_changed_one_refused(there: There, reviews: Path) -> None:
     job = small_job(there, reviews, more="  suspend: true\n")
     assert there.ask("submit", job)["outcome"] == "created"
     assert there.ask("submit", job)["outcome"] == "unchanged"
@@ -94,7 +94,7 @@ def test_names_of_others_are_left_alone(there: There, reviews: Path) -> None:
     assert there.cluster.get("jobs", "-n", there.namespace)["items"] == []
 
 
-def test_a_certificate_that_is_soon_over_is_renewed_by_submitting_again(there: There, reviews: Path) -> None:
+def test_an_expiring_certificate_is_renewed_by_submitting_again(there: There, reviews: Path) -> None:
     job = small_job(there, reviews, more="  suspend: true\n  certificate_days: 10\n")
     there.do("submit", job)
     before = there.cluster.get("secret", "small-tls", "-n", there.namespace)["data"]
@@ -126,7 +126,7 @@ def test_pods_take_a_renewed_certificate_without_a_restart(
 
 
 @pytest.mark.slow  # test_leaving stops and resumes one within a pass
-def test_a_job_that_is_stopped_and_resumed_ends_with_the_same_bits(there: There, reviews: Path) -> None:
+def test_a_stopped_and_resumed_job_ends_with_the_same_bits(there: There, reviews: Path) -> None:
     job = save_often(small_job(there, reviews), passes=5)
     there.do("data", "push", job)
     # Without waits it might end before the command that is to stop it has started.
@@ -157,7 +157,7 @@ def test_a_job_that_fails_says_why_and_goes_on_once_it_is_mended(there: There, r
     there.wait_for_end("small")
 
 
-def test_pservers_and_trainers_counted_apart_are_two_jobs_with_the_same_bits(there: There, reviews: Path) -> None:
+def test_groups_counted_apart_are_two_jobs_with_the_same_bits(there: There, reviews: Path) -> None:
     job = small_job(there, reviews)
     job.write_text(job.read_text() + "pservers: 2\ntrainers: 3\n")
     there.do("data", "push", job)
@@ -205,7 +205,7 @@ WORKLOADS = {
 
 
 @pytest.mark.alone  # it makes a kind of objects for the whole cluster
-def test_a_job_in_a_queue_is_stopped_and_resumed_through_the_queue(there: There, reviews: Path) -> None:
+def test_a_queued_job_is_stopped_and_resumed_by_the_queue(there: There, reviews: Path) -> None:
     there.do("submit", small_job(there, reviews, "night", more="  queue: evening\n"))
     there.cluster.apply(WORKLOADS)
     there.cluster.kubectl("wait", "--for=condition=Established", "crd/workloads.kueue.x-k8s.io", "--timeout=30s")

@@ -223,7 +223,7 @@ def test_a_program_for_another_processor_is_told(stage: Stage) -> None:
     assert "amd64, which n" in stage.until("wrong-architecture").cause
 
 
-def test_a_job_that_was_given_up_says_how_its_pods_ended_and_what_was_allowed(stage: Stage) -> None:
+def test_a_given_up_job_shows_how_its_pods_ended(stage: Stage) -> None:
     second = stage.until("gave-up", place=1)
     assert "0 tries again are allowed per node" in second.cause
     assert "exit code 7" in stage.until("crash-loop", "gave-up").cause

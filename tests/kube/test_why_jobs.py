@@ -132,7 +132,7 @@ def test_a_job_that_trains_is_told_to_be_well(training: Jobs) -> None:
 
 
 @pytest.mark.parametrize("role", ["trainer", "pserver"])
-def test_a_process_that_everybody_waits_for_is_named_with_its_pod_and_node(training: Jobs, role: str) -> None:
+def test_a_process_that_all_wait_for_is_named_with_its_pod(training: Jobs, role: str) -> None:
     training.signal("running", 1, role, 19)
     try:
         cause = training.until(f"slow-{role}", "running", keep=f"slow-{role}")
@@ -182,7 +182,7 @@ def test_a_full_volume_is_told(jobs: Jobs) -> None:
     assert "The volume of claim shards is full" in jobs.until("disk-full").cause
 
 
-def test_a_volume_that_cannot_be_written_to_is_told_with_the_user(jobs: Jobs) -> None:
+def test_an_unwritable_volume_is_named_with_the_user(jobs: Jobs) -> None:
     place = jobs.claim("closed")
     shutil.copytree(jobs.volume / "demo", place / "demo")
     place.chmod(0o755)
@@ -230,7 +230,7 @@ def test_pods_without_rights_run_and_the_missing_right_is_told(jobs: Jobs) -> No
     jobs.bireme("delete", "forbidden-to-pods")
 
 
-def test_another_version_in_the_image_is_told_where_the_job_failed(jobs: Jobs) -> None:
+def test_another_version_in_the_image_is_named_after_a_failure(jobs: Jobs) -> None:
     from dataclasses import replace
 
     facts = replace(jobs.facts("not-a-number"), version="9.9.9")

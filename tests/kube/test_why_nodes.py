@@ -67,7 +67,7 @@ def test_a_node_that_is_full_of_pods_is_told(stage: Stage) -> None:
     assert "1 of 4 nodes hold as many pods as they may" in cause.cause
 
 
-def test_an_eviction_through_the_api_is_told_while_the_pod_leaves(stage: Stage) -> None:
+def test_an_eviction_by_the_api_is_shown_while_the_pod_leaves(stage: Stage) -> None:
     stubborn = "trap '' TERM; sleep 3600 & wait; wait"
     stage.apply(job("disrupted", run=stubborn, pod={"terminationGracePeriodSeconds": 60}))
     stage.until("no-word-yet", "disrupted")
@@ -140,7 +140,7 @@ def registry(stage: Stage, tmp_path: Path) -> Iterator[str]:
         process.kill()
 
 
-def test_an_image_that_is_not_there_and_one_that_is_not_given_are_told_apart(stage: Stage, registry: str) -> None:
+def test_a_missing_image_and_a_denied_one_are_told_apart(stage: Stage, registry: str) -> None:
     stage.apply(
         job("image-not-found", container={"image": f"{registry}/missing/bireme:9"}, pod=THERE),
         job("pull-denied", container={"image": f"{registry}/private/bireme:1"}, pod=THERE),
@@ -165,7 +165,7 @@ def test_a_cut_between_nodes_is_told(
 
 
 @pytest.mark.slow  # test_recovery loses one; recorded for tests/unit/diagnose
-def test_a_node_that_is_lost_is_named_and_so_is_one_that_nobody_can_go_to(stage: Stage) -> None:
+def test_a_lost_node_and_an_unreachable_one_are_named(stage: Stage) -> None:
     stage.apply(job("node-lost", pod=THERE))
     stage.until("no-word-yet", "node-lost")
     stage.running.stop_kubelet(NODE)

@@ -114,7 +114,7 @@ def test_an_admission_policy_and_a_silent_webhook_are_named(rules: Stage) -> Non
     )
 
 
-def test_a_refusal_that_no_row_knows_is_told_in_the_servers_own_words(cluster: RunningCluster) -> None:
+def test_an_unknown_refusal_is_shown_in_the_servers_words(cluster: RunningCluster) -> None:
     with Stage(cluster, "why-own") as stage:
         notes_ = {"kubernetes.io/enforce-mountable-secrets": "true"}
         stage.apply(

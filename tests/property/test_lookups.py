@@ -22,7 +22,7 @@ SAMPLES = st.lists(
 
 
 @given(shards=st.lists(SAMPLES, min_size=1, max_size=3))
-def test_positions_in_the_shared_lists_name_the_ids_of_every_batch(shards: list[list[tuple[object, ...]]]) -> None:
+def test_positions_in_shared_lists_name_every_batchs_ids(shards: list[list[tuple[object, ...]]]) -> None:
     batches = [pack(samples, INPUTS) for samples in shards]
     parts = [batch.compact(LOOKUPS) for batch in batches]
     tables = unite([part.ids for part in parts])

@@ -31,9 +31,7 @@ def test_every_element_of_every_parameter_is_on_exactly_one_lane(shapes: list[tu
 
 
 @given(shapes=_SHAPES, lanes=_LANES)
-def test_slices_are_contiguous_cut_on_page_borders_and_equal_within_one_page(
-    shapes: list[tuple[int, ...]], lanes: int
-) -> None:
+def test_slices_are_contiguous_and_equal_within_one_page(shapes: list[tuple[int, ...]], lanes: int) -> None:
     layout = layout_of(shapes)
     slices = layout.slices(lanes)
     assert len(slices) == lanes
@@ -44,7 +42,7 @@ def test_slices_are_contiguous_cut_on_page_borders_and_equal_within_one_page(
 
 
 @given(shapes=_SHAPES)
-def test_parameters_are_packed_to_64_bytes_and_less_than_a_page_is_left_over(shapes: list[tuple[int, ...]]) -> None:
+def test_parameters_are_packed_to_64_bytes(shapes: list[tuple[int, ...]]) -> None:
     layout = layout_of(shapes)
     ends = [layout.offsets[p.name] + -(-p.size // UNIT) * UNIT for p in layout.parameters]
     assert list(layout.offsets.values()) == [0, *ends][: len(ends)]
@@ -53,7 +51,7 @@ def test_parameters_are_packed_to_64_bytes_and_less_than_a_page_is_left_over(sha
 
 
 @given(shapes=_SHAPES)
-def test_views_share_memory_with_the_flat_vector_and_start_on_a_border(shapes: list[tuple[int, ...]]) -> None:
+def test_views_share_the_flat_vectors_memory_on_borders(shapes: list[tuple[int, ...]]) -> None:
     layout = layout_of(shapes)
     flat = aligned_zeros(layout.size)
     views = layout.views(flat)

@@ -365,7 +365,7 @@ def held(chain: list[list[SnapshotFile]]) -> int:
     return len(chain[-1][0].arrays[f"rows0.{TABLE}.{IDS}"])
 
 
-def test_a_cut_holds_only_the_rows_that_changed_since_the_last_one_that_counts() -> None:
+def test_a_cut_holds_rows_changed_since_the_last_that_counts() -> None:
     job = made()
     few(job, 3)
     assert held(job.cut(job.committed[-1:], counts=False)) == 3
@@ -375,7 +375,7 @@ def test_a_cut_holds_only_the_rows_that_changed_since_the_last_one_that_counts()
     assert held(job.cut(job.committed[-1:], counts=True)) == 1
 
 
-def test_a_chain_ends_when_it_is_half_as_large_as_the_table_or_when_nothing_is_to_be_built_on() -> None:
+def test_a_chain_ends_at_half_the_size_of_its_table() -> None:
     job = made()
     few(job)
     assert len(job.cut(job.committed[-1:], counts=True)) == 2
@@ -395,7 +395,7 @@ def test_rows_that_change_without_a_push_are_all_written(method: str, l2: float)
     assert held(job.cut(job.committed[-1:], counts=True)) == 100
 
 
-def test_more_forgotten_rows_than_are_remembered_make_a_whole_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_forgotten_rows_make_a_whole_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bireme.ps.sparse.table.MOST_EVICTED", 0)
     job = made(lives=Rows(evict_after=4))
     for round_ in range(8):
@@ -405,7 +405,7 @@ def test_more_forgotten_rows_than_are_remembered_make_a_whole_cut(monkeypatch: p
     assert chained_rows(chain, TABLE, 0, 1)[IDS].tolist() == [200, 201]
 
 
-def test_a_chain_without_its_beginning_or_out_of_order_is_refused() -> None:
+def test_a_chain_headless_or_out_of_order_is_refused() -> None:
     nothing = np.empty(0, np.uint64)
     full = table_parts(table_state([1, 2], 9), 1)
     delta = table_parts(table_state([2], 5), 1, gone=nothing)

@@ -93,7 +93,7 @@ def new(job: Job) -> Table:
 
 
 @given(jobs())
-def test_a_table_equals_a_dict_of_rows_after_every_round_and_still_knows_the_round_before(job: Job) -> None:
+def test_a_table_equals_a_dict_of_rows_after_every_round(job: Job) -> None:
     table, model = new(job), TableModel(job.parameter, job.optimizer, SEED)
     before = np.stack([model.read(i) for i in POOL])
     for round_ in range(len(job.rounds)):

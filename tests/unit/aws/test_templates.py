@@ -107,7 +107,7 @@ def test_an_own_vpc_and_file_system_are_used_and_not_made() -> None:
     assert not {"AWS::EC2::VPC", "AWS::EC2::Subnet", "AWS::EC2::NatGateway"} & types
 
 
-def test_every_type_of_a_template_has_its_actions_and_they_are_those_of_its_schema() -> None:
+def test_every_type_of_a_template_has_its_schemas_actions() -> None:
     used = {
         each["Type"] for kind in KINDS for stack in layout_of(kind).stacks
         for each in template_of(layout_of(kind), stack)["Resources"].values()
@@ -147,7 +147,7 @@ def test_policies_are_small_exact_and_pass_parliament(policy: dict[str, Any]) ->
     assert {each.issue for each in found} <= allowed
 
 
-def test_the_operator_may_not_use_the_role_or_touch_resources_by_hand() -> None:
+def test_the_operator_may_not_use_the_role_or_the_resources() -> None:
     actions = {action for statement in operator_policy()["Statement"] for action in statement["Action"]}
     assert (
         not {"sts:AssumeRole", "ec2:RunInstances", "iam:CreateRole", "eks:CreateCluster", "eks:DeleteCluster"} & actions
@@ -162,7 +162,7 @@ def test_a_call_outside_of_the_policy_is_a_bug() -> None:
         Aws("us-west-2").call("ec2", "RunInstances")
 
 
-def test_stacks_are_made_in_an_order_in_which_each_has_what_it_needs() -> None:
+def test_stacks_are_made_in_the_order_of_their_needs() -> None:
     layout, known = layout_of("full"), {"AdminArn", "ZoneA", "ZoneB", "ServersCount", "TrainersCount"}
     for stack in STACKS:
         found = template_of(layout, stack)

@@ -10,7 +10,7 @@ from bireme.core.errors import UsageError
 SHAPE = Shape(2, 2, 10, method="adam", has_cuts=True)
 
 
-def test_a_cut_costs_what_its_block_takes_longer_than_the_one_beside_it() -> None:
+def test_a_cuts_cost_is_its_blocks_time_beyond_its_neighbours() -> None:
     parts = [{"nbytes": 2_000_000, "seconds": 0.5}]
     taken = Taken([[0.1, 0.1, 0.12], [0.1, 0.1, 0.1]], [[0.1, 0.19, 0.1], [0.15, 0.1, 0.1]], parts, [0.02])
     found = cuts.figure_of(SHAPE, taken)

@@ -17,7 +17,7 @@ def dev(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", [("bench",), ("bench", "--help")])
-def test_every_bench_is_listed_with_one_line_and_what_they_share_is_not(arguments: tuple[str, ...]) -> None:
+def test_every_bench_is_listed_with_one_line(arguments: tuple[str, ...]) -> None:
     done = dev(*arguments)
     assert done.returncode == 0
     lines = done.stdout.splitlines()[1:]
@@ -41,7 +41,7 @@ def test_the_help_lists_every_command() -> None:
     assert "set -euo" not in told
 
 
-def test_the_help_of_peers_says_how_long_it_takes_and_what_it_installs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_peers_names_its_time_and_installs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         peers.parse(["--help"])
     told = " ".join(capsys.readouterr().out.split())
@@ -50,7 +50,7 @@ def test_the_help_of_peers_says_how_long_it_takes_and_what_it_installs(capsys: p
         assert engine in told
 
 
-def test_the_readme_and_the_front_door_agree_on_the_room_that_is_needed() -> None:
+def test_the_readme_and_dev_agree_on_the_room_that_is_needed() -> None:
     needed = set(re.findall(r'need run "[^"]*" (\d+)', (ROOT / "dev").read_text()))
     assert needed == set(re.findall(r"`./dev demo` needs about (\d+) MB", (ROOT / "README.md").read_text()))
 

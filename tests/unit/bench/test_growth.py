@@ -62,7 +62,7 @@ def test_points_that_do_not_fit_in_memory_are_left_out_and_said(monkeypatch: pyt
     assert "needs about 2,080 MB" in found["left_out"]["parameters-local 100,000,000"]
 
 
-def test_figures_are_medians_over_repetitions_with_their_exponents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_medians_with_their_exponents(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([1.0, 2.0, 4.0, 3.0, 6.0, 12.0])
     monkeypatch.setattr(growth, "time_point", lambda *_: next(seconds))
     figure = growth.measure([CURVE], 2, {})["figures"]["trainers"]
@@ -76,7 +76,7 @@ def all_figures() -> dict[str, Any]:
     return {c.name: growth.figure_of(c, {n: [n / 1e6] for n in c.shapes}) for c in growth.curves()}
 
 
-def test_the_picture_is_svg_with_a_line_for_each_curve_and_all_points_inside() -> None:
+def test_the_picture_has_a_line_for_each_curve() -> None:
     root = ElementTree.fromstring(growth.draw(all_figures(), "on <this>"))
     inside = {"{http://www.w3.org/2000/svg}" + tag: list(root.iter("{http://www.w3.org/2000/svg}" + tag)) for tag in
               ("circle", "polyline", "text")}  # fmt: skip
@@ -112,7 +112,7 @@ def test_through_tcp_a_cluster_needs_more_memory() -> None:
     assert growth.memory_mb(Shape(2, 2, 10**8, place="tcp")) > growth.memory_mb(Shape(2, 2, 10**8)) > 1600
 
 
-def test_rows_of_a_batch_are_different_and_half_of_them_are_shared_with_the_neighbour() -> None:
+def test_a_batch_shares_half_its_rows_with_its_neighbour() -> None:
     first, second = lc.row_ids(0, 1, 3000), lc.row_ids(1, 1, 3000)
     assert len(np.unique(first)) == 3000 and (np.diff(first.astype(np.int64)) > 0).all()
     assert len(np.intersect1d(first, second)) == 1500

@@ -24,7 +24,7 @@ PEERS = {
 }
 
 
-def test_what_goes_through_sockets_is_measured_against_tcp_and_what_is_shared_against_the_kernel() -> None:
+def test_sockets_are_measured_against_tcp_and_memory_by_kernels() -> None:
     found = limits.shares(FIGURES, PEERS, HERE)
     assert found["dense-10m-tcp"] == {
         "carrier": "tcp", "gb_s": 3.2, "limit": limits.TCP_TWO, "share": 0.8, "measured": "2026-01-01",
@@ -34,20 +34,20 @@ def test_what_goes_through_sockets_is_measured_against_tcp_and_what_is_shared_ag
     }  # fmt: skip
 
 
-def test_works_that_are_not_dense_or_have_no_figure_have_no_share() -> None:
+def test_works_not_dense_or_without_a_figure_have_no_share() -> None:
     told = {"figures": {"bow": entry(1.0, "shm"), "dense-1m-tcp": entry(None, "tcp")}}
     assert limits.shares(FIGURES, told, HERE) == {}
     assert limits.shares(FIGURES, {}, HERE) == {}
 
 
-def test_a_share_is_told_with_its_date_and_marked_as_one_of_two_runs() -> None:
+def test_a_share_has_its_date_and_the_mark_of_two_runs() -> None:
     lines = limits.describe(limits.shares(FIGURES, PEERS, HERE))
     assert "an earlier run of `./dev bench peers`" in lines[0]
     assert "2026-01-01" in lines[1] and f"~80% of {limits.TCP_TWO}" in lines[1]
     assert "~ divides figures of two runs" in lines[-1]
 
 
-def test_figures_of_another_machine_have_no_share_of_these_limits() -> None:
+def test_figures_of_another_machine_have_no_share() -> None:
     lines = limits.describe(limits.shares(FIGURES, PEERS, {**HERE, "cpu": "Slow"}))
     assert "%" not in "".join(lines)
     assert lines[-1] == "measured on another machine: no shares of these limits"

@@ -47,7 +47,7 @@ def test_costs_are_those_of_the_run_nearest_to_the_median() -> None:
     assert samples(1.0, 4.0, 5.0).typical_costs() == {"cpu_s_per_step": 0.25}
 
 
-def test_a_peer_without_a_figure_stays_in_the_entry_with_its_reason() -> None:
+def test_a_peer_without_a_figure_stays_with_its_reason() -> None:
     failed = Samples()
     failed.failures.append("worker 0 ended with code 1")
     notes = {"gone": "not available: no network"}
@@ -90,7 +90,7 @@ def test_figures_are_short(value: float | None, text: str) -> None:
     assert short(value) == text
 
 
-def test_table_shows_every_engine_with_its_ratio_and_tells_the_notes() -> None:
+def test_the_table_shows_every_engines_ratio_and_the_notes() -> None:
     found = entry(ddp=(10.0,))
     found["notes"] = {"ray": "not available: no network"}
     found["peers"]["ray"] = None
@@ -117,7 +117,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: list[str]) -> None:
     assert arguments[1] in caught.value.what
 
 
-def test_names_are_measured_in_a_fixed_order_whatever_the_order_asked_for() -> None:
+def test_names_are_measured_in_a_fixed_order() -> None:
     assert peers.parse(["--only", "bow", "--only", "dense-1m-local"]).names == ["dense-1m-local", "bow"]
     assert len(peers.parse([]).names) == 8
 
@@ -174,7 +174,7 @@ def test_sparse_tables_are_measured_as_everything_else(monkeypatch: pytest.Monke
     assert found["ours"] is not None and found["notes"] == {}
 
 
-def test_an_environment_that_cannot_be_made_is_a_reason_not_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_cannot_be_made_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(home: str, environment: Any) -> str:
         raise MissingError(f"{home} is nowhere", fix="type this")
 
@@ -203,7 +203,7 @@ def test_one_name_is_added_to_results_and_picture(monkeypatch: pytest.MonkeyPatc
     assert "bow, steps/s, ours over tcp" in drawn
 
 
-def test_one_name_prints_one_object_and_several_an_object_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_name_prints_one_object_and_several_print_a_map(capsys: pytest.CaptureFixture[str]) -> None:
     facts = {**FACTS, "load_before": [0.1], "load_after": [0.2]}
     peers.tell({"bow": entry(ddp=(10.0,))}, facts, as_json=True)
     one = json.loads(capsys.readouterr().out)

@@ -82,7 +82,7 @@ def test_a_process_that_ignores_the_polite_request_is_killed() -> None:
     assert process.pid not in mine()
 
 
-def test_costs_are_what_was_spent_between_two_looks_and_the_most_memory_held() -> None:
+def test_costs_are_the_time_between_looks_and_the_peak_memory() -> None:
     before = {5: {"name": "a", "cpu_s": 1.0, "rss_mb": 4.0, "anon_mb": 8.5}}
     after = {
         6: {"name": "b", "cpu_s": 0.5, "rss_mb": 1.0, "anon_mb": 0.5},

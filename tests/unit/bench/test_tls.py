@@ -17,14 +17,14 @@ def test_the_ratio_is_of_turns_that_followed_each_other() -> None:
     assert figure["plain_ms"]["median"] == 10.0
 
 
-def test_the_table_has_a_line_for_each_size_and_one_for_handshakes() -> None:
+def test_the_table_has_a_line_for_each_size_and_handshakes() -> None:
     figure = tls.figure_of({"plain": [10.0], "tls": [15.0]})
     told = {"figures": {"1000000": figure}, "handshake_ms": {"full": 1.5, "resumed": 0.75}}
     lines = " ".join(tls.table(told).split())
     assert "1,000,000 10.0 15.0 1.50" in lines and "1.50 ms of processor time; with a kept session 0.75 ms" in lines
 
 
-def test_handshakes_are_timed_from_nothing_and_with_a_kept_session(tmp_path: Path) -> None:
+def test_handshakes_are_timed_anew_and_with_a_kept_session(tmp_path: Path) -> None:
     for file, content in files_of(make_ca(tls.NAME), tls.NAME, days=1).items():
         (tmp_path / file).write_bytes(content)
     assert tls.handshake_ms(tmp_path, 2, is_resumed=False) > 0

@@ -22,7 +22,7 @@ def samples(**rates: tuple[float, ...]) -> dict[Any, list[float]]:
     return {coding: list(rates.get(coding, (1.0,))) for coding in wire.CODINGS}
 
 
-def test_a_coding_pays_below_the_rate_where_its_ratio_crosses_one() -> None:
+def test_a_coding_pays_below_the_rate_of_ratio_one() -> None:
     assert wire.crossing({100: 1.5, 1000: 1.5, 10000: 0.5}) == pytest.approx(math.sqrt(1000 * 10000))
 
 
@@ -31,12 +31,12 @@ def test_a_coding_that_is_slower_everywhere_never_pays() -> None:
     assert wire.sentence("top_k", {100: 0.9, 1000: 0.8}).startswith("top_k does not pay at any of these rates")
 
 
-def test_a_coding_that_is_faster_at_the_highest_rate_pays_everywhere() -> None:
+def test_a_coding_faster_at_the_highest_rate_pays_everywhere() -> None:
     assert wire.crossing({100: 1.9, 1000: 1.1}) == math.inf
     assert "pays at all rates up to 1,000 Mbit/s" in wire.sentence("float16", {100: 1.9, 1000: 1.1})
 
 
-def test_the_sentence_names_a_rate_with_two_digits_and_the_best_ratio() -> None:
+def test_the_sentence_names_a_rate_and_the_best_ratio() -> None:
     said = wire.sentence("float16", {100: 1.3, 1000: 1.2, 3000: 0.9})
     assert said == "float16 pays below about 2,100 Mbit/s: at best 1.30 times float32's speed, at 100 Mbit/s."
 
@@ -51,7 +51,7 @@ def test_figures_are_medians_with_ratios_against_float32() -> None:
     assert "3.00 (1.50×)" in " ".join(wire.table(figures).split())
 
 
-def test_a_slow_network_gets_a_smaller_model_and_a_turn_has_at_least_one_round() -> None:
+def test_a_slow_network_gets_a_smaller_model() -> None:
     assert [wire.floats_at(mbit, 10_000_000) for mbit in (100, 999, 1000)] == [1_000_000, 1_000_000, 10_000_000]
     assert wire.rounds_in_turn(100, 10_000_000) == 1
     assert wire.rounds_in_turn(10_000, 1_000) == 8
@@ -128,7 +128,7 @@ class FakeNetwork:
         raise AssertionError("nobody sits here")
 
 
-def test_codings_take_turns_at_every_rate_and_each_result_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codings_take_turns_and_each_result_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "Cluster", FakeCluster)
     monkeypatch.setattr(FakeCluster, "log", [])
     network = FakeNetwork()
@@ -156,7 +156,7 @@ def right(rounds: int, held: Any = 0.0) -> Any:
     return -np.float32(lc.RATE) * (np.float32(3 * rounds) * one - held)
 
 
-def test_dense_check_takes_exact_values_and_catches_one_wrong_element() -> None:
+def test_the_dense_check_catches_one_wrong_element() -> None:
     nothing = np.zeros(SHAPE.floats, np.float32)
     lc.check_dense(right(7), SHAPE, 7, nothing)
     wrong = right(7)

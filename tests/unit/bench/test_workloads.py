@@ -76,7 +76,7 @@ def test_sparse_check_catches_a_trainer_that_was_not_heard(small: list[list[Any]
         truth.check(train(small, 5, trainers=(0,))[truth.rows])
 
 
-def test_sparse_check_of_an_engine_without_sums_leaves_out_rows_of_two_trainers(small: list[list[Any]]) -> None:
+def test_sparse_checks_without_sums_skip_rows_of_two_trainers(small: list[list[Any]]) -> None:
     assert sorted(w.sparse_truth(small, 5, is_joint=False).rows) == [2, 3, 4, 5, 7]
 
 
@@ -94,7 +94,7 @@ def test_zipf_ids_stay_in_the_table_and_favour_a_few() -> None:
     assert counts.max() > 500
 
 
-def test_bow_batches_are_the_same_on_every_call_and_differ_between_trainers() -> None:
+def test_bow_batches_repeat_and_differ_between_trainers() -> None:
     one, again, other = w.bow_batches(0)[0], w.bow_batches(0)[0], w.bow_batches(1)[0]
     assert np.array_equal(one.ids, again.ids) and not np.array_equal(one.ids, other.ids)
     assert one.ids.shape == (w.TEXTS, w.IDS_PER_TEXT) and one.ids.max() < w.WORDS
@@ -102,12 +102,12 @@ def test_bow_batches_are_the_same_on_every_call_and_differ_between_trainers() ->
 
 
 @pytest.mark.parametrize("cost", [float("nan"), 0.693, 0.104])
-def test_bow_check_refuses_a_cost_that_both_gradients_do_not_lead_to(cost: float) -> None:
+def test_the_bow_check_refuses_a_cost_of_other_gradients(cost: float) -> None:
     with pytest.raises(ValueError, match="cost at step 100"):
         w.check_bow(cost, 0)
 
 
-def test_bow_check_of_an_engine_without_sums_only_asks_that_the_cost_fell() -> None:
+def test_the_bow_check_without_sums_needs_a_falling_cost_only() -> None:
     w.check_bow(0.104, 0, is_joint=False)
     with pytest.raises(ValueError, match="must be below"):
         w.check_bow(0.3, 0, is_joint=False)

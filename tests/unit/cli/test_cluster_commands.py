@@ -40,7 +40,7 @@ def init(region: str = "us-west-2", *more: str) -> None:
     assert run("init", "paddle", "--region", region, "--api-cidr", "203.0.113.7", *more).exit_code == 0
 
 
-def test_a_plan_without_credentials_shows_stacks_ranges_and_the_price() -> None:
+def test_a_plan_without_credentials_shows_stacks_and_price() -> None:
     init()
     told = run("plan").output
     assert "bireme-paddle-platform: 34 resources" in told

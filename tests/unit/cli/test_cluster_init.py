@@ -87,7 +87,7 @@ def test_an_existing_vpc_comes_with_its_subnets() -> None:
     assert (file.network.vpc, file.network.subnets) == ("vpc-0123456789abcdef0", ids)
 
 
-def test_the_command_of_the_paddlepaddle_tutorial_needs_the_address_alone() -> None:
+def test_the_tutorials_command_needs_the_address_alone() -> None:
     tutorial = (
         "--cluster-name=paddle-cluster", "--external-dns-name=paddle", "--region=us-west-2",
         "--availability-zone=us-west-2a", "--key-name=my-key", "--kms-key-arn=arn:aws:kms:us-west-2:123456789012:key/a",

@@ -54,13 +54,13 @@ def test_of_a_job_that_is_gone_its_file_says_where_things_are(memory: Memory, tm
     assert left_by_file(memory.as_cluster(), load(tmp_path, ALL), None).place.image == "registry.example/bireme:1"
 
 
-def test_a_file_without_an_image_is_helped_out_by_the_job_that_is_there(memory: Memory, tmp_path: Path) -> None:
+def test_a_file_without_an_image_uses_the_existing_jobs(memory: Memory, tmp_path: Path) -> None:
     submit(memory, make(tmp_path, PLAIN))
     left = left_by_file(memory.as_cluster(), load(tmp_path, OTHER), None)
     assert (left.place.image, left.place.claim) == ("bireme:test", "shared")
 
 
-def test_of_a_job_that_is_gone_only_the_volume_of_its_name_can_be_found(memory: Memory) -> None:
+def test_of_a_gone_job_only_the_volume_of_its_name_is_found(memory: Memory) -> None:
     memory.put(CLAIM, "reviews")
     with pytest.raises(SpecError, match="only the volume is left"):
         left_by(memory.as_cluster(), "reviews", None)
@@ -111,7 +111,7 @@ def test_fetch_takes_a_file_in_place_of_a_name(memory: Memory, connected: list[s
     assert done.exception.what == "reviews has left nothing yet in /job/reviews/out/here on the volume shared-data"
 
 
-def test_a_name_under_which_nothing_is_found_is_told_to_try_the_file(
+def test_an_unknown_name_gets_the_advice_to_name_the_file(
     memory: Memory, connected: list[str | None], tmp_path: Path
 ) -> None:
     memory.put(CLAIM, "reviews")
@@ -239,7 +239,7 @@ def test_at_most_three_files_in_the_way_are_named(near: Near, tmp_path: Path) ->
     )
 
 
-def test_a_file_that_was_put_beside_fetched_ones_is_not_overwritten(near: Near, tmp_path: Path) -> None:
+def test_a_file_put_beside_fetched_ones_is_not_overwritten(near: Near, tmp_path: Path) -> None:
     bring(tmp_path / "got")
     (tmp_path / "got/status.json").write_text("mine")
     (near.volume / "status.json").write_text("{}")
@@ -256,7 +256,7 @@ def test_the_output_of_a_local_run_is_left_alone(near: Near, tmp_path: Path) -> 
     assert contents(target) == before
 
 
-def test_a_run_that_went_on_here_with_what_was_fetched_is_left_alone(near: Near, tmp_path: Path) -> None:
+def test_a_run_continued_here_from_fetched_files_is_left_alone(near: Near, tmp_path: Path) -> None:
     target = tmp_path / "got"
     bring(target)
     (target / "job.json").write_text(json.dumps({"output": str(target)}))
@@ -264,7 +264,7 @@ def test_a_run_that_went_on_here_with_what_was_fetched_is_left_alone(near: Near,
     assert isinstance(refused, OutputExistsError) and "the output of another run" in refused.why
 
 
-def test_what_was_fetched_from_a_volume_that_is_gone_is_not_overwritten(near: Near, tmp_path: Path) -> None:
+def test_files_of_a_volume_that_is_gone_are_not_overwritten(near: Near, tmp_path: Path) -> None:
     bring(tmp_path / "got")
     near.things[CLAIM.kind, "reviews"]["metadata"]["uid"] = "second"
     (near.volume / "node_0/train.log").write_text("another run\n")
@@ -281,7 +281,7 @@ def test_files_that_are_the_same_are_in_nobody_s_way(near: Near, tmp_path: Path)
     assert brought(tmp_path / "got") == contents(near.volume)
 
 
-def test_a_file_in_place_of_the_directory_is_told_before_a_pod_is_made(near: Near, tmp_path: Path) -> None:
+def test_a_file_in_the_directorys_place_is_named_before_a_pod(near: Near, tmp_path: Path) -> None:
     (tmp_path / "got").write_text("mine")
     for target in (tmp_path / "got", tmp_path / "got/inside"):
         refused = bring(target).exception

@@ -56,7 +56,7 @@ def leave(standing: Standing, *, as_json: bool = False) -> None:
     assert left.value.code == 130
 
 
-def test_whoever_leaves_gets_the_exit_code_of_a_stop_and_the_job_goes_on(
+def test_leaving_has_a_stops_exit_code_and_the_job_goes_on(
     standing: Standing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     standing.say(phase="training", trainers=[{"trainer": 0}], passes_done=[])
@@ -113,9 +113,7 @@ def ended(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Standing:
     return standing
 
 
-def test_a_job_that_kubernetes_has_ended_is_given_time_to_say_why(
-    ended: Standing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_kubernetes_ended_has_time_to_say_why(ended: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: ended.fail())
     with pytest.raises(DataError, match="shard 0 of 3 is missing"):
         follow_to_end(WHERE, "reviews", is_silent=True, as_json=False)

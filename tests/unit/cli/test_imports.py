@@ -29,7 +29,7 @@ def test_a_process_does_not_import_what_it_does_not_need(code: str) -> None:
     assert not loaded & CASES[code]
 
 
-def test_what_a_node_loads_for_its_children_is_no_program_and_starts_no_thread() -> None:
+def test_a_node_preloads_no_program_and_starts_no_thread() -> None:
     code = (
         "import sys; from bireme.cli.processes import _load_for_children; from bireme.core.forking import can_fork; "
         "_load_for_children(); print(can_fork(), 'numba' in sys.modules, 'bireme.programs' in sys.modules)"

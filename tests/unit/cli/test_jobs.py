@@ -56,7 +56,7 @@ def test_a_run_that_died_shows_its_passes_and_how_to_go_on(leave: Leave) -> None
     assert f"go on with `bireme resume {output}`" in told
 
 
-def test_a_job_that_was_killed_and_resumed_is_listed_once_with_all_its_passes(leave: Leave) -> None:
+def test_a_killed_and_resumed_job_is_listed_once(leave: Leave) -> None:
     output = leave(done=4)
     record(output, "died", 1.0)
     last = JobStatus(first_pass=0, passes=4, saved=3, passes_done=(closed(3),))
@@ -137,7 +137,7 @@ def announce(made: registry.RunRecord, address: Address) -> None:
     SharedDirectory(registry.runs_directory() / made.id / "meet", 1).announce(0, address)
 
 
-def test_a_coordinator_that_does_not_answer_is_named_with_what_is_known(leave: Leave, stopped: Address) -> None:
+def test_a_silent_coordinator_is_named_with_what_is_known(leave: Leave, stopped: Address) -> None:
     output = leave(done=2)
     made = record(output, "running", 10.0)
     announce(made, stopped)
@@ -188,7 +188,7 @@ def test_watching_has_no_single_object_to_print(leave: Leave) -> None:
         run(status, "--watch", "--json")
 
 
-def test_the_last_status_is_kept_when_the_coordinator_does_not_answer(leave: Leave, stopped: Address) -> None:
+def test_the_last_status_is_kept_when_there_is_no_answer(leave: Leave, stopped: Address) -> None:
     output = leave(done=1)
     last = JobStatus(phase="training", round=77, waits_for=("trainer 1",), passes=4)
     made = record(output, "running", 10.0, status=last)
@@ -199,9 +199,7 @@ def test_the_last_status_is_kept_when_the_coordinator_does_not_answer(leave: Lea
     assert json.loads(run(status, "--json"))["status"] == as_json(JobStatus(phase="finished"))
 
 
-def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rotated_log_is_followed_from_its_new_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "train.log"
     log.write_text("old\n" * 300_000)
 

@@ -36,7 +36,7 @@ def test_a_table_without_a_row_is_shown(tmp_path: Path) -> None:
     ("ids", "size", "values"),
     [((), "no rows", "0 values"), ((5,), "1 row of 2", "2 values"), ((1, 7), "2 rows of 2", "4 values")],
 )
-def test_a_table_is_shown_by_its_rows_and_its_ids_are_no_parameter(
+def test_a_table_shows_its_rows_and_its_ids_are_no_parameter(
     tmp_path: Path, ids: tuple[int, ...], size: str, values: str
 ) -> None:
     told = CliRunner().invoke(model, ["show", saved(tmp_path / "m", *ids)], catch_exceptions=False).output.splitlines()
@@ -54,7 +54,7 @@ def test_a_model_is_shown_with_the_results_of_its_pass(tmp_path: Path) -> None:
     assert shown[-1].startswith("pass   3  cost 0.5000")
 
 
-def test_an_export_counts_parameters_and_says_which_array_has_the_ids(tmp_path: Path) -> None:
+def test_an_export_counts_parameters_and_names_the_ids(tmp_path: Path) -> None:
     target = tmp_path / "m.npz"
     arguments = ["export", saved(tmp_path / "m", 1, 7), str(target)]
     told = CliRunner().invoke(model, arguments, catch_exceptions=False).output.splitlines()
@@ -70,7 +70,7 @@ def test_each_id_that_differs_counts_once(tmp_path: Path, other: tuple[int, ...]
     assert [p["different"] for p in json.loads(done.output)["parameters"]] == [0, different]
 
 
-def test_tables_of_different_rows_are_not_compared_value_by_value(tmp_path: Path) -> None:
+def test_tables_of_different_rows_are_not_compared_by_value(tmp_path: Path) -> None:
     done = CliRunner().invoke(model, ["diff", saved(tmp_path / "a", 1), saved(tmp_path / "b", 1, 2)])
     assert done.exit_code == 1
     assert "cannot be compared: 1 values and 2 values" in done.output

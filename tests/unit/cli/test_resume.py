@@ -45,7 +45,7 @@ def test_a_finished_job_says_so_and_where_its_model_is(leave: Leave) -> None:
     ]
 
 
-def test_of_an_output_that_was_copied_it_is_told_whose_program_and_data_are_used(leave: Leave, tmp_path: Path) -> None:
+def test_a_copied_outputs_program_and_data_are_named(leave: Leave, tmp_path: Path) -> None:
     output = leave(done=1)
     assert moved_note(output, job_to_resume(output, {}), {}) == []
     moved = output.rename(tmp_path / "moved")
@@ -63,7 +63,7 @@ def test_a_finished_job_is_one_object_with_json(leave: Leave) -> None:
     assert (told["passes"], told["resumed"]) == (1, False)
 
 
-def test_as_many_passes_as_are_done_is_nothing_to_do_and_fewer_is_a_mistake(leave: Leave) -> None:
+def test_as_many_passes_is_nothing_to_do_and_fewer_a_mistake(leave: Leave) -> None:
     output = leave(done=3, passes=9)
     assert "already finished, all 3 passes" in run(output, "--passes", 3).output
     with pytest.raises(SpecError, match=r"--passes 2, but the job in .* has done 3 passes already") as caught:
@@ -107,7 +107,7 @@ def test_a_name_that_nobody_knows_is_told(leave: Leave) -> None:
         find_output("ghost")
 
 
-def test_the_directory_above_the_output_is_told_with_what_was_meant(leave: Leave, tmp_path: Path) -> None:
+def test_the_directory_above_the_output_gets_a_suggestion(leave: Leave, tmp_path: Path) -> None:
     leave("output", done=1)
     with pytest.raises(SpecError, match="is not a job's output") as caught:
         find_output(str(tmp_path))

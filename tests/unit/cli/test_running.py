@@ -62,9 +62,7 @@ def test_a_stop_names_the_newest_snapshot_and_how_to_go_on(leave: Leave) -> None
     assert "no snapshot was made yet" in before.what
 
 
-def test_kernels_are_compiled_once_a_file_of_theirs_is_newer_than_they(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_compiled_again_after_a_change_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
     assert not are_kernels_compiled()
     place = tmp_path / "numba" / "optim_0123"
@@ -93,7 +91,7 @@ def test_a_signal_that_was_ignored_stays_ignored(ignored: signal.Signals) -> Non
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(("outlives", "count"), [(False, 1), (True, 0)])
-def test_a_closed_terminal_counts_unless_the_job_is_to_outlive_it(outlives: bool, count: int) -> None:
+def test_a_closed_terminal_counts_unless_the_job_outlives_it(outlives: bool, count: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with Interrupts(outlives_terminal=outlives) as interrupts:
         signal.raise_signal(signal.SIGHUP)

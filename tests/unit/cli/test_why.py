@@ -61,14 +61,14 @@ def test_a_failed_job_says_its_error_and_its_fix() -> None:
     ]
 
 
-def test_a_wrong_config_of_a_job_here_is_not_told_to_be_submitted() -> None:
+def test_a_local_jobs_wrong_config_is_not_to_be_submitted() -> None:
     error = ConfigScriptError("config.py line 3: there is no fc_layr", fix="did you mean fc_layer?")
     ran("failed", reason=error.what, error=error.as_dict())
     check = "`bireme train JOB.yaml --dry-run` checks the file here before you start it again."
     assert said("small")[1] == f"Did you mean fc_layer? {check}"
 
 
-def test_a_failure_from_before_errors_were_kept_is_told_all_the_same() -> None:
+def test_a_failure_without_a_kept_error_is_explained_too() -> None:
     ran("failed", reason="trainer 0 died")
     assert "The job is failed (trainer 0 died)" in said("small")[0]
 
@@ -110,7 +110,7 @@ def test_a_running_job_says_what_it_waits_for(
     assert words in told["causes"][0]["cause"]
 
 
-def test_a_job_that_nobody_knows_is_an_error_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_job_is_an_error_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
     ran("finished")
     with pytest.raises(SystemExit) as left:
         main(["why", "smal"])
@@ -118,7 +118,7 @@ def test_a_job_that_nobody_knows_is_an_error_with_the_known_names(capsys: pytest
     assert "there is no job 'smal' on this machine" in capsys.readouterr().err
 
 
-def test_a_cluster_that_is_asked_for_and_not_configured_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_asked_for_but_not_configured_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["why", "small", "--kube", "--json"])
     assert left.value.code == 2

@@ -28,7 +28,7 @@ def parsed(pem: bytes) -> x509.Certificate:
     return x509.load_pem_x509_certificate(pem)
 
 
-def test_a_leaf_is_signed_by_its_authority_for_both_ends_under_its_names(ca: Pair) -> None:
+def test_a_leaf_is_signed_for_both_ends_under_its_names(ca: Pair) -> None:
     leaf, authority = parsed(make_leaf(ca, [NAME, "also.bireme"]).certificate), parsed(ca.certificate)
     leaf.verify_directly_issued_by(authority)
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -51,7 +51,7 @@ def test_keys_are_on_the_curve_p256_and_never_the_same(ca: Pair) -> None:
     assert parsed(first.certificate).serial_number != parsed(second.certificate).serial_number
 
 
-def test_a_leaf_is_good_for_ninety_days_and_an_authority_for_ten_years(ca: Pair) -> None:
+def test_a_leaf_lasts_90_days_and_an_authority_ten_years(ca: Pair) -> None:
     assert days_left(make_leaf(ca, [NAME]).certificate) == pytest.approx(90, abs=0.01)
     assert days_left(ca.certificate) == pytest.approx(3650, abs=0.01)
     assert days_left(make_leaf(ca, [NAME], days=-1).certificate) == pytest.approx(-1, abs=0.01)
@@ -71,7 +71,7 @@ def test_the_processes_of_a_job_never_get_the_authoritys_key(ca: Pair) -> None:
     assert all(ca.key not in content for content in files.values())
 
 
-def test_an_authority_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+def test_an_authority_is_made_once_for_its_owners_eyes(tmp_path: Path) -> None:
     place = tmp_path / "ca" / "default-demo"
     made = keep_ca(place, NAME)
     assert keep_ca(place, NAME) == made == read_ca(place)

@@ -70,9 +70,7 @@ def test_a_place_that_may_not_be_written_is_told_with_what_to_do(number: int) ->
     assert "choose an output directory" in caught.value.fix
 
 
-def test_a_directory_is_made_with_those_above_it_and_all_of_them_are_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_and_those_above_are_made_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
     make_directory(tmp_path / "a" / "b" / "c")

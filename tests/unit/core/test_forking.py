@@ -54,7 +54,7 @@ def test_a_forked_child_ends_with_the_code_of_its_main(how: str, tmp_path: Path)
     assert text in (tmp_path / "log").read_text()
 
 
-def test_a_forked_child_has_arguments_and_a_command_line_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_has_its_own_command_line(tmp_path: Path) -> None:
     main = "lambda a: tell([a, sys.argv[1:], open('/proc/self/cmdline').read().split('\\0')])"
     run(tmp_path, f"print(result({main}))")
     arguments, argv, line = json.loads((tmp_path / "facts").read_text())
@@ -62,7 +62,7 @@ def test_a_forked_child_has_arguments_and_a_command_line_of_its_own(tmp_path: Pa
     assert line == [sys.executable, "-m", "platform", "--terse", ""]
 
 
-def test_a_forked_child_has_a_session_a_log_and_no_files_of_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_has_its_own_session_log_and_files(tmp_path: Path) -> None:
     code = """
 secret = open(os.path.join(directory, "secret"), "w")
 def main(_):
@@ -91,7 +91,7 @@ print(result(main))
     assert json.loads((tmp_path / "facts").read_text()) == [True, True, True]
 
 
-def test_a_forked_child_waits_for_its_threads_then_calls_exit_functions(tmp_path: Path) -> None:
+def test_a_forked_child_joins_threads_then_calls_exit_functions(tmp_path: Path) -> None:
     code = """
 def main(_):
     gate = threading.Event()
@@ -104,7 +104,7 @@ print(result(main))
     assert (tmp_path / "log").read_text().split() == ["thread", "exit"]
 
 
-def test_a_child_whose_command_line_cannot_be_set_executes_the_command(tmp_path: Path) -> None:
+def test_a_child_without_a_settable_command_line_executes_it(tmp_path: Path) -> None:
     run(tmp_path, "forking.set_command_line = lambda _: False; print(result(None))")
     assert "Linux" in (tmp_path / "log").read_text(), "python -m platform"
 

@@ -51,7 +51,7 @@ def test_missing_job_is_refused(tmp_path: Path) -> None:
         check_job(tmp_path / "nowhere")
 
 
-def test_job_without_shards_is_refused_with_the_command_that_makes_them(tmp_path: Path) -> None:
+def test_a_job_without_shards_is_refused_with_the_command(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="bireme data split SOURCE"):
         check_job(tmp_path)
 
@@ -74,7 +74,7 @@ def test_bad_sample_is_told_with_its_line(job: Path, line: bytes, what: str) -> 
     assert _told(_in_both(job, "train.txt", b"0\ta\n" + line)) == [what]
 
 
-def test_bad_label_in_the_first_line_is_found_where_labels_are_listed(job: Path) -> None:
+def test_a_bad_label_in_the_first_line_is_found(job: Path) -> None:
     report = _in_both(job, "test.txt", b"good\tx\n")
     assert _told(report) == ["error 0/data/test.txt:1 label 'good' is not an integer"]
 

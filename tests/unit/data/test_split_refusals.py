@@ -107,7 +107,7 @@ def test_empty_train_list_is_refused(source: Path, job: Path) -> None:
     assert "train.list names no files" in _refusal(DataError, source, job)
 
 
-def test_train_list_that_names_a_missing_file_is_refused_with_its_line(source: Path, job: Path) -> None:
+def test_a_train_list_with_a_missing_file_is_refused_with_line(source: Path, job: Path) -> None:
     (source / "train.list").write_text("data/train.txt\ndata/gone.txt\n")
     message = _refusal(DataError, source, job)
     assert "train.list:2 names data/gone.txt, which does not exist" in message

@@ -57,7 +57,7 @@ def test_cause_and_advice_are_whole_sentences(name: str) -> None:
             assert "  " not in text and "None" not in text and text.count("`") % 2 == 0
 
 
-def test_a_selector_of_pods_with_a_role_may_come_from_their_group() -> None:
+def test_a_selector_of_pods_with_a_role_may_be_their_groups() -> None:
     facts = recorded("node-selector")
     assert "`kubernetes.groups`" not in explain(facts)[0].advice
     pods = copy.deepcopy(facts.pods)
@@ -224,7 +224,7 @@ def test_a_failed_pod_is_history_once_its_replacement_is_ready() -> None:
     assert explain(replace(facts, jobs=(job,), pods=(dead, alive)))[0].situation == "no-word-yet"
 
 
-def test_an_event_of_the_past_is_not_reported_once_the_pods_are_there() -> None:
+def test_a_past_event_is_not_shown_once_the_pods_are_there() -> None:
     facts = recorded("quota")
     live = tuple({"metadata": {"name": f"quota-{n}"}, "status": {"phase": "Running"}} for n in range(3))
     assert "quota" not in {t.situation for t in explain(replace(facts, pods=live))}
@@ -260,7 +260,7 @@ def test_a_job_that_ended_itself_is_not_out_of_time() -> None:
     assert [t.situation for t in explain(replace(facts, jobs=(job,)))] == ["config-error"]
 
 
-def test_a_provider_that_fails_in_the_data_is_not_reported_as_a_wrong_configuration() -> None:
+def test_a_provider_that_fails_is_no_wrong_configuration() -> None:
     facts = recorded("config-wrong")
     job = copy.deepcopy(facts.jobs[0])
     why = f"{ConfigScriptError.IN_DATA} data/train/part-0, after 17 samples: one of the two does not suit the other"

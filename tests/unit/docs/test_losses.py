@@ -25,7 +25,7 @@ def outcome(name: str, modes: Any = SYNC) -> losses.Outcome:
     return losses.outcome_of(strike, modes)
 
 
-def test_the_loss_of_a_trainer_is_mended_unless_it_knew_something() -> None:
+def test_losing_a_trainer_is_repaired_unless_it_had_state() -> None:
     assert outcome("[a trainer]") == (("trainer 1 was lost",), "mend", "one round again")
     assert outcome("[a trainer]", APART).repeated == "one batch a shard again"
     assert outcome("[a trainer]", PRIVATE)[1:] == ("rewind", "back to the last pass")

@@ -113,7 +113,7 @@ def test_the_readme_shows_one_picture() -> None:
     assert len(pictures) == 1 and (ROOT / pictures[0]).is_file()
 
 
-def test_the_page_about_starting_by_hand_uses_only_flags_that_exist() -> None:
+def test_the_page_about_starting_by_hand_has_existing_flags() -> None:
     text = (ROOT / "docs" / "tutorial" / "by-hand.md").read_text(encoding="utf-8").replace("\\\n", " ")
     used = re.findall(r"bireme (pserver|trainer) ((?:--\w+=\S+\s*)+)", text)
     assert [name for name, _ in used] == ["pserver", "pserver", "trainer", "trainer"]
@@ -122,7 +122,7 @@ def test_the_page_about_starting_by_hand_uses_only_flags_that_exist() -> None:
         assert {flag.partition("=")[0] for flag in flags.split()} <= known
 
 
-def test_the_page_about_compatibility_has_the_versions_of_the_code() -> None:
+def test_the_page_about_compatibility_has_the_codes_versions() -> None:
     text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     told = re.findall(r"`(\w*VERSION)` (\d+) in \[([\w/]+)\.py\]", text)
     assert len(told) == 5
@@ -132,7 +132,7 @@ def test_the_page_about_compatibility_has_the_versions_of_the_code() -> None:
     assert f"Version {bireme.__version__} is the first" in " ".join(text.split())
 
 
-def test_every_control_message_has_a_sender_a_receiver_and_a_meaning() -> None:
+def test_every_control_message_has_sender_receiver_and_meaning() -> None:
     for message in get_args(messages.Message):
         assert all(messages_page.direction_of(message)), message.__name__
 

@@ -43,7 +43,7 @@ def test_equal_images_are_equal_files(image: Image, tmp_path: Path) -> None:
     assert (tmp_path / "1.tar").read_bytes() == (tmp_path / "2.tar").read_bytes()
 
 
-def test_the_config_says_what_a_container_starts_with_and_no_time_but_the_fixed_one(image: Image) -> None:
+def test_the_config_has_the_command_and_a_fixed_time(image: Image) -> None:
     told = json.loads(image.config)
     assert told["config"] == {"User": "1000:1000", "Labels": {"a": "b"}}
     assert told["rootfs"]["diff_ids"] == [layer.diff_id for layer in image.layers]
@@ -84,7 +84,7 @@ def test_a_flipped_bit_in_any_blob_is_noticed(image: Image, tmp_path: Path) -> N
             read_archive(path)
 
 
-def test_an_archive_of_docker_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+def test_a_docker_archive_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         entry = tarfile.TarInfo("manifest.json")
         entry.size = 2

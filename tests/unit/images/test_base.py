@@ -58,7 +58,7 @@ def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
         open_base(str(tmp_path / "none"), Cache(tmp_path / "cache"), on_step=quiet)
 
 
-def test_a_directory_becomes_a_layer_without_what_no_container_needs_but_with_licences(tmp_path: Path) -> None:
+def test_a_directory_becomes_a_lean_layer_with_licences(tmp_path: Path) -> None:
     base = open_base(str(make_root(tmp_path / "root")), Cache(tmp_path / "cache"), on_step=quiet)
     names = names_of(base.layers[0])
     assert base.version == "3.11"
@@ -117,7 +117,7 @@ def test_a_layer_that_writes_outside_of_the_root_is_refused(tmp_path: Path, name
 @pytest.mark.parametrize(
     "name", ["../.wh.kept", "link/.wh.kept", "a/../../.wh.kept", "link/.wh..wh..opq", ".wh...", ".wh.."]
 )
-def test_a_layer_that_takes_away_what_is_outside_of_the_root_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_layer_that_removes_outside_of_the_root_is_refused(tmp_path: Path, name: str) -> None:
     root = tmp_path / "root"
     (root / "a").mkdir(parents=True)
     (root / "link").symlink_to(tmp_path)
@@ -140,7 +140,7 @@ def test_a_name_from_the_root_on_is_one_below_the_layer_s_root(tmp_path: Path) -
     assert not (root / "etc" / "gone").exists()
 
 
-def test_a_link_to_what_is_outside_is_refused_but_a_name_for_it_is_not(tmp_path: Path) -> None:
+def test_a_hard_link_outside_is_refused_a_symbolic_one_not(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "secret").write_text("x")
@@ -158,7 +158,7 @@ def test_a_link_to_what_is_outside_is_refused_but_a_name_for_it_is_not(tmp_path:
             assert str((root / "found").readlink()) == "../secret"
 
 
-def test_a_hard_link_to_an_absolute_name_never_reaches_a_host_file(tmp_path: Path) -> None:
+def test_an_absolute_hard_link_never_reaches_a_host_file(tmp_path: Path) -> None:
     root, secret = tmp_path / "root", tmp_path / "secret"
     root.mkdir()
     secret.write_text("the host's")

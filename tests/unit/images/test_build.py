@@ -12,7 +12,7 @@ def environment(recipe: Recipe) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in start_config(recipe)["Env"])
 
 
-def test_a_container_runs_bireme_as_a_plain_user_from_the_root_directory() -> None:
+def test_a_container_runs_bireme_unprivileged_from_the_root() -> None:
     told = start_config(Recipe(tag="x"))
     assert (told["User"], told["Entrypoint"], told["WorkingDir"]) == ("1000:1000", ["bireme"], "/")
 
@@ -25,7 +25,7 @@ def test_all_that_is_written_at_run_time_goes_to_tmp() -> None:
     assert told["PATH"].startswith("/opt/bireme/bin:")
 
 
-def test_a_processor_that_was_asked_for_is_the_one_that_containers_look_for() -> None:
+def test_a_processor_asked_for_is_the_one_containers_seek() -> None:
     assert "NUMBA_CPU_NAME" not in environment(Recipe(tag="x"))
     assert environment(Recipe(tag="x", cpu="x86-64-v3"))["NUMBA_CPU_NAME"] == "x86-64-v3"
 

@@ -42,7 +42,7 @@ def test_help_teaches_with_an_example(command: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("given", ["none", "{here}:relative", "{here}:/../up"])
-def test_a_program_that_cannot_be_added_is_refused_before_anything_is_made(
+def test_an_unaddable_program_is_refused_first(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -52,9 +52,7 @@ def test_a_program_that_cannot_be_added_is_refused_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_that_no_registry_takes_is_refused_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_no_registry_takes_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert run("build", "--tag", "Not A Name") == 2
     assert list(tmp_path.iterdir()) == []
@@ -101,7 +99,7 @@ def patched(cluster: Standing, repository: str) -> dict[str, Any]:
     return changed
 
 
-def test_without_a_name_an_image_goes_to_the_clusters_repository_and_becomes_that_of_its_jobs(
+def test_an_unnamed_image_goes_to_the_clusters_repository(
     archive: Path, cluster: Standing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with registry() as (address, state):
@@ -116,7 +114,7 @@ def test_without_a_name_an_image_goes_to_the_clusters_repository_and_becomes_tha
     assert capsys.readouterr().out.endswith("`bireme submit` uses it on the cluster of context near\n")
 
 
-def test_without_a_name_and_a_cluster_that_has_a_repository_the_name_is_asked_for(
+def test_without_a_repository_an_image_needs_a_name(
     archive: Path, cluster: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("push", str(archive)) == 2
@@ -145,7 +143,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 
 
-def test_aws_gives_the_login_to_its_registries_unless_docker_has_one(
+def test_aws_logs_in_to_its_registries_unless_docker_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str]]
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

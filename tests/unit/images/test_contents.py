@@ -88,7 +88,7 @@ def write_wheel(folder: Path, name: str, version: str, names: list[str]) -> None
             archive.writestr(each, text)
 
 
-def test_packages_are_installed_without_scripts_tests_and_what_differs_by_machine(index: Path) -> None:
+def test_packages_are_installed_without_scripts_and_tests(index: Path) -> None:
     data = [f"numba-1.0.data/{kind}" for kind in ("purelib/extra.py", "scripts/numba", "headers/n.h", "data/share/x")]
     names = ["numba/core.py", "numba/tests/test_all.py", "numba/core/tests/x.py", *data]
     write_wheel(index, "numba", "1.0", names)
@@ -104,7 +104,7 @@ def test_a_package_that_pip_cannot_get_is_named(index: Path) -> None:
         contents.install(["no-such-package"], [], "3.11", index / "site")
 
 
-def test_the_source_tree_says_what_is_needed_with_the_extras_of_pods() -> None:
+def test_the_source_tree_names_the_needs_of_pods() -> None:
     wanted = contents.requirements(Path(bireme.__file__).parent)
     names = {line.split(">")[0].split("=")[0] for line in wanted}
     assert {"numba", "numpy", "lightkube", "websockets", "cryptography"} <= names

@@ -59,7 +59,7 @@ def test_warming_compiles_every_kernel_there_is() -> None:
     assert len(warm) > 50
 
 
-def test_this_machine_s_processor_has_a_name_that_says_what_it_can_do() -> None:
+def test_this_processor_has_a_name_of_what_it_can_do() -> None:
     assert kernels.processor("x86-64-v3") == "x86-64-v3"
     assert len(kernels.processor("host")) > 100
     assert kernels.cpu_environment("host") == {}

@@ -24,7 +24,7 @@ def entries(path: Path) -> dict[str, tarfile.TarInfo]:
         return {member.name: member for member in tar}
 
 
-def test_equal_trees_give_equal_bytes_whenever_and_in_whatever_order_they_were_made(tmp_path: Path) -> None:
+def test_equal_trees_give_equal_bytes_at_any_time_in_any_order(tmp_path: Path) -> None:
     names = ["a/b/c", "a/b.txt", "a-b", "z"]
     one, other = make_tree(tmp_path / "1", names), make_tree(tmp_path / "2", names[::-1])
     os.utime(other / "z", (1, 1))
@@ -34,7 +34,7 @@ def test_equal_trees_give_equal_bytes_whenever_and_in_whatever_order_they_were_m
     assert (tmp_path / "1.tar").read_bytes() == (tmp_path / "2.tar").read_bytes()
 
 
-def test_files_belong_to_root_carry_one_time_and_lose_set_id_bits(tmp_path: Path) -> None:
+def test_files_belong_to_root_and_lose_times_and_set_id_bits(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree", ["bin/su"])
     (tree / "bin" / "su").chmod(0o4755)
     (tree / "tmp").mkdir()
@@ -105,7 +105,7 @@ def test_a_layer_is_made_once_for_a_key(tmp_path: Path) -> None:
     assert cache.layer("x", "b" * 64, write).is_new
 
 
-def test_a_compressed_layer_keeps_the_name_and_the_digest_of_its_files(tmp_path: Path) -> None:
+def test_a_compressed_layer_keeps_its_files_name_and_digest(tmp_path: Path) -> None:
     plain = write_layer("base", make_tree(tmp_path / "tree", ["a"]), tmp_path / "x.tar")
     expected = compressed(plain, tmp_path / "x.gz")
     found = Cache(tmp_path).layer("gz-base", "a" * 64, lambda folder: compress(plain, folder / "layer.tar"), plain)
@@ -123,7 +123,7 @@ def test_only_entries_that_were_used_lately_are_kept(tmp_path: Path) -> None:
     assert len(kept) == KEPT + 1 and f"x-{0:016}" not in kept
 
 
-def test_a_tree_appears_only_when_it_is_whole_and_stays_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
+def test_a_tree_appears_whole_and_stays_until_replaced(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
 
     def fails(half: Path) -> None:
@@ -159,7 +159,7 @@ def test_keys_tell_lists_apart_that_read_alike() -> None:
     assert len({key_of("ab", "c"), key_of("a", "bc"), key_of("abc"), key_of("a", "b", "c")}) == 4
 
 
-def test_the_key_of_a_tree_follows_names_contents_and_modes_but_not_times(tmp_path: Path) -> None:
+def test_a_trees_key_follows_names_contents_and_modes_only(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     first = key_of_tree(tmp_path)
     os.utime(tmp_path / "a", (1, 1))

@@ -55,7 +55,7 @@ def test_an_upload_that_broke_off_goes_on_where_it_stopped(image: Image) -> None
     assert pauses == [1.0, 2.0]
 
 
-def test_a_registry_that_forgot_half_a_blob_gets_it_from_the_beginning(image: Image) -> None:
+def test_a_half_forgotten_blob_is_sent_from_the_beginning(image: Image) -> None:
     with registry(break_after=[1_000_000], forgets=True) as (address, state):
         push(image, address)
     assert state.blobs[image.layers[0].digest] == image.layers[0].path.read_bytes()

@@ -83,7 +83,7 @@ def test_shards_that_somebody_else_made_are_kept(script: Path, tmp_path: Path) -
     assert (out / "0/data/train.txt").read_text() == "theirs"
 
 
-def test_without_a_place_to_fill_it_says_which_variable_is_missing(script: Path, tmp_path: Path) -> None:
+def test_without_a_place_to_fill_it_names_the_missing_variable(script: Path, tmp_path: Path) -> None:
     done = subprocess.run(["bash", str(script)], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
     assert done.returncode != 0
     assert "OUT_DIR" in done.stderr

@@ -44,7 +44,7 @@ def test_on_the_cluster_itself_such_a_model_can_be_used(tmp_path: Path) -> None:
     assert job_of(model).name == "small"
 
 
-def test_of_a_job_here_what_is_missing_is_told_when_it_is_looked_for(tmp_path: Path) -> None:
+def test_what_a_local_job_lacks_is_named_when_it_is_needed(tmp_path: Path) -> None:
     assert job_of(leave(tmp_path / "out", config="/no/config.py", data="/no/data")).data == "/no/data"
 
 

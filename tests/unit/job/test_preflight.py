@@ -42,12 +42,12 @@ def test_local_training_with_coded_gradients_is_refused(gradients: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
-def test_every_other_mode_takes_sparse_parameters_and_coded_gradients(mode: str) -> None:
+def test_all_other_modes_take_sparse_and_coded_gradients(mode: str) -> None:
     asked = Updates(mode=mode)  # type: ignore[arg-type]
     assert updates_of(program(DENSE, TABLE), asked, Wire(gradients="top_k")) is asked
 
 
-def test_sparse_parameters_without_a_lane_for_them_are_refused_with_both_ways_to_get_one() -> None:
+def test_sparse_parameters_without_a_lane_have_two_fixes() -> None:
     told = "config.py has a sparse parameter, emb, and pservers have no sparse lane"
     with pytest.raises(SpecError, match=told) as caught:
         check_lanes(program(DENSE, TABLE), 0)

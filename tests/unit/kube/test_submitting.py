@@ -64,7 +64,7 @@ def kept(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "state").rglob("ca*"))
 
 
-def test_a_job_that_has_failed_is_not_followed_but_told_with_the_ways_on(standing: Standing, tmp_path: Path) -> None:
+def test_a_failed_job_is_shown_with_the_ways_on_not_followed(standing: Standing, tmp_path: Path) -> None:
     assert send(tmp_path).exit_code == 0
     standing.fail()
     for flags in (("--wait",), ()):
@@ -77,7 +77,7 @@ def test_a_job_that_has_failed_is_not_followed_but_told_with_the_ways_on(standin
         assert failed.fix == f"{RESUME}; `--replace` takes it away and submits it anew"
 
 
-def test_a_job_that_was_suspended_is_not_followed_but_told_how_to_go_on(standing: Standing, tmp_path: Path) -> None:
+def test_a_suspended_job_is_shown_with_its_resume_not_followed(standing: Standing, tmp_path: Path) -> None:
     send(tmp_path)
     standing.suspend()
     done = send(tmp_path, "--wait")
@@ -114,7 +114,7 @@ def test_a_job_that_differs_is_refused_and_told_of_the_flag(standing: Standing, 
     assert "--replace" in placed.fix and "output" not in placed.fix, "it goes on where it was"
 
 
-def test_a_job_that_differs_makes_room_when_asked_to_and_its_volume_stays(standing: Standing, tmp_path: Path) -> None:
+def test_a_job_is_replaced_on_request_and_its_volume_stays(standing: Standing, tmp_path: Path) -> None:
     send(tmp_path)
     done = send(tmp_path, "--replace", text=MORE)
     assert done.exit_code == 0
@@ -139,9 +139,7 @@ def test_a_job_that_does_not_run_any_more_makes_room_for_itself(standing: Standi
 
 
 @pytest.mark.parametrize("status", [{}, {"phase": "gathering"}, {"phase": "finished"}])
-def test_a_job_that_waits_or_is_finished_stays_if_it_is_as_the_file_says(
-    standing: Standing, tmp_path: Path, status: dict[str, Any]
-) -> None:
+def test_an_unchanged_waiting_or_finished_job_stays(standing: Standing, tmp_path: Path, status: dict[str, Any]) -> None:
     send(tmp_path)
     if status:
         standing.say(**status)
@@ -167,9 +165,7 @@ def test_without_a_job_there_is_nothing_to_replace(standing: Standing, tmp_path:
     assert json.loads(send(tmp_path, "--replace", "--json").output)["outcome"] == "created"
 
 
-def test_a_job_is_not_taken_away_where_the_new_one_would_meet_a_name_of_others(
-    standing: Standing, tmp_path: Path
-) -> None:
+def test_a_job_stays_where_its_successors_name_is_taken(standing: Standing, tmp_path: Path) -> None:
     send(tmp_path)
     standing.things["Job", "reviews-pserver"] = {"metadata": {"name": "reviews-pserver"}}
     refused = send(tmp_path, "--replace", text=PLAIN + "pservers: 2\ntrainers: 3\n").exception
@@ -178,7 +174,7 @@ def test_a_job_is_not_taken_away_where_the_new_one_would_meet_a_name_of_others(
 
 
 @pytest.mark.parametrize("is_leaving", [True, False])
-def test_new_pods_wait_for_the_old_ones_but_not_for_those_of_a_lost_machine(
+def test_new_pods_wait_for_old_ones_except_on_a_lost_machine(
     standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_leaving: bool
 ) -> None:
     from bireme.kube.api import naming
@@ -231,7 +227,7 @@ def test_the_key_stays_where_a_cluster_may_need_it(
     assert (place / "ca.key").read_bytes() == before, "an older one is not touched"
 
 
-def test_a_submission_of_which_something_is_refused_leaves_nothing(
+def test_a_partly_refused_submission_leaves_nothing(
     standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume = {"metadata": {"name": "reviews", "labels": naming.labels_of("reviews")}}
@@ -268,16 +264,14 @@ def test_a_job_whose_api_server_is_lost_on_the_way_stays(
     assert ("Job", "reviews") in standing.things
 
 
-def test_a_volume_that_is_being_deleted_is_not_taken_for_one_that_is_there(standing: Standing, tmp_path: Path) -> None:
+def test_a_volume_in_deletion_does_not_count_as_there(standing: Standing, tmp_path: Path) -> None:
     going = {"name": "reviews", "labels": naming.labels_of("reviews"), "deletionTimestamp": "2026-01-01T00:00:00Z"}
     standing.things["PersistentVolumeClaim", "reviews"] = {"kind": "PersistentVolumeClaim", "metadata": going}
     refused = send(tmp_path).exception
     assert isinstance(refused, ClusterError) and refused.what.endswith("reviews is being deleted")
 
 
-def test_the_same_file_renews_the_certificate_of_a_job_that_was_resumed_with_more_passes(
-    standing: Standing, tmp_path: Path
-) -> None:
+def test_submitting_renews_a_resumed_jobs_certificate(standing: Standing, tmp_path: Path) -> None:
     short = PLAIN + "kubernetes: {certificate_days: 10}\n"
     send(tmp_path, text=short)
     standing.job()["metadata"]["annotations"][naming.DIGEST] = "another since"
@@ -287,16 +281,14 @@ def test_the_same_file_renews_the_certificate_of_a_job_that_was_resumed_with_mor
     assert standing.things["Secret", "reviews-tls"]["data"]["tls.crt"] != before
 
 
-def test_a_name_that_a_service_cannot_have_is_refused_before_anything_is_sent(
-    standing: Standing, tmp_path: Path
-) -> None:
+def test_a_name_that_no_service_can_have_is_refused_unsent(standing: Standing, tmp_path: Path) -> None:
     refused = send(tmp_path, text=PLAIN.replace("name: reviews", "name: 2026-reviews")).exception
     assert isinstance(refused, SpecError) and "begins with '2'" in refused.what
     assert refused.fix == "choose another `name`, e.g. job-2026-reviews"
     assert standing.things == {}
 
 
-def test_whoever_submits_the_job_of_another_machine_gets_no_key_of_their_own(
+def test_submitting_another_machines_job_makes_no_new_key(
     standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = PLAIN + "kubernetes: {certificate_days: 10}\n"

@@ -30,7 +30,7 @@ REWIND = lines(
 )  # fmt: skip
 
 
-def test_rounds_that_were_told_before_a_rewind_are_redone_whatever_the_status_said() -> None:
+def test_rounds_from_before_a_rewind_are_redone() -> None:
     (cost,) = cost_of([Struck(KILL, 10.0, round=0)], REWIND)
     assert cost == {"fault": "kill all @after=10s", "at_s": 10.0, "back_s": 2.0, "redone": 37, "kind": "rewind"}
 
@@ -40,7 +40,7 @@ def test_a_process_that_strikes_itself_knows_its_round_better() -> None:
     assert cost["redone"] == 38
 
 
-def test_work_that_a_rewind_has_taken_back_is_not_counted_with_the_next_one_again() -> None:
+def test_rewound_work_is_counted_with_one_rewind_only() -> None:
     again = lines((12.5, "lost", 0), (13.0, "rewind", 5), (14.0, "recovered", 6))
     _, second = cost_of([Struck(KILL, 10.0, round=41), Struck(KILL, 12.2, round=41)], [*REWIND[:-1], *again])
     assert second["redone"] == 1

@@ -69,7 +69,7 @@ def test_a_cut_from_a_pserver_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize("who", ["node:1", "all"])
-def test_only_trainers_and_pservers_are_struck_at_a_point_or_in_a_recovery(who: str) -> None:
+def test_only_trainers_and_pservers_are_struck_at_a_point(who: str) -> None:
     with pytest.raises(UsageError, match=f"{who} cannot be struck at a recovery"):
         parse("kill", f"{who}@recovery", JOB)
     for when in ("point=push.after", "round=5,point=push.after", "recovery,point=view.enter"):
@@ -117,7 +117,7 @@ def test_a_recovery_needs_a_fault_before_it() -> None:
     check_recoveries(faults_of("kill trainer:1@round=5", "kill pserver:0@recovery"))
 
 
-def test_a_cut_after_some_seconds_is_made_by_its_trainer_and_stops_nobody(world: World, tmp_path: Path) -> None:
+def test_a_cut_after_seconds_is_its_trainers_and_stops_no_other(world: World, tmp_path: Path) -> None:
     faults = faults_of("kill pserver:2@round=100", "cut trainer:0-pserver:1@after=5s")
     drill, cut = Drill(faults, tmp_path), list[str]()
     points.arm(plan_of(faults), "trainer:0", tmp_path)
@@ -138,7 +138,7 @@ def test_a_cut_after_some_seconds_is_made_by_its_trainer_and_stops_nobody(world:
     assert drill.never == [faults[0]]
 
 
-def test_a_fault_in_a_recovery_waits_for_a_strike_from_outside_too(world: World, tmp_path: Path) -> None:
+def test_a_fault_in_a_recovery_waits_for_outside_faults_too(world: World, tmp_path: Path) -> None:
     faults = faults_of("kill all@after=3s", "kill pserver:1@recovery")
     drill = Drill(faults, tmp_path)
     points.arm(plan_of(faults), "pserver:1", tmp_path)

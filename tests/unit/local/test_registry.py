@@ -19,7 +19,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def test_a_run_of_this_process_is_running_and_found_by_name_and_id() -> None:
+def test_a_run_of_this_process_is_found_by_name_and_id() -> None:
     record, run = registry.new_run("job", "job.yaml", "/out")
     assert run.is_dir()
     assert registry.find_run("job") == registry.find_run(record.id) == registry.find_run(None) == record
@@ -40,7 +40,7 @@ def test_of_each_output_directory_only_the_newest_run_counts() -> None:
     assert len(registry.all_runs()) == 3
 
 
-def test_a_name_that_several_running_jobs_have_names_none_of_them() -> None:
+def test_a_name_of_several_running_jobs_names_none_of_them() -> None:
     first, _ = registry.new_run("job", "job.yaml", "/one")
     registry.check_one("job")
     second, _ = registry.new_run("job", "job.yaml", "/two")
@@ -59,7 +59,7 @@ def test_an_unknown_job_is_told_with_the_known_ones() -> None:
     assert caught.value.fix == "known jobs: job"
 
 
-def test_a_state_directory_that_cannot_be_made_is_a_storage_error(state: Path) -> None:
+def test_an_unmakeable_state_directory_is_a_storage_error(state: Path) -> None:
     state.write_text("a file")
     with pytest.raises(StorageError, match="cannot write"):
         registry.new_run("job", "job.yaml", "/out")

@@ -115,7 +115,7 @@ def test_config_without_a_cost_cannot_train(home: Any, start: Any) -> None:
         bound.step(pack([([1],)], (WORD,)))
 
 
-def test_ids_beyond_the_weights_are_refused_before_they_touch_memory(home: Any, start: Any) -> None:
+def test_ids_beyond_the_weights_are_refused_before_any_access(home: Any, start: Any) -> None:
     program = home.load()
     bound, *_ = start(program)
     batch = pack(SAMPLES, (WORD, LABEL))

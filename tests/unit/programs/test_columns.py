@@ -68,7 +68,7 @@ def test_no_samples_pack_to_an_empty_batch() -> None:
         (wide("sparse_float"), [(2**64, 1.0)], f"expected ids from 0 to {2**64 - 2}, got {2**64}"),
     ],
 )
-def test_bad_value_is_refused_with_what_was_expected_and_what_came(slot: InputType, value: object, said: str) -> None:
+def test_a_bad_value_is_refused_with_the_expected_and_the_actual(slot: InputType, value: object, said: str) -> None:
     with pytest.raises(DataError) as caught:
         pack([(value,)], (slot,))
     assert f"sample 1: slot {slot.name!r}: {said}" in str(caught.value)

@@ -16,7 +16,7 @@ outputs(fc_layer(input=word, size=4))
 """
 
 
-def test_config_gives_parameters_with_the_names_and_starts_of_the_original(home: Any) -> None:
+def test_a_config_gives_the_originals_names_and_first_values(home: Any) -> None:
     program = home.load()
     weight, bias = program.parameters
     assert (weight.name, weight.shape) == ("___fc_layer_0__.w0", (10, 2))
@@ -39,7 +39,7 @@ def test_predict_source_exists_only_without_a_cost(home: Any) -> None:
     assert predicting.source("predict").facts(home.workdir).files == ("data/pred.txt",)
 
 
-def test_parameters_come_in_creation_order_and_may_be_shared_and_tuned(home: Any) -> None:
+def test_parameters_are_in_creation_order_shared_and_tuned(home: Any) -> None:
     program = home.load(
         HEAD
         + """
@@ -74,9 +74,7 @@ outputs(mse_cost(input=fc_layer([a, b], 2), label=a))
     assert program.graph.inputs == ("a", "b")
 
 
-def test_settings_after_layers_do_not_reach_them_and_are_warned_about(
-    home: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_after_layers_do_not_reach_them_and_warn(home: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         program = home.load(HEAD + TAIL + "settings(batch_size=1, gradient_clipping_threshold=5)")
     assert program.parameters[0].clip == 0.0

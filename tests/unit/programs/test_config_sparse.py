@@ -162,7 +162,7 @@ outputs(concat_layer([embedding_layer(a, 2, param_attr=one), embedding_layer(b, 
         ),
     ],
 )
-def test_weights_that_do_not_look_up_rows_are_refused_at_their_line(home: Any, text: str, said: str, fix: str) -> None:
+def test_weights_that_look_up_no_rows_are_refused_at_their_line(home: Any, text: str, said: str, fix: str) -> None:
     error = refusal(home, text.format(sparse=SPARSE, named="ParamAttr(name='w', sparse_update=True)"))
     assert error.what.startswith(f"{home.folder / 'config.py'}:3: {said}")
     assert fix in error.fix
@@ -211,7 +211,7 @@ def test_layers_that_no_output_needs_do_not_disturb_a_lookup(home: Any) -> None:
     assert lookups_of(home, text) == (Lookup(("x",), ("___embedding_0__.w0",)),)
 
 
-def test_sparse_weight_of_dense_values_is_refused_when_their_types_are_known(home: Any) -> None:
+def test_a_sparse_weight_of_dense_values_is_refused(home: Any) -> None:
     sources = typed_provider(home, "[dense_vector(3)]")
     program = home.load(HEAD + sources + f"outputs(fc_layer(data_layer('x', 3), 2, param_attr={SPARSE}))")
     with pytest.raises(ConfigScriptError) as caught:
@@ -256,7 +256,7 @@ def test_sparse_momentum_and_async_are_passed_on(home: Any) -> None:
         "learning_method=MomentumOptimizer(0.9), regularization=L2Regularization(0.1)",
     ],
 )
-def test_methods_that_move_untouched_rows_are_refused_when_loading(home: Any, settings: str) -> None:
+def test_methods_that_move_untouched_rows_are_refused_at_load(home: Any, settings: str) -> None:
     text = "from paddle.trainer_config_helpers import *\nsettings(4, {})\noutputs(fc_layer(data_layer('x', 3), 2{}))"
     home.load(text.format(settings, ""))
     with pytest.raises(SpecError, match=r"sparse parameter ___fc_layer_0__\.w0"):

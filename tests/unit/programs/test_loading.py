@@ -36,7 +36,7 @@ def test_another_package_adds_a_front_end_by_an_entry_point() -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_a_front_end_that_cannot_be_imported_is_named_with_its_package() -> None:
+def test_an_unimportable_front_end_is_named_with_its_package() -> None:
     with pytest.raises(SpecError, match="'broken' cannot be loaded") as refusal:
         load_program(spec("broken"))
     assert "no_such_module_at_all:load of other: No module named" in refusal.value.why

@@ -185,7 +185,7 @@ def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
     assert "list file" in caught.value.fix
 
 
-def test_a_file_that_is_read_beside_the_listed_ones_makes_another_key(tmp_path: Path) -> None:
+def test_a_file_read_beside_the_listed_ones_changes_the_key(tmp_path: Path) -> None:
     write_numbers(tmp_path, 5)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dict.txt").write_text("a\nb\n")
@@ -195,7 +195,7 @@ def test_a_file_that_is_read_beside_the_listed_ones_makes_another_key(tmp_path: 
     assert content_key(facts, tmp_path, 1) != before
 
 
-def test_a_source_that_cannot_tell_what_it_depends_on_is_never_kept(tmp_path: Path) -> None:
+def test_a_source_of_unknown_dependencies_is_never_kept(tmp_path: Path) -> None:
     write_numbers(tmp_path, 5)
     source = Numbers()
     source.fingerprint = ""
@@ -289,14 +289,14 @@ def test_a_stream_gives_the_batches_that_a_packed_shard_gives(
             assert one == other
 
 
-def test_a_stream_read_in_order_walks_the_source_once_and_once_more_to_count(tmp_path: Path) -> None:
+def test_a_stream_in_order_walks_its_source_once_and_to_count(tmp_path: Path) -> None:
     source = Numbers(should_shuffle=False)
     reader = stream(write_numbers(tmp_path, 45), source)
     assert [n for batch in walk(reader, 0) for n in batch] == list(range(45))
     assert source.walks == 2
 
 
-def test_a_wrong_sample_of_a_stream_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
+def test_a_streams_wrong_sample_is_named_by_its_number(tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("\n".join([*map(str, range(14)), "1000"]))
     for opened in (open_shard, stream):
         with pytest.raises(DataError, match=r"shard 0: data: sample 15: slot 'label': expected ids from 0 to 999"):

@@ -135,7 +135,7 @@ def test_wrong_value_before_a_crash_is_reported_first(home: Any) -> None:
         pack(source.samples(home.workdir, 0), source.facts(home.workdir).inputs)
 
 
-def test_a_crash_names_the_place_in_the_data_where_the_provider_was(home: Any) -> None:
+def test_a_crash_names_the_providers_place_in_the_data(home: Any) -> None:
     write_provider(home, "yield [1], 1\nyield [2], 0\nint('five')")
     with pytest.raises(ConfigScriptError, match=r"reviews\.py:\d+: ValueError") as told:
         list(home.load().source("train").samples(home.workdir, 0))
@@ -173,13 +173,13 @@ def test_fingerprint_changes_with_scripts_and_arguments_only(home: Any) -> None:
     assert fingerprint() != second
 
 
-def test_source_with_arguments_that_cannot_be_written_down_is_not_kept_on_disk(home: Any) -> None:
+def test_a_source_with_unwritable_arguments_is_not_kept(home: Any) -> None:
     config = (home.folder / "config.py").read_text()
     program = home.load(config.replace("args={'size': 10}", "args={'size': 10, 'lookup': object()}"))
     assert program.source("train").facts(home.workdir).fingerprint == ""
 
 
-def test_unsupported_option_is_refused_and_pool_options_are_ignored(home: Any) -> None:
+def test_unsupported_options_are_refused_and_pool_ones_ignored(home: Any) -> None:
     write_provider(home, "yield [1], 1", f"input_types={TYPES}, pool_size=3, min_pool_size=0, use_seq=False")
     home.load()
     write_provider(home, "yield [1], 1", f"input_types={TYPES}, calc_batch_size=len")

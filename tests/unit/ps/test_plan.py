@@ -72,7 +72,7 @@ def test_a_sparse_parameter_needs_a_name_of_its_own(other: Parameter) -> None:
         check_names([Parameter(name="w", shape=(2**40, 2), rows=Rows()), B, other])
 
 
-def test_no_parameter_may_be_called_as_the_file_of_an_unbounded_tables_ids() -> None:
+def test_no_parameter_may_be_named_as_a_tables_file_of_ids() -> None:
     taken = Parameter(name="emb.ids", shape=(4,))
     with pytest.raises(SpecError, match=r"parameter emb\.ids and the ids of emb would be one file"):
         check_names([taken, Parameter(name="emb", shape=(2**63, 2), rows=Rows())])

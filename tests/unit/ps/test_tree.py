@@ -35,14 +35,14 @@ def test_very_many_shards_are_shared_out_evenly_in_order() -> None:
     assert {span.hi - span.lo for span in spans} == {6, 7}
 
 
-def test_more_trainers_than_shards_are_refused_with_both_ways_out() -> None:
+def test_more_trainers_than_shards_are_refused_with_two_fixes() -> None:
     with pytest.raises(SpecError, match="4 trainers but only 3 data shards") as caught:
         share_out(3, 4)
     assert "--shards 4" in caught.value.fix
     assert "trainers: 3" in caught.value.fix
 
 
-def test_an_absent_shard_passes_its_sibling_through_with_its_sign() -> None:
+def test_an_absent_shards_sibling_passes_with_its_sign() -> None:
     minus_zero = np.array([-0.0], dtype=np.float32)
     total = fold(Span(0, 2), lambda shard: minus_zero if shard == 1 else None, lambda a, b: a + b)
     assert total is not None

@@ -55,7 +55,7 @@ def test_one_trainer_and_one_pserver_take_the_sum_of_all_parts() -> None:
     assert found.efficiency == pytest.approx(LOAD.batch / 100.0 / found.round_s)
 
 
-def test_a_processor_slower_than_the_network_sets_the_pace_of_payloads() -> None:
+def test_a_slow_processor_sets_the_pace_of_payloads() -> None:
     cluster = Cluster(1, 1, network_bit_s=1e15, latency_s=0.0, samples_s=1e12)
     found = simulate_quietly(LOAD, cluster, Costs(send=2e-9, receive=3e-9))
     nbytes = 4 * LOAD.values + HEAD_NBYTES
@@ -156,13 +156,13 @@ def test_who_comes_while_a_turn_is_taken_waits() -> None:
     assert spent(second)[Limit.LANE_CPU] == 4.0
 
 
-def test_the_same_arguments_give_the_same_outcome_and_another_seed_another() -> None:
+def test_one_seed_gives_one_outcome_and_another_another() -> None:
     costs, cluster = replace(COSTS, spread=0.1), Cluster(5, 2, samples_s=10.0)
     first, again, other = (simulate(LOAD, cluster, costs, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
 
 
-def test_half_the_bytes_of_gradients_are_a_quarter_less_of_the_exchange() -> None:
+def test_half_the_gradients_bytes_save_a_quarter_of_exchange() -> None:
     cluster = Cluster(4, 1, network_bit_s=1e8, latency_s=0.0, samples_s=1e9)
     whole, half = (
         simulate_quietly(replace(LOAD, wire=Wire(gradients=coding)), cluster, FREE) for coding in ("float32", "float16")
@@ -176,7 +176,7 @@ def test_trainers_with_several_shards_send_sums_of_subtrees() -> None:
     assert [len(rows) for rows in alone.rows] == [1] * 8
 
 
-def test_advice_is_the_fewest_pservers_that_are_nearly_as_good_as_any() -> None:
+def test_the_advice_is_the_fewest_pservers_nearly_as_good() -> None:
     cluster = Cluster(16, 1, samples_s=10.0, network_bit_s=1e9)
     advice = advise(LOAD, cluster, COSTS)
     times = {n: simulate_quietly(LOAD, replace(cluster, pservers=n)).in_step_s for n in range(1, 17)}
@@ -285,7 +285,7 @@ def test_the_page_tells_what_the_model_says_of_the_published_job(row: list[str])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", LARGE, ids=lambda row: f"{row[0]} x {row[1]}, {row[2]}")
-def test_the_page_tells_what_the_model_says_of_the_published_job_on_more_machines(row: list[str]) -> None:
+def test_the_page_has_the_models_figures_for_more_machines(row: list[str]) -> None:
     check_row(row, 138_357_544, rounds=1 if number(row[0]) == 1000 else 4)
 
 

@@ -35,7 +35,7 @@ def test_histories_of_every_profile_hold_all_invariants(profile: str) -> None:
         assert run_history(seed, None, profile).broken == ""
 
 
-def test_the_usual_job_has_20_rounds_and_its_reference_depends_on_every_one() -> None:
+def test_the_usual_jobs_reference_depends_on_all_20_rounds() -> None:
     shape = usual_shape()
     reference = Reference(shape)
     assert reference.ends == [10, 20]
@@ -43,19 +43,19 @@ def test_the_usual_job_has_20_rounds_and_its_reference_depends_on_every_one() ->
     assert len(set(values)) == len(values)
 
 
-def test_what_only_a_trainer_knows_shows_from_the_second_round_on() -> None:
+def test_a_trainers_own_state_shows_from_the_second_round_on() -> None:
     known, unknown = (Reference(replace(usual_shape(), mode=mode)) for mode in ("local", "sync"))
     assert known.value(1, 0) == unknown.value(1, 0)
     assert known.value(2, 0) != unknown.value(2, 0)
 
 
-def test_histories_have_cuts_by_the_clock_by_rounds_by_both_and_by_neither() -> None:
+def test_histories_have_cuts_by_clock_rounds_both_and_neither() -> None:
     shapes = [draw_shape(seed, random.Random(seed), None) for seed in range(100)]
     assert len({(bool(shape.cut_every_s), bool(shape.cut_every_rounds)) for shape in shapes}) == 4
     assert {shape.mode for shape in shapes} == set(MODES)
 
 
-def test_an_update_depends_on_the_order_of_its_terms_and_on_every_parameter() -> None:
+def test_an_update_depends_on_its_terms_order_and_parameters() -> None:
     assert gradient(0, 0, 0, (1, 2)) != gradient(0, 0, 0, (2, 1))
     assert updated(0, 1, 2, 3, 0) != updated(0, 2, 1, 3, 0)
     assert updated(0, 1, None, 3, 0) != updated(0, 1, 2, 3, 0)
@@ -69,7 +69,7 @@ def test_the_command_counts_faults_and_says_that_all_is_well(capsys: pytest.Capt
     assert re.search(r": [0-9.]+ a second, [0-9,]+ a minute and core; [0-9]+ faults: ", out)
 
 
-def test_the_command_shows_a_broken_history_and_how_to_see_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_a_broken_history_and_its_replay(capsys: pytest.CaptureFixture[str]) -> None:
     with MUTANTS["a cut holds the round before"]():
         assert main(["--histories", "50", "--mode", "async"]) == 1
     out = capsys.readouterr().out

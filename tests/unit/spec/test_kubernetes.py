@@ -70,7 +70,7 @@ def test_a_local_run_has_the_section_checked_and_ignores_it(tmp_path: Path) -> N
         load_job(write(tmp_path, HEAD.replace("2", "1") + "kubernetes: {imag: x}\n"), {}, {})
 
 
-def test_data_may_be_on_the_volume_only_if_its_shards_are_counted(tmp_path: Path) -> None:
+def test_data_on_the_volume_needs_a_count_of_shards(tmp_path: Path) -> None:
     told = load_cluster_job(write(tmp_path, HEAD), {}, {})
     assert (told.job.shards, told.job.trainers, told.has_data) == (2, 2, False)
     with pytest.raises(SpecError, match="holds no shard") as caught:
@@ -94,7 +94,7 @@ def test_a_program_in_the_image_need_not_be_here(tmp_path: Path) -> None:
     assert not load_cluster_job(path, {}, {}).has_program
 
 
-def test_an_output_directory_of_this_machine_says_nothing_about_a_volume(tmp_path: Path) -> None:
+def test_a_local_output_directory_is_none_of_a_volume(tmp_path: Path) -> None:
     told = load_cluster_job(write(tmp_path, HEAD), {}, {"BIREME_OUTPUT": "/elsewhere", "BIREME_PASSES": "3"})
     assert (told.file.output, told.job.passes) == ("output", 3)
 

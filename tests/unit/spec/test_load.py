@@ -146,7 +146,7 @@ def test_a_mistake_is_told_with_its_place_and_what_was_expected(make: Make, text
         assert part in str(caught.value)
 
 
-def test_a_plain_file_gives_one_trainer_and_one_pserver_per_shard(make: Make) -> None:
+def test_a_plain_file_has_one_trainer_and_pserver_per_shard(make: Make) -> None:
     path = make(GOOD)
     job = load(path)
     assert (job.shards, job.trainers, job.pservers, job.ports_num) == (3, 3, 3, 1)
@@ -185,7 +185,7 @@ def test_every_way_to_write_a_value_in_yaml_is_understood(make: Make, text: str,
     assert type(found) is type(wanted)
 
 
-def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(make: Make) -> None:
+def test_a_flag_beats_environment_file_and_default_in_order(make: Make) -> None:
     path = make(GOOD + "passes: 3\n")
     assert load(path).passes == 3
     assert load(path, {"BIREME_PASSES": "4"}).passes == 4
@@ -221,7 +221,7 @@ def test_fewer_trainers_by_flag_leave_the_pservers_as_they_were(make: Make) -> N
     assert (fewer.trainers, fewer.pservers, fewer.nodes) == (1, 3, 3)
 
 
-def test_fewer_trainers_by_flag_leave_the_default_pservers_as_they_were(make: Make) -> None:
+def test_fewer_trainers_by_flag_keep_the_default_pservers(make: Make) -> None:
     fewer = load(make(GOOD), trainers=1)
     assert (fewer.trainers, fewer.pservers) == (1, 3)
 
@@ -233,13 +233,13 @@ def test_what_a_flag_asks_for_is_not_blamed_on_a_line(make: Make) -> None:
     assert caught.value.what == "4 trainers but only 3 data shards"
 
 
-def test_ports_that_end_too_high_are_told_with_the_line_of_the_first(make: Make) -> None:
+def test_ports_that_end_too_high_are_named_with_the_first_line(make: Make) -> None:
     with pytest.raises(SpecError, match=r":5: lanes.port: 3 pservers need ports up to 65536") as caught:
         load(make(GOOD + "lanes:\n  port: 65531\n"))
     assert caught.value.fix == "choose a smaller `port`"
 
 
-def test_kernels_are_kept_where_numba_is_told_or_else_beside_them_or_at_home() -> None:
+def test_kernels_are_kept_in_numbas_place_beside_or_at_home() -> None:
     told = kernel_caches(Path("/p"), {"NUMBA_CACHE_DIR": "/n", "HOME": "/me"})
     assert told == [Path("/n")]
     assert kernel_caches(Path("/p"), {"HOME": "/me"}) == [Path("/p/__pycache__"), Path("/me/.cache/numba")]
@@ -311,9 +311,7 @@ MODES = {
 
 
 @pytest.mark.parametrize(("text", "wanted"), MODES.items())
-def test_a_mode_and_its_keys_say_how_the_job_updates_and_no_mode_leaves_it_to_the_program(
-    make: Make, text: str, wanted: Updates | None
-) -> None:
+def test_a_mode_decides_how_a_job_updates_or_the_program_does(make: Make, text: str, wanted: Updates | None) -> None:
     assert load(make(GOOD + text)).updates == wanted
 
 

@@ -19,9 +19,7 @@ rmdir {home}/busy
 """
 
 
-def test_packages_are_installed_once_by_workers_that_start_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_start_together_install_packages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "apt-get").write_text(APT_GET.format(home=tmp_path))
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

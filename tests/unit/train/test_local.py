@@ -120,7 +120,7 @@ def test_elastic_shards_keep_their_own_and_both_sides_move() -> None:
     assert own[0].tolist() != common.tolist()
 
 
-def test_elastic_shards_keep_their_own_from_meeting_to_meeting_and_averaged_ones_do_not() -> None:
+def test_elastic_shards_keep_their_own_values_averaged_ones_not() -> None:
     for updates in (elastic(8, 0.25), averaged(8)):
         stage = Stage([10], 1, updates)
         loop = stage.loops[0]
@@ -133,7 +133,7 @@ def test_elastic_shards_keep_their_own_from_meeting_to_meeting_and_averaged_ones
 
 
 @pytest.mark.parametrize("updates", [averaged(2), elastic(2)], ids=["average", "elastic"])
-def test_a_pass_can_be_trained_by_trainers_that_know_nothing_of_the_one_before(updates: Updates) -> None:
+def test_a_pass_can_be_trained_by_new_trainers(updates: Updates) -> None:
     rule = Optimizer(method="adam", learning_rate=0.5, schedule="poly", decay_a=1e-2, decay_b=0.5)
     ends = []
     for parts in ([3], [1, 3], [1, 2, 3]):
@@ -146,7 +146,7 @@ def test_a_pass_can_be_trained_by_trainers_that_know_nothing_of_the_one_before(u
 
 
 @pytest.mark.parametrize(("every", "meetings"), [(1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2, 3]), (9, [3])])
-def test_a_shard_meets_the_others_every_few_batches_and_at_the_end(every: int, meetings: list[int]) -> None:
+def test_a_shard_syncs_every_few_batches_and_at_the_end(every: int, meetings: list[int]) -> None:
     stage = Stage([31, 5], 1, averaged(every))
     stage.run(2)
     assert stage.notes[0].rounds == [(p, batch, 4) for p in range(2) for batch in meetings]
@@ -160,13 +160,13 @@ def test_a_record_sums_up_the_batches_since_the_last_meeting() -> None:
     assert told == [[(0, False, 20, 40.0, 2.0), (1, True, 0, 0.0, 0.0)], [(0, True, 5, 10.0, 1.0)]]
 
 
-def test_each_shard_counts_samples_for_its_schedule_as_if_all_were_alike() -> None:
+def test_each_shards_schedule_counts_as_if_all_were_alike() -> None:
     stage = Stage([25, 0, 31], 1, averaged(2))
     stage.run(2)
     assert {shard: copy.samples for shard, copy in stage.loops[0]._copies.items()} == {0: 150, 1: 0, 2: 186}
 
 
-def test_each_shards_schedule_counts_on_from_what_an_earlier_run_trained() -> None:
+def test_each_shards_schedule_continues_an_earlier_runs() -> None:
     stage = Stage([25, 0, 31], 2, averaged(2), start_samples=1000)
     stage.run()
     copies = {shard: copy.samples for loop in stage.loops for shard, copy in loop._copies.items()}

@@ -91,7 +91,7 @@ def test_test_samples_are_evaluated_at_the_end_of_each_pass() -> None:
     assert [(t.samples, t.cost, t.evals) for t in tests if t] == [(25, 75.0, {"error": 1.5})] * 2
 
 
-def test_a_trainer_that_comes_when_its_own_shards_have_ended_waits_for_the_next_pass() -> None:
+def test_a_trainer_after_its_shards_end_waits_for_the_next_pass() -> None:
     lane = MemoryLane(2, share_out(2, 2))
     exchange, zeros = MemoryExchange(lane), np.zeros_like(lane.values)
     # Another trainer has shard 1, with three batches; of shard 0 the only batch is in already.
@@ -111,7 +111,7 @@ def test_a_trainer_that_comes_when_its_own_shards_have_ended_waits_for_the_next_
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one set", "two sets"])
-def test_every_step_and_test_is_computed_from_the_parameters_of_its_own_round(is_shared: bool) -> None:
+def test_every_step_uses_the_parameters_of_its_own_round(is_shared: bool) -> None:
     exchange, notes, program = open_exchange(1, is_shared=is_shared), Notes(), SumProgram()
     Loop(worker_of([20], program, test=10), exchange.real, notes).run(2)
     assert exchange.memory.set_of(1) == int(is_shared)

@@ -25,7 +25,7 @@ def test_a_worker_says_which_shards_it_owns() -> None:
     assert Worker(SumProgram(), readers_of([1, 2, 3])[1:], None).share == Span(1, 3)
 
 
-def test_a_pass_has_as_many_rounds_as_the_longest_shard_and_at_least_one() -> None:
+def test_a_pass_has_the_rounds_of_its_longest_shard_or_one() -> None:
     worker = worker_of([25, 0, 31])
     assert worker.open_pass(0) == 4
     assert [worker.rounds_of(shard) for shard in range(3)] == [3, 1, 4]
@@ -33,7 +33,7 @@ def test_a_pass_has_as_many_rounds_as_the_longest_shard_and_at_least_one() -> No
     assert worker_of([0, 0]).open_pass(0) == 1
 
 
-def test_a_batch_is_prepared_for_the_shards_that_have_it_or_are_named() -> None:
+def test_a_batch_is_prepared_for_its_shards_or_the_named_ones() -> None:
     worker = worker_of([25, 0, 31])
     worker.open_pass(0)
     assert [sorted(worker.prepare(0, index).batches) for index in range(5)] == [[0, 2], [0, 2], [0, 2], [2], []]
@@ -81,7 +81,7 @@ def test_a_rehearsal_leaves_no_trace(counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("name", "bad"), [("w", np.nan), ("w", -np.inf), ("b", np.inf)])
-def test_a_nan_in_a_gradient_is_told_by_parameter_and_round_and_not_pushed(name: str, bad: float) -> None:
+def test_a_nan_is_named_by_parameter_and_round_and_not_pushed(name: str, bad: float) -> None:
     def spoil(program: SumProgram) -> None:
         if program.steps == 4:  # the first batch took two steps, so this is round 2
             program.grads[name][-1] = bad
@@ -112,7 +112,7 @@ def test_finite_gradients_whose_sum_overflows_are_fine() -> None:
     assert len(exchange.lane.pushes) == 1
 
 
-def test_a_program_that_gives_two_answers_is_refused_by_parameter() -> None:
+def test_a_program_of_two_answers_is_refused_by_parameter() -> None:
     def spoil(program: SumProgram) -> None:
         program.grads["b"][0] += program.steps
 

@@ -72,7 +72,7 @@ def test_the_best_pass_has_the_lowest_test_error_or_cost(tested: list[Any], best
     assert best_pass(reversed(closed)) == best
 
 
-def test_a_remark_is_printed_in_plain_view_only_and_an_alert_in_both(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_remark_is_for_the_plain_view_and_an_alert_for_both(capsys: pytest.CaptureFixture[str]) -> None:
     for view in (PlainView(), SilentView()):
         view.note("a remark")
         view.alert("an alert")
@@ -89,7 +89,7 @@ def test_on_a_terminal_an_alert_begins_a_line_of_its_own(
     assert capsys.readouterr().err == "\nstopping\n"
 
 
-def test_passes_are_shown_once_each_where_only_the_last_ones_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_passes_are_shown_once_where_a_status_has_the_last_ones(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView()
     for done in range(1, 31):
         view.update(JobStatus(passes_done=tuple(replace(CLOSED, pass_id=one) for one in range(done))[-20:]))
@@ -127,7 +127,7 @@ def test_a_warning_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_of_many_passes_the_last_ten_are_shown_and_the_others_counted() -> None:
+def test_of_many_passes_ten_are_shown_and_the_others_counted() -> None:
     closed = [replace(CLOSED, pass_id=number) for number in range(25)]
     lines = list(pass_lines(closed, shows_all=False))
     assert lines[0] == "(15 passes before these; --all shows all)"

@@ -69,7 +69,7 @@ def test_stragglers_are_told_below_the_trainers() -> None:
     assert not any("waits for" in line for line in lines_of(status(1, waits_for=()), 80))
 
 
-def test_passes_remarks_and_alerts_scroll_by_each_on_its_own_line() -> None:
+def test_passes_remarks_and_alerts_have_their_own_lines() -> None:
     view = LiveView()
     view._console.file = StringIO()
     view.note("compiling kernels")
@@ -81,7 +81,7 @@ def test_passes_remarks_and_alerts_scroll_by_each_on_its_own_line() -> None:
     assert lines[-1] == "stopping"
 
 
-def test_a_terminal_that_is_closed_is_noticed_by_whoever_updates_and_left_in_peace(
+def test_a_closed_terminal_is_noticed_on_update_and_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")

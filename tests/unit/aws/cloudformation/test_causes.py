@@ -89,7 +89,7 @@ def test_every_cause_has_a_text_that_shows_it() -> None:
     assert len(TEXTS) >= 30
 
 
-def test_a_profile_that_is_not_there_is_not_a_cluster_that_is_not_there() -> None:
+def test_a_missing_profile_is_not_a_missing_cluster() -> None:
     assert not AwsError("credentials", "ProfileNotFound", "The config profile (x) could not be found").is_absent
     assert AwsError("eks.DescribeCluster", "ResourceNotFoundException", "No cluster found").is_absent
 
@@ -120,7 +120,7 @@ def test_the_first_failure_that_is_no_echo_is_the_cause() -> None:
     assert "servicequotas" in told.fix
 
 
-def test_an_unknown_refusal_keeps_aws_own_words_without_request_ids() -> None:
+def test_an_unknown_refusal_keeps_aws_words_without_ids() -> None:
     reason = (
         'Resource handler returned message: "odd (Service: Eks, Status Code: 400, Request ID: 1)" (RequestToken: 2)'
     )

@@ -28,9 +28,7 @@ def test_pservers_are_set_up_with_what_was_loaded() -> None:
 
 
 @pytest.mark.parametrize(("base", "wants_values"), [(Base(None, ()), True), (Base(manifest(9), (("a",),)), False)])
-def test_a_saved_models_values_are_asked_for_only_where_no_snapshot_has_later_ones(
-    base: Base, wants_values: bool
-) -> None:
+def test_a_saved_model_is_loaded_only_without_a_later_snapshot(base: Base, wants_values: bool) -> None:
     story = Story(is_set_by_trainer=True)
     story.gather()
     assert [s.setup.is_set_by_trainer for s in told(m.SetUp, story.load(base)).values()] == [wants_values] * 2
@@ -93,7 +91,7 @@ def test_only_trainer_0_has_a_say_in_where_models_go() -> None:
     assert story.machine.facts is not None and story.machine.facts.output == "/out"
 
 
-def test_trainers_started_by_hand_take_the_count_from_the_pserver() -> None:
+def test_trainers_by_hand_take_the_count_from_the_pserver() -> None:
     story = Story()
     for rank in range(2):
         story.join(rank, incarnation=0, trainers=0, shards=0)
@@ -102,11 +100,11 @@ def test_trainers_started_by_hand_take_the_count_from_the_pserver() -> None:
     assert [(s.facts.shards, s.shares) for s in setups] == [(2, (Span(0, 1), Span(1, 2)))] * 2
 
 
-def test_facts_with_fewer_shards_than_trainers_are_refused_as_such() -> None:
+def test_facts_with_fewer_shards_than_trainers_are_refused() -> None:
     assert only(RefuseJoin, Story(shards=1).join(0)).reason == "2 trainers but only 1 data shards"
 
 
-def test_a_trainer_lost_before_anything_began_may_come_back_as_another_job() -> None:
+def test_a_trainer_lost_before_the_start_may_run_another_job() -> None:
     story = Story()
     story.join(1)
     story.lose(11)
@@ -130,7 +128,7 @@ def test_one_trainer_too_many_is_refused_and_disturbs_nobody(incarnation: int) -
 
 
 @pytest.mark.parametrize("incarnation", [0, 3], ids=["by hand", "supervised"])
-def test_the_same_process_may_join_again_when_it_has_lost_its_connection(incarnation: int) -> None:
+def test_a_process_may_join_again_after_a_lost_connection(incarnation: int) -> None:
     story = Story()
     for rank in range(2):
         story.join(rank, incarnation=incarnation)

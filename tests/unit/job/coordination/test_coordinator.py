@@ -18,20 +18,20 @@ from bireme.ps.tree import Span
 from bireme.spec.model import Updates, Wire
 
 
-def test_pservers_are_reached_as_soon_as_the_first_trainer_tells_where_they_are() -> None:
+def test_the_first_trainers_addresses_reach_the_pservers() -> None:
     story = Story()
     assert story.join(1) == [Reach(0, ADDRESSES[0]), Reach(1, ADDRESSES[1])]
     assert story.join(0) == [], "nobody is reached for twice at a time"
 
 
-def test_a_coordinator_that_is_not_told_where_pservers_are_looks_by_itself() -> None:
+def test_a_coordinator_without_addresses_looks_them_up() -> None:
     story = Story()
     join = m.Join(trainer=1, pid=1, host="h", facts=story.facts, pservers=(), incarnation=1)
     assert story.machine.joined(11, join, 1.0) == [Reach(0, None), Reach(1, None)]
 
 
 @pytest.mark.parametrize("order", [("t1", "t0", "p0", "p1"), ("t0", "p1", "p0", "t1"), ("t1", "p0", "t0", "p1")])
-def test_a_view_is_made_when_everybody_is_there_in_whatever_order(order: tuple[str, ...]) -> None:
+def test_a_view_is_made_when_all_have_joined_in_any_order(order: tuple[str, ...]) -> None:
     story = Story(since=4)
     steps = [(story.join if who[0] == "t" else story.reach)(int(who[1])) for who in order]
     assert [e for step in steps[:-1] for e in step if not isinstance(e, Reach)] == []
@@ -45,9 +45,7 @@ def test_a_view_is_made_when_everybody_is_there_in_whatever_order(order: tuple[s
     ("changes", "since", "has_inputs"),
     [({}, 4, True), ({"is_resumed": True}, 0, True), ({"is_resumed": True, "accepts_changes": True}, 0, False)],
 )
-def test_a_resumed_job_goes_on_from_earlier_runs_and_of_other_inputs_only_if_told_so(
-    changes: dict[str, bool], since: int, has_inputs: bool
-) -> None:
+def test_a_resume_takes_changed_inputs_only_if_accepted(changes: dict[str, bool], since: int, has_inputs: bool) -> None:
     load = only(Load, Story(since=4, **changes).gather())
     assert (load.since, load.inputs is not None) == (since, has_inputs)
 
@@ -66,7 +64,7 @@ def test_training_begins_only_when_all_pservers_are_ready() -> None:
     assert story.machine.phase == "training"
 
 
-def test_a_ready_of_another_view_or_of_somebody_else_begins_nothing() -> None:
+def test_a_ready_of_another_view_or_sender_begins_nothing() -> None:
     story = Story()
     story.gather()
     story.load()
@@ -78,7 +76,7 @@ def test_a_ready_of_another_view_or_of_somebody_else_begins_nothing() -> None:
     assert story.machine.phase == "setting-up"
 
 
-def test_a_lost_trainer_is_replaced_and_lanes_keep_what_they_have() -> None:
+def test_lanes_keep_their_state_when_a_trainer_is_replaced() -> None:
     story = Story().train()
     first, history = story.machine.view, story.machine.history
     story.now_s += 5
@@ -112,7 +110,7 @@ def test_a_lost_pserver_takes_everybody_back_to_the_last_cut() -> None:
 
 
 @pytest.mark.parametrize("has_loaded", [False, True])
-def test_a_pserver_lost_while_setting_up_begins_the_setting_up_again(has_loaded: bool) -> None:
+def test_losing_a_pserver_in_the_setup_begins_it_again(has_loaded: bool) -> None:
     story = Story()
     story.gather()
     first = story.machine.view
@@ -138,7 +136,7 @@ def test_a_pserver_lost_during_a_mend_makes_it_a_rewind() -> None:
     assert only(Load, story.reach(0, connection=22)).view == story.machine.history
 
 
-def test_a_trainer_lost_while_setting_up_begins_the_setting_up_again() -> None:
+def test_losing_a_trainer_in_the_setup_begins_it_again() -> None:
     story = Story()
     story.gather()
     story.load()
@@ -165,7 +163,7 @@ def test_a_trainer_lost_during_a_mend_makes_another_mend() -> None:
 @pytest.mark.parametrize(
     "changes", [{"updates": Updates(mode="local")}, {"wire": Wire(gradients="top_k")}], ids=["local", "top_k"]
 )
-def test_where_trainers_know_what_lanes_do_not_the_loss_of_one_is_a_rewind(changes: dict[str, Any]) -> None:
+def test_losing_a_trainer_with_state_of_its_own_is_a_rewind(changes: dict[str, Any]) -> None:
     story = Story(**changes).train()
     story.lose(11)
     only(Load, story.join(1, connection=12, incarnation=2))
@@ -176,7 +174,7 @@ def test_where_trainers_know_what_lanes_do_not_the_loss_of_one_is_a_rewind(chang
 
 
 @pytest.mark.parametrize("incarnation", [1, 2], ids=["itself", "its successor"])
-def test_a_trainer_that_comes_again_takes_its_place_and_the_old_connection_is_closed(incarnation: int) -> None:
+def test_a_trainers_new_connection_replaces_its_old_one(incarnation: int) -> None:
     story = Story().train()
     effects = story.join(1, connection=12, incarnation=incarnation)
     assert effects[0] == HangUp(11)
@@ -198,7 +196,7 @@ def test_a_lost_connection_to_a_lane_is_mended_after_a_moment() -> None:
     assert story.tell(10, m.LinkLost(trainer=0, view=view, what="me too")) == [], "that view is over for everybody"
 
 
-def test_links_that_break_again_and_again_are_given_more_and_more_time_and_then_end_the_job() -> None:
+def test_links_that_keep_breaking_back_off_and_end_the_job() -> None:
     story = Story().train()
     waits = []
     for _ in range(c.MAX_MENDS):
@@ -227,7 +225,7 @@ def test_a_round_after_a_mend_makes_the_past_forgotten() -> None:
     assert story.machine.phase == "training"
 
 
-def test_a_pserver_that_does_not_answer_is_tried_again_at_every_tick() -> None:
+def test_a_silent_pserver_is_tried_again_at_every_tick() -> None:
     story = Story()
     story.join(0)
     story.join(1)
@@ -249,7 +247,7 @@ def test_a_second_connection_to_a_pserver_is_closed() -> None:
 @pytest.mark.parametrize(
     ("connection", "words"), [(11, "trainer 1"), (21, r"pserver 1 (nobody is there)")], ids=["trainer", "pserver"]
 )
-def test_whoever_does_not_come_back_is_named_when_patience_runs_out(connection: int, words: str) -> None:
+def test_a_missing_member_is_named_when_patience_runs_out(connection: int, words: str) -> None:
     story = Story().train()
     story.lose(connection)
     story.machine.pserver_out_of_reach(1, "nobody is there")
@@ -262,14 +260,14 @@ def test_whoever_does_not_come_back_is_named_when_patience_runs_out(connection: 
     assert story.wait(1.0) == []
 
 
-def test_nobody_is_given_up_while_trainers_are_still_coming_for_the_first_time() -> None:
+def test_no_member_is_given_up_while_trainers_first_arrive() -> None:
     story = Story()
     story.join(0)
     assert story.wait(1e6) == []
     assert story.machine.phase == "gathering"
 
 
-def test_trainers_that_all_left_before_the_beginning_take_the_waiting_with_them() -> None:
+def test_waiting_ends_when_all_trainers_left_before_the_start() -> None:
     story = Story()
     story.join(0)
     story.join(1)
@@ -286,7 +284,7 @@ def test_trainers_that_all_left_before_the_beginning_take_the_waiting_with_them(
     assert leaves(story.wait(1.0)).reason == "waited 60 s for pserver 1 (nobody is there)"
 
 
-def test_an_only_trainer_that_left_while_pservers_got_ready_takes_the_waiting_with_it() -> None:
+def test_waiting_ends_when_the_only_trainer_left_in_the_setup() -> None:
     story = Story(trainers=1)
     story.gather()
     phases = [story.machine.phase]
@@ -299,7 +297,7 @@ def test_an_only_trainer_that_left_while_pservers_got_ready_takes_the_waiting_wi
     assert phases == ["setting-up", "gathering"], story.machine.reason
 
 
-def test_pservers_have_longer_to_get_ready_and_are_named_if_they_do_not() -> None:
+def test_slow_pservers_get_more_time_and_are_named_after_it() -> None:
     story = Story()
     story.gather()
     story.load()
@@ -310,7 +308,7 @@ def test_pservers_have_longer_to_get_ready_and_are_named_if_they_do_not() -> Non
     assert leaves(effects) == Leave("waited 361 s for pserver 1 to get ready")
 
 
-def test_views_of_a_later_coordinator_are_higher_whatever_their_number() -> None:
+def test_views_of_a_later_coordinator_are_always_higher() -> None:
     first, second = Story().train(), Story(incarnation=2).train()
     for _ in range(3):
         first.join(1, connection=12)
@@ -319,7 +317,7 @@ def test_views_of_a_later_coordinator_are_higher_whatever_their_number() -> None
     assert first.machine.job_id == second.machine.job_id
 
 
-def test_a_coordinator_that_comes_back_goes_on_where_the_books_end() -> None:
+def test_a_restarted_coordinator_continues_from_the_journal() -> None:
     story = Story(incarnation=7, snapshots=CUTS)
     story.gather()
     closed = m.PassClosed(pass_id=0, round=5, samples=33, samples_so_far=33, seconds=1.0, cost=2.0, evals={})
@@ -337,7 +335,7 @@ def here(rank: int, incarnation: int, host: str = "elsewhere") -> m.Here:
     return m.Here(pserver=rank, address=m.Address(host=host, ports=(3, 4)), incarnation=incarnation)
 
 
-def test_a_younger_pserver_at_another_address_replaces_one_that_says_nothing() -> None:
+def test_a_younger_pserver_elsewhere_replaces_a_silent_one() -> None:
     story = Story().train()
     effects = story.tell(55, here(1, 9))
     assert effects[0] == HangUp(21)

@@ -34,7 +34,7 @@ def story() -> Story:
     return Story(snapshots=CUTS, parameters=TABLES).train()
 
 
-def test_a_cut_with_a_part_that_could_not_be_written_is_never_complete() -> None:
+def test_a_cut_with_an_unwritten_part_is_never_complete() -> None:
     cuts = Cuts()
     lost = msgspec.structs.replace(part(0, 1, 5, is_delta=False), sha256="")
     assert cuts.add(lost, 2) is None
@@ -50,7 +50,7 @@ def test_an_older_cut_is_forgotten_when_a_later_one_is_complete() -> None:
     assert cuts.add(part(1, 1, 5, is_delta=False), 2) is None
 
 
-def test_a_cut_of_changes_builds_on_the_newest_that_counts_and_on_all_that_this_builds_on(story: Story) -> None:
+def test_a_delta_builds_on_the_newest_committed_chain(story: Story) -> None:
     view = story.machine.history
     first = cut(story, 5)
     assert first.base == ()
@@ -73,7 +73,7 @@ def test_nothing_builds_on_a_cut_that_was_lost(story: Story) -> None:
     assert cut(story, 9, is_delta=(True, True)).base == (snapshot_name(5, view),)
 
 
-def test_pservers_are_told_which_cut_counts_where_there_are_tables(story: Story) -> None:
+def test_pservers_with_tables_learn_which_cut_counts(story: Story) -> None:
     effects = story.machine.cut_settled(cut(story, 5), story.now_s)
     word = m.Committed(history=story.machine.history, round=5)
     assert told(m.Committed, effects) == {20: word, 21: word}
@@ -147,7 +147,7 @@ def warnings(story: Story) -> list[str]:
     return list(status_of(story.machine, story.now_s).warnings)
 
 
-def test_a_part_that_could_not_be_written_is_told_until_a_later_cut_counts(story: Story) -> None:
+def test_a_failed_part_is_reported_until_a_later_cut_counts(story: Story) -> None:
     assert warnings(story) == []
     fail(story, 3)
     assert warnings(story) == ["no snapshot yet: pserver 1: no room"]
@@ -166,7 +166,7 @@ def test_a_manifest_that_could_not_be_written_is_told_too(story: Story) -> None:
     assert warnings(story) == []
 
 
-def test_a_failure_before_a_rewind_is_told_until_the_new_history_has_a_cut(story: Story) -> None:
+def test_a_failure_before_a_rewind_is_reported_until_a_new_cut(story: Story) -> None:
     fail(story, 9)
     story.lose(20)
     story.reach(0, connection=22)

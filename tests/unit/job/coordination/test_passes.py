@@ -47,7 +47,7 @@ def with_cuts(**changes: Any) -> Story:
 
 
 @pytest.mark.parametrize("order", ["lane first", "lane between", "lane last"])
-def test_a_pass_closes_when_the_lane_and_all_trainers_have_reported(order: str) -> None:
+def test_a_pass_closes_when_lane_and_trainers_have_reported(order: str) -> None:
     story = training()
     machine = story.machine
     steps: list[Callable[[], list[Effect]]] = [
@@ -66,7 +66,7 @@ def test_a_pass_closes_when_the_lane_and_all_trainers_have_reported(order: str) 
     assert (closed.cost, closed.evals, closed.seconds) == (2.0, {"error": 3.0 / 33}, 2.0)
 
 
-def test_a_pass_is_in_the_ledger_once_its_model_is_saved_with_one_row_per_shard() -> None:
+def test_a_saved_pass_has_one_ledger_row_per_shard() -> None:
     story = training()
     assert lines("ledger.jsonl", story.close_pass(0)) == []
     effects = story.tell(10, m.Saved(trainer=0, pass_id=0))
@@ -88,7 +88,7 @@ def test_the_test_result_of_whoever_tested_is_in_the_closed_pass() -> None:
     assert (closed.test_samples, closed.test_cost, closed.test_evals) == (4, 2.0, {"error": 0.25})
 
 
-def test_staleness_and_the_worst_error_of_any_trainer_are_in_the_closed_pass() -> None:
+def test_a_closed_pass_has_staleness_and_the_worst_error() -> None:
     story = training()
     story.machine.lane_passed(story.machine.history, totals(staleness={1: 4, 0: 9}), story.now_s)
     story.tell(11, msgspec.structs.replace(pass_done(1), wire_error=0.25))
@@ -124,7 +124,7 @@ def test_a_pass_is_closed_when_the_cut_that_ends_it_is_settled() -> None:
     assert set(told(m.PassClosed, story.machine.cut_settled(commit.manifest, story.now_s))) == {10}
 
 
-def test_a_part_that_could_not_be_written_at_the_end_of_a_pass_is_not_waited_for() -> None:
+def test_a_failed_part_at_the_end_of_a_pass_is_not_awaited() -> None:
     story = with_cuts()
     history = story.machine.history
     assert story.tell(20, cut_part(0, history, ends_pass=False, sha256="")) == []
@@ -132,7 +132,7 @@ def test_a_part_that_could_not_be_written_at_the_end_of_a_pass_is_not_waited_for
     assert story.tell(21, cut_part(1, history)) == [], "a cut without one of its parts is none"
 
 
-def test_where_a_pass_would_come_out_differently_one_without_a_cut_ends_the_job() -> None:
+def test_in_async_mode_a_pass_without_a_cut_ends_the_job() -> None:
     story = with_cuts(updates=Updates(mode="async"))
     history = story.machine.history
     assert story.tell(20, cut_part(0, history, ends_pass=False, sha256="")) == [], "within a pass it is left out"
@@ -162,7 +162,7 @@ def test_parts_and_commits_of_another_history_count_for_nothing() -> None:
     assert story.machine.cut_settled(manifest(history, ended=totals()), story.now_s) == []
 
 
-def test_a_pass_that_had_ended_at_the_cut_is_reported_and_saved_again_after_a_rewind() -> None:
+def test_a_pass_ended_at_the_cut_is_saved_again_after_a_rewind() -> None:
     story = with_cuts()
     story.lose(21)
     story.reach(1, connection=22)
@@ -173,7 +173,7 @@ def test_a_pass_that_had_ended_at_the_cut_is_reported_and_saved_again_after_a_re
     assert len(lines("ledger.jsonl", story.tell(10, m.Saved(trainer=0, pass_id=0)))) == 3
 
 
-def test_a_pass_whose_trainer_0_was_replaced_before_it_saved_is_closed_again_for_its_successor() -> None:
+def test_an_unsaved_pass_is_closed_again_for_a_new_trainer_0() -> None:
     story = training()
     story.close_pass(0)
     story.lose(10)
@@ -185,7 +185,7 @@ def test_a_pass_whose_trainer_0_was_replaced_before_it_saved_is_closed_again_for
     assert story.machine.passes.saved == 0
 
 
-def test_a_pass_that_ends_while_trainer_0_is_away_waits_for_its_successor() -> None:
+def test_a_pass_that_ends_without_trainer_0_waits_for_the_next() -> None:
     story = training()
     story.machine.lane_passed(story.machine.history, totals(), story.now_s)
     story.tell(10, pass_done(0))
@@ -196,7 +196,7 @@ def test_a_pass_that_ends_while_trainer_0_is_away_waits_for_its_successor() -> N
     assert set(told(m.PassClosed, story.tell(12, pass_done(0)))) == {12}
 
 
-def test_a_pass_that_was_saved_already_is_told_to_trainer_0_as_it_was() -> None:
+def test_trainer_0_gets_a_saved_pass_as_it_was() -> None:
     story = training()
     story.save_pass(0)
     (closed,) = story.machine.passes.closed
@@ -221,7 +221,7 @@ def test_only_trainer_0_can_say_that_a_closed_pass_is_saved() -> None:
 
 
 @pytest.mark.parametrize(("connection", "rank"), [(99, 1), (10, 1), (10, 9)])
-def test_what_is_said_on_another_connection_than_the_members_own_is_ignored(connection: int, rank: int) -> None:
+def test_messages_on_a_foreign_connection_are_ignored(connection: int, rank: int) -> None:
     story = training()
     done = m.PassDone(trainer=rank, pass_id=0, round=1, read={}, trained={})
     lost = m.LinkLost(trainer=rank, view=story.machine.view, what="a lie")
@@ -231,13 +231,13 @@ def test_what_is_said_on_another_connection_than_the_members_own_is_ignored(conn
     assert all(trainer.progress is None for trainer in story.machine.members.trainers.values())
 
 
-def test_messages_that_a_coordinator_sends_itself_are_nothing_to_it() -> None:
+def test_a_coordinator_ignores_messages_of_its_own_kinds() -> None:
     story = training()
     assert story.tell(10, m.Stop(reason="", how="failed")) == []
     assert story.machine.phase == "training"
 
 
-def test_the_saved_model_of_the_last_pass_ends_the_job_with_the_status_before_anybody_is_told() -> None:
+def test_the_last_models_status_is_written_before_the_end() -> None:
     story = training()
     assert sent(story.save_pass(0)) == [(10, m.Counted(pass_id=0))]
     effects = story.save_pass(1)
@@ -250,7 +250,7 @@ def test_the_saved_model_of_the_last_pass_ends_the_job_with_the_status_before_an
     assert (story.machine.phase, story.machine.passes.saved) == ("finished", 1)
 
 
-def test_a_pass_without_a_sample_fails_the_job_by_the_coordinators_own_word() -> None:
+def test_the_coordinator_fails_a_job_with_an_empty_pass() -> None:
     story = training()
     for rank in range(2):
         story.tell(10 + rank, pass_done(rank))
@@ -260,7 +260,7 @@ def test_a_pass_without_a_sample_fails_the_job_by_the_coordinators_own_word() ->
     assert leaves(effects) == Leave("there is not one training sample in all shards")
 
 
-def test_a_trainers_own_failure_stops_everybody_with_its_reason_once() -> None:
+def test_a_trainers_failure_stops_all_members_once() -> None:
     story = training()
     effects = story.tell(11, m.Failed(trainer=1, what="a NaN"))
     assert leaves(effects) == Leave("trainer 1: a NaN")

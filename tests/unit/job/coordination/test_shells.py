@@ -117,7 +117,7 @@ def test_an_error_of_the_volume_ends_the_job_instead_of_a_thread(
     assert coordinating.failure is not None and "Stale file handle" in coordinating.failure.what
 
 
-def test_old_snapshots_that_cannot_be_looked_for_stay_and_the_job_goes_on(
+def test_unlistable_old_snapshots_stay_and_the_job_goes_on(
     coordinating: CoordinatorService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def iterdir(path: Path) -> Iterator[Path]:
@@ -153,7 +153,7 @@ def test_a_job_that_ends_without_a_snapshot_says_what_to_do(coordinating: Coordi
     assert failure.fix == "free some space; all that is saved stays"
 
 
-def test_a_running_job_whose_snapshots_are_all_damaged_ends_and_names_them(
+def test_a_job_with_only_damaged_snapshots_ends_and_names_them(
     coordinating: CoordinatorService, tmp_path: Path
 ) -> None:
     left = threading.Event()

@@ -22,7 +22,7 @@ def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
     assert (second.evals, second.silent_s, first.silent_s) == ((0.25,), 1.0, 4.0)
 
 
-def test_the_status_of_a_coordinator_that_knows_nobody_waits_for_the_trainers() -> None:
+def test_the_first_status_waits_for_the_trainers() -> None:
     status = status_of(Story().machine, 1.0)
     assert (status.phase, status.trainers_missing, status.seconds) == ("gathering", (0, 1), 0.0)
 
@@ -33,7 +33,7 @@ def test_the_status_tells_where_pservers_are() -> None:
     assert pservers == tuple(PserverStatus(pserver=r, host=a.host, ports=a.ports) for r, a in enumerate(ADDRESSES))
 
 
-def test_whoever_is_missing_is_named_with_the_reason_if_there_is_one() -> None:
+def test_missing_members_are_named_with_their_reasons() -> None:
     story = Story().train()
     assert waits_for(story.machine, story.now_s) == []
     story.lose(11)

@@ -69,13 +69,13 @@ def test_a_coordinator_is_reached_wherever_it_is_by_now() -> None:
             assert found.getpeername() == ("127.0.0.1", port)
 
 
-def test_a_coordinator_that_does_not_answer_is_named_with_its_address() -> None:
+def test_a_silent_coordinator_is_named_with_its_address() -> None:
     gone = closed_port()
     with pytest.raises(NetworkError, match=f"pserver 0 at 127.0.0.1:{gone.ports[0]} does not answer"):
         reach_coordinator(Moving(gone), 0.0)
 
 
-def test_hosts_by_hand_share_one_port_unless_they_bring_their_own() -> None:
+def test_hosts_by_hand_share_one_port_or_bring_their_own() -> None:
     found = HostList(["10.0.0.1", " 10.0.0.2:9000 ", ""], 7164, 2).find()
     assert found == [Address(host="10.0.0.1", ports=(7164, 7165)), Address(host="10.0.0.2", ports=(9000, 9001))]
 
@@ -110,7 +110,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
     return found
 
 
-def test_a_name_is_resolved_each_time_and_one_that_does_not_yet_is_told(names: Names) -> None:
+def test_a_name_is_resolved_each_time_and_named_if_it_is_not(names: Names) -> None:
     place = HostList(["demo-0.demo.a.svc", "demo-1.demo.a.svc"], 7164, 2)
     assert place.look_up(1) is None
     assert place.why_missing(1) == "its name demo-1.demo.a.svc does not resolve: Name or service not known"
@@ -120,14 +120,14 @@ def test_a_name_is_resolved_each_time_and_one_that_does_not_yet_is_told(names: N
     assert place.look_up(1) == Address(host="10.1.0.9", ports=(7164, 7165))
 
 
-def test_a_name_that_also_stands_for_a_pod_that_is_leaving_takes_turns(names: Names) -> None:
+def test_a_name_with_a_leaving_pods_address_too_takes_turns(names: Names) -> None:
     place = HostList(["demo-0"], 7164, 1)
     names.records["demo-0"] = ["10.1.0.9", "10.1.0.7"]
     found = [place.look_up(0) for _ in range(3)]
     assert [address.host for address in found if address] == ["10.1.0.7", "10.1.0.9", "10.1.0.7"]
 
 
-def test_a_coordinator_whose_name_does_not_resolve_is_told_as_such(names: Names) -> None:
+def test_a_coordinator_with_an_unresolved_name_is_named(names: Names) -> None:
     with pytest.raises(NetworkError, match="waited 0 s for pserver 0: its name demo-0 does not resolve"):
         reach_coordinator(HostList(["demo-0"], 7164, 1), 0.0)
 

@@ -59,7 +59,7 @@ def test_a_port_in_use_is_a_cause_though_it_is_a_network_error() -> None:
     assert first_cause([report("NetworkError"), port]) is port
 
 
-def test_a_job_that_failed_is_told_with_its_cause_also_where_all_left_in_peace(tmp_path: Path) -> None:
+def test_a_failed_jobs_cause_is_shown_where_all_left_in_peace(tmp_path: Path) -> None:
     assert failure_of(tmp_path, tmp_path) is None
     (tmp_path / STATUS_FILE).write_bytes(b'{"phase": "finished", "reason": ""}')
     assert failure_of(tmp_path, tmp_path) is None

@@ -24,7 +24,7 @@ def test_a_job_that_has_noted_nothing_is_nowhere(tmp_path: Path) -> None:
     assert seen.look() == NOWHERE
 
 
-def test_the_highest_round_is_remembered_when_everybody_is_taken_back(tmp_path: Path) -> None:
+def test_the_highest_round_is_remembered_after_a_rewind(tmp_path: Path) -> None:
     seen = Headway(tmp_path)
     note(tmp_path, (1, 8), (1, 9), (1, 8))
     assert seen.look() == JobProgress(1, 9, 9)
@@ -59,7 +59,7 @@ def test_a_book_that_was_cut_off_or_cannot_be_read_is_no_harm(tmp_path: Path) ->
     assert seen.look() == NOWHERE
 
 
-def test_what_was_under_way_when_everybody_was_taken_back_is_of_no_history() -> None:
+def test_progress_from_before_a_rewind_is_of_no_history() -> None:
     story = Story().train()
     (fresh,) = lines(METRICS, story.tell(10, progress(0, story.machine.view)))
     assert fresh["history"] == story.machine.history
@@ -85,7 +85,7 @@ def test_a_day_of_progress_is_some_thousand_lines_a_trainer() -> None:
         assert len(lines(METRICS, story.machine.receive(10, progress(0, story.machine.view), moment))) == count
 
 
-def test_the_first_word_in_a_view_is_noted_however_old_the_job_is() -> None:
+def test_the_first_progress_in_a_view_is_noted_at_any_age() -> None:
     story = Story().train()
     story.now_s += 86400
     assert lines(METRICS, story.tell(10, progress(0, story.machine.view)))

@@ -15,7 +15,7 @@ def test_numbers_grow_from_one_and_say_who_took_them(tmp_path: Path) -> None:
     assert (tmp_path / DIRECTORY / "00000002").read_text() == f"pserver 0, process {os.getpid()}\n"
 
 
-def test_a_number_is_larger_than_any_before_even_where_some_are_gone(tmp_path: Path) -> None:
+def test_an_incarnation_is_larger_than_any_before(tmp_path: Path) -> None:
     for _ in range(4):
         take(tmp_path, "runner")
     for name in ("00000001", "00000003"):

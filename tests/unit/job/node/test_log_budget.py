@@ -46,7 +46,7 @@ def test_whoever_appends_goes_on_in_the_emptied_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"after"
 
 
-def test_without_older_files_to_keep_a_full_log_is_simply_emptied(tmp_path: Path) -> None:
+def test_a_full_log_is_emptied_where_no_old_one_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     write(path, "a")
     assert rotate(path, Logs(max_mb=0.0001, keep=0))

@@ -92,18 +92,18 @@ def outlives(lives: RestartPolicy, *reached: JobProgress) -> list[bool]:
     return [lives.again_s(start + SELDOM_S * i, at) is not None for i, at in enumerate(reached, 1)]
 
 
-def test_whoever_dies_of_the_same_round_again_and_again_is_given_up_however_long_it_lives() -> None:
+def test_repeated_deaths_in_one_round_are_given_up_at_any_age() -> None:
     lives = RestartPolicy(Restarts(limit=3))
     assert outlives(lives, *[JobProgress(1, 100, 100)] * 4) == [True, True, True, False]
     assert (lives.in_vain, lives.is_too_often) == (4, False)
 
 
-def test_whoever_is_taken_back_and_comes_to_the_same_end_is_given_up() -> None:
+def test_the_same_death_after_a_rewind_is_given_up() -> None:
     back = [JobProgress(history, round_, 100) for history, round_ in ((1, 100), (2, 99), (3, 100), (4, 98))]
     assert outlives(RestartPolicy(Restarts(limit=3)), *back) == [True, True, True, False]
 
 
-def test_whoever_dies_before_the_first_round_again_and_again_is_given_up() -> None:
+def test_repeated_deaths_before_the_first_round_are_given_up() -> None:
     assert outlives(RestartPolicy(Restarts(limit=2)), *[NOWHERE] * 3) == [True, True, False]
 
 
@@ -119,7 +119,7 @@ def test_one_new_round_makes_the_deaths_before_it_forgotten() -> None:
     assert outlives(lives, *stuck, *further) == [True] * 4 + [False]
 
 
-def test_rounds_that_are_done_once_more_count_as_long_as_nothing_takes_them_back() -> None:
+def test_repeated_rounds_count_until_a_rewind() -> None:
     """A pserver's death has cost an hour; a trainer that dies meanwhile does not send anybody back."""
     lives = RestartPolicy(Restarts(limit=2))
     assert all(
@@ -227,7 +227,7 @@ def test_a_young_death_is_not_answered_before_its_time(tmp_path: Path, monkeypat
             assert len(keeper.started) == count
 
 
-def test_a_child_that_dies_too_often_ends_the_job_and_its_deaths_are_counted(tmp_path: Path) -> None:
+def test_a_child_that_dies_too_often_ends_the_job(tmp_path: Path) -> None:
     with ProcessGroup() as family:
         house = House(family, [python(n, PAUSE, tmp_path / n) for n in ("a", "b")], Restarts(limit=1))
         house.kill(house.born()[1])
@@ -236,7 +236,7 @@ def test_a_child_that_dies_too_often_ends_the_job_and_its_deaths_are_counted(tmp
         assert house.look() == Ended("a", -9, deaths=2)
 
 
-def test_a_child_that_dies_in_vain_ends_the_job_and_it_is_known_where_that_is(tmp_path: Path) -> None:
+def test_a_child_that_dies_without_headway_ends_the_job(tmp_path: Path) -> None:
     at = [JobProgress(1, 6, 6)]
     with ProcessGroup() as family:
         rule = Restarts(limit=1, within_s=1e-9)
@@ -279,7 +279,7 @@ def test_a_child_that_leaves_with_an_error_is_not_started_again(tmp_path: Path) 
         assert house.look() == Ended("b", 3)
 
 
-def test_when_the_job_is_over_nobody_comes_back_and_all_may_leave(tmp_path: Path) -> None:
+def test_no_child_is_restarted_when_the_job_is_over(tmp_path: Path) -> None:
     with ProcessGroup() as family:
         house = House(family, [python(n, PAUSE, tmp_path / n) for n in ("a", "b")], Restarts())
         pids = [house.born()[1] for _ in range(2)]

@@ -32,9 +32,7 @@ def test_data_that_was_edited_in_place_is_other_data(data: Path, at: int) -> Non
     assert data_fingerprint(data, 2) == before
 
 
-def test_of_a_large_file_pieces_from_its_first_byte_to_its_last_are_read(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_a_large_file_are_read_from_start_to_end(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_hash, "PIECES", 3)
     monkeypatch.setattr(data_hash, "PIECE_NBYTES", 10)
     before = data_fingerprint(data, 2)

@@ -116,7 +116,7 @@ def test_another_split_of_the_same_lengths_is_noticed(job: Job) -> None:
     assert changes(job, then) == ["shards.json has changed"]
 
 
-def test_an_origin_is_read_as_it_was_written_and_a_flipped_one_is_not(job: Job, tmp_path: Path) -> None:
+def test_an_origin_reads_as_written_and_a_flipped_one_does_not(job: Job, tmp_path: Path) -> None:
     origin = origin_of(job, program())
     write_origin(tmp_path / "s", 3, origin)
     assert read_origin(tmp_path / "s", 3) == origin
@@ -127,7 +127,7 @@ def test_an_origin_is_read_as_it_was_written_and_a_flipped_one_is_not(job: Job, 
     assert read_origin(tmp_path / "s", 3) is None
 
 
-def test_a_snapshot_belongs_to_the_run_whose_runner_was_the_last_before_it(job: Job, tmp_path: Path) -> None:
+def test_a_snapshot_belongs_to_the_last_run_before_it(job: Job, tmp_path: Path) -> None:
     origins = {since: origin_of(job, program(batch_size=since)) for since in (1, 9)}
     for since, origin in origins.items():
         write_origin(tmp_path / "s", since, origin)
@@ -157,7 +157,7 @@ def test_a_job_without_a_snapshot_is_compared_with_how_it_began(job: Job) -> Non
         refuse_changes(job, None, origin_of(job, program(batch_size=64)))
 
 
-def test_without_an_origin_of_the_snapshot_the_hashes_are_left_to_decide(job: Job) -> None:
+def test_without_a_snapshots_origin_the_hashes_decide(job: Job) -> None:
     then, now = origin_of(job, program()), origin_of(job, program(batch_size=64))
     refuse_changes(job, manifest(then, 4), now)
     write_origin(Path(job.snapshots.path), 3, origin_of(job, program(fingerprint="of another run")))

@@ -70,9 +70,7 @@ def test_whole_books_are_left_as_they_are(output: Path) -> None:
     assert [(output / name).read_bytes() for name in (LEDGER, METRICS)] == before
 
 
-def test_a_date_that_was_set_back_makes_no_run_younger_than_its_beginning(
-    output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_date_set_back_makes_no_run_younger_than_its_start(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(output / METRICS, events())
     monkeypatch.setattr(time, "time", lambda: 1000.0 * RUN - 7200.0)
     assert 0.0 < repair_tail(output, 3, RUN).elapsed_s < 1.0

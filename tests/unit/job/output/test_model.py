@@ -201,7 +201,7 @@ def test_other_values_over_a_finished_model_are_refused(tmp_path: Path, config: 
     assert model_hash(target) == plain_hash(VALUES)
 
 
-def test_a_model_without_done_is_not_finished_and_the_last_pass_is_suggested(tmp_path: Path, config: Path) -> None:
+def test_a_model_without_done_suggests_the_last_pass(tmp_path: Path, config: Path) -> None:
     for number in range(2):
         save_model(tmp_path / pass_name(number), VALUES, config, {})
     with pytest.raises(ModelError, match="is not a finished model: it has no file `done`") as caught:
@@ -226,7 +226,7 @@ def test_a_model_of_another_program_is_refused_by_parameter(tmp_path: Path, conf
         load_into(target, [Parameter(name="Z", shape=(2, 2))], {"Z": np.zeros((2, 2), dtype=np.float32)})
 
 
-def test_the_model_module_writes_no_file_names_that_it_would_read_as_parameters(tmp_path: Path, config: Path) -> None:
+def test_no_written_file_name_reads_as_a_parameter(tmp_path: Path, config: Path) -> None:
     target = save_model(tmp_path / "m", {}, config, {})
     assert parameter_names(target) == []
     assert model.config_name(target) == config.name
@@ -240,9 +240,7 @@ def rows_of(*ids: int) -> Block:
     return Block(np.array(ids, np.uint64), np.arange(2 * len(ids), dtype=np.float32).reshape(-1, 2))
 
 
-def test_a_bounded_table_is_saved_in_full_with_first_values_where_no_row_was_trained(
-    tmp_path: Path, config: Path
-) -> None:
+def test_a_bounded_table_is_saved_in_full_with_first_values(tmp_path: Path, config: Path) -> None:
     arrays = table_arrays(BOUNDED, 1, rows_of(1, 4))
     assert arrays["emb"].tolist() == [[0.5, 0.5], [0, 1], [0.5, 0.5], [0.5, 0.5], [2, 3], [0.5, 0.5]]
     target = save_model(tmp_path / "m", arrays, config, {})
@@ -252,7 +250,7 @@ def test_a_bounded_table_is_saved_in_full_with_first_values_where_no_row_was_tra
 
 
 @pytest.mark.parametrize("ids", [(), (0,), (3, 2**33, 2**40 - 1)])
-def test_of_an_unbounded_table_the_rows_that_exist_are_saved_beside_their_ids(
+def test_an_unbounded_tables_rows_are_saved_beside_their_ids(
     tmp_path: Path, config: Path, ids: tuple[int, ...]
 ) -> None:
     saved = rows_of(*ids)
@@ -273,9 +271,7 @@ def test_training_goes_on_with_the_rows_that_were_trained(tmp_path: Path, config
     assert (found.ids.tolist(), found.rows.tolist()) == ([1, 4], saved.rows.tolist())
 
 
-def test_a_row_of_a_bounded_table_that_is_as_it_began_is_not_taken_for_a_trained_one(
-    tmp_path: Path, config: Path
-) -> None:
+def test_an_untouched_row_of_a_bounded_table_is_not_trained(tmp_path: Path, config: Path) -> None:
     saved = Block(np.array([0, 1], np.uint64), np.array([[0.5, 0.5], [0.5, -0.5]], np.float32))
     target = save_model(tmp_path / "m", table_arrays(BOUNDED, 1, saved), config, {})
     assert load_trained(target, BOUNDED, 1).ids.tolist() == [1]

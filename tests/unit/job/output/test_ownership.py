@@ -64,14 +64,14 @@ def test_other_passes_than_before_are_asked_for_when_resuming(job: Job) -> None:
     assert fix_for(fewer).startswith(f"train more passes with `bireme resume {job.output} --passes N`")
 
 
-def test_without_a_snapshot_the_other_bits_of_a_later_start_are_told(job: Job) -> None:
+def test_without_a_snapshot_a_later_starts_changes_are_named(job: Job) -> None:
     told = fix_for(job)
     assert told.startswith("give another directory with `--output DIR`")
     assert "train JOB.yaml --start-pass 2`, which starts with fresh optimizer state, so that the bits differ" in told
     assert "resume" not in told
 
 
-def test_without_a_snapshot_and_with_all_passes_done_only_another_directory_is_left(job: Job) -> None:
+def test_a_done_job_without_snapshots_needs_another_directory(job: Job) -> None:
     assert fix_for(msgspec.structs.replace(job, passes=2)) == "give another directory with `--output DIR`"
 
 
@@ -99,7 +99,7 @@ def test_a_job_is_settled_once_for_all_nodes(given: Job) -> None:
 
 
 @pytest.mark.parametrize("phase", ["failed", "cancelled"])
-def test_a_run_that_failed_stands_in_the_way_until_it_is_begun_again(given: Job, phase: str) -> None:
+def test_a_failed_run_stands_in_the_way_until_it_is_rerun(given: Job, phase: str) -> None:
     settled = claim(given)
     left = end(given, phase)
     assert not ready_job(given)
@@ -162,7 +162,7 @@ def test_many_changes_are_cut_short(given: Job) -> None:
     assert "config_args.a5 None → 1; and 3 more; a new run" in caught.value.why
 
 
-def test_another_job_may_take_a_directory_in_which_nothing_was_done(given: Job) -> None:
+def test_another_job_may_take_a_directory_without_work(given: Job) -> None:
     claim(given)
     reports = Path(given.output) / "run" / "reports"
     (reports / "trainer-1.json").touch()
@@ -181,7 +181,7 @@ def test_a_resumed_job_goes_on_in_the_same_directory(given: Job) -> None:
     assert claim(more).since == 2 and not left.exists()
 
 
-def test_a_job_that_is_resumed_before_its_first_snapshot_begins_at_the_beginning(given: Job) -> None:
+def test_a_resume_before_the_first_snapshot_begins_anew(given: Job) -> None:
     claim(given)
     end(given, "failed")
     more = msgspec.structs.replace(given, passes=9, is_resumed=True)
@@ -223,7 +223,7 @@ def test_a_file_of_another_bireme_is_another_job(given: Job) -> None:
     assert caught.value.fix == "set another `output` in job.yaml and submit it again with `--replace`"
 
 
-def test_who_has_accepted_changes_is_not_refused_where_a_later_pod_was_told_nothing_of_it(given: Job) -> None:
+def test_changes_accepted_once_hold_for_later_pods(given: Job) -> None:
     accepted = claim(msgspec.structs.replace(given, accepts_changes=True))
     assert accepted.accepts_changes
     assert claim(given) == accepted and ready_job(given) == [accepted]

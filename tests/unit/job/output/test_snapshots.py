@@ -90,13 +90,13 @@ def test_the_newest_committed_snapshot_is_loaded(directory: Path) -> None:
     assert part.arrays["w"].tolist() == [40.0] * 120
 
 
-def test_of_two_at_the_same_round_that_of_the_later_view_is_newer(directory: Path) -> None:
+def test_of_two_at_one_round_the_later_views_is_newer(directory: Path) -> None:
     snapshot(directory, 20, view=2**32 + 1)
     snapshot(directory, 20, view=2**33)
     assert [m.view for m in candidates(directory)[0]] == [2**33, 2**32 + 1]
 
 
-def test_a_job_without_snapshots_has_no_candidates_and_no_problems(directory: Path) -> None:
+def test_without_snapshots_there_are_no_candidates_or_problems(directory: Path) -> None:
     assert candidates(directory) == ([], [])
     with pytest.raises(SnapshotError, match="there is no snapshot in"):
         load_newest(directory, INPUTS)
@@ -117,14 +117,14 @@ def own(round_: int) -> int:
     return (RUN + 1) << 32 | round_
 
 
-def test_a_job_that_has_not_committed_anything_begins_at_the_beginning(directory: Path) -> None:
+def test_a_job_without_a_commit_begins_at_the_beginning(directory: Path) -> None:
     for place in (None, directory):
         assert find(place) == (Base(None, ()), [])
     write_cut(directory, 20, own(20))
     assert find(directory) == (Base(None, ()), [])
 
 
-def test_a_job_all_of_whose_manifests_are_damaged_ends_and_names_them(directory: Path) -> None:
+def test_a_job_with_only_damaged_manifests_ends_and_names_them(directory: Path) -> None:
     places = [snapshot(directory, round_, own(round_)) for round_ in (20, 40)]
     for place in places:
         flip(place / MANIFEST, 8 * 300)
@@ -134,7 +134,7 @@ def test_a_job_all_of_whose_manifests_are_damaged_ends_and_names_them(directory:
     assert "its manifest is flipped" in caught.value.why
 
 
-def test_a_damaged_manifest_beside_a_good_one_is_named_and_the_job_goes_on(directory: Path) -> None:
+def test_a_damaged_manifest_beside_a_good_one_is_only_named(directory: Path) -> None:
     commit(directory, msgspec.structs.replace(write_cut(directory, 20, own(20)), incarnation=RUN + 1))
     broken = snapshot(directory, 40, own(40))
     (broken / MANIFEST).write_bytes(b"")
@@ -143,7 +143,7 @@ def test_a_damaged_manifest_beside_a_good_one_is_named_and_the_job_goes_on(direc
     assert [problem.name for problem in problems] == [broken.name]
 
 
-def test_damaged_manifests_of_an_earlier_run_are_nothing_to_a_new_one(directory: Path) -> None:
+def test_a_new_run_ignores_an_earlier_ones_damaged_manifests(directory: Path) -> None:
     flip(snapshot(directory, 40, RUN << 32 | 1) / MANIFEST, 8 * 300)
     assert find(directory) == (Base(None, ()), [])
     commit(directory, msgspec.structs.replace(write_cut(directory, 20, own(20)), incarnation=RUN + 1))
@@ -154,9 +154,7 @@ def test_damaged_manifests_of_an_earlier_run_are_nothing_to_a_new_one(directory:
         find_base(JournalSummary(), directory, msgspec.structs.replace(FACTS, is_resumed=True), Load(0, INPUTS))
 
 
-def test_what_a_job_goes_on_from_is_synced_as_whoever_committed_it_may_not_have_come_to_that(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_snapshot_is_synced_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = snapshot(directory, 20)
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
@@ -239,7 +237,7 @@ def test_a_manifest_of_a_newer_bireme_is_told_as_such(directory: Path) -> None:
         unseal(newer, manifest.name)
 
 
-def test_when_no_snapshot_is_whole_all_problems_are_told_newest_first(directory: Path) -> None:
+def test_without_a_whole_snapshot_problems_are_newest_first(directory: Path) -> None:
     for round_ in (20, 40, 60):
         place = snapshot(directory, round_)
     (place / "manifest.json").write_bytes(b"{}")
@@ -275,7 +273,7 @@ def test_check_all_tells_of_every_snapshot(directory: Path) -> None:
     assert [p.name for p in problems] == [snapshot_name(20, 1)]
 
 
-def test_changed_inputs_are_refused_with_what_changed_unless_accepted(directory: Path) -> None:
+def test_changed_inputs_are_named_and_refused_unless_accepted(directory: Path) -> None:
     snapshot(directory, 20)
     now = Inputs(program="d" * 64, data=INPUTS.data, rules=INPUTS.rules, shards=4, seed=1)
     with pytest.raises(SnapshotError, match="was made from other inputs") as caught:
@@ -318,13 +316,13 @@ def test_a_cut_with_a_missing_or_torn_part_cannot_be_committed(directory: Path) 
     assert candidates(directory) == ([], [])
 
 
-def test_a_cut_that_builds_on_nothing_committed_cannot_be_committed(directory: Path) -> None:
+def test_a_cut_that_builds_on_no_commit_cannot_be_committed(directory: Path) -> None:
     base = write_cut(directory, 20)
     with pytest.raises(SnapshotError, match=f"it builds on {base.name}, which is not there"):
         commit(directory, write_cut(directory, 40, base=(base.name,)))
 
 
-def test_committing_twice_is_as_good_as_once_but_not_with_something_else(directory: Path) -> None:
+def test_a_second_commit_must_equal_the_first(directory: Path) -> None:
     manifest = write_cut(directory, 20)
     commit(directory, manifest)
     commit(directory, manifest)
@@ -353,7 +351,7 @@ def test_keep_keeps_what_the_newest_build_on(directory: Path) -> None:
     assert keep(directory, 1) == [third, second, first], "what builds on others goes before them"
 
 
-def test_keep_removes_uncommitted_cuts_only_when_something_newer_is_committed(directory: Path) -> None:
+def test_keep_removes_uncommitted_cuts_after_a_newer_commit(directory: Path) -> None:
     write_cut(directory, 10)
     assert keep(directory, 1) == []
     snapshot(directory, 20)
@@ -363,7 +361,7 @@ def test_keep_removes_uncommitted_cuts_only_when_something_newer_is_committed(di
     assert names(directory) == [snapshot_name(20, 1), snapshot_name(30, 1), "notes"]
 
 
-def test_keep_spares_a_cut_in_the_making_after_a_broken_snapshot_was_passed_over(directory: Path) -> None:
+def test_keep_spares_an_open_cut_after_a_broken_snapshot(directory: Path) -> None:
     """View 1 left a broken round 40, so view 2 began again at round 20 and is about to commit round 30."""
     snapshot(directory, 20)
     flip(snapshot(directory, 40) / "part-0.bin", 2000)
@@ -383,7 +381,7 @@ def test_a_broken_manifest_goes_once_all_that_stay_are_newer(directory: Path) ->
     assert names(directory) == [snapshot_name(20, 1), snapshot_name(30, 1)]
 
 
-def test_a_full_disk_fails_the_commit_and_leaves_the_snapshots_before(directory: Path) -> None:
+def test_a_full_disk_fails_the_commit_and_keeps_older_snapshots(directory: Path) -> None:
     snapshot(directory, 20)
     manifest = write_cut(directory, 40)
     half_of(directory / manifest.name / "manifest.json").symlink_to("/dev/full")
@@ -394,9 +392,7 @@ def test_a_full_disk_fails_the_commit_and_leaves_the_snapshots_before(directory:
     assert load_newest(directory, INPUTS)[0].round == 60
 
 
-def test_a_disk_without_room_for_a_name_fails_the_commit_and_leaves_the_snapshots_before(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_for_a_name_fails_the_commit_only(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def replace(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -424,7 +420,7 @@ def test_a_disk_without_room_for_a_directory_is_told(directory: Path, monkeypatc
 
 
 @pytest.mark.parametrize("forgets", ["nothing", "everything", "the first"])
-def test_a_power_cut_at_any_step_leaves_the_last_committed_snapshot_whole(tmp_path: Path, forgets: Forgets) -> None:
+def test_a_power_cut_leaves_the_last_committed_snapshot_whole(tmp_path: Path, forgets: Forgets) -> None:
     steps, is_done = 0, False
     while not is_done:
         directory = tmp_path / str(steps) / "output" / "snapshots"
@@ -452,7 +448,7 @@ def test_a_power_cut_at_any_step_leaves_the_last_committed_snapshot_whole(tmp_pa
     assert steps > 20
 
 
-def test_the_first_snapshot_of_a_job_survives_a_power_cut_right_after_its_commit(directory: Path) -> None:
+def test_the_first_snapshot_survives_a_power_cut_after_commit(directory: Path) -> None:
     directory.parent.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         disk = FailingDisk(directory.parent, patch, dies_at=10**6, forgets="everything")

@@ -199,9 +199,7 @@ def test_nothing_on_disk_is_changed(output: Path) -> None:
         (lambda p: shutil.copy(p.parent / OLD / "manifest.json", p), f"its manifest is that of {OLD}"),
     ],
 )
-def test_damage_to_a_snapshot_is_named_and_the_one_before_is_the_newest_good_one(
-    output: Path, harm: Harm, what: str
-) -> None:
+def test_snapshot_damage_is_named_and_the_one_before_is_good(output: Path, harm: Harm, what: str) -> None:
     write_status(output, "cancelled", "stopped on request")
     harm(output / "snapshots" / NEW)
     verdict = verify(output)
@@ -240,7 +238,7 @@ LATE = 3 * ROUNDS + 2
 LATER = snapshot_name(LATE, 1)
 
 
-def test_a_snapshot_within_a_pass_is_held_against_the_passes_before_it(output: Path) -> None:
+def test_a_snapshot_within_a_pass_is_checked_with_earlier_ones(output: Path) -> None:
     counts = (counted(LATE, in_pass=(3, 2, 0)),) * 2
     commit(output / "snapshots", write_cut(output, LATE, counts=counts))
     assert told(output) == []
@@ -268,7 +266,7 @@ def test_lanes_that_have_counted_otherwise_are_found(output: Path, counts: tuple
     assert told(output) == [(f"snapshots/{LATER}", what)]
 
 
-def test_a_manifest_that_tells_of_other_counts_than_its_parts_is_found(output: Path) -> None:
+def test_a_manifest_whose_counts_differ_from_its_parts_is_found(output: Path) -> None:
     made = msgspec.structs.replace(write_cut(output, LATE), samples=40)
     commit(output / "snapshots", made)
     what = "its manifest has round 14, pass 3 and 40 samples, its parts have round 14, pass 3 and 39"
@@ -301,7 +299,7 @@ def test_snapshots_that_somebody_has_taken_away_are_missed(output: Path) -> None
     assert not verdict.problems, "the models are all there"
 
 
-def test_what_was_never_committed_or_finished_is_named_and_no_fault(output: Path) -> None:
+def test_what_was_never_committed_or_finished_is_no_fault(output: Path) -> None:
     uncommitted = write_cut(output, 16).name
     (output / "snapshots" / NEW / ".part-0.bin.77.tmp").touch()
     (output / ".pass-00003.1.tmp").mkdir()
@@ -332,7 +330,7 @@ def test_what_was_never_committed_or_finished_is_named_and_no_fault(output: Path
         (lambda p: os.truncate(p / "model.safetensors", 40), "model.safetensors cannot be read: "),
     ],
 )
-def test_damage_to_a_model_is_named_and_the_other_passes_stay_sound(output: Path, harm: Harm, what: str) -> None:
+def test_model_damage_is_named_and_other_passes_stay_sound(output: Path, harm: Harm, what: str) -> None:
     harm(output / "pass-00001")
     verdict = verify(output)
     (problem,) = verdict.problems
@@ -424,7 +422,7 @@ def test_a_pass_without_a_directory_is_missing(output: Path) -> None:
     ]
 
 
-def test_a_pass_of_which_nothing_is_left_is_missing_between_the_others(output: Path) -> None:
+def test_a_pass_without_files_is_missing_between_the_others(output: Path) -> None:
     shutil.rmtree(output / "pass-00001")
     drop_lines(output / "ledger.jsonl", lambda line: '"pass":1' in line)
     assert told(output) == [("ledger.jsonl", "no pass between 0 and 2")]
@@ -435,7 +433,7 @@ def test_a_pass_with_an_absurd_number_does_not_take_forever(output: Path) -> Non
     assert ("ledger.jsonl", f"no pass between 2 and {10**15}") in told(output)
 
 
-def test_a_job_that_says_it_finished_must_have_left_its_last_pass(output: Path) -> None:
+def test_a_finished_job_must_have_its_last_pass(output: Path) -> None:
     shutil.rmtree(output / "pass-00002")
     drop_lines(output / "ledger.jsonl", lambda line: '"pass":2' in line)
     (problem,) = verify(output).problems
@@ -473,7 +471,7 @@ def test_a_pass_that_was_told_twice_after_a_crash_is_sound(output: Path) -> None
     assert told(output) == []
 
 
-def test_the_ledger_of_the_last_pass_is_not_missed_while_the_job_can_still_write_it(killed: Path) -> None:
+def test_the_last_ledger_row_is_no_fault_while_still_to_come(killed: Path) -> None:
     verdict = verify(killed)
     assert verdict.problems == []
     assert notes(killed) == [
@@ -485,12 +483,12 @@ def test_the_ledger_of_the_last_pass_is_not_missed_while_the_job_can_still_write
     assert (verdict.resume_from.name, verdict.resume_from.round, verdict.resume_from.pass_id) == (NEW, 12, 3)
 
 
-def test_the_ledger_of_the_last_pass_is_missed_where_the_job_would_go_on_behind_it(killed: Path) -> None:
+def test_the_last_ledger_row_is_missed_if_a_resume_skips_it(killed: Path) -> None:
     snapshot(killed, 3 * ROUNDS + 1)
     assert told(killed) == [("ledger.jsonl", "pass 2 is missing")]
 
 
-def test_half_of_the_last_pass_in_the_ledger_is_mended_by_going_on(killed: Path) -> None:
+def test_half_a_last_ledger_row_is_repaired_by_a_resume(killed: Path) -> None:
     with (killed / "ledger.jsonl").open("a") as f:
         f.write('{"pass":2,"shard":0,"read":7,"trained":7,"applied":7}\n{"pass":2,"sh')
     problems = {p.what: p.fix for p in verify(killed).problems if p.where == "ledger.jsonl"}
@@ -500,7 +498,7 @@ def test_half_of_the_last_pass_in_the_ledger_is_mended_by_going_on(killed: Path)
     }
 
 
-def test_while_a_job_runs_what_it_is_about_to_write_is_not_missed(killed: Path) -> None:
+def test_what_a_running_job_will_write_is_not_missed(killed: Path) -> None:
     snapshot(killed, 3 * ROUNDS + 1)
     verdict = verify(killed, is_running=True)
     assert (verdict.problems, verdict.phase, verdict.resume_from) == ([], "running", None)

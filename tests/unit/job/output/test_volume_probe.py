@@ -86,9 +86,7 @@ def test_each_ability_that_is_refused_is_named(
     assert probe(tmp_path).lacks == lack
 
 
-def test_a_file_system_that_creates_over_an_existing_file_is_not_exclusive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_creating_over_an_existing_file_is_not_exclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
     monkeypatch.setattr(os, "open", lambda path, flags, *more, **named: real(path, flags & ~os.O_EXCL, *more, **named))
     assert probe(tmp_path).lacks == ("create a file only if it is absent",)
@@ -104,9 +102,7 @@ def test_what_may_pass_is_no_lack_but_an_error_of_the_disk(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_in_which_nothing_can_be_made_is_an_error_of_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_directory_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(monkeypatch, errno.EROFS, what="mkdir")
     with pytest.raises(StorageError, match="Read-only file system"):
         probe(tmp_path)

@@ -59,11 +59,11 @@ def test_what_a_context_names_and_no_file_has_is_named(tmp_path: Path, user: str
         (429, NetworkError), (500, NetworkError), (503, NetworkError), (504, NetworkError),
     ],
 )  # fmt: skip
-def test_who_cannot_answer_now_is_asked_again_later_and_who_says_no_is_not(code: int, kind: type[BiremeError]) -> None:
+def test_a_busy_server_is_asked_again_and_a_refusing_one_not(code: int, kind: type[BiremeError]) -> None:
     assert type(refusal("jobs", code, "", "because")) is kind
 
 
-def test_a_namespace_that_is_not_there_is_told_as_such_and_not_as_a_missing_object() -> None:
+def test_a_missing_namespace_is_not_a_missing_object() -> None:
     error = refusal("ServiceAccount long", 404, "NotFound", 'namespaces "nowhere" not found')
     assert type(error) is ClusterError, "whoever only looks for an object must not take it for that"
     assert error.what == "there is no namespace nowhere"

@@ -62,13 +62,13 @@ def selectors(made: list[dict[str, Any]]) -> dict[str, Any]:
     return {job["metadata"]["name"]: job["spec"]["template"]["spec"].get("nodeSelector") for job in jobs}
 
 
-def test_facts_are_read_and_what_a_newer_bireme_writes_is_ignored(standing: Standing) -> None:
+def test_facts_are_read_and_newer_keys_are_ignored(standing: Standing) -> None:
     assert read_facts(standing.as_cluster()) == FACTS
     write(standing, json.dumps({"name": "bare", "service_account": None, "claim": None, "zone": "a"}))
     assert read_facts(standing.as_cluster()) == ClusterFacts(name="bare")
 
 
-def test_a_cluster_without_facts_or_whose_facts_may_not_be_read_has_none() -> None:
+def test_a_cluster_without_readable_facts_has_none() -> None:
     assert read_facts(Standing().as_cluster()) is None
     assert read_facts(Standing(error=ForbiddenError("you may not")).as_cluster()) is None
     with pytest.raises(NetworkError):
@@ -110,7 +110,7 @@ def test_a_file_that_describes_a_claim_of_its_own_gets_one(tmp_path: Path, key: 
     assert (volume.claim, volume.data) == ("efsvol", "sets/reviews")
 
 
-def test_with_groups_as_many_pservers_as_trainers_run_in_pods_of_their_own(tmp_path: Path) -> None:
+def test_with_groups_pservers_have_as_many_pods_as_trainers(tmp_path: Path) -> None:
     made = prepare(load(tmp_path), "ns", None, FACTS)
     assert selectors(build(made)) == {"reviews-pserver": SERVERS, "reviews-trainer": TRAINERS}
     assert made.job.hosts == tuple(f"reviews-pserver-{rank}.reviews.ns.svc" for rank in range(3))
@@ -134,7 +134,7 @@ def test_groups_go_together_with_a_node_selector(tmp_path: Path) -> None:
     assert selectors(made) == {"reviews-pserver": {"arch": "arm", "disk": "fast"}, "reviews-trainer": {"arch": "arm"}}
 
 
-def test_the_pod_on_the_volume_runs_anywhere_and_uses_the_clusters_claim(standing: Standing, tmp_path: Path) -> None:
+def test_the_volumes_pod_runs_anywhere_with_the_clusters_claim(standing: Standing, tmp_path: Path) -> None:
     place = prepare_volume(standing.as_cluster(), load(tmp_path), None)
     assert (place.claim, place.image) == ("efsvol", FACTS.image)
     assert "nodeSelector" not in volume_pod(place, "ns", "volume-1", ["bireme"])["spec"]
@@ -143,9 +143,7 @@ def test_the_pod_on_the_volume_runs_anywhere_and_uses_the_clusters_claim(standin
     assert (left.place.claim, left.place.image) == ("efsvol", FACTS.image)
 
 
-def test_a_job_that_was_submitted_with_facts_is_read_back_and_resumed_with_them(
-    standing: Standing, tmp_path: Path
-) -> None:
+def test_a_job_submitted_with_facts_is_resumed_with_them(standing: Standing, tmp_path: Path) -> None:
     assert send(tmp_path, PLAIN).exit_code == 0
     assert [name for kind, name in standing.things if kind == "Job"] == ["reviews-pserver", "reviews-trainer"]
     assert ("ServiceAccount", "reviews") not in standing.things
@@ -156,7 +154,7 @@ def test_a_job_that_was_submitted_with_facts_is_read_back_and_resumed_with_them(
     assert json.loads(send(tmp_path, PLAIN, "--json").output)["outcome"] == "unchanged"
 
 
-def test_an_image_that_is_named_wins_over_the_one_that_was_pushed(standing: Standing, tmp_path: Path) -> None:
+def test_a_named_image_wins_over_the_pushed_one(standing: Standing, tmp_path: Path) -> None:
     assert send(tmp_path, PLAIN, "--image", "mine:1").exit_code == 0
     assert read_back(standing.as_cluster(), "reviews").image == "mine:1"
 
@@ -188,7 +186,7 @@ def test_recording_an_image_leaves_the_other_facts_as_they_are() -> None:
     }  # fmt: skip
 
 
-def test_a_job_without_groups_has_the_digest_and_the_settings_that_it_had_before(tmp_path: Path) -> None:
+def test_a_job_without_groups_keeps_its_digest_and_settings(tmp_path: Path) -> None:
     made = prepare(load(tmp_path), "default", "bireme:test")
     there = next(each for each in build(made) if each["kind"] == "ConfigMap")
     assert "groups" not in there["data"]["settings.json"], "an older bireme refuses keys that it does not know"

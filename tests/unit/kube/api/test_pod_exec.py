@@ -77,7 +77,7 @@ def test_a_message_in_parts_is_put_together_around_a_ping(pair: tuple[socket.soc
     assert heard == [b"one two"]
 
 
-def test_a_message_without_end_is_refused_before_it_fills_the_memory(
+def test_an_endless_message_is_refused_before_it_fills_memory(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = pair
@@ -87,7 +87,7 @@ def test_a_message_without_end_is_refused_before_it_fills_the_memory(
         session(ours).run()
 
 
-def test_a_command_that_fails_without_reading_its_input_ends_at_once(
+def test_a_failed_command_with_unread_input_ends_at_once(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     """The server reads nothing, so what is sent has filled all buffers when the outcome comes."""
@@ -287,7 +287,7 @@ def test_a_server_without_a_protocol_that_ends_input_is_too_old(serve: Callable[
         execute(Login(f"http://127.0.0.1:{serve(answer)}", None, {}), "/exec", None, lambda *_: None)
 
 
-def test_a_client_certificate_and_a_token_are_sent_and_not_logged(
+def test_a_certificate_and_a_token_are_sent_and_not_logged(
     serve: Callable[[Handler], int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ca = make_ca("test")
@@ -353,7 +353,7 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
     sink.shutdown(socket.SHUT_WR)
 
 
-def test_a_command_goes_through_the_proxy_that_all_else_goes_through(
+def test_a_command_goes_through_the_proxy_like_all_else(
     serve: Callable[[Handler], int], surroundings: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ca = make_ca("test")

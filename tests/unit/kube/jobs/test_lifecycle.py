@@ -65,7 +65,7 @@ def test_a_job_goes_and_its_volume_stays(memory: Near, tmp_path: Path) -> None:
     assert memory.things == {}
 
 
-def test_a_volume_that_other_jobs_use_is_not_deleted_nor_anything_else(memory: Near, tmp_path: Path) -> None:
+def test_a_volume_that_other_jobs_use_keeps_all_from_deletion(memory: Near, tmp_path: Path) -> None:
     submit(memory, tmp_path)
     for name in ("second", "first"):
         submit(memory, tmp_path / name, name, ON_REVIEWS)
@@ -83,7 +83,7 @@ def test_a_volume_that_other_jobs_use_is_not_deleted_nor_anything_else(memory: N
     assert {called for _, called in memory.things} == {"apart", "apart-tls"}
 
 
-def test_a_deleted_job_s_volume_is_not_deleted_under_others_either(memory: Near, tmp_path: Path) -> None:
+def test_a_deleted_jobs_volume_is_kept_for_others_too(memory: Near, tmp_path: Path) -> None:
     submit(memory, tmp_path)
     submit(memory, tmp_path / "second", "second", ON_REVIEWS)
     delete(memory.as_cluster(), "reviews", with_volume=False)
@@ -131,7 +131,7 @@ def test_a_claim_of_another_job_is_kept_and_that_is_said(memory: Near, tmp_path:
     assert "Job second" in told["deleted"] and "PersistentVolumeClaim reviews" not in told["deleted"]
 
 
-def test_models_outside_the_usual_output_are_brought_by_the_job_s_file(memory: Near, tmp_path: Path) -> None:
+def test_models_outside_the_usual_output_come_by_the_jobs_file(memory: Near, tmp_path: Path) -> None:
     submit(memory, tmp_path, more="output: elsewhere\n")
     assert "`bireme fetch JOB.yaml DIR --image" in invoke("reviews").output
 
@@ -146,7 +146,7 @@ def test_a_volume_that_is_gone_is_not_said_to_be_there(memory: Near, tmp_path: P
     assert invoke("reviews").output == "reviews is deleted; its volume claim reviews is not there any more\n"
 
 
-def test_what_cannot_be_read_does_not_keep_a_job_from_being_deleted(memory: Near, tmp_path: Path) -> None:
+def test_unreadable_objects_do_not_keep_a_job_from_deletion(memory: Near, tmp_path: Path) -> None:
     submit(memory, tmp_path, more=ON_SHARED)
     memory.put(CLAIM, "shared")
     data = memory.things["ConfigMap", "reviews"]["data"]
@@ -155,7 +155,7 @@ def test_what_cannot_be_read_does_not_keep_a_job_from_being_deleted(memory: Near
     assert set(memory.things) == {(CLAIM.kind, "shared")}
 
 
-def test_a_job_is_deleted_without_a_look_at_the_secrets_of_others(memory: Near, tmp_path: Path) -> None:
+def test_a_job_is_deleted_without_reading_others_secrets(memory: Near, tmp_path: Path) -> None:
     submit(memory, tmp_path)
     memory.things["Secret", "reviews-tls"] = {
         "metadata": {"name": "reviews-tls", "labels": naming.labels_of("reviews")}

@@ -76,7 +76,7 @@ def test_a_job_has_one_state(jobs: list[Json], state: str) -> None:
     assert job_view(jobs).state == state
 
 
-def test_why_a_job_failed_is_told_by_its_own_error_before_kubernetes_words() -> None:
+def test_a_jobs_own_error_comes_before_kubernetes_words() -> None:
     error = {"kind": "DataError", "what": "shard 1 is empty", "why": "", "fix": ""}
     assert job_view([job(status={"phase": "failed", "error": error}, conditions=["Failed"])]).reason == error["what"]
     assert job_view([job(conditions=["Failed"])]).reason == "as told"
@@ -88,7 +88,7 @@ def test_a_status_that_is_no_json_is_none() -> None:
     assert job_view([broken]).status == JobStatus()
 
 
-def test_the_jobs_of_a_job_belong_together_and_the_pservers_come_first() -> None:
+def test_a_jobs_two_jobs_belong_together_pservers_first() -> None:
     found = by_name([job("reviews-trainer"), job("reviews-pserver")])
     assert [each["metadata"]["name"] for each in found["reviews"]] == ["reviews-pserver", "reviews-trainer"]
     assert job_view(found["reviews"]).pods == 6
@@ -100,7 +100,7 @@ def test_a_job_that_only_splits_data_is_none_of_those_that_train() -> None:
     assert list(by_name([splitting, job()])) == ["reviews"]
 
 
-def test_a_pod_is_told_with_its_rank_its_training_and_its_restarts() -> None:
+def test_a_pod_shows_its_rank_its_training_and_its_restarts() -> None:
     pods = [pod(1, "Failed", created="1"), pod(1, created="2", containerStatuses=[{"restartCount": 2}]), pod(0)]
     first, second = pod_views(pods, replace(TRAINS, waits_for=("trainer 1",)))
     assert (first.rank, first.restarts, first.trains, first.is_straggler) == (0, 0, None, False)
@@ -108,7 +108,7 @@ def test_a_pod_is_told_with_its_rank_its_training_and_its_restarts() -> None:
     assert second.trains == TrainerStatus(trainer=1, pass_id=2, rate=10.0)
 
 
-def test_a_straggler_is_not_mistaken_for_another_one_whose_number_begins_alike() -> None:
+def test_a_straggler_is_not_one_whose_number_begins_alike() -> None:
     late = JobStatus(waits_for=("trainer 12, which has said nothing for 9 s",))
     found = {view.rank: view.is_straggler for view in pod_views([pod(1), pod(12), pod(2)], late)}
     assert found == {1: False, 12: True, 2: False}

@@ -87,7 +87,7 @@ def test_that_logs_may_not_be_seen_is_said(is_following: bool) -> None:
         told(Pods([ForbiddenError("pods/log")], []), is_following=is_following)
 
 
-def test_a_followed_log_is_taken_up_again_after_the_last_line_that_is_known() -> None:
+def test_a_followed_log_continues_after_the_last_known_line() -> None:
     lost = NetworkError("reset")
     pods = Pods([stamped(1, "one"), stamped(2, "two"), lost], [stamped(2, "two"), stamped(3, "three")])
     assert told(pods, is_following=True, last=5) == ["one", "two", "three"]
@@ -102,7 +102,7 @@ def test_all_lines_of_a_burst_are_heard() -> None:
     assert told(pods, is_following=True) == [*(f"line {n}" for n in range(5)), "after"]
 
 
-def test_an_api_server_that_stays_away_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_api_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "OUTAGE_S", 0.0)
     with pytest.raises(NetworkError, match="cannot reach"):
         told(Pods([], [], looks=4), is_following=True)
@@ -129,11 +129,11 @@ def test_the_pods_own_container_is_asked_whatever_runs_beside_it(is_following: b
         refused(400, 'container "node" in pod "small-0-x" is terminated'),
     ],
 )
-def test_a_container_that_is_gone_or_has_not_begun_has_said_nothing(none: BiremeError) -> None:
+def test_a_gone_or_unstarted_container_has_no_lines(none: BiremeError) -> None:
     assert told(Pods([none], is_over=True)) == []
 
 
-def test_of_long_logs_only_the_end_is_asked_for_where_it_has_enough_of_each() -> None:
+def test_only_the_ends_of_long_logs_are_fetched_where_enough() -> None:
     end = [stamped(n % 60, f"{who} | {n}") for n in range(100) for who in ("trainer 0", "pserver 0", "entry")]
     assert len(end) > TAIL_LINES
     pods = Pods(end, is_over=True)
@@ -142,7 +142,7 @@ def test_of_long_logs_only_the_end_is_asked_for_where_it_has_enough_of_each() ->
     assert len(told(pods, last=50, role="trainer")) == 50 and pods.asked == [(None, 500)]
 
 
-def test_a_log_that_is_rare_in_the_end_of_its_pods_is_looked_for_in_the_whole() -> None:
+def test_a_log_rare_at_the_ends_is_searched_in_the_whole() -> None:
     whole = [stamped(0, "pserver 0 | rare"), *(stamped(n % 60, f"trainer 0 | {n}") for n in range(TAIL_LINES))]
     pods = Pods(whole[-TAIL_LINES:], whole, is_over=True)
     assert "rare" in told(pods, last=20) and pods.asked == [(None, TAIL_LINES), (None, None)]

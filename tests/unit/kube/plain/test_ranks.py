@@ -31,7 +31,7 @@ def test_a_pod_that_takes_no_part_is_not_counted(gone: Peer) -> None:
     assert decide("a", [A, B, C, gone], RankRecord(), 3) == RankAll(("b", "a", "c"))
 
 
-def test_a_pod_finds_itself_in_the_record_also_when_nobody_else_is_seen() -> None:
+def test_a_pod_finds_itself_in_the_record_when_alone() -> None:
     assert decide("c", [], RANKED, 3) == Hold(2)
 
 
@@ -49,7 +49,7 @@ def test_a_rank_that_was_taken_again_belongs_to_the_last_one() -> None:
     assert isinstance(decide("d", peers, record, 3), Wait), "it was taken for gone, and has lost its place"
 
 
-def test_a_pod_without_an_address_may_live_unless_it_is_known_to_be_gone() -> None:
+def test_a_pod_without_an_address_may_live_unless_known_gone() -> None:
     assert Peer("d", "", "Pending").may_live and not Peer("d", "", "Pending").is_live
     assert not Peer("d", "", "Failed").may_live and not Peer("d", "", is_deleted=True).may_live
 

@@ -34,7 +34,7 @@ def told(tmp_path: Path) -> dict[str, str]:
     return {**TUTORIAL, "JOB_PATH": str(tmp_path)}
 
 
-def test_the_tutorials_variables_make_the_job_that_its_start_script_ran(told: dict[str, str], tmp_path: Path) -> None:
+def test_the_tutorials_variables_make_its_start_scripts_job(told: dict[str, str], tmp_path: Path) -> None:
     job = tutorial.job_of(tutorial.read(told))
     place = tmp_path / "paddle-cluster-job"
     assert (job.name, job.passes, job.log_period) == ("paddle-cluster-job", 10, 50)
@@ -103,7 +103,7 @@ def test_fewer_shards_than_pods_are_told_with_both_numbers(told: dict[str, str])
     assert "4 pods but only 3 data shards" in error.what and "SPLIT_COUNT" in error.fix
 
 
-def test_a_program_that_is_not_there_is_told_with_where_it_was_looked_for(told: dict[str, str]) -> None:
+def test_a_missing_program_is_named_with_the_searched_places(told: dict[str, str]) -> None:
     error = refusal({**told, "TRAIN_CONFIG_DIR": "recommendation"}, SpecError)
     assert "paddle-cluster-job/recommendation" in error.what and "TRAIN_CONFIG_DIR" in error.fix
 

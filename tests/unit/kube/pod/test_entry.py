@@ -71,14 +71,14 @@ def test_outside_of_a_cluster_nobody_is_told_of_the_status(told: dict[str, str])
     assert place is not None and place.kube_job == ""
 
 
-def test_a_pod_with_a_role_knows_of_both_jobs_also_where_there_are_as_many_of_each(told: dict[str, str]) -> None:
+def test_a_pod_with_a_role_counts_both_jobs(told: dict[str, str]) -> None:
     Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(msgspec.structs.replace(JOB, pservers=3)))
     for role, jobs in (("trainer", ("demo-pserver", "demo-trainer")), ("", ("demo",))):
         place = place_of({**told, "BIREME_ROLE": role}, never)
         assert place is not None and place.all_jobs == jobs
 
 
-def test_a_job_on_a_volume_that_cannot_hold_it_is_ended_instead_of_tried_again(
+def test_a_job_on_an_unfit_volume_is_ended_without_a_retry(
     told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "output"
@@ -93,7 +93,7 @@ def test_a_job_on_a_volume_that_cannot_hold_it_is_ended_instead_of_tried_again(
     assert ended == [("demo",)] and list(output.iterdir()) == []
 
 
-def test_ranks_are_counted_by_role_where_pservers_and_trainers_are_apart(told: dict[str, str]) -> None:
+def test_ranks_are_counted_by_role_where_groups_are_apart(told: dict[str, str]) -> None:
     place = place_of({**told, "BIREME_ROLE": "trainer"}, never)
     assert place is not None and place.role == "trainer"
     with pytest.raises(UsageError, match="JOB_COMPLETION_INDEX is 2, but the job has only 2 pservers"):
@@ -145,9 +145,7 @@ def member(told: dict[str, str], job: Job, rank: int) -> pod_module.Member:
     return pod_module.Member(place, Probes(Path(job.output) / f"probes-{rank}"), [])
 
 
-def test_what_a_pod_of_a_lost_machine_has_left_on_the_volume_is_no_sign_of_life(
-    told: dict[str, str], tmp_path: Path
-) -> None:
+def test_files_of_a_lost_machines_pod_are_no_sign_of_life(told: dict[str, str], tmp_path: Path) -> None:
     hasty = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=0.1, pservers=3)
     lost, first, second = (member(told, hasty, rank) for rank in range(3))
     lost._meeting.beat()
@@ -185,7 +183,7 @@ def test_a_pod_that_comes_when_the_job_is_over_waits_for_nobody(told: dict[str, 
     assert late._is_finished(job)
 
 
-def test_a_pod_fails_with_whoever_has_failed_and_left_before_it_was_seen(told: dict[str, str], tmp_path: Path) -> None:
+def test_a_pod_fails_with_one_that_failed_and_left_unseen(told: dict[str, str], tmp_path: Path) -> None:
     job = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=1.0, pservers=3)
     reports = tmp_path / "output" / "run" / "reports"
     reports.mkdir(parents=True)
@@ -199,9 +197,7 @@ def test_a_pod_fails_with_whoever_has_failed_and_left_before_it_was_seen(told: d
         late._gather(job)
 
 
-def test_a_pod_without_a_rank_does_not_wait_for_ever_and_says_for_whom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_without_a_rank_ends_and_names_the_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = pod_module._Waiting(Probes(tmp_path), [])
     assert waiting.rest(Wait("1 of 3 pods are there"))
     monkeypatch.setattr(pod_module, "CONNECT_TIMEOUT_S", 0.0)
@@ -210,7 +206,7 @@ def test_a_pod_without_a_rank_does_not_wait_for_ever_and_says_for_whom(
     assert waiting.rest(Wait("all ranks belong to pods that live", is_surplus=True)), "one too many harms nobody"
 
 
-def test_a_job_that_its_pods_cannot_read_is_ended_instead_of_tried_again(
+def test_a_job_unreadable_to_its_pods_is_ended_without_a_retry(
     told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path(told["BIREME_JOB"]).write_text('{"name": "demo", "news": 1}')
@@ -296,7 +292,7 @@ def test_before_the_api_server_has_answered_nothing_is_known(open_eyes: Callable
     assert eyes.look() is None and not eyes.is_blind
 
 
-def test_a_watch_that_always_ends_at_once_is_not_begun_anew_without_a_pause() -> None:
+def test_a_watch_that_ends_at_once_is_renewed_after_a_pause() -> None:
     begun_s: list[float] = []
     is_enough = threading.Event()
 
@@ -409,7 +405,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_a_replacement_that_has_seen_nobody_yet_takes_nobodys_rank(tmp_path: Path) -> None:
+def test_a_replacement_that_has_seen_no_pod_takes_no_rank(tmp_path: Path) -> None:
     book = RankBook(tmp_path / "ranks")
     book.write(RankAll(("a", "b")))
     c, gone = Peer("c", "10.0.0.11"), Peer("b", "10.0.0.10", "Failed")
@@ -432,9 +428,7 @@ def test_a_pod_that_is_not_listed_is_gone_only_after_a_while(tmp_path: Path, now
     assert waits == [100.0, 101.0, 102.0] and now[0] - 100.0 >= ABSENCE_S
 
 
-def test_two_replacements_at_once_take_two_ranks_before_the_cluster_knows_their_addresses(
-    tmp_path: Path, now: list[float]
-) -> None:
+def test_two_replacements_without_addresses_take_two_ranks(tmp_path: Path, now: list[float]) -> None:
     book = RankBook(tmp_path / "ranks")
     book.write(RankAll(("a", "b", "x")))
     gone = [Peer("b", "10.0.0.10", "Failed"), Peer("x", "10.0.0.8", is_deleted=True)]

@@ -38,7 +38,7 @@ def until_over(coordinator: Coordinator, grace_s: float = 25.0) -> float:
     return now_s - 100.0
 
 
-def test_a_node_leaves_once_its_snapshot_is_there_and_asks_for_it_only_once() -> None:
+def test_a_node_requests_one_snapshot_and_leaves_after_it() -> None:
     coordinator = Coordinator(training(wanted=True), training(wanted=True), training())
     assert until_over(coordinator) < 1.0
     assert coordinator.wishes == [True, False, False]
@@ -57,7 +57,7 @@ def test_a_job_that_cannot_cut_within_a_pass_is_not_waited_for() -> None:
     assert until_over(Coordinator(training())) == 0.0
 
 
-def test_a_coordinator_that_has_left_is_given_a_few_seconds_to_come_back() -> None:
+def test_a_coordinator_that_left_has_seconds_to_come_back() -> None:
     assert liveness.GONE_S - 0.1 <= until_over(Coordinator(None)) < liveness.GONE_S + 1
     coordinator = Coordinator(None, None, training(wanted=True), training())
     assert until_over(coordinator) < 1.5

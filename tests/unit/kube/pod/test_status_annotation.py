@@ -120,7 +120,7 @@ def test_a_status_becomes_the_jobs_annotation() -> None:
     assert msgspec.json.decode(change["metadata"]["annotations"][STATUS])["round"] == 3
 
 
-def test_a_cluster_that_does_not_listen_is_named_once_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_cluster_is_named_once_and_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     publish = Publisher(Cluster(error=ClusterError("not today")).patch, "demo")
     with caplog.at_level(logging.WARNING):
         publish(status())
@@ -128,7 +128,7 @@ def test_a_cluster_that_does_not_listen_is_named_once_and_harms_nobody(caplog: p
     assert [record.getMessage() for record in caplog.records] == ["failed to write status job=demo cause=not today"]
 
 
-def test_a_hopeless_job_is_ended_with_its_reason_on_the_first_of_its_jobs() -> None:
+def test_a_hopeless_jobs_reason_is_on_the_first_of_its_jobs() -> None:
     cluster = Cluster()
     give_up(cluster, ("demo-pserver", "demo-trainer"), DataError("a shard is torn"))
     (first, change), (second, other) = cluster.patches
@@ -139,7 +139,7 @@ def test_a_hopeless_job_is_ended_with_its_reason_on_the_first_of_its_jobs() -> N
     assert "metadata" not in other
 
 
-def test_a_job_with_a_policy_of_its_own_is_left_to_it_and_told_the_reason_once() -> None:
+def test_a_job_with_its_own_policy_is_left_to_it() -> None:
     job = Cluster({"podFailurePolicy": {"rules": []}}).get("demo")
     assert ending_of(job, DataError("x"), is_main=False) == {}
     change = ending_of(job, DataError("a shard is torn"), is_main=True)

@@ -123,7 +123,7 @@ def test_a_program_beside_job_yaml_leaves_shards_and_output_out(tmp_path: Path) 
     assert list(read_program(tmp_path, without=tmp_path / "results")) == ["config.py"]
 
 
-def test_a_program_that_is_too_large_is_refused_and_its_largest_files_are_named(tmp_path: Path) -> None:
+def test_a_large_program_is_refused_with_its_largest_files(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text("x")
     (tmp_path / "weights").write_bytes(bytes(MAX_NBYTES))
     with pytest.raises(SpecError, match="holds 900,001 bytes") as caught:
@@ -136,7 +136,7 @@ def test_an_image_must_be_named(tmp_path: Path) -> None:
         make(tmp_path, image=None)
 
 
-def test_a_digest_knows_the_program_and_the_settings_but_no_certificates(tmp_path: Path) -> None:
+def test_a_digest_covers_program_and_settings_not_certificates(tmp_path: Path) -> None:
     from dataclasses import replace
 
     told = make(tmp_path)
@@ -150,7 +150,7 @@ def test_a_digest_knows_the_program_and_the_settings_but_no_certificates(tmp_pat
     assert len({told.digest, *others}) == 5
 
 
-def test_a_lost_pod_is_replaced_at_once_or_a_policy_ends_hopeless_jobs(tmp_path: Path) -> None:
+def test_lost_pods_are_replaced_or_a_policy_ends_hopeless_jobs(tmp_path: Path) -> None:
     """Kubernetes refuses a pod failure policy together with replacing pods that are not surely gone."""
     at_once = build(make(tmp_path))[-1]["spec"]
     assert at_once["podReplacementPolicy"] == "TerminatingOrFailed" and "podFailurePolicy" not in at_once

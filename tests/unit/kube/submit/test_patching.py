@@ -20,7 +20,7 @@ def test_maps_are_merged_and_a_null_removes_a_key() -> None:
     assert merge(POD, {"labels": {"two": None, "three": "3"}})["labels"] == {"one": "1", "three": "3"}
 
 
-def test_items_that_agree_in_their_key_are_merged_and_others_added() -> None:
+def test_items_of_one_key_are_merged_and_others_added() -> None:
     patch = {"containers": [{"name": "node", "env": [{"name": "B", "value": "9"}, {"name": "C", "value": "3"}]}]}
     (box,) = merge(POD, patch)["containers"]
     assert box["image"] == "a"

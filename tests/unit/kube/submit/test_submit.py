@@ -81,7 +81,7 @@ def test_a_job_is_sent_in_full(tmp_path: Path) -> None:
     assert set(data["binaryData"]) == {"program.table.bin"}
 
 
-def test_a_part_that_is_sent_again_does_not_become_the_owner_of_the_rest(tmp_path: Path) -> None:
+def test_a_part_sent_again_does_not_own_the_rest(tmp_path: Path) -> None:
     there = Standing()
     made = build(make(tmp_path, PLAIN + "pservers: 1\ntrainers: 2\n"))
     send(there.as_cluster(), made)

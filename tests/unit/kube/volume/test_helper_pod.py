@@ -102,7 +102,7 @@ def memory() -> Memory:
     return made
 
 
-def test_a_pod_on_a_volume_lives_for_a_day_and_is_no_part_of_the_job() -> None:
+def test_a_volumes_pod_lives_for_a_day_outside_of_the_job() -> None:
     pod = volume_pod(PLACE, "ns", "volume-1", ["bireme"])
     assert pod["spec"]["activeDeadlineSeconds"] == LIFETIME_S == 24 * 3600
     labels = pod["metadata"]["labels"]
@@ -110,7 +110,7 @@ def test_a_pod_on_a_volume_lives_for_a_day_and_is_no_part_of_the_job() -> None:
     assert naming.INSTANCE not in labels
 
 
-def test_a_pod_on_a_volume_has_the_jobs_account_its_limits_and_what_is_patched_in() -> None:
+def test_a_volumes_pod_has_the_jobs_account_limits_and_patch() -> None:
     box = {"name": VOLUME_CONTAINER, "securityContext": {"runAsUser": None, "privileged": False}}
     patch = {
         "Pod": {"metadata": {"annotations": {"a": "b"}}, "spec": {"runtimeClassName": "kata", "containers": [box]}}
@@ -166,7 +166,7 @@ UNREACHED = pulling('Get "https://registry.local/v2/": dial tcp: i/o timeout')
 NO_MACHINE = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]}
 
 
-def test_a_pod_that_waits_for_its_machine_is_told_of_and_waited_for() -> None:
+def test_a_pod_that_waits_for_its_machine_is_shown_and_awaited() -> None:
     slow = Slow(*[NO_MACHINE] * 500)
     slow.start()
     (said,) = slow.said
@@ -184,7 +184,7 @@ def test_a_registry_that_does_not_answer_once_is_asked_again() -> None:
     Slow(*[UNREACHED] * 5, *[pulling("Back-off pulling image", "ImagePullBackOff")] * 30).start()
 
 
-def test_a_registry_that_does_not_answer_for_a_minute_is_given_up() -> None:
+def test_a_registry_silent_for_a_minute_is_given_up() -> None:
     slow = Slow(*[NO_MACHINE] * 100, last=UNREACHED)
     with pytest.raises(ClusterError, match="does not start: ErrImagePull"):
         slow.start()
@@ -192,7 +192,7 @@ def test_a_registry_that_does_not_answer_for_a_minute_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("final", ["not found", "pull access denied, repository does not exist", "401 Unauthorized"])
-def test_a_registry_that_says_no_is_believed_however_long_it_talks(final: str) -> None:
+def test_a_registrys_refusal_counts_at_any_length(final: str) -> None:
     slow = Slow(last=pulling(f"failed to pull and unpack image {'x' * 200}: {final}"))
     with pytest.raises(ClusterError, match="does not start: ErrImagePull"):
         slow.start()
@@ -209,7 +209,7 @@ def test_a_pod_that_has_ended_is_replaced_at_the_next_command(memory: Memory) ->
     assert len(set(memory.ran_in)) == 3 and memory.pods() == []
 
 
-def test_the_end_of_a_pod_under_a_command_is_told_with_its_reason_and_can_be_tried_again(memory: Memory) -> None:
+def test_a_pods_end_under_a_command_is_a_retryable_reason(memory: Memory) -> None:
     over = {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active longer than the deadline"}
     memory.answers = [(137, b"", "")]
 

@@ -99,7 +99,7 @@ def test_a_split_gives_its_report_and_leaves_nothing() -> None:
     assert (stage.find(JOB, NAME), stage.said) == (None, [])
 
 
-def test_the_report_of_an_earlier_split_is_not_taken_for_this_one() -> None:
+def test_an_earlier_splits_report_is_not_taken_for_this_one() -> None:
     def old(stage: Stage) -> None:
         runs(stage)
         stage.pod({"phase": "Succeeded"}, "old")["metadata"]["ownerReferences"] = [{"uid": "another"}]
@@ -123,7 +123,7 @@ def test_a_pod_that_got_its_machine_at_last_may_run_for_long() -> None:
     assert stage.split() == REPORT
 
 
-def test_a_job_that_gets_no_pod_is_given_up_with_the_clusters_words() -> None:
+def test_a_job_without_a_pod_is_given_up_in_the_clusters_words() -> None:
     stage = Stage()
     event = stage.put(KINDS["Event"], "e", message="exceeded quota: none", lastTimestamp="2")
     event["involvedObject"] = {"kind": "Job", "name": NAME}
@@ -157,7 +157,7 @@ def test_a_job_that_somebody_else_has_made_meanwhile_is_left(monkeypatch: pytest
     assert stage.deleted == []
 
 
-def test_an_api_server_that_is_away_for_a_while_does_not_end_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_api_server_does_not_end_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     stage, get, away = Stage(runs, *[lambda _: None] * 100, ends), Memory.get, 100
 
     def lost(kind: Kind, name: str) -> Json:
@@ -187,7 +187,7 @@ def test_a_failed_split_is_the_error_that_it_told_of() -> None:
         Stage(runs, lambda stage: stage.end("Failed", told)).split()
 
 
-def test_a_failed_split_without_a_word_is_told_with_what_the_cluster_says() -> None:
+def test_a_silent_failed_split_is_shown_in_the_clusters_words() -> None:
     def evicted(stage: Stage) -> None:
         stage.pod({"phase": "Failed", "reason": "Evicted", "message": "low on memory"})
         stage.end("Failed", message="backoff limit")
@@ -206,7 +206,7 @@ def test_a_job_of_the_same_name_that_does_something_else_is_left() -> None:
     assert stage.deleted == []
 
 
-def test_a_split_that_runs_is_not_disturbed_and_one_that_has_ended_is_removed() -> None:
+def test_a_running_split_is_kept_and_an_ended_one_removed() -> None:
     stage = Stage(runs, ends)
     stage.create(split_job(PLACE, "ns", ["bireme"]))
     with pytest.raises(ClusterError, match="has not ended"):

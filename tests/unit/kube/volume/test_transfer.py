@@ -177,7 +177,7 @@ def test_a_piece_that_does_not_follow_what_is_there_is_refused(tmp_path: Path) -
 # A connection that is lost
 
 
-def test_a_question_that_finds_no_connection_is_asked_again_after_a_pause(here: Path, tmp_path: Path) -> None:
+def test_a_request_without_a_connection_is_tried_again_later(here: Path, tmp_path: Path) -> None:
     pauses = Pauses()
     transfer.push(Volume(fails={"have": 3}), transfer.shard_files(here), str(tmp_path / "there"), pause=pauses)
     assert contents(tmp_path / "there") == FILES and pauses == [1, 2, 4]
@@ -210,7 +210,7 @@ def test_a_file_that_is_here_stays_until_more_of_it_has_come(here: Path, tmp_pat
     assert contents(target) == contents(here)
 
 
-def test_a_file_that_was_whole_but_for_its_name_is_not_fetched_again(here: Path, tmp_path: Path) -> None:
+def test_a_whole_file_that_lacks_its_name_is_not_fetched_again(here: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     transfer.fetch(Volume(), str(here), pod_end.list_files(here), target)
     whole = target / "0/data/train.txt"
@@ -250,7 +250,7 @@ def piece(path: str, content: bytes = b"evil", offset: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil"])
-def test_a_name_that_leads_out_of_the_target_is_refused_before_anything_is_asked(name: str, tmp_path: Path) -> None:
+def test_a_name_out_of_the_target_is_refused_first(name: str, tmp_path: Path) -> None:
     (tmp_path / "evil").write_bytes(b"mine")
     pod = Liar(piece(name))
     with pytest.raises(DataError, match="is not a path below"):
@@ -272,7 +272,7 @@ def test_a_piece_that_comes_twice_or_from_elsewhere_is_refused(tmp_path: Path) -
     assert contents(tmp_path) == {"target/model": b"evil"}
 
 
-def test_a_link_here_that_leads_out_of_the_target_is_not_followed(tmp_path: Path) -> None:
+def test_a_local_link_out_of_the_target_is_not_followed(tmp_path: Path) -> None:
     outside, target = tmp_path / "outside", tmp_path / "target"
     outside.mkdir()
     (outside / "mine").write_bytes(b"mine")
@@ -324,9 +324,7 @@ def test_a_disk_that_cannot_be_written_ends_a_fetch_at_once(here: Path, tmp_path
 
 
 @pytest.mark.parametrize("file", ["up", "up/target", "up/target/0", "up/target/0/data"])
-def test_a_file_where_a_directory_is_needed_is_named_before_anything_is_asked(
-    here: Path, tmp_path: Path, file: str
-) -> None:
+def test_a_file_in_a_directorys_place_is_named_first(here: Path, tmp_path: Path, file: str) -> None:
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("mine")
     pod = Volume()
@@ -336,14 +334,14 @@ def test_a_file_where_a_directory_is_needed_is_named_before_anything_is_asked(
     assert (tmp_path / file).read_text() == "mine"
 
 
-def test_a_directory_where_a_file_goes_is_named_before_anything_is_asked(here: Path, tmp_path: Path) -> None:
+def test_a_directory_in_a_files_place_is_named_first(here: Path, tmp_path: Path) -> None:
     (tmp_path / "target/shards.json").mkdir(parents=True)
     with pytest.raises(OutputExistsError, match=r"shards\.json is a directory"):
         transfer.fetch(Volume(), str(here), pod_end.list_files(here), tmp_path / "target")
     assert contents(tmp_path / "target") == {}
 
 
-def test_what_would_be_replaced_is_told_before_anything_is_written(here: Path, tmp_path: Path) -> None:
+def test_replaced_files_are_named_before_anything_is_written(here: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     (target / "0/data").mkdir(parents=True)
     (target / "0/data/train.txt").write_bytes(b"one\n")

@@ -155,21 +155,21 @@ def test_rows_lie_apart_and_start_on_page_borders(is_shared: bool) -> None:
     memory.close()
 
 
-def test_without_shared_memory_a_trainer_keeps_one_set_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shared_memory_a_trainer_keeps_its_own_set(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_memory(monkeypatch)
     memory = TrainerMemory(LAYOUT, SPANS, is_shared=True)
     assert (memory.is_shared, memory.set_of(1)) == (False, 0)
     memory.row(SPANS[2])[:] = 1.0
 
 
-def test_without_shared_memory_a_lane_has_buffers_and_rows_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shared_memory_a_lane_has_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_memory(monkeypatch)
     memory = LaneMemory(Slice(0, SIZE), 2)
     memory.buffers[0][:], memory.buffers[1][:], memory.inbox[:] = 1.0, 2.0, 3.0
     assert (memory.fd, memory.buffers[0][-1], memory.buffers[1][0]) == (-1, 1.0, 2.0)
 
 
-def test_a_lane_that_nobody_uses_any_more_gives_its_descriptor_back() -> None:
+def test_a_lane_out_of_use_gives_its_descriptor_back() -> None:
     gc.collect()  # of what other tests left
     before = len(list(Path("/proc/self/fd").iterdir()))
     lane = new_lane()
@@ -193,7 +193,7 @@ def test_parameters_of_a_sharing_lane_appear_without_a_payload(stage: Stage) -> 
             sock.recv(1)
 
 
-def test_a_trainer_that_does_not_offer_memory_is_answered_without_any(stage: Stage) -> None:
+def test_a_trainer_without_memory_is_answered_without_any(stage: Stage) -> None:
     trainer = stage.trainer()
     trainer.attach(fds=[])
     assert not trainer.is_attached
@@ -253,9 +253,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("body", "job", "view"), WRONG.values(), ids=WRONG.keys())
-def test_an_attach_that_does_not_fit_is_refused_and_changes_nothing(
-    stage: Stage, body: bytes | None, job: int, view: int
-) -> None:
+def test_a_misfit_attach_is_refused_and_changes_nothing(stage: Stage, body: bytes | None, job: int, view: int) -> None:
     with pytest.raises(FrameError):
         stage.trainer().attach(body=body, job=job, view=view)
     friend = stage.sharer()
@@ -302,7 +300,7 @@ def test_rows_are_free_again_when_mapping_one_of_them_fails(stage: Stage, monkey
     assert other.pull(1) == before - 3.0
 
 
-def test_what_a_trainer_pushed_before_it_went_still_counts_and_it_can_reach_the_inbox_no_more(stage: Stage) -> None:
+def test_a_gone_trainers_push_counts_and_its_inbox_is_closed(stage: Stage) -> None:
     going, staying = stage.sharer(*SPANS[:1]), stage.sharer(*SPANS[1:])
     before = staying.pull(0)
     going.push(0, 4.0)
@@ -313,7 +311,7 @@ def test_what_a_trainer_pushed_before_it_went_still_counts_and_it_can_reach_the_
     assert staying.pull(1) == before - 6.0
 
 
-def test_a_row_that_was_given_back_can_be_shared_or_sent_by_another(stage: Stage) -> None:
+def test_a_row_given_back_can_be_shared_or_sent_by_another(stage: Stage) -> None:
     first, staying = stage.sharer(*SPANS[:1]), stage.sharer(*SPANS[1:])
     before = staying.pull(0)
     stage.lane.detach(first.there)
@@ -326,7 +324,7 @@ def test_a_row_that_was_given_back_can_be_shared_or_sent_by_another(stage: Stage
     assert staying.pull(2) == before - 6.0
 
 
-def test_a_replacement_that_attaches_does_not_undo_what_its_predecessor_had_pushed(stage: Stage) -> None:
+def test_an_attaching_replacement_keeps_its_predecessors_push(stage: Stage) -> None:
     first, staying = stage.sharer(*SPANS[:1]), stage.sharer(*SPANS[1:])
     before = staying.pull(0)
     first.push(0, 4.0)

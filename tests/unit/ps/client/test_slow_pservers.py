@@ -58,7 +58,7 @@ def test_a_pserver_that_answers_late_is_waited_for_by_as_much(pservers: int) -> 
 
 
 @pytest.mark.parametrize("first", [0, 3, 15])
-def test_with_long_rounds_and_many_pservers_all_trainers_see_the_same_one(first: int) -> None:
+def test_all_trainers_see_the_same_slow_pserver(first: int) -> None:
     slow_pservers = SlowPservers(16, first)
     now_s = run_rounds(slow_pservers, 0.0, 16 * TURNS, [0.1] * 15 + [1.0])
     assert slow_pservers.slowest is None, "some have not been last often enough"
@@ -67,7 +67,7 @@ def test_with_long_rounds_and_many_pservers_all_trainers_see_the_same_one(first:
         assert share(slow_pservers, 15) == pytest.approx(0.9, abs=0.03)
 
 
-def test_pservers_that_are_all_slow_are_none_slower_than_the_others() -> None:
+def test_of_pservers_that_are_all_slow_none_is_slower() -> None:
     slow_pservers = SlowPservers(3)
     run_rounds(slow_pservers, 0.0, 60, [0.5, 0.5, 0.5], move_s=0.1)
     assert share(slow_pservers, 0) + share(slow_pservers, 1) + share(slow_pservers, 2) < 0.05
@@ -123,7 +123,7 @@ def test_what_passes_between_passes_counts_for_nobody() -> None:
     assert found.share == pytest.approx(0.85, abs=0.1)
 
 
-def test_passes_of_two_rounds_have_every_pserver_last_in_a_round_that_counts() -> None:
+def test_in_passes_of_two_rounds_every_pserver_is_last_once() -> None:
     slow_pservers, now_s = SlowPservers(3), 0.0
     for _ in range(40):
         now_s = run_rounds(slow_pservers, now_s, 2, [0.1, 0.35, 0.35], compute_s=0.1)

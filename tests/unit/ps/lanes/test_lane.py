@@ -149,7 +149,7 @@ def test_first_values_follow_the_rule_of_each_parameter(stage: Stage) -> None:
     assert (values[96:99] == 0.25).all()
 
 
-def test_the_end_of_a_pass_is_told_with_the_totals_of_every_shard(stage: Stage) -> None:
+def test_the_end_of_a_pass_reports_every_shards_totals(stage: Stage) -> None:
     peer = stage.peer()
     peer.push(0, ones(1.0), is_last=True)
     peer.push(1, ones(1.0), is_last=True)
@@ -186,7 +186,7 @@ def test_a_late_push_is_read_and_counts_nothing(stage: Stage) -> None:
     assert values[96] == np.float32(0.25 - 1.0)
 
 
-def test_a_connection_that_dies_in_mid_payload_leaves_its_row_free(stage: Stage) -> None:
+def test_a_connection_lost_in_mid_payload_frees_its_row(stage: Stage) -> None:
     dying, other = stage.peer(), stage.peer()
     head = Head(Kind.PUSH, job=7, view=3, lo=0, hi=1, nbytes=4 * SIZE, records=1)
     frame_io.send(dying.here, head, pack_records([Record(0, False, 5, 1.0)]), ones(8.0)[:10])
@@ -258,9 +258,7 @@ def test_a_set_that_does_not_fit_is_refused_and_changes_nothing(stack: ExitStack
 
 
 @pytest.mark.parametrize("is_set_by_trainer", [True, False], ids=["by a trainer", "by the generator"])
-def test_values_that_come_when_the_lane_has_some_are_read_and_change_nothing(
-    stack: ExitStack, is_set_by_trainer: bool
-) -> None:
+def test_values_for_a_lane_that_has_some_change_nothing(stack: ExitStack, is_set_by_trainer: bool) -> None:
     stage = Stage(setup(is_set_by_trainer=is_set_by_trainer), stack)
     if is_set_by_trainer:
         stage.peer().set(ones(2.0))
@@ -340,7 +338,7 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
     return found
 
 
-def test_a_lane_says_whom_its_open_round_lacks_and_whom_its_rounds_have_waited_for(stage: Stage, hands: Hands) -> None:
+def test_a_lane_names_the_missing_and_the_slow_trainers(stage: Stage, hands: Hands) -> None:
     peer = stage.peer()
     assert stage.lane.awaited() == Awaited([], 0.0)
     for round_ in range(20):

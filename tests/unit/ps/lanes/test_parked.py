@@ -57,7 +57,7 @@ def unset() -> Iterator[Stage]:
         yield Stage(opened, is_set_by_trainer=True)
 
 
-def test_the_push_that_closes_a_round_answers_all_who_asked_for_it(stage: Stage) -> None:
+def test_the_push_that_closes_a_round_answers_all_its_pulls(stage: Stage) -> None:
     first, second = stage.sharer(*SPANS[:1]), stage.sharer(*SPANS[1:])
     before = first.pull(0)
     for trainer in (first, second):
@@ -129,7 +129,7 @@ def test_a_pull_is_forgotten_with_the_connection_that_it_came_on(stage: Stage) -
     assert answer(staying).round == 1
 
 
-def test_a_trainer_that_died_a_moment_ago_keeps_nobody_from_being_answered(stage: Stage) -> None:
+def test_a_dead_trainer_delays_no_answer_to_the_others(stage: Stage) -> None:
     dead, living = stage.sharer(*SPANS[:1]), stage.sharer(*SPANS[1:])
     for trainer in (dead, living):
         ask(trainer, 1)
@@ -152,9 +152,7 @@ def test_a_second_pull_before_the_first_was_answered_is_refused(stage: Stage) ->
     assert not is_told(trainer)
 
 
-def test_nobody_is_answered_from_a_round_that_could_not_be_applied(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_that_could_not_be_applied_answers_no_pull(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: DenseStore, closing: Closing, rate: float) -> None:
         raise MemoryError("no room")
 

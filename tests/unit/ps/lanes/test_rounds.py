@@ -51,7 +51,7 @@ def test_a_late_push_counts_nothing_after_its_round_has_closed() -> None:
     assert rounds.samples == 10
 
 
-def test_a_late_push_that_claims_another_length_is_refused_before_it_is_read() -> None:
+def test_a_late_push_of_another_length_is_refused_unread() -> None:
     rounds = lane()
     close_round(rounds)
     verdict = rounds.offer(push(LEFT, 0, nbytes=1 << 40), [Record(0, False, 5)])
@@ -103,7 +103,7 @@ def test_records_must_be_of_the_live_shards() -> None:
     assert told == "records of shards [0], but [] are live in this pass"
 
 
-def test_samples_without_a_payload_and_a_payload_without_samples_are_refused() -> None:
+def test_samples_and_payload_come_together_or_are_refused() -> None:
     rounds = lane()
     assert "5 samples with a payload of 0 bytes" in reason(rounds.offer(push(LEFT, nbytes=0), [Record(0, True, 5)]))
     assert "0 samples with a payload of 64 bytes" in reason(rounds.offer(push(LEFT), [Record(0, True, 0)]))
@@ -180,7 +180,7 @@ def test_the_start_of_a_pass_stays_until_two_rounds_later() -> None:
     assert "round 1 is gone" in reason(rounds.look(pull(1, Flag.AT_PASS)))
 
 
-def test_a_pull_for_an_old_pass_is_refused_by_the_number_of_the_pass() -> None:
+def test_a_pull_for_an_old_pass_is_refused_by_its_number() -> None:
     rounds = lane()
     close_round(rounds, is_last=True)
     close_round(rounds, is_last=True)

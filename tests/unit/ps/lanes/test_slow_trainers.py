@@ -26,14 +26,14 @@ def shares(found: Slowest | None) -> tuple[int, float]:
     return found.rank, round(found.share, 2)
 
 
-def test_a_trainer_ten_times_slower_in_rounds_of_half_a_second_is_found() -> None:
+def test_a_trainer_ten_times_slower_in_short_rounds_is_found() -> None:
     waiting = SlowTrainers()
     now_s = run_rounds(waiting, 1000.0, 40, 0.05, 0.5, 0.04)
     # All others are there after 0.05 s of 0.51 s.
     assert shares(waiting.slowest(now_s, [])) == (1, 0.88)
 
 
-def test_trainers_of_one_speed_take_turns_and_nobody_is_a_straggler() -> None:
+def test_of_trainers_of_one_speed_none_is_a_straggler() -> None:
     waiting, now_s = SlowTrainers(), 0.0
     for number in range(300):
         takes_s = [0.1, 0.1, 0.1]
@@ -142,7 +142,7 @@ def test_a_laggard_is_judged_by_its_last_shard() -> None:
     assert stream([50, 20, 55, 54], None).laggard([0, 0, 0, 0]) is None
 
 
-def test_where_there_are_no_rounds_the_time_between_updates_counts_for_the_laggard() -> None:
+def test_without_rounds_the_time_between_updates_counts() -> None:
     waiting = SlowTrainers()
     for number in range(60):
         # The others push at once and then wait for 0.2 s until trainer 2 does.

@@ -43,7 +43,7 @@ def test_a_push_is_applied_on_arrival_without_waiting_for_others() -> None:
     assert (stream.round, stream.samples, stream.next_q) == (1, 5, [0, 1])
 
 
-def test_two_pushes_that_are_received_at_once_close_one_after_the_other() -> None:
+def test_two_pushes_at_once_close_one_after_the_other() -> None:
     stream = lane()
     for shard in (0, 1):
         assert stream.offer(push(shard), [Record(shard, False, 5)]) == Take(shard)
@@ -77,13 +77,13 @@ def test_a_push_that_was_applied_is_answered_and_counts_nothing() -> None:
     assert (stream.round, stream.samples) == (1, 5)
 
 
-def test_a_push_of_an_earlier_pass_is_answered_and_counts_nothing() -> None:
+def test_a_push_of_an_earlier_pass_is_answered_not_counted() -> None:
     stream = lane(shards=1)
     give(stream, 0, is_last=True)
     assert stream.offer(push(0, 9), [Record(0, False, 5)]) == Late()
 
 
-def test_a_push_ahead_of_its_turn_is_refused_with_the_place_to_go_on() -> None:
+def test_a_push_ahead_of_its_turn_is_refused_with_the_turn() -> None:
     verdict = lane().offer(push(0, 1), [Record(0, False, 5)])
     assert reason(verdict) == "batch 1 of pass 0 is ahead: the lane expects batch 0 of pass 0 from shard 0"
     assert "is ahead" in reason(lane().offer(push(0, 0, pass_id=1), [Record(0, False, 5)]))
@@ -103,7 +103,7 @@ def test_a_push_whose_payload_never_came_can_be_sent_again() -> None:
     assert stream.offer(push(0), [Record(0, False, 5)]) == Take(0)
 
 
-def test_a_push_that_no_pull_let_through_is_refused_past_the_bound() -> None:
+def test_a_push_without_a_pull_is_refused_past_the_bound() -> None:
     stream = lane(staleness=0)
     give(stream, 0)
     assert reason(stream.offer(push(0, 1), [Record(0, False, 5)])).endswith("more than 0: pull first")
@@ -140,7 +140,7 @@ def test_an_empty_shard_ends_without_an_update() -> None:
     assert stream.ended == {1}
 
 
-def test_the_push_that_ends_the_pass_is_known_before_it_is_applied() -> None:
+def test_the_last_push_of_a_pass_is_known_before_it_is_applied() -> None:
     stream = lane()
     give(stream, 1, is_last=True)
     for batch, is_last in enumerate([False, True]):
@@ -211,20 +211,20 @@ def test_a_shard_that_has_ended_may_wait_for_the_next_pass_only() -> None:
     assert "far ahead" in reason(stream.look(pull(0, 0, pass_id=2)))
 
 
-def test_a_pull_for_a_batch_that_was_applied_is_answered_with_what_is_current() -> None:
+def test_a_pull_for_an_applied_batch_gets_what_is_current() -> None:
     stream = lane(staleness=0)
     give(stream, 0)
     assert stream.look(pull(0, 1)) == Wait()
     assert stream.look(pull(0, 0)) == Ready(1, 0, 1), "another lane may lack its push, so it is computed once more"
 
 
-def test_a_pull_of_an_earlier_pass_is_answered_with_what_is_current() -> None:
+def test_a_pull_of_an_earlier_pass_gets_what_is_current() -> None:
     stream = lane(shards=1)
     give(stream, 0, is_last=True)
     assert stream.look(pull(0, 1)) == Ready(1, 1, 0)
 
 
-def test_a_new_view_forgets_what_was_on_its_way_and_keeps_what_counted() -> None:
+def test_a_new_view_keeps_what_counted_and_drops_the_rest() -> None:
     stream = lane()
     give(stream, 0)
     stream.offer(push(1), [Record(1, False, 5)])

@@ -175,7 +175,7 @@ def test_rows_are_summed_in_the_order_of_the_steps(rows: int, root: int, steps: 
     assert inbox.tobytes() == before.tobytes()
 
 
-def test_arithmetic_is_plain_float32_so_processors_cannot_disagree() -> None:
+def test_arithmetic_is_plain_float32_on_every_processor() -> None:
     opt, par = optimizer("adam"), parameter(l2=0.02)
     w, w_next = start_values(), np.zeros(SIZE, np.float32)
     SliceOptimizer(opt, [Segment(par, 0, SIZE)]).apply(random_rows(0), 0, STEPS, w, w_next, 0.01)
@@ -230,7 +230,7 @@ def test_state_exists_only_where_the_method_needs_it(method: str, names: set[str
     assert has_velocity == (method not in ("adam", "adamax"))
 
 
-def test_adagrad_moves_its_recent_sum_into_the_old_one_every_16384_updates() -> None:
+def test_adagrad_folds_its_recent_sum_every_16384_updates() -> None:
     slice_ = whole("adagrad")
     run(slice_, start_values(), range(3))
     saved = slice_.state()
@@ -254,7 +254,7 @@ def test_adamax_takes_no_step_where_every_gradient_was_zero() -> None:
     assert (w_next[100:] != w[100:]).all()
 
 
-def test_rmsprop_stays_finite_when_the_variance_is_lost_to_rounding() -> None:
+def test_rmsprop_stays_finite_when_rounding_eats_the_variance() -> None:
     slice_, now = whole("rmsprop"), start_values()
     level = np.linspace(1.0, 1000.0, SIZE, dtype=np.float32)[None, :]
     saw_negative = False
@@ -344,7 +344,7 @@ print(after[0], sum(kernel.stats.cache_hits.values()))
 """
 
 
-def test_a_formula_s_kernel_is_loaded_from_disk_until_the_formula_changes(tmp_path: Path) -> None:
+def test_a_kernel_is_loaded_from_disk_until_its_formula_changes(tmp_path: Path) -> None:
     def load(factor: str) -> list[str]:
         (tmp_path / "formula.py").write_text(FORMULA.replace("FACTOR", factor))
         environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}

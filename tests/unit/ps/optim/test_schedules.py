@@ -32,7 +32,7 @@ def test_schedule_has_the_value_worked_out_by_hand(
 
 
 @pytest.mark.parametrize(("samples", "factor"), [(1, 1.0), (100, 1.0), (101, 0.5), (200, 0.5), (999, 0.5)])
-def test_manual_rate_holds_up_to_its_bound_and_the_last_one_after_it(samples: int, factor: float) -> None:
+def test_a_manual_rate_holds_to_its_bound_and_the_last_beyond(samples: int, factor: float) -> None:
     opt = Optimizer(learning_rate=0.1, schedule="manual", schedule_args="100:1.0,200:0.5")
     assert learning_rate(opt, samples, 7) == 0.1 * factor
 
@@ -90,7 +90,7 @@ def test_bad_rates_are_refused_with_the_reason_and_an_example(args: str, why: st
         ("linear", float("nan"), 0.0),
     ],
 )
-def test_schedule_without_a_value_for_some_round_is_refused_at_once(schedule: Schedule, a: float, b: float) -> None:
+def test_a_schedule_without_a_value_for_a_round_is_refused(schedule: Schedule, a: float, b: float) -> None:
     with pytest.raises(SpecError, match=f"learning_rate_schedule {schedule} cannot use"):
         check_schedule(Optimizer(schedule=schedule, decay_a=a, decay_b=b))
 

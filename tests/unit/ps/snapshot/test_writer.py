@@ -127,7 +127,7 @@ def test_pieces_cover_an_array_once(monkeypatch: pytest.MonkeyPatch, size: int) 
     assert target.tolist() == source.tolist()
 
 
-def test_a_lane_waits_for_the_piece_that_another_thread_copies_and_copies_the_rest() -> None:
+def test_a_lane_waits_for_one_piece_and_copies_the_rest() -> None:
     gate, rest = Gate(), threading.Event()
     capture = Capture({}, [CopyBeforeUpdate(1, gate), CopyBeforeUpdate(1, rest.set)])
     copier = threading.Thread(target=capture.make)
@@ -154,7 +154,7 @@ def test_a_part_holds_what_every_lane_gave(stage: Stage) -> None:
     assert {name: set(array.tolist()) for name, array in part.arrays.items()} == {"lane0.w": {5.0}, "lane1.w": {5.0}}
 
 
-def test_a_cut_while_another_is_being_written_is_left_out_by_all_lanes_alike(
+def test_all_lanes_skip_a_cut_while_another_is_written(
     stage: Stage, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage.cut(5)
@@ -181,9 +181,7 @@ def test_the_end_of_a_pass_waits_for_the_cut_before_it(stage: Stage, gate: Gate)
         lane.join(WAIT_S)
 
 
-def test_the_end_of_a_pass_lets_the_writer_of_the_cut_before_it_rest_no_more(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_pass_hurries_the_writer_of_the_last_cut(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
     blocks, moment, real = 1000, threading.Event(), snapshot_files.write_part
 
@@ -207,7 +205,7 @@ def test_the_end_of_a_pass_lets_the_writer_of_the_cut_before_it_rest_no_more(
     assert len(rests) < blocks, "the writer rested after every block, though a lane waited for it"
 
 
-def test_whoever_waits_at_the_end_of_a_pass_is_let_go_when_all_is_over(stage: Stage, gate: Gate) -> None:
+def test_waits_at_the_end_of_a_pass_end_with_the_job(stage: Stage, gate: Gate) -> None:
     stage.cut(5)
     assert gate.reached.wait(WAIT_S)
     found: queue.Queue[Cut | None] = queue.Queue()
@@ -219,7 +217,7 @@ def test_whoever_waits_at_the_end_of_a_pass_is_let_go_when_all_is_over(stage: St
     gate.open()
 
 
-def test_a_cut_that_a_lane_is_missing_from_makes_room_for_the_next(stage: Stage) -> None:
+def test_a_cut_that_lacks_a_lane_makes_room_for_the_next(stage: Stage) -> None:
     stage.take(5, lane=0)
     stage.cut(9, ends_pass=True)
     assert stage.part().counts.round == 9
@@ -234,7 +232,7 @@ def test_a_cut_builds_on_the_newest_one_that_counts(stage: Stage) -> None:
     assert bases == [NO_CUT, 5, 5, 9]
 
 
-def test_after_a_long_chain_everything_is_written_until_that_counts(stage: Stage) -> None:
+def test_after_a_long_chain_cuts_are_whole_until_one_counts(stage: Stage) -> None:
     bases = []
     for round_, committed, chain in ((5, 3, MOST_DELTAS - 1), (7, 5, MOST_DELTAS), (9, 5, MOST_DELTAS), (11, 9, 0)):
         stage.cutter.committed(committed, chain)

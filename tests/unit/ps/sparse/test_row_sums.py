@@ -108,7 +108,7 @@ def sums_of(span: Span, shards: list[dict[int, Floats]]) -> dict[int, Floats]:
 
 
 @given(st.lists(SHARD, min_size=1, max_size=12), st.data())
-def test_combining_contributions_gives_the_bits_of_the_tree_of_each_id(
+def test_combined_contributions_have_the_bits_of_each_ids_tree(
     given_rows: list[dict[int, list[float]]], data: st.DataObject
 ) -> None:
     shards = [{i: np.array(row, np.float32) for i, row in rows.items()} for rows in given_rows]

@@ -99,7 +99,7 @@ def test_rows_wider_than_a_chunk_are_updated_whole() -> None:
 
 @pytest.mark.parametrize("method", ["momentum", "adagrad", "rmsprop", "decayed_adagrad"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_rows_touched_in_every_round_end_with_the_bits_of_a_dense_parameter(method: str, momentum: float) -> None:
+def test_rows_touched_in_every_round_have_a_dense_ones_bits(method: str, momentum: float) -> None:
     p, o = parameter(4, momentum=momentum, clip=1.0), Optimizer(method=method)
     one, ids = Table(p, o, 5), ids_of(3, 4)
     dense = SliceOptimizer(o, [Segment(Parameter(name="t", shape=(2, 4), momentum=momentum, clip=1.0), 0, 8)])
@@ -114,7 +114,7 @@ def test_rows_touched_in_every_round_end_with_the_bits_of_a_dense_parameter(meth
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.05])
-def test_sparse_momentum_catches_up_with_dense_momentum_when_touched(l2: float) -> None:
+def test_touched_sparse_momentum_catches_up_with_dense(l2: float) -> None:
     """Across restarts of its clock, in rounds with and without a gradient."""
     one = table("sparse_momentum", momentum=0.8, l2=l2)
     w, velocity = one.read(ids_of(9))[0].astype(np.float64), np.zeros(4)
@@ -147,7 +147,7 @@ def test_l1_holds_small_rows_at_zero() -> None:
     assert (one.read(ids_of(3)) == 0).all()
 
 
-def test_the_end_of_a_pass_regularises_rows_that_nobody_touched_and_counts_them_once() -> None:
+def test_the_end_of_a_pass_regularises_untouched_rows_once() -> None:
     one = table("momentum", l2=0.5)
     push(one, 0, 3, 4)
     before = one.read(ids_of(3))
@@ -161,7 +161,7 @@ def test_the_end_of_a_pass_regularises_rows_that_nobody_touched_and_counts_them_
     assert np.array_equal(one.read(ids_of(3)), after)
 
 
-def test_the_end_of_a_pass_changes_nothing_without_regularisation() -> None:
+def test_without_regularisation_a_passs_end_changes_nothing() -> None:
     one = table("adagrad")
     push(one, 0, 3)
     before = one.read(ids_of(3))
@@ -251,7 +251,7 @@ def test_rows_of_a_saved_model_train_like_new_ones(method: str) -> None:
     assert np.array_equal(trained.read(EXTREMES), loaded.read(EXTREMES))
 
 
-def test_rows_of_a_saved_model_are_admitted_and_may_replace_others() -> None:
+def test_rows_of_a_saved_model_may_replace_others() -> None:
     one = table(rows=Rows(admit_after=3))
     push(one, 0, 3)
     one.put(ids_of(9, 3), np.array([[9.0] * 4, [3.0] * 4], np.float32))
@@ -261,7 +261,7 @@ def test_rows_of_a_saved_model_are_admitted_and_may_replace_others() -> None:
     assert (one.read(ids_of(3)) < 3.0).all()
 
 
-def test_adagrads_recent_sum_moves_to_the_old_one_when_a_row_is_next_touched() -> None:
+def test_a_touched_row_folds_its_recent_adagrad_sum() -> None:
     one = table("adagrad")
     push(one, FOLD_PERIOD - 1, 3)
     assert (one.state()["square_sum"] == 1).all()
@@ -271,7 +271,7 @@ def test_adagrads_recent_sum_moves_to_the_old_one_when_a_row_is_next_touched() -
     assert (one.state()["square_sum_old"] == 1).all() and (one.state()["square_sum"] == 2).all()
 
 
-def test_arrays_that_numba_would_compile_anew_for_are_taken_all_the_same() -> None:
+def test_arrays_of_other_flags_need_no_new_compilation() -> None:
     from bireme.ps.optim.optimizers import kernel_of
     from bireme.ps.sparse import table_kernels
 
@@ -319,7 +319,7 @@ def test_states_of_different_rounds_cannot_be_joined() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(set(methods.METHODS) - set(METHODS)))
-def test_methods_that_change_every_row_in_every_round_are_refused(method: str) -> None:
+def test_methods_that_change_all_rows_each_round_are_refused(method: str) -> None:
     with pytest.raises(SpecError, match=f"{method} cannot update sparse parameter t\n") as refusal:
         check_sparse([parameter()], Optimizer(method=method))
     assert all(name in refusal.value.fix for name in METHODS)

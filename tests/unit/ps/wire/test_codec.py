@@ -50,7 +50,7 @@ def test_float16_decodes_as_numpy_does() -> None:
 
 
 @pytest.mark.parametrize("coding", HALVES)
-def test_between_two_halves_the_nearer_is_taken_and_the_even_one_in_the_middle(coding: Half) -> None:
+def test_halves_round_to_the_nearest_and_ties_to_even(coding: Half) -> None:
     top = 0x7BFF if coding == "float16" else 0x7F7F
     halves = np.arange(top, dtype=np.uint16)
     lower, upper = np.empty(top, np.float32), np.empty(top, np.float32)
@@ -141,7 +141,7 @@ def test_nan_and_infinity_are_sent_and_not_kept() -> None:
     assert np.isfinite(residual.state()[codec.RESIDUAL]).all()
 
 
-def test_large_values_that_the_sample_misses_are_picked_all_the_same() -> None:
+def test_large_values_outside_the_sample_are_picked_too() -> None:
     gradient = np.ones(3 * codec.SAMPLE, np.float32)
     gradient[::3] = 9.0  # the sample sees only these
     gradient[1] = 10.0

@@ -78,9 +78,7 @@ def test_a_peer_that_hangs_up_in_the_middle_of_a_head_is_told(pair: Pair, sent: 
 
 
 @pytest.mark.parametrize("sent", [1, HEAD_NBYTES - 1])
-def test_a_peer_that_stops_in_the_middle_of_a_head_holds_nobody_for_long(
-    pair: Pair, sent: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_stops_in_mid_head_is_given_up(pair: Pair, sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_io, "STALL_S", 0.01)
     frame_io.tune(pair[1])
     pair[0].sendall(Head(Kind.PULL).pack()[:sent])
@@ -145,7 +143,7 @@ def test_a_peer_that_closes_instead_of_answering_is_told(pair: Pair) -> None:
         frame_io.expect(pair[1], Kind.SLICE)
 
 
-def test_a_descriptor_beside_a_frame_arrives_as_one_that_opens_the_same_file(pair: Pair) -> None:
+def test_a_descriptor_beside_a_frame_opens_the_same_file(pair: Pair) -> None:
     fd = os.memfd_create("wire")
     frame_io.send_with(pair[0], [fd], Head(Kind.ATTACH, nbytes=4), b"body")
     head, given = frame_io.receive_with(pair[1])
@@ -320,7 +318,7 @@ FIRST = frame_io.READ_AHEAD - BEFORE
     "nbytes",
     [*range(FIRST - 1, FIRST + 2), *range(FIRST + frame_io.READ_AHEAD - 1, FIRST + frame_io.READ_AHEAD + 2), 20_000],
 )
-def test_a_payload_that_was_partly_read_ahead_is_read_to_its_end_and_no_further(ahead: Ahead, nbytes: int) -> None:
+def test_a_payload_partly_read_ahead_is_read_to_its_end(ahead: Ahead, nbytes: int) -> None:
     here, buffered = ahead
     here.sendall(frame(1, bytes_of(nbytes)) + frame(2, bytes_of(5000)) + frame(3, b""))
     assert read(buffered) == (1, bytes_of(nbytes))
@@ -340,7 +338,7 @@ def test_a_large_payload_goes_straight_into_its_array(ahead: Ahead) -> None:
     assert frame_io.receive_bytes(buffered, 4) == b"next"
 
 
-def test_what_was_read_ahead_of_a_peer_that_has_gone_is_still_given_out(ahead: Ahead) -> None:
+def test_bytes_read_ahead_of_a_gone_peer_are_still_returned(ahead: Ahead) -> None:
     here, buffered = ahead
     here.sendall(frame(1, b"a") + frame(2, b"b"))
     here.close()
@@ -348,9 +346,7 @@ def test_what_was_read_ahead_of_a_peer_that_has_gone_is_still_given_out(ahead: A
 
 
 @pytest.mark.parametrize("cut", [1, HEAD_NBYTES - 1, HEAD_NBYTES + 1, BEFORE + 10])
-def test_a_peer_that_goes_or_stops_in_a_frame_that_was_read_ahead_is_told(
-    ahead: Ahead, cut: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_lost_in_a_frame_read_ahead_is_an_error(ahead: Ahead, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     here, buffered = ahead
     monkeypatch.setattr(frame_io, "STALL_S", 0.01)
     frame_io.tune(buffered)
@@ -364,7 +360,7 @@ def test_a_peer_that_goes_or_stops_in_a_frame_that_was_read_ahead_is_told(
         read(buffered)
 
 
-def test_a_peer_is_not_gone_while_something_that_it_sent_is_unread(ahead: Ahead) -> None:
+def test_a_peer_is_not_gone_while_its_bytes_are_unread(ahead: Ahead) -> None:
     here, buffered = ahead
     assert not frame_io.is_gone(buffered)
     here.sendall(frame(1, b"a") + frame(2, b"b"))
@@ -380,7 +376,7 @@ def tcp_pair() -> Pair:
         return socket.create_connection(listener.getsockname()), listener.accept()[0]
 
 
-def test_a_machine_that_is_gone_is_given_up_after_one_time_whether_one_waits_for_it_or_sends() -> None:
+def test_a_lost_machine_is_given_up_when_reading_or_sending() -> None:
     here, there = tcp_pair()
     with there, frame_io.tune(here):
 

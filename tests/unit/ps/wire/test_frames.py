@@ -73,9 +73,7 @@ def test_a_foreign_protocol_is_told_which_port_it_found() -> None:
         (Kind.PUSH, 0, 2**32 - 1),
     ],
 )
-def test_a_head_that_claims_a_huge_payload_is_refused_without_allocating_it(
-    kind: Kind, nbytes: int, records: int
-) -> None:
+def test_a_huge_claimed_payload_is_refused_unallocated(kind: Kind, nbytes: int, records: int) -> None:
     data = raw_head(kind=kind, nbytes=nbytes, records=records)
     tracemalloc.start()
     try:

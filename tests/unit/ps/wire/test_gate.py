@@ -71,7 +71,7 @@ def test_a_refusal_is_logged_once_for_each_address_and_reason(caplog: pytest.Log
     ]
 
 
-def test_after_a_while_it_is_logged_again_with_how_often_it_happened(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_repeated_refusal_is_logged_later_with_its_count(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     told = RefusalLog(clock)
     for _ in range(5001):
@@ -114,7 +114,7 @@ def test_unix_sockets_stay_plain() -> None:
 
 
 @pytest.mark.usefixtures("secure")
-def test_when_it_is_crowded_the_longest_waiting_of_the_largest_crowd_is_sent_away(street: Street) -> None:
+def test_a_crowded_gate_drops_the_oldest_of_the_largest_crowd(street: Street) -> None:
     entry = ConnectionGate(limit=3)
     friend, ours = street.stranger("127.0.0.2")
     kept = [entry.knock(ours)]

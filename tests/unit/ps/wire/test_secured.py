@@ -165,7 +165,7 @@ def test_a_third_thread_can_hang_up_on_one_that_waits(pair: tuple[Secured, Secur
     run_both(wait, hang_up)
 
 
-def test_a_third_thread_can_hang_up_on_one_that_cannot_get_rid_of_its_bytes(pair: tuple[Secured, Secured]) -> None:
+def test_a_third_thread_can_close_below_a_blocked_sender(pair: tuple[Secured, Secured]) -> None:
     is_sending = threading.Event()
 
     def send() -> None:
@@ -181,7 +181,7 @@ def test_a_third_thread_can_hang_up_on_one_that_cannot_get_rid_of_its_bytes(pair
     run_both(send, hang_up)
 
 
-def test_a_peer_that_has_gone_between_frames_is_told_from_one_that_went_within(pair: tuple[Secured, Secured]) -> None:
+def test_a_peer_gone_between_frames_differs_from_one_within(pair: tuple[Secured, Secured]) -> None:
     pair[0].sendall(Head(Kind.PULL).pack() + b"half a frame")
     pair[0].close()
     assert frame_io.receive_head(pair[1]) == Head(Kind.PULL)
@@ -230,7 +230,7 @@ def test_a_timeout_of_pythons_own_works_too(pair: tuple[Secured, Secured]) -> No
         pair[1].recv(1)
 
 
-def test_a_peer_is_not_gone_while_something_that_it_sent_is_unread(pair: tuple[Secured, Secured]) -> None:
+def test_a_peer_is_not_gone_while_its_bytes_are_unread(pair: tuple[Secured, Secured]) -> None:
     assert not frame_io.is_gone(pair[1])
     pair[0].sendall(b"ab")
     assert frame_io.receive_bytes(pair[1], 1) == b"a"
@@ -241,9 +241,7 @@ def test_a_peer_is_not_gone_while_something_that_it_sent_is_unread(pair: tuple[S
 
 
 @pytest.mark.parametrize("at", [0, 3, 20, 1000])
-def test_a_byte_that_was_changed_on_its_way_breaks_the_connection_and_nothing_of_it_is_read(
-    pair: tuple[Secured, Secured], at: int
-) -> None:
+def test_a_changed_byte_breaks_the_connection_unread(pair: tuple[Secured, Secured], at: int) -> None:
     pair[0]._tls.write(b"x" * 1000)
     sealed = bytearray(pair[0]._outgoing.read())
     sealed[at] ^= 1
@@ -285,7 +283,7 @@ def test_a_certificate_of_another_authority_is_refused(own: Credentials, tmp_pat
     assert "its certificate is not of this job" in said[0]
 
 
-def test_who_connects_with_an_expired_certificate_learns_so_from_the_other_side(ca: Pair, tmp_path: Path) -> None:
+def test_a_client_learns_that_its_certificate_has_expired(ca: Pair, tmp_path: Path) -> None:
     good = load(give(tmp_path / "good", ca))
     assert refusal(load(give(tmp_path / "late", ca, days=-1)), good) == [
         "it refused our certificate (certificate expired)",
@@ -323,7 +321,7 @@ def test_words_for_codes_that_openssl_may_give() -> None:
 
 
 @given(st.lists(st.integers(0, 3 * RECORD), max_size=6), st.integers(0, 2))
-def test_pieces_hold_all_bytes_in_order_and_only_the_last_is_no_whole_record(sizes: list[int], large: int) -> None:
+def test_pieces_hold_all_bytes_and_only_the_last_is_partial(sizes: list[int], large: int) -> None:
     buffers = [bytes_of(size) for size in sizes] + [bytes_of(PIECE + 5)] * large
     found = [bytes(piece) for piece in pieces(map(memoryview, buffers))]
     assert b"".join(found) == b"".join(buffers)

@@ -67,7 +67,7 @@ def test_files_are_read_again_only_when_they_have_changed(tmp_path: Path, ca: Pa
     assert place.credentials() is renewed
 
 
-def test_a_renewal_through_a_symbolic_link_is_seen_as_kubernetes_does_it(tmp_path: Path, ca: Pair) -> None:
+def test_a_renewal_by_symbolic_link_as_in_kubernetes_is_seen(tmp_path: Path, ca: Pair) -> None:
     give(tmp_path / "first", ca, days=3)
     (tmp_path / "..data").symlink_to("first")
     mounted = tmp_path / "mounted"
@@ -95,7 +95,7 @@ def test_half_a_renewal_changes_nothing_and_is_told_once(
     assert place.credentials() is not before
 
 
-def test_an_expired_certificate_of_ones_own_is_told_with_its_date_and_what_to_do(tmp_path: Path, ca: Pair) -> None:
+def test_an_own_expired_certificate_is_named_with_date_and_fix(tmp_path: Path, ca: Pair) -> None:
     place = CertificateDirectory(give(tmp_path, ca, days=-2))
     with pytest.raises(CertificateError, match="certificate of this process has expired: it was good until 20") as told:
         place.credentials()
@@ -167,7 +167,7 @@ def test_a_certificate_without_a_dns_name_is_told(tmp_path: Path, ca: Pair, monk
         load(tmp_path)
 
 
-def test_using_a_directory_says_so_and_using_a_bad_one_is_an_error_in_the_log(
+def test_using_a_directory_is_logged_and_a_bad_one_is_an_error(
     tmp_path: Path, ca: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -178,7 +178,7 @@ def test_using_a_directory_says_so_and_using_a_bad_one_is_an_error_in_the_log(
     assert security.is_used(), "plain connections would be worse than none"
 
 
-def test_without_certificates_that_work_nothing_is_sent_and_the_connection_closed(tmp_path: Path, ca: Pair) -> None:
+def test_without_certificates_nothing_is_sent(tmp_path: Path, ca: Pair) -> None:
     security.use(give(tmp_path, ca, days=-1))
     here, there = socket.socketpair()
     with there:

@@ -63,7 +63,7 @@ def test_a_segment_can_neither_shrink_nor_grow(stack: ExitStack, size: int) -> N
         os.ftruncate(segment(stack, 2 * PAGE), size)
 
 
-def test_a_segment_has_no_name_in_any_folder_and_is_not_inherited(stack: ExitStack) -> None:
+def test_a_segment_has_no_file_name_and_is_not_inherited(stack: ExitStack) -> None:
     fd = segment(stack, PAGE, "nameless")
     assert Path(f"/proc/self/fd/{fd}").readlink().name == "memfd:bireme-nameless (deleted)"
     assert not [p for p in Path("/dev/shm").iterdir() if "bireme" in p.name]
@@ -81,7 +81,7 @@ def test_too_little_memory_is_told_and_leaves_no_descriptor(monkeypatch: pytest.
     assert open_files() == before
 
 
-def test_a_kernel_that_gives_no_memfd_is_told_like_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_memfd_reads_like_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str, flags: int = 0) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -139,7 +139,7 @@ def test_pieces_of_several_segments_make_one_array(stack: ExitStack) -> None:
     assert (values == np.repeat(np.array([7, 8, 0], dtype=np.float32), FLOATS)).all()
 
 
-def test_a_piece_is_mapped_for_reading_alone_unless_asked_otherwise(stack: ExitStack) -> None:
+def test_a_piece_is_mapped_read_only_unless_asked_otherwise(stack: ExitStack) -> None:
     fd, region = segment(stack, 2 * PAGE), Region(3 * PAGE)
     region.map(0, PAGE, fd, 0, is_writable=False)
     region.map(PAGE, PAGE, fd, PAGE, is_writable=True)
@@ -212,7 +212,7 @@ def test_closing_a_descriptor_twice_is_no_error() -> None:
     close_quietly(-1)
 
 
-def test_threads_that_still_read_when_the_process_ends_do_not_crash_it() -> None:
+def test_threads_that_read_at_the_end_do_not_crash_the_process() -> None:
     code = """
 import threading
 from bireme.ps.wire.shared_memory import Region, make_segment

@@ -74,7 +74,7 @@ def stopped_for_a_while(*, with_its_clock: bool) -> tuple[list[float], list[floa
     return done, got, process
 
 
-def test_a_suspended_process_waits_as_long_as_it_would_have_waited() -> None:
+def test_a_suspended_process_waits_its_usual_time() -> None:
     done, got, process = stopped_for_a_while(with_its_clock=True)
     assert done == [5.0]
     assert got == [pytest.approx(4.5, abs=0.01)]
@@ -100,7 +100,7 @@ def test_a_suspended_process_that_is_killed_never_wakes_up() -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 8, 21])
-def test_clocks_that_only_show_something_else_change_nothing_else(seed: int) -> None:
+def test_clocks_that_differ_in_display_change_nothing_else(seed: int) -> None:
     others = [other for other in range(100) if Clocks(other).is_calm][:3]
     first, *rest = [run_with_clocks_of(seed, other) for other in others]
     for again in rest:

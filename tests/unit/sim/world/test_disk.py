@@ -76,7 +76,7 @@ def test_power_cuts_tear_what_was_not_synced_in_many_ways() -> None:
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_a_process_dies_at_any_step_of_an_atomic_write_and_leaves_old_or_new(steps: int) -> None:
+def test_dying_in_an_atomic_write_leaves_old_or_new(steps: int) -> None:
     disk, place = disk_with("d")
     with mounted(disk):
         write_atomic(place / "a", b"old")
@@ -96,7 +96,7 @@ def test_whoever_dies_within_an_append_leaves_half_of_it() -> None:
     assert (place / "a").read_bytes() == b"first\nsec"
 
 
-def test_a_full_disk_refuses_files_of_snapshots_and_takes_little_ones() -> None:
+def test_a_full_disk_refuses_snapshots_and_takes_small_files() -> None:
     disk, _ = disk_with("output/snapshots/one", "output/pass")
     disk.is_full = True
     with mounted(disk):
@@ -134,7 +134,7 @@ def test_a_spoiled_file_differs_in_one_bit_or_is_cut_off() -> None:
         assert (place / "a").read_bytes() != b"12345678"
 
 
-def test_what_was_cut_off_may_come_back_and_what_was_left_is_never_lost() -> None:
+def test_a_cut_tail_may_come_back_and_the_rest_is_never_lost() -> None:
     seen = set()
     for seed in range(60):
         disk, place = disk_with("d")

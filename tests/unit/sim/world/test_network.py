@@ -23,7 +23,7 @@ class Reader(Process):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_sent_on_one_connection_is_read_in_its_order_also_around_pauses(seed: int) -> None:
+def test_one_connection_is_read_in_order_around_pauses(seed: int) -> None:
     world = World(random.Random(seed), 0.2, Clocks(seed))
     writer, reader = Reader(world, "writer"), Reader(world, "reader")
     lines = [end for port in range(3) if (end := world.connect(writer, reader, port)) is not None]
