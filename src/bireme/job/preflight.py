@@ -1,6 +1,6 @@
-"""What can be known to fail before a process is started: the program is loaded once and its rules are tried.
+"""Checks before a process is started: the program is loaded once and its rules are tried.
 
-A mistake in a config is told in a second, with nothing written and nothing to clean up.
+A mistake in a config is reported within a second, with nothing written and nothing to clean up.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def data_fingerprint(data: Path, shards: int) -> str:
 
 
 def fingerprint_of(data: Path, shards: Sequence[Mapping[str, tuple[int, str]]]) -> str:
-    """The same for whoever has looked into the shards' files already."""
+    """The same, from hashes of the files that are known already."""
     digest = hashlib.sha256()
     with storage_errors(str(data)):
         for shard, files in enumerate(shards):

@@ -90,7 +90,7 @@ def save_model(
     if (target / "done").exists():
         if model_hash(target) == hash_values(values):
             with storage_errors(str(target)):
-                sync_directory(target.parent)  # whoever wrote it may have died before that
+                sync_directory(target.parent)  # its writer may have died before that
             return target
         raise ModelError(f"{target} exists and holds another model", fix="choose another output directory")
     half = target.with_name(f".{target.name}.{incarnation}.tmp")
@@ -111,11 +111,11 @@ def save_model(
             half.replace(target)
             is_renamed = True
             sync_directory(target.parent)
-            for left in target.parent.glob(f".{target.name}.*.tmp"):  # by those who died over it
+            for left in target.parent.glob(f".{target.name}.*.tmp"):  # by writers that died
                 shutil.rmtree(left, ignore_errors=True)
         except BaseException as e:
             shutil.rmtree(half, ignore_errors=True)
-            # Whoever we replace, or are replaced by, may have been faster, and have cleared our half away.
+            # Our predecessor or successor may have been faster, and have removed our half.
             is_beaten = isinstance(e, OSError) and not is_renamed and (target / "done").exists()
             if not is_beaten or model_hash(target) != hash_values(values):
                 raise
