@@ -77,20 +77,15 @@ def digest_of_blob(layer: Layer) -> str:
     return "sha256:" + digest.hexdigest()
 
 
-def walk(tree: Path, skip: Skip) -> Iterator[tuple[str, Path]]:
+def walk(tree: Path, skip: Skip, below: str = "") -> Iterator[tuple[str, Path]]:
     """All paths below a tree, parents before children; sockets and devices are not files of an image."""
-    for entry in sorted(os.scandir(tree), key=lambda e: e.name):
-        yield from _walk(Path(entry.path), entry.name, skip)
-
-
-def _walk(path: Path, name: str, skip: Skip) -> Iterator[tuple[str, Path]]:
-    kind = stat.S_IFMT(path.lstat().st_mode)
-    if skip(name) or kind not in _KINDS:
-        return
-    yield name, path
-    if kind == stat.S_IFDIR:
-        for entry in sorted(os.scandir(path), key=lambda e: e.name):
-            yield from _walk(Path(entry.path), f"{name}/{entry.name}", skip)
+    for entry in sorted(os.scandir(tree / below), key=lambda e: e.name):
+        name = below + entry.name
+        kind = stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode)
+        if not skip(name) and kind in _KINDS:
+            yield name, Path(entry.path)
+            if kind == stat.S_IFDIR:
+                yield from walk(tree, skip, f"{name}/")
 
 
 def write_tar(tree: Path, target: Path, skip: Skip = lambda path: False, *, keeps_modes: bool = False) -> None:

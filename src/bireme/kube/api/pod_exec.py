@@ -113,7 +113,7 @@ def proxy_of(where: SplitResult) -> SplitResult | None:
     if proxy.scheme != "http":
         raise ClusterError(
             f"commands in pods cannot be run through a proxy of the kind {proxy.scheme}://",
-            why=f"the surroundings name {proxy.scheme}://{proxy.netloc.rpartition('@')[2]}",
+            why=f"the environment names {proxy.scheme}://{proxy.netloc.rpartition('@')[2]}",
             fix="name an http:// proxy, or the API server's host in NO_PROXY",
         )
     return proxy
