@@ -27,7 +27,7 @@ from demo import train
 from machine import RESULTS, machine_facts
 
 from bireme.demo.prepare import prepare
-from bireme.local.drilling import at_random
+from bireme.local.faults import at_random
 from bireme.spec.load import load_job
 
 TRIAL_PASSES = 5
