@@ -233,6 +233,16 @@ def test_logs_of_all_nodes_come_in_the_order_of_time(leave: Leave) -> None:
     assert [line.split()[-1] for line in run(logs, "-n", 1).splitlines()] == ["3", "4"]
 
 
+def test_lines_of_a_rotated_log_come_before_those_of_the_new_one(leave: Leave) -> None:
+    output = leave()
+    record(output, "finished", 1.0)
+    (output / "node_0").mkdir()
+    for name, second in (("train.log.1", 1), ("train.log", 2)):
+        (output / "node_0" / name).write_text(f"I1118 20:46:0{second}.000000 1 a.py:1] said at {second}\n")
+    assert [line.split()[-1] for line in run(logs).splitlines()] == ["1", "2"]
+    assert [line.split()[-1] for line in run(logs, "-n", 1).splitlines()] == ["2"]
+
+
 def append_to(path: Path, text: str) -> None:
     with path.open("a") as f:
         f.write(text)
