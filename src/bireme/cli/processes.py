@@ -36,14 +36,14 @@ class Started:
     """The address of this node where it has one of its own."""
     scratch: Path | None = None
     mark: Path | None = None
-    seat: Path | None = None
-    life: int | None = None
+    lease: Path | None = None
+    lease_number: int | None = None
 
-    def check_seat(self) -> None:
+    def check_lease(self) -> None:
         """Leave if this process's node was replaced; to be called after the process has taken its number."""
         from bireme.job.node.incarnations import Lease
 
-        if self.seat is not None and self.life is not None and Lease(self.seat, self.life).is_lost():
+        if self.lease is not None and self.lease_number is not None and Lease(self.lease, self.lease_number).is_lost():
             raise Cancelled("another pod has taken this node's place")
 
     def place(self) -> tuple[Path, int, Path]:
@@ -60,7 +60,7 @@ def _supervised(command: Callable[..., Any]) -> Callable[..., Any]:
         own = Started(**{field.name: flags.pop(field.name) for field in fields(Started)})
         return command(own, **flags)
 
-    kinds: dict[str, type] = {"rank": int, "parent": int, "host": str, "life": int}
+    kinds: dict[str, type] = {"rank": int, "parent": int, "host": str, "lease_number": int}
     for field in fields(Started):
         started = click.option(f"--{field.name}", type=kinds.get(field.name, Path), hidden=True)(started)
     return started
@@ -190,7 +190,7 @@ def pserver(
 
     def serve() -> None:
         options = options_of_job(job, rank, started.host, started.mark)
-        started.check_seat()
+        started.check_lease()
         PserverProcess(options).run(discovery_of(job, run))
 
     _guarded(run, f"pserver {rank}", serve)
@@ -244,7 +244,7 @@ def trainer(started: Started, **flags: Any) -> None:
 
     def train() -> None:
         options = options_of_job(job, rank, started.scratch or run, started.mark)
-        started.check_seat()
+        started.check_lease()
         TrainerProcess(options).run(discovery_of(job, run))
 
     _guarded(run, f"trainer {rank}", train)

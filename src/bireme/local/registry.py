@@ -58,6 +58,7 @@ def new_run(name: str, job_file: str, output: str) -> tuple[RunRecord, Path]:
     for number in range(1, 1000):
         run = root / f"{name}-{time.strftime('%m%d-%H%M%S', time.localtime(started))}-{number}"
         try:
+            # `mkdir` decides between runs of one name that start in the same second.
             run.mkdir()
             break
         except FileExistsError:

@@ -55,6 +55,7 @@ def lock_output(output: Path) -> int:
     path = output / LOCK_FILE
     while True:
         with storage_errors(str(output)):
+            # O_CLOEXEC: a child that inherited the descriptor would keep the lock after this process has died.
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +98,7 @@ class LocalRun:
         self.job = job
         self._job_file = job_file
         self._server: ForkServer | None = None
-        self._family = ProcessGroup(self._fork)
+        self._processes = ProcessGroup(self._fork)
         self._status = JobStatus()
         self._is_cancelled = False
         self._patience_ends = math.inf
@@ -134,15 +135,16 @@ class LocalRun:
         nodes = []
         for rank in range(self.job.nodes):
             command = [
+                # `--parent`: the node has the kernel kill it with this process, and exits if that has died already.
                 sys.executable, "-m", "bireme", "node", f"--job={path}", f"--rank={rank}",
                 f"--run={self._run}", f"--parent={os.getpid()}",
             ]  # fmt: skip
             nodes.append(Child(f"node {rank}", command, path.parent / f"node_{rank}" / "node.log"))
         headway = Headway(Path(self.job.output))
-        self._keeper = Supervisor(self._family, nodes, self.job.restarts, self.job.logs, headway.look)
+        self._supervisor = Supervisor(self._processes, nodes, self.job.restarts, self.job.logs, headway.look)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self._family.end(5.0 if error is None else 2.0)
+        self._processes.end(5.0 if error is None else 2.0)
         state: registry.State = "finished"
         if error is not None:
             state = "cancelled" if isinstance(error, Cancelled | KeyboardInterrupt) else "failed"
@@ -163,10 +165,10 @@ class LocalRun:
 
     def poll(self) -> JobStatus | None:
         """Ask for the status; None when the job is finished. Raises what went wrong, or Cancelled."""
-        outcome = self._keeper.look(lambda: self._is_cancelled or has_ended(Path(self.job.output)))
+        outcome = self._supervisor.look(lambda: self._is_cancelled or has_ended(Path(self.job.output)))
         if outcome is False:
             if time.monotonic() > self._patience_ends:
-                self._family.end(1.0)
+                self._processes.end(1.0)
             self._ask(m.GetStatus())
             return self._status
         last = last_status(Path(self.job.output))
@@ -198,7 +200,7 @@ class LocalRun:
     def kill(self) -> None:
         """End everything at once."""
         self._is_cancelled = True
-        self._family.end(0.0)
+        self._processes.end(0.0)
 
     def _ask(self, message: m.Message) -> bool:
         address = coordinator_of(self._run)
@@ -219,7 +221,7 @@ class LocalRun:
         # Give the others time to write their reports: the first to exit need not be the cause.
         time.sleep(0.3)
         cause = first_cause(read_reports(self._run / "reports"))
-        codes = self._family.codes()
+        codes = self._processes.codes()
         # A killed node writes no report, and its peers report only that a connection closed.
         is_silent = any(code is not None and code < 0 for code in codes.values())
         if cause is not None and not (is_silent and cause.kind in (NetworkError.__name__, RefusedError.__name__)):

@@ -209,6 +209,7 @@ class Coordinator:
         self._mends += 1
         if self._mends > MAX_MENDS:
             return self._end("failed", f"trainer {message.trainer} cannot keep its connections: {message.what}")
+        # Growing pauses: a link that keeps breaking must not make view after view at full speed.
         self._not_before_s = now_s + min(0.05 * 2**self._mends, 2.0)
         return self._disturb(f"trainer {message.trainer} lost a connection: {message.what}", now_s)
 
@@ -243,6 +244,8 @@ class Coordinator:
         if self.begun_s:
             self.losses.append(what)
             effects = [self._event("lost", now_s, what=what)]
+            # These trainers have state that lanes lack (`local`, `top_k`), so the lost one's can only be computed
+            # again.
             if self.facts is not None and has_private_state(self.facts.updates, self.facts.wire):
                 self._must_rewind = True
         if self.phase != "gathering":
@@ -306,6 +309,7 @@ class Coordinator:
     def ready(self, connection: int, message: m.Ready, now_s: float) -> list[Effect]:
         """Handle a pserver's Ready; after the last one, send Begin."""
         pserver = self.members.pservers.get(message.pserver)
+        # A Ready may still arrive on the connection of a pserver that was replaced.
         if pserver is None or pserver.connection != connection or self.facts is None:
             return []
         pserver.ready_in = message.view

@@ -77,9 +77,12 @@ class CoordinatorService:
         self._machine = Coordinator(trainers, incarnation)
         self._on_leave = on_leave
         self._discovery = discovery
+        # Guards the machine, which has no lock of its own, and the connections. Reentrant: carrying out an effect may
+        # end the job (`_write`, `_fail`), which takes it again.
         self._lock = threading.RLock()
         self._connections: dict[int, socket.socket] = {}
         self._pserver_links: set[socket.socket] = set()
+        # Snapshots have a thread of their own: a slow volume must not keep heartbeats and status requests waiting.
         self._disk_work: queue.SimpleQueue[Load | Commit | None] = queue.SimpleQueue()
         self._over = threading.Event()
         self._has_warned = False
@@ -122,6 +125,7 @@ class CoordinatorService:
                 case m.Join():
                     self._connections[id(sock)] = sock
                     self._do(machine.joined(id(sock), message, now))
+                # Parts are reported on the connection that we opened to a pserver: no other peer may claim one.
                 case m.CutPart() if sock not in self._pserver_links:
                     log.warning("ignored CutPart cause=not-a-connected-pserver")
                 case m.Cancel() | m.GetStatus() | m.SaveSoon():
@@ -191,12 +195,15 @@ class CoordinatorService:
         refused = self._connections.pop(effect.to)
         frame_io.refuse(refused, RefusedError(effect.reason, fix=effect.fix))
         with contextlib.suppress(OSError):
+            # Our direction only: closing with its bytes unread would reset the connection, and lose the refusal.
             refused.shutdown(socket.SHUT_WR)
 
     def _hang_up(self, connection: int) -> None:
         sock = self._connections.pop(connection, None)
         if sock is not None:
             with contextlib.suppress(OSError):
+                # Not closed: the thread that reads it does that, and a closed descriptor might be another connection's
+                # by then.
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _reach(self, effect: Reach) -> None:
@@ -215,6 +222,7 @@ class CoordinatorService:
             self._connections[id(sock)] = sock
             self._pserver_links.add(sock)
             self._do(self._machine.pserver_reached(rank, id(sock), address, time.monotonic()))
+        # Without the lock: this thread now blocks in receives until the pserver is gone.
         self._listen(rank, sock)
 
     def _listen(self, rank: int, sock: socket.socket) -> None:

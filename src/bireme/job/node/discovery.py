@@ -60,6 +60,7 @@ class SharedDirectory:
 
     def look_up(self, pserver: int) -> Address | None:
         """Read the file of its newest incarnation."""
+        # A file for each incarnation: a process that was replaced, and still runs, cannot overwrite its successor's.
         files = sorted(self._directory.glob(f"pserver-{pserver}.*.json"))
         try:
             return msgspec.json.decode(files[-1].read_bytes(), type=Address) if files else None

@@ -47,7 +47,7 @@ class NodeConfig:
     """This node's own address; '' where all nodes share a machine."""
     scratch: Path | None = None
     """A directory that no other node sees; None: what would be there is in the run's."""
-    seat: Lease | None = None
+    lease: Lease | None = None
     """This node's lease on the volume, where a replacement may start while it still runs."""
 
 
@@ -106,8 +106,8 @@ def children_of(job: Job, config: NodeConfig) -> list[Child]:
         if config.scratch is not None:
             mark = config.scratch / f"{role}.mark"
             command += [f"--scratch={config.scratch}", f"--mark={mark}"]
-        if config.seat is not None:
-            command += [f"--seat={config.seat.directory}", f"--life={config.seat.number}"]
+        if config.lease is not None:
+            command += [f"--lease={config.lease.directory}", f"--lease_number={config.lease.number}"]
         children.append(Child(f"{role} {config.rank}", command, node / LOGS[role], mark))
     return children
 

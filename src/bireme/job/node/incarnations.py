@@ -19,6 +19,7 @@ def take(output: Path, who: str) -> int:
     directory = output / DIRECTORY
     with storage_errors(str(directory)):
         directory.mkdir(parents=True, exist_ok=True)
+        # Only where to begin: a network volume may list names late. Creating the file decides.
         number = max((int(p.name) for p in directory.iterdir() if p.name.isdecimal()), default=0)
         while True:
             number += 1

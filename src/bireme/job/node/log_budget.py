@@ -27,6 +27,8 @@ def rotate(path: Path, rule: Logs) -> bool:
         for number in range(rule.keep, 0, -1):
             older = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
             if number == 1:
+                # Copied and truncated, not renamed: the child keeps its descriptor (O_APPEND) and writes on at the new
+                # end. Lines that it writes between the two steps are lost.
                 shutil.copyfile(older, path.with_name(f"{path.name}.1"))
             elif older.exists():
                 older.replace(path.with_name(f"{path.name}.{number}"))

@@ -111,6 +111,7 @@ class ProcessGroup:
         """Start a child in a session of its own, so that a terminal's Ctrl-C does not reach it; returns its pid."""
         with storage_errors(str(child.log)):
             child.log.parent.mkdir(parents=True, exist_ok=True)
+            # Append: a restarted child continues its log, and `rotate` may truncate the file under it.
             out = child.log.open("ab")
         with out:
             process = self._launch(child.command, out)
@@ -174,7 +175,7 @@ class Supervisor:
         self._logs = logs
         self._look_at_logs_s = 0.0
         self._children = {child.name: child for child in children}
-        self._lives = {child.name: RestartPolicy(rule) for child in children}
+        self._policies = {child.name: RestartPolicy(rule) for child in children}
         self._due_s: dict[str, float] = {}
         self._over_s = math.inf
         self.started: list[tuple[str, int, str]] = []
@@ -183,7 +184,7 @@ class Supervisor:
             self._start(child.name, "")
 
     def _start(self, name: str, why: str) -> None:
-        self._lives[name].born_s = time.monotonic()
+        self._policies[name].born_s = time.monotonic()
         take_mark(self._children[name].mark)
         self.started.append((name, self._group.start(self._children[name]), why))
 
@@ -194,6 +195,7 @@ class Supervisor:
         gone = {name: code for name, code in codes.items() if code is not None}
         for name, code in gone.items():
             take_mark(self._children[name].mark)
+            # Before `is_over`: an error after the end of the job is still this node's exit code.
             if is_error(code):
                 return Ended(name, code)
         if is_over():
@@ -205,10 +207,10 @@ class Supervisor:
 
     def _last(self, name: str, code: int) -> Ended:
         """The child that has died too often, with the limit that it hit."""
-        lives = self._lives[name]
-        if lives.is_too_often:
-            return Ended(name, code, len(lives.ended_s))
-        return Ended(name, code, lives.in_vain, lives.reached.highest)
+        policy = self._policies[name]
+        if policy.is_too_often:
+            return Ended(name, code, len(policy.ended_s))
+        return Ended(name, code, policy.in_vain, policy.reached.highest)
 
     def _has_lingered(self, now_s: float) -> bool:
         """End children that got no Stop, as they were starting or disconnected when the job ended."""
@@ -228,7 +230,7 @@ class Supervisor:
     def _revive(self, name: str, code: int, now_s: float) -> bool:
         """Restart a child once it is due; False if it has died too often."""
         if name not in self._due_s:
-            again = self._lives[name].again_s(now_s, self._reached())
+            again = self._policies[name].again_s(now_s, self._reached())
             if again is None:
                 return False
             self._due_s[name] = again

@@ -228,6 +228,8 @@ class TrainerProcess:
                 log.warning("lost coordinator before Join cause=%s", e.what)
         line.beat(ALIVE_EVERY_S)
         orders = Orders(self._close)
+        # The main thread trains and may block in a lane's receive, so another one reads the orders, and wakes it by
+        # closing the lanes' connections (`Orders` calls `_close`).
         threading.Thread(target=self._listen, args=(line, orders), name="control", daemon=True).start()
         return line, orders
 
@@ -260,6 +262,7 @@ class TrainerProcess:
     def _close(self) -> None:
         """Close the connections to the lanes, and wake a main thread that waits for the end of a pass."""
         with self._lock:
+            # The main and the control thread both call this: the lock lets one of them close, once.
             exchange, reporter = self._exchange, self._reporter
             self._exchange = self._reporter = None
         if exchange is not None:
@@ -337,6 +340,7 @@ class TrainerProcess:
 def _cut(connections: list[socket.socket], pserver: int, lanes: int) -> None:
     """Break the connections to a pserver's lanes, as a network failure would."""
     for sock in connections[pserver * lanes : (pserver + 1) * lanes]:
+        # `shutdown` wakes the thread that receives, which `close` would not.
         with contextlib.suppress(OSError):  # it is down already
             sock.shutdown(socket.SHUT_RDWR)
 

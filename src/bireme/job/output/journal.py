@@ -46,6 +46,7 @@ def append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
     data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
     with storage_errors(str(path)):
         is_new = not path.exists()
+        # Append mode: while a coordinator is being replaced, two may write here for a moment.
         with path.open("ab") as f:
             f.write(data)
             if path.name == LEDGER:

@@ -85,4 +85,5 @@ def _drop(output: Path, passes: Iterable[int]) -> None:
         shutil.rmtree(left)
     for pass_id in passes:
         path = output / pass_name(pass_id)
+        # Renamed first: readers see a whole model or none, also if this process dies half-way.
         shutil.rmtree(path.replace(path.with_name(f".{path.name}.dropped.tmp")))

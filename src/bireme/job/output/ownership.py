@@ -132,6 +132,7 @@ def claim(given: Job) -> Job:
         job = check_output(msgspec.structs.replace(given, is_resumed=is_resumed))
     except OutputExistsError as e:
         raise (_of_another_job(given, e) if settled is None else _on_other_data(given, e)) from e
+    # A number of the run's own: what carries a lower one (snapshots, coordinators) is of earlier runs.
     since = incarnations.take(output, "runner")
     job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
     for part in ("meet", "reports", "fired"):  # left by earlier runs

@@ -126,10 +126,11 @@ class Member:
         self._run = Path(place.job.output) / ownership.RUN_DIRECTORY
         self._nodes = self._run / "nodes"
         self._name = f"{place.role or 'node'} {place.rank}"
-        self._seat = Lease.take(self._nodes / _file_name(self._name), place.pod.name)
+        # Before any other step: from now on an older pod of this node finds its lease lost, and leaves.
+        self._lease = Lease.take(self._nodes / _file_name(self._name), place.pod.name)
         here = (self._run / "present", _file_name(self._name), place.host)
-        self._meeting = HeartbeatFiles(*here, every_s=SIGN_EVERY_S, patience_s=SIGN_PATIENCE_S)
-        self._duties = (*place.each_second, self._meeting.beat)
+        self._heartbeats = HeartbeatFiles(*here, every_s=SIGN_EVERY_S, patience_s=SIGN_PATIENCE_S)
+        self._duties = (*place.each_second, self._heartbeats.beat)
         self._leads = roles_of(place.job, place.rank, place.role)[:1] == ["pserver"] and place.rank == 0
         self._reporter: Reporter | None = None
         self._born = time.time()
@@ -145,7 +146,7 @@ class Member:
         if self._leads and place.kube_job:
             publish = Publisher(lambda job, change: cluster_of(place).patch(job, change), place.kube_job)
             self._reporter = Reporter(self._status, publish)
-        self._meeting.beat()
+        self._heartbeats.beat()
         try:
             self._take_part()
             self._report(None)
@@ -156,8 +157,9 @@ class Member:
             self._report(self._hopeless_cause())
             raise
         finally:
-            if not self._seat.is_lost():
-                self._meeting.leave()
+            # Else the heartbeat file is the successor's by now.
+            if not self._lease.is_lost():
+                self._heartbeats.leave()
 
     def _take_part(self) -> None:
         job = self._settle()
@@ -171,18 +173,18 @@ class Member:
 
             security.use(Path(job.tls))
         place = self._place
-        post = NodeConfig(
-            ownership.job_file(job), place.rank, self._run, place.role, place.host, place.pod.scratch, self._seat
+        config = NodeConfig(
+            ownership.job_file(job), place.rank, self._run, place.role, place.host, place.pod.scratch, self._lease
         )
-        children = children_of(job, post)
-        farewell = PreStopSnapshot(lambda is_wish: self._ask(is_wish=is_wish), place.pod.grace_s)
+        children = children_of(job, config)
+        pre_stop = PreStopSnapshot(lambda is_wish: self._ask(is_wish=is_wish), place.pod.grace_s)
         copier = Copier({child.name: child.log for child in children}, sys.stdout.buffer)
-        watch = PodWatch(self._seat, self._probes, copier, farewell)
+        watch = PodWatch(self._lease, self._probes, copier, pre_stop)
         watch.marks = [child.mark for child in children if child.mark is not None]
         watch.each_second += self._duties
         if self._reporter is not None:
             watch.each_second.append(self._reporter.start)  # after the children: it makes a thread, and they are forked
-        run_node(post, watch, self._stops, self._load)
+        run_node(config, watch, self._stops, self._load)
         # A node whose own processes ended cleanly, or were ended after the job, still fails with the job.
         failure = failure_of(Path(job.output), self._run)
         if failure is not None:
@@ -257,7 +259,7 @@ class Member:
             if has_ended(Path(job.output)):
                 return []  # nodes that have ended with the job will not come again
             if time.monotonic() - look_s >= LOOK_EVERY_S + LOOK_EACH_S * len(wanted):
-                there = {peer.name for peer in self._meeting.look().peers}
+                there = {peer.name for peer in self._heartbeats.look().peers}
                 absent = [name for name in wanted if name != self._name and _file_name(name) not in there]
                 look_s = time.monotonic()
             return [f"{name} (its pod gives no sign of life)" for name in absent]
@@ -287,7 +289,7 @@ class Member:
                     self._reporter.hear(waiting_status(self._place.job.name, absent), time.monotonic())
             for duty in self._duties:
                 duty()
-            if not _rest(self._probes, self._stops) or self._seat.is_lost():
+            if not _rest(self._probes, self._stops) or self._lease.is_lost():
                 raise SystemExit(STOPPED)
 
     def _hopeless_cause(self) -> BiremeError | None:
@@ -337,7 +339,7 @@ class Member:
 
     def _report(self, error: BiremeError | None) -> None:
         """Publish the final status; the first failure may be in another node's report."""
-        if self._reporter is None or self._seat.is_lost():  # then the successor publishes
+        if self._reporter is None or self._lease.is_lost():  # then the successor publishes
             return
         status = last_status(Path(self._place.job.output))
         if error is not None:

@@ -98,11 +98,11 @@ class PreStopSnapshot:
 class PodWatch:
     """Watches one node of a pod."""
 
-    def __init__(self, seat: Lease, probes: Probes, copier: Copier, farewell: PreStopSnapshot) -> None:
-        self._seat = seat
+    def __init__(self, lease: Lease, probes: Probes, copier: Copier, pre_stop: PreStopSnapshot) -> None:
+        self._lease = lease
         self._probes = probes
         self._copier = copier
-        self._farewell = farewell
+        self._pre_stop = pre_stop
         self._look_s = self._copy_s = -math.inf
         self.marks: Sequence[Path] = ()
         """Files of the node's processes, which exist while these take part."""
@@ -119,17 +119,18 @@ class PodWatch:
         self._look_s = now_s
         self._probes.set("started", is_so=True)
         self._probes.set("alive", is_so=True)
+        # Ready: all processes take part in the job. Without marks none has been started.
         self._probes.set("ready", is_so=bool(self.marks) and all(mark.exists() for mark in self.marks))
         for duty in self.each_second:
             duty()
-        if self._seat.is_lost():
+        if self._lease.is_lost():
             log.warning("leaving cause=replaced-by-another-pod")
             return False
         return True
 
     def may_leave(self) -> bool:
         """Whether a snapshot was saved, or none will come."""
-        return self._farewell.is_over(time.monotonic())
+        return self._pre_stop.is_over(time.monotonic())
 
     def left(self) -> None:
         """Copy the last lines of the logs."""

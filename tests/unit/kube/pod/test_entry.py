@@ -148,7 +148,7 @@ def member(told: dict[str, str], job: Job, rank: int) -> pod_module.Member:
 def test_files_of_a_lost_machines_pod_are_no_sign_of_life(told: dict[str, str], tmp_path: Path) -> None:
     hasty = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=0.1, pservers=3)
     lost, first, second = (member(told, hasty, rank) for rank in range(3))
-    lost._meeting.beat()
+    lost._heartbeats.beat()
     with pytest.raises(pod_module.NodesMissingError, match=r"waited .* for node 0 .*; node 2"):
         first._gather(hasty)
     first._place = replace(first._place, job=msgspec.structs.replace(hasty, connect_timeout_s=60.0))
@@ -164,7 +164,7 @@ def staying(*members: pod_module.Member) -> Iterator[None]:
     def stay() -> None:
         while not over.wait(0.05):
             for each in members:
-                each._meeting.beat()
+                each._heartbeats.beat()
 
     thread = threading.Thread(target=stay)
     thread.start()

@@ -1,4 +1,4 @@
-"""What a pod looks after: probes, its seat, and a snapshot before it leaves."""
+"""What a pod looks after: probes, its lease, and a snapshot before it leaves."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def training(*, wanted: bool = False) -> JobStatus:
 
 
 def until_over(coordinator: Coordinator, grace_s: float = 25.0) -> float:
-    """How long a farewell takes on a clock that ticks."""
-    farewell, now_s = PreStopSnapshot(coordinator, grace_s), 100.0
-    while not farewell.is_over(now_s):
+    """How long the pre-stop snapshot takes on a clock that ticks."""
+    pre_stop, now_s = PreStopSnapshot(coordinator, grace_s), 100.0
+    while not pre_stop.is_over(now_s):
         now_s += 0.05
     return now_s - 100.0
 
@@ -65,15 +65,15 @@ def test_a_coordinator_that_left_has_seconds_to_come_back() -> None:
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Lease:
-    return Lease.take(tmp_path / "seat", "pod-a")
+def lease(tmp_path: Path) -> Lease:
+    return Lease.take(tmp_path / "lease", "pod-a")
 
 
 @pytest.fixture
-def watch(tmp_path: Path, seat: Lease, monkeypatch: pytest.MonkeyPatch) -> PodWatch:
+def watch(tmp_path: Path, lease: Lease, monkeypatch: pytest.MonkeyPatch) -> PodWatch:
     monkeypatch.setattr(liveness, "LOOK_EVERY_S", 0.0)
     copier = Copier({}, io.BytesIO())
-    return PodWatch(seat, Probes(tmp_path / "probes"), copier, PreStopSnapshot(Coordinator(None), 0.0))
+    return PodWatch(lease, Probes(tmp_path / "probes"), copier, PreStopSnapshot(Coordinator(None), 0.0))
 
 
 def test_probes_begin_with_no_claim_at_all(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_a_node_is_ready_while_all_its_processes_take_part(watch: PodWatch, tmp_
     assert (tmp_path / "probes" / "started").exists() and (tmp_path / "probes" / "alive").exists()
 
 
-def test_a_node_whose_place_was_taken_may_not_go_on(watch: PodWatch, tmp_path: Path, seat: Lease) -> None:
+def test_a_node_whose_place_was_taken_may_not_go_on(watch: PodWatch, tmp_path: Path, lease: Lease) -> None:
     assert watch.may_go_on()
-    later = Lease.take(tmp_path / "seat", "pod-b")
+    later = Lease.take(tmp_path / "lease", "pod-b")
     assert not watch.may_go_on()
     assert not later.is_lost()
 
