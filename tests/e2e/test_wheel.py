@@ -40,17 +40,30 @@ def test_the_wheel_holds_the_package_and_no_tests(built: Path) -> None:
 
 def test_demo_and_simulate_work_from_the_wheel(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    site = tmp_path / "site"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
+    subprocess.check_call(pip)
     # The dependencies are this environment's; the package itself must be the wheel's.
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    environment = {**os.environ, "PYTHONPATH": str(site), "XDG_STATE_HOME": str(tmp_path / "state")}
     environment.pop("BIREME_COMMAND", None)
 
-    def run(*words: str) -> str:
-        command = [sys.executable, *words]
-        return subprocess.check_output(command, cwd=tmp_path, env=environment, text=True, timeout=280)
+    def run(*words: str | Path) -> str:
+        return subprocess.check_output(words, cwd=tmp_path, env=environment, text=True, timeout=280)
 
-    assert run("-c", "import bireme; print(bireme.__file__)").startswith(str(tmp_path / "site"))
-    run("-m", "bireme", "demo", "--prepare", "first-job")
-    trained = run("-m", "bireme", "train", "first-job/job.yaml", "--passes", "1", "--trainers", "1", "--pservers", "1")
-    assert "finished: the model is in" in trained
-    assert "pservers" in run("-m", "bireme", "simulate", "first-job/job.yaml")
+    where = run(sys.executable, "-c", "import bireme; print(bireme.__file__)")
+    assert where.startswith(str(site))
+    bireme_command = site / "bin" / "bireme"
+    assert "bireme model show" in run(bireme_command, "demo", "--dir", "first-job", "--passes", "1")
+    assert (tmp_path / "first-job" / "output" / "pass-00000" / "done").is_file()
+    assert "pservers" in run(bireme_command, "simulate", "first-job/job.yaml")
