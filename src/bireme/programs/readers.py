@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import logging
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -45,29 +46,73 @@ class SampleSource(Protocol):
         """Yield samples in the order of `facts().inputs`; `seed` feeds the provider's own randomness."""
 
 
-class PackedReader:
-    """One shard's samples for one role, batch by batch."""
+class _ShardReader(ABC):
+    """One shard's samples for one role."""
 
-    def __init__(
-        self, source: SampleSource, workdir: Path, shard: int, *, seed: int, batch_size: int, cache: Path | None
-    ) -> None:
+    def __init__(self, source: SampleSource, workdir: Path, shard: int, *, seed: int, batch_size: int) -> None:
         self.shard = shard
         self._source = source
         self._workdir = workdir
         self._seed = seed
         self._batch_size = batch_size
-        self._cache = cache
         self._facts = source.facts(workdir)
-        self._packed: tuple[int | None, Columns] | None = None
-        self._order: tuple[int, NDArray[np.int64]] | None = None
 
+    @abstractmethod
     def open(self, pass_id: int) -> int:
         """Make a pass's samples ready and return how many there are."""
-        return len(self._samples(pass_id))
 
     def batches(self, pass_id: int) -> int:
         """How many batches the pass has; the last may be short, an empty shard has none."""
         return -(-self.open(pass_id) // self._batch_size)
+
+    def _variant(self, pass_id: int) -> int | None:
+        # A provider without a cache promise may yield other samples in every pass.
+        return None if self._facts.is_cacheable else pass_id
+
+    def _provider_seed(self, variant: int | None) -> int:
+        return draws.stream_key(self._seed, "provider", self.shard, variant or 0) % 2**32
+
+    def _samples_of(self, variant: int | None) -> Iterator[tuple[object, ...]]:
+        return self._source.samples(self._workdir, self._provider_seed(variant))
+
+    @contextlib.contextmanager
+    def _naming(self, samples: object) -> Iterator[None]:
+        """Name the shard in what is wrong with its samples, and what finds the wrong line."""
+        shard = self.shard
+        try:
+            yield
+        except DataError as e:
+            fix = e.fix or self._way_to_mend(samples)
+            raise DataError(f"shard {shard}: {e.what}", why=e.why, fix=fix) from e
+        except ConfigScriptError as e:
+            if not e.why.startswith(e.IN_DATA):
+                raise
+            why = e.why.replace(e.IN_DATA, f"{e.IN_DATA} shard {shard}'s", 1)
+            raise ConfigScriptError(e.what, why=why, fix=e.fix or self._way_to_mend(samples)) from e
+
+    def _way_to_mend(self, samples: object) -> str:
+        """What finds a wrong line in the file that samples come from, and what it means if there is none."""
+        path = (self._workdir / getattr(samples, "where", "")).resolve()
+        data = next((p for p in path.parents if p.name == "data" and p.parent.name == str(self.shard)), None)
+        if data is None:
+            return "mend that line, or the provider"
+        return f"`bireme data check {data.parents[1]}` finds wrong lines; if it finds none, mend the provider"
+
+
+class PackedReader(_ShardReader):
+    """All samples of a shard in memory, batch by batch."""
+
+    def __init__(
+        self, source: SampleSource, workdir: Path, shard: int, *, seed: int, batch_size: int, cache: Path | None
+    ) -> None:
+        super().__init__(source, workdir, shard, seed=seed, batch_size=batch_size)
+        self._cache = cache
+        self._packed: tuple[int | None, Columns] | None = None
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+
+    def open(self, pass_id: int) -> int:
+        """Pack a pass's samples and return how many there are."""
+        return len(self._samples(pass_id))
 
     def batch(self, pass_id: int, index: int) -> Columns:
         """The samples of one batch."""
@@ -86,42 +131,35 @@ class PackedReader:
         return self._order[1]
 
     def _samples(self, pass_id: int) -> Columns:
-        # A provider without a cache promise may yield other samples in every pass.
-        wanted = None if self._facts.is_cacheable else pass_id
+        wanted = self._variant(pass_id)
         if self._packed is None or self._packed[0] != wanted:
             self._packed = (wanted, self._load(wanted))
         return self._packed[1]
 
-    def _load(self, pass_id: int | None) -> Columns:
-        seed = _provider_seed(self._seed, self.shard, pass_id)
+    def _load(self, variant: int | None) -> Columns:
         if self._cache is None or not self._facts.fingerprint:
-            return self._pack(seed)
+            return self._pack(variant)
         missing = [name for name in self._facts.files if not (self._workdir / name).is_file()]
         if missing:
             fix = "it is named in the shard's list file: correct the list, or split the data again"
             raise DataError(f"shard {self.shard}: there is no file {missing[0]}", fix=fix)
-        key = content_key(self._facts, self._workdir, seed)
-        return cached(self._cache, key, self._facts, lambda: self._pack(seed))
+        key = content_key(self._facts, self._workdir, self._provider_seed(variant))
+        return cached(self._cache, key, self._facts, lambda: self._pack(variant))
 
-    def _pack(self, seed: int) -> Columns:
-        samples = self._source.samples(self._workdir, seed)
-        with _naming(self.shard, self._workdir, samples):
+    def _pack(self, variant: int | None) -> Columns:
+        samples = self._samples_of(variant)
+        with self._naming(samples):
             return pack(samples, self._facts.inputs)
 
 
-class StreamReader:
+class StreamReader(_ShardReader):
     """One shard's samples in the order in which the provider yields them, one batch in memory at a time.
 
     The provider is walked once more to count, and again from its beginning to go back to an earlier batch.
     """
 
     def __init__(self, source: SampleSource, workdir: Path, shard: int, *, seed: int, batch_size: int) -> None:
-        self.shard = shard
-        self._source = source
-        self._workdir = workdir
-        self._seed = seed
-        self._batch_size = batch_size
-        self._facts = source.facts(workdir)
+        super().__init__(source, workdir, shard, seed=seed, batch_size=batch_size)
         assert not self._facts.should_shuffle, "a stream cannot be shuffled: this is a bug"
         self._count: tuple[int | None, int] | None = None
         self._walk: _Walk | None = None
@@ -130,30 +168,20 @@ class StreamReader:
         """Count a pass's samples."""
         wanted = self._variant(pass_id)
         if self._count is None or self._count[0] != wanted:
-            samples = self._samples(wanted)
-            with _naming(self.shard, self._workdir, samples):
+            samples = self._samples_of(wanted)
+            with self._naming(samples):
                 self._count = (wanted, sum(1 for _ in samples))
         return self._count[1]
-
-    def batches(self, pass_id: int) -> int:
-        """How many batches the pass has; the last may be short, an empty shard has none."""
-        return -(-self.open(pass_id) // self._batch_size)
 
     def batch(self, pass_id: int, index: int) -> Columns:
         """The samples of one batch: the next one costs no more than itself."""
         wanted = self._variant(pass_id)
         if self._walk is None or self._walk.variant != wanted or self._walk.at > index:
-            self._walk = _Walk(wanted, self._samples(wanted), Packer(self._facts.inputs, ""))
-        with _naming(self.shard, self._workdir, self._walk.samples):
+            self._walk = _Walk(wanted, self._samples_of(wanted), Packer(self._facts.inputs, ""))
+        with self._naming(self._walk.samples):
             while self._walk.at < index:
                 self._walk.next(self._batch_size)
             return self._walk.next(self._batch_size)
-
-    def _variant(self, pass_id: int) -> int | None:
-        return None if self._facts.is_cacheable else pass_id
-
-    def _samples(self, variant: int | None) -> Iterator[tuple[object, ...]]:
-        return self._source.samples(self._workdir, _provider_seed(self._seed, self.shard, variant))
 
 
 class _Walk:
@@ -185,35 +213,6 @@ def open_reader(
         log.info("streaming shard=%d nbytes=%d", shard, nbytes)
         return StreamReader(source, workdir, shard, seed=seed, batch_size=batch_size)
     return PackedReader(source, workdir, shard, seed=seed, batch_size=batch_size, cache=cache)
-
-
-def _provider_seed(seed: int, shard: int, pass_id: int | None) -> int:
-    return draws.stream_key(seed, "provider", shard, pass_id or 0) % 2**32
-
-
-@contextlib.contextmanager
-def _naming(shard: int, workdir: Path, samples: object) -> Iterator[None]:
-    """Name the shard in what is wrong with its samples, and what finds the wrong line."""
-    try:
-        yield
-    except DataError as e:
-        raise DataError(
-            f"shard {shard}: {e.what}", why=e.why, fix=e.fix or _way_to_mend(shard, workdir, samples)
-        ) from e
-    except ConfigScriptError as e:
-        if not e.why.startswith(e.IN_DATA):
-            raise
-        why = e.why.replace(e.IN_DATA, f"{e.IN_DATA} shard {shard}'s", 1)
-        raise ConfigScriptError(e.what, why=why, fix=e.fix or _way_to_mend(shard, workdir, samples)) from e
-
-
-def _way_to_mend(shard: int, workdir: Path, samples: object) -> str:
-    """What finds a wrong line in the file that samples come from, and what it means if there is none."""
-    path = (workdir / getattr(samples, "where", "")).resolve()
-    data = next((p for p in path.parents if p.name == "data" and p.parent.name == str(shard)), None)
-    if data is None:
-        return "mend that line, or the provider"
-    return f"`bireme data check {data.parents[1]}` finds wrong lines; if it finds none, mend the provider"
 
 
 def content_key(facts: SourceFacts, workdir: Path, seed: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -45,43 +45,27 @@ class LaneMemory:
         self.inbox[row] = kept
 
 
-class Sharing(Protocol):
-    """What connections share with a lane. All calls are made under the lane's lock."""
+class Sharing:
+    """What connections share with a lane: here, nothing. All calls are made under the lane's lock."""
 
     def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
         """Take what a connection of this machine offers; return descriptors of memory to share with it."""
+        return []
 
     def detach(self, sock: socket.socket) -> None:
         """Stop sharing with a connection that has closed."""
 
     def check(self, sock: socket.socket, row: int | None, *, in_place: bool) -> None:
         """Refuse a push into a row that another connection shares, or that none does."""
-
-    def holds(self, sock: socket.socket) -> bool:
-        """Whether this connection reads the lane's memory in place, so that an answer has no payload."""
-
-
-class NothingShared:
-    """Everything goes through sockets."""
-
-    def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
-        """Share nothing."""
-        return []
-
-    def detach(self, sock: socket.socket) -> None:
-        """Nothing was shared."""
-
-    def check(self, sock: socket.socket, row: int | None, *, in_place: bool) -> None:
-        """No push lies in shared memory."""
         if in_place:
             raise FrameError("a sparse lane shares no memory")
 
     def holds(self, sock: socket.socket) -> bool:
-        """No connection does."""
+        """Whether this connection reads the lane's memory in place, so that an answer has no payload."""
         return False
 
 
-class SharedRows:
+class SharedRows(Sharing):
     """Rows of the inbox that are trainers' own memory, and buffers that these trainers read."""
 
     def __init__(self, memory: LaneMemory, part: Slice, row_nbytes: int, *, is_allowed: bool) -> None:

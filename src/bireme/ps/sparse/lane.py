@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import FrameError
 from bireme.ps.lanes.lane import Answer, Buffers
-from bireme.ps.lanes.memory import NothingShared, Sharing
+from bireme.ps.lanes.memory import Sharing
 from bireme.ps.lanes.rounds import Closing
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.reassembly import chained_rows, pack_table
@@ -51,7 +51,7 @@ class SparseStore:
     """The rows that the hash of their ids gives to one lane."""
 
     slice_nbytes: int | None = None
-    sharing: Sharing = NothingShared()
+    sharing = Sharing()
 
     def __init__(self, setup: Setup, index: int) -> None:
         self._parameters = setup.tables
