@@ -49,7 +49,7 @@ def parting_words(name: str, namespace: str, state: str) -> str:
     if state == "suspended":
         return f"{name} is suspended; `{bireme} resume {named}` goes on with it"
     if state in ("pending", "queued"):
-        ways = f"`{bireme} why {named}` tells what it waits for, `… cancel {named}` stops it"
+        ways = f"`{bireme} why {named}` shows what it waits for, `… cancel {named}` stops it"
         return f"{name} does not run yet: it is {state}, and starts as soon as it can; {ways}"
     back = f"come back with `{bireme} status {named}`"
     if not state:
@@ -120,7 +120,7 @@ class _Watch:
 def error_of(job: JobView) -> BiremeError | None:
     """The error that an ended job has ended with, as the class it was; None for a finished one."""
     named = f"{job.name} --namespace {job.namespace}"
-    fix = f"`{command_name()} why {named}` tells more"
+    fix = f"`{command_name()} why {named}` explains more"
     if job.state == "finished":
         return None
     if job.state == "cancelled":

@@ -119,7 +119,7 @@ def _newest_unfinished() -> Path:
 def _refuse_running(output: Path) -> None:
     for record in registry.newest_runs():
         if record.state == "running" and record.output == str(output.absolute()):
-            fix = f"`{command_name()} status {record.id}` tells how it is doing, `{command_name()} cancel` stops it"
+            fix = f"`{command_name()} status {record.id}` shows its state, `{command_name()} cancel` stops it"
             raise OutputExistsError(f"{output} belongs to a job that runs now (process {record.pid})", fix=fix)
 
 

@@ -28,7 +28,7 @@ def job_of(model: Path) -> Job:
     path = model.resolve().parent / "job.json"
     if not path.is_file():
         raise SpecError(
-            f"there is no {path} that tells where the model's config and data are",
+            f"there is no {path} that names the model's config and data",
             fix="name the job with --job JOB.yaml",
         )
     job = read_job(path)

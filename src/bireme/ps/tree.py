@@ -2,7 +2,7 @@
 
 Floating-point sums depend on their order, so the order is a property of the job: a node of the
 tree is a `Span` [lo, hi) of shards, and its children split it in the middle. A trainer that owns
-several shards sends the sums of whole subtrees, and a lane goes on from there, so one trainer or
+several shards sends the sums of whole subtrees, and a lane continues from there, so one trainer or
 one per shard add the same numbers in the same order. A shard without a contribution passes its
 sibling through (adding zeros would turn -0.0 into +0.0).
 """

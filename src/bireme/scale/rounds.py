@@ -119,7 +119,7 @@ class Rounds:
             then(flow, moment)
 
     def _pushed(self, flow: Flow, moment: Moment) -> None:
-        """Finish a push: it lands after the latency, and the trainer goes on at once."""
+        """Finish a push: it lands after the latency, and the trainer continues at once."""
         t, trainer = flow.owner, self._trainers[flow.owner]
         landing = after(moment, Limit.LATENCY, self._plan.cluster.latency_s)
         self._at(landing.at, self._land, flow.lane, landing)

@@ -2,7 +2,7 @@
 
 A shard has its own parameters and optimizer state. After `every` batches it sends how far it has come
 from the common parameters, c - w, and the lanes move these by `rate` times the mean of all: c -= rate/S * sum.
-Plainly averaged, a shard then goes on from the common parameters; elastically, it keeps its own
+Plainly averaged, a shard then continues from the common parameters; elastically, it keeps its own
 and moves `rate` of the way towards where the common ones were. Copies belong to shards, not to
 trainers, so the result does not depend on how many trainers there are; they begin anew with each pass.
 """

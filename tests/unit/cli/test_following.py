@@ -78,7 +78,7 @@ def test_a_job_that_does_not_run_yet_is_not_said_to_go_on(
     assert told.out == "0 of 3 pods run\n"
     assert told.err == (
         "reviews does not run yet: it is pending, and starts as soon as it can; "
-        f"`bireme why {NAMED}` tells what it waits for, `… cancel {NAMED}` stops it\n"
+        f"`bireme why {NAMED}` shows what it waits for, `… cancel {NAMED}` stops it\n"
     )
 
 

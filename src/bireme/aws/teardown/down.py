@@ -139,7 +139,7 @@ def _look_for_leftovers(aws: Aws, cluster: str, *, deletes_data: bool) -> list[L
 def _clear_workloads(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note) -> None:
     aws, platform = stacks.aws, stacks.find(stack_name(cluster, "platform"))
     scope = find_scope(aws, cluster, platform)
-    # A platform that failed because the name was taken has no cluster: the one of that name is somebody else's.
+    # A platform that failed because the name was taken has no cluster: the one of that name is not ours.
     if workloads is not None and scope.owns_cluster:
         try:
             workloads.clear(note)

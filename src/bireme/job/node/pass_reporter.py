@@ -132,7 +132,7 @@ class PassReporter:
         )  # fmt: skip
 
     def pass_done(self, result: PassResult, values: NDArray[np.float32], tables: Tables) -> None:
-        """Log and report the end of a pass; trainer 0 also saves the model before it goes on."""
+        """Log and report the end of a pass; trainer 0 also saves the model before it continues."""
         totals = result.totals
         log.info(
             " Pass=%d Batch=%d samples=%d AvgCost=%g Eval: %s", result.pass_id, result.batches, totals.samples,

@@ -111,7 +111,7 @@ def _go_on(job: Job, output: Path, passes: list[str]) -> Job:
 
 
 def claim(given: Job) -> Job:
-    """Settle this node's job for all nodes; returns the job as it stands in `job.json`.
+    """Settle this node's job for all nodes; returns the job in `job.json`.
 
     The same job again keeps the settled one: its pods were replaced, or it was deleted and submitted again. A failed
     run restarts from its newest snapshot; a finished one stays finished.

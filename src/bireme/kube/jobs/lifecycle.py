@@ -329,7 +329,7 @@ def resume(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Literal["
         return "resumed"
     view = view_of(cluster, name)
     if view.state in ("running", "starting", "pending"):
-        fix = f"`{command_name()} status {name} --namespace {cluster.namespace}` tells how it is doing"
+        fix = f"`{command_name()} status {name} --namespace {cluster.namespace}` shows its state"
         raise UsageError(f"{name} runs already: it is {view.state}", fix=fix)
     if view.state == "finished" and changes.get("passes", view.status.total) <= view.status.done:
         return "finished"

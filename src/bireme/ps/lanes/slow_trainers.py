@@ -34,7 +34,7 @@ class Slowest(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """What keeps a lane from going on."""
+    """What a lane waits for."""
 
     missing: list[int]
     """Trainers that the open round still lacks."""

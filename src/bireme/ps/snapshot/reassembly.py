@@ -4,7 +4,7 @@ A part holds of each dense lane `lane<k>.place` (begin and end in the flat vecto
 `lane<k>.w` and the optimizer's rows; of each sparse lane and table `rows<k>.<table>.<name>`, a table's
 state. Where a lane writes only the rows that changed since an earlier snapshot, it adds
 `gone`, the ids that are no longer there. All rules are elementwise or by row, so a lane that is put
-together from others' pieces goes on with the same bits.
+together from others' pieces continues with the same bits.
 """
 
 from __future__ import annotations

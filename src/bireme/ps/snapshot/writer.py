@@ -1,4 +1,4 @@
-"""One pserver's part of a cut: its lanes' state at one moment, copied aside and written while training goes on.
+"""One pserver's part of a cut: its lanes' state at one moment, copied aside and written during training.
 
 When a lane comes to a cut's round it does not stop to copy. It hands in a `Capture`: pieces of memory, a spare set to
 copy them into, and which round will overwrite each. A thread copies them while trainers compute; a
