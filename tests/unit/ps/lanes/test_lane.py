@@ -22,7 +22,7 @@ from bireme.ps.setup import Setup
 from bireme.ps.tree import Span, share_out
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Flag, Head, Kind, Record, pack_records
-from bireme.spec.model import Init, Optimizer, Parameter, UpdateMode, Updates
+from bireme.spec.model import Init, Optimizer, Parameter, UpdateMode, Updates, Wire
 
 Floats = NDArray[np.float32]
 PARAMETERS = (
@@ -320,6 +320,12 @@ def test_a_round_whose_update_fails_stays_open_and_ends_no_pass(
     with pytest.raises(MemoryError, match="no room"):
         peer.push(1, ones(1.0), is_last=True)
     assert (stage.lane.rounds.round, stage.lane.rounds.pass_id, stage.passes) == (before, 0, [])
+
+
+def test_a_coded_gradient_longer_than_any_is_refused_unread(stack: ExitStack) -> None:
+    peer = Stage(setup(wire=Wire(gradients="top_k")), stack).peer()
+    with pytest.raises(FrameError, match=f"{8 * SIZE + 4} bytes of gradient for a slice of {SIZE} values"):
+        peer.push(0, np.zeros(2 * SIZE + 1, np.float32))
 
 
 class Hands:
