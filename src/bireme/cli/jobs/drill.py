@@ -83,7 +83,7 @@ def _describe(report: Mapping[str, Any]) -> Iterator[str]:
     width = max([len(row["fault"]) for row in report["each"]] + [5])
     yield (f"{'fault':<{width}}      at       next round   redone")
     for row in report["each"]:
-        back = f"after {row['back_s']:.2f} s" if row["back_s"] is not None else "nobody was lost"
+        back = f"after {row['back_s']:.2f} s" if row["back_s"] is not None else "no process lost"
         yield (f"{row['fault']:<{width}} {row['at_s']:>6.1f} s  {back:>15}   {row['redone']:>6}")
     for fault in report["never"]:
         yield (f"{fault:<{width}}  never happened: the job was over before")

@@ -99,6 +99,7 @@ class Table:
         self._parameter = parameter
         self._admit_after = lives.admit_after
         self._evict_after = lives.evict_after
+        # A sweep walks all rows, so not every round has one; a row stays at most a quarter longer than asked.
         self._sweep_every = max(1, lives.evict_after // 4)
         self._seed = seed
         self._rule = RowRule(parameter, optimizer)
@@ -156,6 +157,8 @@ class Table:
         if rows.shape != (len(ids), self.width) or not (ids[1:] > ids[:-1]).all() or round_ <= self._round:
             raise AssertionError("apply needs ascending ids, a row for each, and a later round; this is a bug")
         self._undo = []
+        # `_undo` holds one round: a lane is asked for its present parameters or those of the round before, never older
+        # ones.
         self._skip_to(round_ - 1, learning_rate)
         self._round = round_
         if self._parameter.is_static:
@@ -182,6 +185,7 @@ class Table:
 
     def _change(self, ids: Ids, rows: Slots, rule: Rule) -> None:
         """Let a rule rewrite rows, as many at a time as stay in cache; what they were is kept for `read_before`."""
+        # Copied before they change: a trainer that is one round behind may still ask for these values.
         before = self._buffer(len(ids))
         step = self._rule.block_rows
         for begin in range(0, len(ids), step):

@@ -51,6 +51,7 @@ class CertificateDirectory:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.Lock()
+        # The lock is for connections that several threads open at once: each of them looks at the files.
         self._stamp: _Stamp = ()
         self._loaded: Credentials | None = None
         self._has_warned = False
@@ -90,6 +91,7 @@ class CertificateDirectory:
             entries = [(self._directory / file).stat() for file in (CA_FILE, LEAF_FILE, LEAF_KEY_FILE)]
         except OSError as e:
             raise _unusable(self._directory, f"{Path(e.filename or '').name}: {e.strerror}") from e
+        # The inode too: a mounted Secret is renewed by swapping a link, maybe with equal sizes and times.
         return tuple((entry.st_mtime_ns, entry.st_ino, entry.st_size) for entry in entries)
 
 
