@@ -180,7 +180,7 @@ def job_page(notice: str) -> str:
         "reported together, each with its line. Paths are relative to the file.\n",
         "The demo's job, for example:\n",
         f"```yaml\n{demo}```\n",
-        f"`bireme train` takes {overrides} in place of what the file says, and so do the variables {variables}. "
+        f"`bireme train` takes {overrides} in place of the values in the file, and so do the variables {variables}. "
         "A flag wins over a variable, a variable over the file, the file over the default. "
         "A path given by flag or variable is relative to where you are.\n",
         "`bireme train JOB.yaml --dry-run` prints what a job comes to, and starts nothing.\n",

@@ -160,7 +160,7 @@ class Backend(Protocol):
         """Stop a job cleanly, or at once; finished passes stay."""
 
     def resume(self, name: str, changes: Mapping[str, Any]) -> str:
-        """Go on with a job from its newest snapshot, with other values for some keys; its id."""
+        """Resume a job from its newest snapshot, with other values for some keys; its id."""
 
     def fetch(self, name: str, directory: Path) -> Any:
         """Copy a job's models and logs into a directory here."""

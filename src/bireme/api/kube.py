@@ -162,7 +162,7 @@ class KubeBackend:
         return Stopped(name, state, f"go on with `{command_name()} resume {name} --namespace {cluster.namespace}`")
 
     def resume(self, name: str, changes: Mapping[str, Any]) -> str:
-        """Go on with a job that was stopped, has failed, or is to have more passes; its name."""
+        """Resume a job that was stopped, has failed, or gets more passes; returns its name."""
         self.resume_job(name, changes)
         return name
 

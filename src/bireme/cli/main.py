@@ -21,7 +21,7 @@ from bireme.core.errors import BiremeError, StorageError, UsageError
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("bireme.cli.jobs.demo", "Train the quick-start job on this machine, from nothing to a model."),
     "train": ("bireme.cli.jobs.train", "Run a job here, in the foreground."),
-    "resume": ("bireme.cli.jobs.resume", "Go on with a job that was stopped or died."),
+    "resume": ("bireme.cli.jobs.resume", "Resume a job that was stopped or died."),
     "drill": ("bireme.cli.jobs.drill", "Kill, pause and cut on purpose, and see what it costs."),
     "verify": ("bireme.cli.jobs.verify", "Check all that a job has left: snapshots, models and the ledger."),
     "simulate": ("bireme.cli.simulate", "A job at another scale, in virtual time."),

@@ -208,7 +208,7 @@ def pserver(
 @_shown("--ports_num_for_sparse", type=click.IntRange(0, 64), default=0, help="Sparse lanes of each pserver.")
 @_shown("--trainer_id", type=click.IntRange(0), default=0, help="Rank of this trainer; 0 saves the models.")
 @_shown("--num_passes", type=click.IntRange(1), default=100, help="Passes to run.")
-@_shown("--start_pass", type=click.IntRange(0), default=0, help="Go on after pass N-1 of save_dir.")
+@_shown("--start_pass", type=click.IntRange(0), default=0, help="Continue after pass N-1 of save_dir.")
 @click.option("--init_model_path", type=Path, help="Start from this saved model.")
 @_shown("--save_dir", type=Path, default="./output/model", help="Where models go.")
 @_shown("--log_period", type=click.IntRange(1), default=100, help="Rounds between log lines.")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(epilog="\b\nExample: bireme fetch quick-start results --namespace training")
 @click.argument("job", metavar="JOB|JOB.yaml")
 @click.argument("directory", metavar="DIR", type=Path)
-@click.option("--all", "wants_all", is_flag=True, help="Snapshots too, so that `bireme resume` can go on here.")
+@click.option("--all", "wants_all", is_flag=True, help="Snapshots too, so that `bireme resume` can continue here.")
 @click.option("--model", "only_model", is_flag=True, help="Only the model of the last pass.")
 @pod_image_option
 @cluster_options

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 @click.option("--ports-num-for-sparse", type=click.IntRange(1, 64), help="Sparse lanes of each pserver.")
 @click.option("--passes", type=click.IntRange(1), help="Passes over the data, counted from the first.")
 @click.option("--job", "job_file", metavar="JOB.yaml", type=Path, help="Where its program and data are by now.")
-@click.option("--accept-changes", is_flag=True, help="Go on even if the program, the data or its rules have changed.")
+@click.option("--accept-changes", is_flag=True, help="Resume even if the program, the data or its rules have changed.")
 @either_options
 @json_option
 def resume(
     output: str | None, job_file: Path | None, accept_changes: bool, where: Where, as_json: bool, **overrides: Any
 ) -> None:
-    """Go on with a job from its newest snapshot.
+    """Resume a job from its newest snapshot.
 
     OUTPUT is the job's output directory, its name or a run's id; left out, the newest job on this machine that is
     not finished. It ends with the same bits as if it had never stopped, also with other numbers of trainers,

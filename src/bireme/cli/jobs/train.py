@@ -22,7 +22,7 @@ from bireme.spec.load import load_job
     "--start-pass",
     type=click.IntRange(0),
     default=0,
-    help="Go on from the model of the pass before this one, with fresh optimizer state, so the bits differ.",
+    help="Continue from the model of the pass before this one, with fresh optimizer state, so the bits differ.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
 @json_option

@@ -25,7 +25,7 @@ def verify(output: Path, as_json: bool) -> None:
     """Check all that a job has left in its output directory.
 
     Compares snapshots with their hashes, models with their second copy, the ledger with the metrics of the passes,
-    and reports from where `bireme resume` would go on. Changes nothing.
+    and reports from where `bireme resume` would continue. Changes nothing.
 
     Exits with 6 if a model or the ledger is not sound, with 15 if only snapshots are not, with 3 if the
     job's own description is not.
@@ -90,7 +90,7 @@ def _describe(verdict: Verdict) -> Iterator[str]:
 
 
 def _describe_end(verdict: Verdict) -> str:
-    """Whether the job is over, and if not, how it would go on."""
+    """Whether the job is over, and if not, how it would continue."""
     from bireme.spec.load import command_name
 
     point, command = verdict.resume_from, f"`{command_name()} resume {verdict.output}`"
