@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def imported(path: Path) -> set[str]:
     return found & set(MODULES)
 
 
+@functools.cache  # not at import: each worker that collects tests would read the whole package
 def used_from_outside() -> dict[str, set[str]]:
     used: dict[str, set[str]] = defaultdict(set)
     for user, path in MODULES.items():
@@ -44,16 +46,13 @@ def used_from_outside() -> dict[str, set[str]]:
     return used
 
 
-USED = used_from_outside()
-
-
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_lists_the_modules_that_others_use(room: str) -> None:
     tree = ast.parse(MODULES[room].read_text(encoding="utf-8"))
     own = {name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
     own |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     listed: list[str] = next((ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)), [])
-    assert [name for name in listed if name not in own] == sorted(USED[room])
+    assert [name for name in listed if name not in own] == sorted(used_from_outside()[room])
 
 
 @pytest.mark.parametrize("room", ROOMS)
