@@ -48,8 +48,8 @@ def lanes_kept(output: Path) -> dict[str, int]:
     """How many lanes kept values of dense parameters and how many kept rows, by the pservers' own words."""
     logs = "".join(log.read_text() for log in output.glob("node_*/server.log"))
     return {
-        "values": len(re.findall(r"lane \d+ keeps \d+ values", logs)),
-        "rows": len(re.findall(r"lane \d+ keeps rows of ", logs)),
+        "values": len(re.findall(r"set up lane=\d+ state='\d+ values", logs)),
+        "rows": len(re.findall(r"set up lane=\d+ state='rows of ", logs)),
     }
 
 
