@@ -130,12 +130,13 @@ class ForkServer:
 
     def start(self, command: Sequence[str], output: int) -> Forked | None:
         """Have a child forked; None where it must be executed instead."""
-        adopt_orphans(True)  # for this moment only: orphans of the user's own are none of ours
+        answer = b""
         try:
-            socket.send_fds(self._socket, [json.dumps(list(command)).encode()], [output])
-            answer = self._socket.recv(MESSAGE_NBYTES)
+            if adopt_orphans(True):  # for this moment only: orphans of the user's own are none of ours
+                socket.send_fds(self._socket, [json.dumps(list(command)).encode()], [output])
+                answer = self._socket.recv(MESSAGE_NBYTES)
         except OSError:
-            answer = b""
+            pass  # it has ended, or takes too long
         finally:
             adopt_orphans(False)
         if not answer:

@@ -28,9 +28,10 @@ def die_with(parent: int) -> None:
         raise Cancelled("the process that started this one is gone")
 
 
-def adopt_orphans(is_so: bool) -> None:
-    """Whether a descendant whose parent ends from now on becomes a child of this process, and not of process 1."""
-    libc().prctl(_PR_SET_CHILD_SUBREAPER, int(is_so), 0, 0, 0)
+def adopt_orphans(is_so: bool) -> bool:
+    """Make descendants whose parents end children of this process, or of process 1 as usual; False if refused."""
+    done: int = libc().prctl(_PR_SET_CHILD_SUBREAPER, int(is_so), 0, 0, 0)
+    return done == 0
 
 
 def birth_of(pid: int) -> str:
