@@ -19,7 +19,7 @@ from bireme.local.faults import Fault, at_random, check_recoveries, parse, parse
 from bireme.local.runner import LocalRun
 from bireme.spec.job import Job
 from bireme.spec.model import Restarts
-from bireme.view.plain import SilentView
+from bireme.view.readers import View
 
 SHOW_EVERY_S = 5.0
 Show = Callable[[str], None]
@@ -123,7 +123,7 @@ def _run(job: Job, job_file: Path, show: Show, faults: list[Fault]) -> DrillRun:
     drill = Drill(faults, output)
     watch = _Watch(drill, show, "disturbed" if faults else "undisturbed")
     job = msgspec.structs.replace(job, faults=plan_of(faults) or job.faults)
-    done = follow(job, str(job_file), SilentView(), each=watch.look)
+    done = follow(job, str(job_file), View(), each=watch.look)
     show(f"  finished after {done.status.seconds:.1f} s")
     lines = (output / METRICS).read_bytes().splitlines()
     metrics = [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]

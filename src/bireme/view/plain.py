@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Self
 
 import click
 
 from bireme.core.text import duration
 from bireme.job.output.kept import best_of
 from bireme.job.status import JobStatus, PassSummary
+from bireme.view.readers import View
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 24
@@ -95,28 +93,6 @@ def time_left(status: JobStatus) -> str:
     return f"about {duration(left_s, is_exact=True)} left"
 
 
-def passes_after(pass_id: int, status: JobStatus) -> list[PassSummary]:
-    """The finished passes that came after one; the status from a cluster holds only the last ones."""
-    return [closed for closed in status.passes_done if closed.pass_id > pass_id]
-
-
-def new_losses(shown: list[str], status: JobStatus) -> list[str]:
-    """Losses that were not shown yet; `shown` becomes those of the status."""
-    fresh = [loss for loss in status.losses if loss not in shown]
-    shown[:] = status.losses
-    return [f"{loss}; started again, the job goes on" for loss in fresh]
-
-
-def new_warnings(shown: list[str], status: JobStatus) -> list[str]:
-    """Warnings to show now; `shown` becomes those of the status.
-
-    The text changes with each failed attempt (it names files), so a warning is shown once until there is none.
-    """
-    fresh = () if shown else status.warnings
-    shown[:] = status.warnings
-    return [f"warning: {warning}" for warning in fresh]
-
-
 _PHASE_LINES = {
     "gathering": "waiting for trainers",
     "setting-up": "handing out parameters",
@@ -124,68 +100,34 @@ _PHASE_LINES = {
 }
 
 
-def alert(text: str) -> None:
-    """Print on standard error; on a terminal after a line break, as it has just shown `^C`."""
-    with suppress(OSError):  # its reader is gone
-        click.echo(f"\n{text}" if sys.stderr.isatty() else text, err=True)
-
-
-class PlainView:
+class PlainView(View):
     """Prints each change once."""
 
     has_panel = False
 
     def __init__(self) -> None:
+        super().__init__()
         self._phase = ""
         self._pass = -1
-        self._losses: list[str] = []
-        self._warnings: list[str] = []
+        self._losses: tuple[str, ...] = ()
+        self._warnings: tuple[str, ...] = ()
 
-    def __enter__(self) -> Self:
-        return self
+    def _update(self, status: JobStatus) -> None:
+        for line in self._news(status):
+            self._note(line)
 
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        """Print a remark."""
+    def _note(self, text: str) -> None:
         click.echo(text)
 
-    def alert(self, text: str) -> None:
-        """Print what must not be missed."""
-        alert(text)
-
-    def update(self, status: JobStatus) -> None:
-        """Print what is new in a status."""
-        for loss in new_losses(self._losses, status):
-            click.echo(loss)
-        for warning in new_warnings(self._warnings, status):
-            click.echo(warning)
-        if status.phase in _PHASE_LINES and status.phase != self._phase:
-            click.echo(_PHASE_LINES[status.phase])
-        self._phase = status.phase
-        for closed in passes_after(self._pass, status):
-            click.echo(pass_line(closed))
-            self._pass = closed.pass_id
-
-
-class SilentView:
-    """Prints alerts only: for --json and --quiet."""
-
-    has_panel = True
-
-    def __enter__(self) -> SilentView:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        """Ignore a remark."""
-
-    def alert(self, text: str) -> None:
-        """Print what must not be missed."""
-        alert(text)
-
-    def update(self, status: JobStatus) -> None:
-        """Ignore a status."""
+    def _news(self, status: JobStatus, width: int | None = None) -> Iterator[str]:
+        """What is new in a status, in lines."""
+        yield from (f"{loss}; started again, the job goes on" for loss in status.losses if loss not in self._losses)
+        if not self._warnings:  # a text names files, so each attempt has another: the first one is enough
+            yield from (f"warning: {warning}" for warning in status.warnings)
+        if not self.has_panel and status.phase != self._phase and status.phase in _PHASE_LINES:
+            yield _PHASE_LINES[status.phase]
+        self._losses, self._warnings, self._phase = status.losses, status.warnings, status.phase
+        for closed in status.passes_done:  # of a job on a cluster, only the last ones
+            if closed.pass_id > self._pass:
+                self._pass = closed.pass_id
+                yield pass_line(closed, width)

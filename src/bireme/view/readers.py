@@ -7,7 +7,9 @@ import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Self, TextIO, TypeVar
+
+import click
 
 if TYPE_CHECKING:
     from bireme.job.status import JobStatus
@@ -38,54 +40,43 @@ def is_hung_up(stream: TextIO) -> bool:
     return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
-class View(Protocol):
-    """Shows statuses one after the other."""
+def alert(text: str) -> None:
+    """Print on standard error; on a terminal after a line break, as it has just shown `^C`."""
+    with suppress(OSError):  # its reader is gone
+        click.echo(f"\n{text}" if sys.stderr.isatty() else text, err=True)
 
-    has_panel: bool
+
+class View:
+    """Shows statuses one after the other; this one only alerts, for --json and --quiet.
+
+    Its reader may go away (`| head`, a closed terminal): from then on it is silent.
+    """
+
+    has_panel = True
     """Whether it shows the last status all the time, not changes only."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def update(self, status: JobStatus) -> None:
-        """Show the newest status."""
-
-    def note(self, text: str) -> None:
-        """Show a remark."""
-
-    def alert(self, text: str) -> None:
-        """Show what must not be missed."""
-
-
-class GuardedView:
-    """A view whose reader may go away (`| head`, a closed terminal): from then on it is silent."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self.has_panel = view.has_panel
+    def __init__(self) -> None:
         self.is_silent = False
 
     def __enter__(self) -> Self:
-        self._view.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._view.__exit__(*_)
+        return
 
     def update(self, status: JobStatus) -> None:
         """Show the newest status."""
-        self._show(self._view.update, status)
+        self._guarded(self._update, status)
 
     def note(self, text: str) -> None:
         """Show a remark."""
-        self._show(self._view.note, text)
+        self._guarded(self._note, text)
 
     def alert(self, text: str) -> None:
         """Show what must not be missed."""
-        self._show(self._view.alert, text)
+        self._guarded(self._alert, text)
 
-    def _show(self, show: Callable[[T], None], what: T) -> None:
+    def _guarded(self, show: Callable[[T], None], what: T) -> None:
         if self.is_silent:
             return
         try:
@@ -96,17 +87,24 @@ class GuardedView:
             fall_silent(sys.stdout)
             leave_closed_terminals()
 
+    def _update(self, status: JobStatus) -> None:
+        return
+
+    def _note(self, text: str) -> None:
+        return
+
+    def _alert(self, text: str) -> None:
+        alert(text)
+
 
 def choose_view(*, is_silent: bool) -> View:
     """Live on a terminal, plain lines in a pipe, nothing when silent."""
     if is_silent:
-        from bireme.view.plain import SilentView
-
-        return SilentView()
+        return View()
     if sys.stdout.isatty():
         from bireme.view.terminal import LiveView
 
-        return GuardedView(LiveView())
+        return LiveView()
     from bireme.view.plain import PlainView
 
-    return GuardedView(PlainView())
+    return PlainView()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Self
 
 from msgspec import UNSET
 from rich.console import Console, Group, RenderableType
@@ -12,24 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from bireme.job.status import JobStatus
-from bireme.view.plain import (
-    CURVE_WIDTH,
-    count,
-    new_losses,
-    new_warnings,
-    number,
-    pass_line,
-    passes_after,
-    percent,
-    sparkline,
-    time_left,
-)  # fmt: skip
+from bireme.view.plain import CURVE_WIDTH, PlainView, count, number, percent, sparkline, time_left
 
 BESIDE_BAR = 46
 """Columns that a trainer's line needs for all but its bar."""
 
 
-class LiveView:
+class LiveView(PlainView):
     """Redraws with each status until it is left.
 
     No thread draws in between, so that the error of a closed terminal is raised by `update`.
@@ -38,15 +28,13 @@ class LiveView:
     has_panel = True
 
     def __init__(self) -> None:
+        super().__init__()
         self._console = Console()
         if self._console.no_color:  # NO_COLOR: no dim or bold either
             self._console = Console(color_system=None)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._pass = -1
-        self._losses: list[str] = []
-        self._warnings: list[str] = []
 
-    def __enter__(self) -> LiveView:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
@@ -54,24 +42,15 @@ class LiveView:
         with suppress(OSError):  # the terminal is gone, and the panel with it
             self._live.stop()
 
-    def update(self, status: JobStatus) -> None:
-        """Show a status."""
-        for loss in new_losses(self._losses, status):
-            self.note(loss)
-        for warning in new_warnings(self._warnings, status):
-            self.note(warning)
-        for closed in passes_after(self._pass, status):
-            self.note(pass_line(closed, self._console.width))
-            self._pass = closed.pass_id
+    def _update(self, status: JobStatus) -> None:
+        for line in self._news(status, self._console.width):
+            self._note(line)
         self._live.update(draw(status, self._console.width), refresh=True)
 
-    def note(self, text: str) -> None:
-        """Print a remark above the panel."""
+    def _note(self, text: str) -> None:
         self._console.print(Text(text))
 
-    def alert(self, text: str) -> None:
-        """Print what must not be missed above the panel, on a line of its own whatever was typed meanwhile."""
-        self.note(text)
+    _alert = _note  # above the panel, it has a line of its own whatever was typed meanwhile
 
 
 def draw(status: JobStatus, width: int = 80) -> RenderableType:
@@ -92,15 +71,8 @@ def _notice(text: str) -> Text:
 
 def _trainers(status: JobStatus, bar_width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, justify in (
-        ("trainer", "left"),
-        ("pass", "right"),
-        ("", "left"),
-        ("cost", "right"),
-        ("error", "right"),
-        ("samples/s", "right"),
-    ):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name in ("trainer", "pass", "", "cost", "error", "samples/s"):
+        table.add_column(name, justify="left" if name in ("trainer", "") else "right", no_wrap=True)
     for t in status.trainers:
         if t.pass_id is UNSET:
             table.add_row(str(t.trainer), "–", "", "–", "–", "–")

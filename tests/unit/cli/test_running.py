@@ -19,7 +19,6 @@ from bireme.core.errors import BiremeError, Cancelled, NetworkError, ProcessErro
 from bireme.job.status import JobStatus
 from bireme.spec.job import Job
 from bireme.view.plain import PlainView
-from bireme.view.readers import GuardedView
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -106,14 +105,14 @@ class Unread(PlainView):
         super().__init__()
         self._number = number
 
-    def update(self, status: JobStatus) -> None:
+    def _update(self, status: JobStatus) -> None:
         raise OSError(self._number, os.strerror(self._number))
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.usefixtures("capsys")
 def test_when_nobody_reads_any_more_the_job_goes_on_in_silence(number: int) -> None:
-    view = GuardedView(Unread(number))
+    view = Unread(number)
     view.update(JobStatus())
     assert view.is_silent
     view.update(JobStatus())

@@ -11,14 +11,13 @@ from bireme.job.status import JobStatus, PassSummary
 from bireme.view.plain import (
     CURVE_WIDTH,
     PlainView,
-    SilentView,
-    alert,
     best_pass,
     count,
     pass_line,
     pass_lines,
     sparkline,
 )
+from bireme.view.readers import View, alert
 
 CLOSED = PassSummary(
     pass_id=7, round=63, samples=24000, samples_so_far=24000, seconds=0.3, cost=0.3095, evals={"error": 0.0435},
@@ -73,7 +72,7 @@ def test_the_best_pass_has_the_lowest_test_error_or_cost(tested: list[Any], best
 
 
 def test_a_remark_is_for_the_plain_view_and_an_alert_for_both(capsys: pytest.CaptureFixture[str]) -> None:
-    for view in (PlainView(), SilentView()):
+    for view in (PlainView(), View()):
         view.note("a remark")
         view.alert("an alert")
     told = capsys.readouterr()

@@ -13,7 +13,6 @@ from rich.console import Console, Group
 from tests.unit.view.test_plain import CLOSED
 
 from bireme.job.status import JobStatus, TrainerStatus
-from bireme.view.readers import fall_silent
 from bireme.view.terminal import LiveView, draw
 
 
@@ -96,6 +95,5 @@ def test_a_closed_terminal_is_noticed_on_update_and_left(
                 shown += os.read(master, 1 << 16).decode()
             assert "pass   0" in shown
             os.close(master)
-            with pytest.raises(OSError, match="Input/output error"):
-                view.update(status(2))
-        fall_silent(stream)  # what waits in its buffer goes nowhere
+            view.update(status(2))
+            assert view.is_silent
