@@ -39,7 +39,6 @@ class FaultOptions:
     count: int = 1000
 
     def faults(self, job: Job) -> list[Fault]:
-        """The faults for a job."""
         faults = [parse("kill", text, job) for text in self.kill]
         faults += [parse("pause", text, job) for text in self.pause]
         faults += [parse("cut", text, job) for text in self.cut]
@@ -84,7 +83,6 @@ def run_drill(
 
 
 def free_directory(parent: Path) -> Path:
-    """A new directory for a drill: drill-1, drill-2 …"""
     return next(place for n in range(1, 10_000) if not (place := parent / f"drill-{n}").exists())
 
 
@@ -118,7 +116,6 @@ def _into(job: Job, output: Path) -> Job:
 
 
 def _run(job: Job, job_file: Path, show: Show, faults: list[Fault]) -> DrillRun:
-    """Run to the end, under faults if there are any."""
     output = Path(job.output)
     drill = Drill(faults, output)
     watch = _Watch(drill, show, "disturbed" if faults else "undisturbed")
@@ -141,7 +138,6 @@ class _Watch:
         show(f"{name} run …")
 
     def look(self, run: LocalRun) -> None:
-        """Strike what is due, and show it."""
         status = run.status
         self._drill.look(status, run.fired)
         for struck in self._drill.struck[self._shown :]:

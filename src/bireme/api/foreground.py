@@ -70,7 +70,6 @@ class Finished:
 
     @property
     def last_pass(self) -> int:
-        """The pass that the job has ended with."""
         return self.status.saved if self._is_early else self.job.passes - 1
 
     @property
@@ -79,21 +78,17 @@ class Finished:
 
     @property
     def model(self) -> Path:
-        """The model of the last pass."""
         return Path(self.job.output) / pass_name(self.last_pass)
 
     @cached_property
     def hash(self) -> str:
-        """The hash of that model."""
         return model_hash(self.model)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
         where = {"job": self.job.name, "output": self.job.output, "model": str(self.model)}
         return {**where, "hash": self.hash, **msgspec.to_builtins(self.status)}
 
     def lines(self) -> Iterator[str]:
-        """For people."""
         early = f"after {self.last_pass + 1} passes, {self.status.reason}; " if self._is_early else ""
         yield f"finished: {early}the model is in {self.model}"
         yield from best_of(Path(self.job.output))

@@ -88,7 +88,6 @@ class KubeBackend:
         return done.submission.job.name
 
     def list(self, limit: int | None = None, *, timeout_s: float = TIMEOUT_S) -> Listing:
-        """The jobs of a namespace, newest first."""
         with self.where.connect(timeout_s=timeout_s) as cluster:
             groups = by_name(cluster.list(JOB, {naming.NAME: "bireme", naming.MANAGED_BY: "bireme"}))
         views = sorted((job_view(jobs) for jobs in groups.values()), key=lambda view: view.started, reverse=True)
@@ -112,7 +111,6 @@ class KubeBackend:
             return Listing(note="the cluster is left out: it does not answer")
 
     def status(self, name: str | None) -> RunStatus:
-        """How a job and each of its pods are doing."""
         name = named(name)
         with self.where.connect() as cluster:
             view = lifecycle.view_of(cluster, name)
@@ -131,7 +129,6 @@ class KubeBackend:
         )  # fmt: skip
 
     def follow(self, name: str | None, view: View, is_left: Callable[[], bool] = lambda: False) -> RunStatus | None:
-        """Show a job until it ends or the user leaves, which does not stop it."""
         with self.where.connect() as cluster:
             last = following.follow(cluster, named(name), view, is_left)
         return report_of(last) if last is not None else None
@@ -144,7 +141,6 @@ class KubeBackend:
             yield from logs.lines_of(cluster, named(name), wanted, image, note)
 
     def why(self, name: str | None) -> Diagnosis:
-        """What keeps a job from running, or what it waits for."""
         with self.where.connect() as cluster:
             facts = gather(cluster, named(name), time.time())
         facts = replace(facts, version=__version__, command=command_name())
@@ -174,7 +170,6 @@ class KubeBackend:
             return Resumed(name, cluster.namespace, lifecycle.resume(cluster, name, changes))
 
     def delete(self, name: str, *, with_volume: bool = False) -> lifecycle.Deleted:
-        """Delete a job; its volume stays unless requested."""
         with self.where.connect() as cluster:
             done = lifecycle.delete(cluster, name, with_volume=with_volume)
             forget(places().state, JobIdentity(cluster.server, cluster.namespace, name))

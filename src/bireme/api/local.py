@@ -56,11 +56,9 @@ class LocalBackend:
         return Listing(jobs, len(records) - len(jobs), hidden)
 
     def status(self, name: str | None) -> RunStatus:
-        """How a run is doing."""
         return report_of(registry.find_run(name))
 
     def follow(self, name: str | None, view: View, is_left: Callable[[], bool]) -> RunStatus:
-        """Show a run until it ends or the user leaves."""
         record = registry.find_run(name)
         with view:
             while record.state == "running" and not is_left():
@@ -87,7 +85,6 @@ class LocalBackend:
         return followed(logs, wanted, lambda: registry.find_run(record.id).state != "running")
 
     def why(self, name: str | None) -> Diagnosis:
-        """What keeps a run from training, or what it waits for."""
         from bireme.diagnose.explain import explain
         from bireme.diagnose.facts import Facts
 

@@ -38,7 +38,6 @@ class Resumption:
 
     @property
     def model(self) -> Path:
-        """The model of the last pass."""
         return self.output / pass_name(self.passes_done - 1)
 
 
@@ -153,7 +152,6 @@ def find_base(job: Job) -> tuple[Manifest | None, list[str]]:
 
 
 def describe_start(base: Manifest | None) -> str:
-    """From where the job goes on."""
     if base is None:
         return "no snapshot yet: from the beginning"
     made, today = time.localtime(base.created), time.localtime()

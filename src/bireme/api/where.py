@@ -32,7 +32,6 @@ class Where:
 
 
 def has_cluster() -> bool:
-    """Whether any cluster is configured here."""
     return bool(kubeconfig_files()) or Path("/var/run/secrets/kubernetes.io/serviceaccount/token").is_file()
 
 
@@ -68,7 +67,6 @@ def is_here(job: str | None, where: Where, note: Callable[[str], None]) -> bool:
 
 
 def backend_of(job: str | None, where: Where, note: Callable[[str], None]) -> Backend:
-    """The backend that has a job."""
     if is_here(job, where, note):
         from bireme.api.local import LocalBackend
 

@@ -64,7 +64,6 @@ def _packages() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """What only some jobs need."""
     pip, find = f"{sys.executable} -m pip install", importlib.util.find_spec
     yield _optional("PaddlePaddle", find("paddle"), f"configs beyond a bag of words: {pip} paddlepaddle==3.3.1")
     for name in ("lightkube", "websockets", "cryptography"):
@@ -78,12 +77,10 @@ def _extras() -> Iterator[Finding]:
 
 
 def findings() -> list[Finding]:
-    """Look at everything."""
     return [*_machine(), *_packages(), *_extras()]
 
 
 def on_volume(directory: Path) -> Finding:
-    """Whether a directory of this machine can hold a job."""
     from bireme.job.output.volume_probe import probe
 
     if not directory.is_dir():

@@ -97,11 +97,9 @@ class Front(click.Group):
     """A group that knows its commands' names and one-line helps without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Commands in the order of `--help`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the file that holds a command."""
         if cmd_name not in COMMANDS:
             return None
         module, _ = COMMANDS[cmd_name]
@@ -113,19 +111,16 @@ class Front(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or name the one that may have been meant."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"There is no command `{args[0]}`. {_hint(args[0])}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the table above."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items() if text])
 
 
 def _hint(name: str) -> str:
-    """What may have been meant by a name that is no command."""
     import difflib
 
     if name in MEANT:
@@ -146,7 +141,6 @@ def bireme(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
     argv = sys.argv[1:] if arguments is None else arguments
     try:
         code: Any = bireme.main(argv, prog_name="bireme", standalone_mode=False)

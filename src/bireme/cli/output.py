@@ -33,7 +33,6 @@ def note(text: str) -> None:
 
 
 def print_error(error: BiremeError, *, as_json: bool) -> None:
-    """Print an error on standard error, or as one JSON object on standard output."""
     value = {"error": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
     if as_json:
         click.echo(json.dumps(value))

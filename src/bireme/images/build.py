@@ -73,7 +73,6 @@ class Builder:
         self.steps: list[Step] = []
 
     def build(self) -> Image:
-        """Make or find every layer, and put the image together."""
         recipe, installed = self._recipe, Path(bireme.__file__).parent
         wanted = contents.requirements(installed)
         base = open_base(recipe.base, self._cache, is_fresh=recipe.is_fresh, on_step=self._on_step)

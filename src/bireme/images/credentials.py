@@ -32,7 +32,6 @@ class Login:
     """A refresh token, instead of a password."""
 
     def header(self) -> str:
-        """The `Authorization` of a Basic request."""
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 

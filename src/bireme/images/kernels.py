@@ -36,7 +36,6 @@ def cpu_environment(cpu: str) -> dict[str, str]:
 
 
 def blank_addresses(cache: Path) -> None:
-    """Make the files of a kernel cache the same every time."""
     for path in sorted(cache.rglob("*.nb[ci]")):
         path.write_bytes(blank(path.read_bytes()))
 

@@ -65,12 +65,10 @@ class Layer:
 
 
 def digest_of(data: bytes) -> str:
-    """The digest that names bytes in a registry."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def digest_of_blob(layer: Layer) -> str:
-    """The digest that a layer's bytes have now."""
     digest = hashlib.sha256()
     for data in layer.blocks():
         digest.update(data)
@@ -124,7 +122,6 @@ def compress(layer: Layer, target: Path) -> None:
 
 
 def key_of(*parts: str) -> str:
-    """One key for a list of inputs."""
     digest = hashlib.sha256()
     for part in (FORMAT, *parts):
         digest.update(f"{len(part)}:{part}".encode())

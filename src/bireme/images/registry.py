@@ -103,7 +103,6 @@ class Reply:
     body: bytes
 
     def reason(self) -> str:
-        """The registry's reason for a refusal."""
         try:
             errors = json.loads(self.body)["errors"]
             return "; ".join(f"{e.get('code', '')}: {e.get('message', '')}" for e in errors)

@@ -48,7 +48,6 @@ class Costs:
     source: str = "nothing measured"
 
     def kernel_of(self, method: str) -> float:
-        """The update of one float by this method."""
         if self.kernel and method not in self.kernel:
             raise UsageError(f"costs: {method} was not measured on {self.source}", fix=MEASURE)
         return self.kernel.get(method, 0.0)

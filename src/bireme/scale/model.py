@@ -41,7 +41,6 @@ class Outcome:
 
     @property
     def limit(self) -> Limit:
-        """The limit that takes most of the time."""
         return next(iter(self.shares))
 
 

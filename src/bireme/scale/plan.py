@@ -73,11 +73,9 @@ class Plan:
         return self.rows[trainer][0].lo % len(self.slices)
 
     def compute_s(self, row: Span) -> float:
-        """Seconds for the batches of a row's shards."""
         return len(row.shards) * self.load.batch / self.cluster.samples_s
 
     def push_nbytes(self, lane: int, row: Span) -> int:
-        """The bytes of one row on the wire to a lane."""
         return HEAD_NBYTES + RECORD_NBYTES * len(row.shards) + self.coded_nbytes(self.slices[lane])
 
     def coded_nbytes(self, floats: int) -> int:
@@ -91,11 +89,9 @@ class Plan:
                 return 2 * floats
 
     def pull_nbytes(self, lane: int) -> int:
-        """The bytes of a lane's answer."""
         return HEAD_NBYTES + 4 * self.slices[lane]
 
     def encode_s(self) -> float:
-        """Seconds to encode a row before it can be sent."""
         return self.costs.encode.get(self.load.wire.gradients, 0.0) * sum(self.slices)
 
     def kernel_s(self, lane: int) -> float:
@@ -136,7 +132,6 @@ def _slower(a: Rate, b: Rate) -> Rate:
 
 
 def _check(load: Load, cluster: Cluster) -> None:
-    """Refuse impossible clusters and jobs."""
     positive = {
         "trainers": cluster.trainers,
         "pservers": cluster.pservers,

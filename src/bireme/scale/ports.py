@@ -25,7 +25,6 @@ class Limit(IntEnum):
 
     @property
     def words(self) -> str:
-        """The name for people."""
         return self.name.lower().replace("_nic", "_network").replace("_cpu", "_processor").replace("_", " ")
 
 
@@ -110,7 +109,6 @@ class Port:
         """Bytes of all finished flows."""
 
     def start(self, moment: Moment, owner: int, lane: int, nbytes: int) -> None:
-        """Start a flow."""
         self._advance(moment.at)
         self._started += 1
         self.version += 1

@@ -74,7 +74,6 @@ class Rounds:
         ]
 
     def run(self) -> Moment:
-        """Run all events."""
         for t in range(len(self._trainers)):
             self._compute(t, START)
         while self._events:
@@ -96,7 +95,6 @@ class Rounds:
         self._at(done.at, self._push, t, done)
 
     def _push(self, now: float, t: int, moment: Moment) -> None:
-        """Begin with the payload for the next lane."""
         trainer = self._trainers[t]
         lane = trainer.lanes[trainer.step]
         nbytes = self._plan.push_nbytes(lane, trainer.rows[trainer.row])

@@ -35,12 +35,10 @@ def count(number: int, what: str, many: str = "") -> str:
 
 
 def percent(value: float | None) -> str:
-    """A rate for people."""
     return "–" if value is None else f"{100 * value:.2f} %"
 
 
 def number(value: float | None) -> str:
-    """A cost for people."""
     if value is None:
         return "–"
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"

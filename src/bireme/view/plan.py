@@ -8,7 +8,6 @@ from bireme.view.plain import count
 
 
 def render(plan: dict[str, Any]) -> str:
-    """The plan in words."""
     values = sum(p["values"] for p in plan["parameters"] if not p["is_sparse"])
     tables = [p for p in plan["parameters"] if p["is_sparse"]]
     dense = len(plan["parameters"]) - len(tables)

@@ -27,7 +27,6 @@ LISTED = 20
 
 
 def ago(moment: float) -> str:
-    """How long ago something was, for people."""
     seconds = max(0.0, time.time() - moment)
     return duration(seconds, is_exact=seconds < 3600)
 
@@ -124,7 +123,6 @@ def _describe(run: RunStatus, *, shows_all: bool) -> Iterator[str]:
 
 
 def trainer_lines(status: JobStatus) -> Iterator[str]:
-    """One line for each trainer that has begun."""
     for t in status.trainers:
         if t.pass_id is not UNSET:
             yield (
@@ -134,7 +132,6 @@ def trainer_lines(status: JobStatus) -> Iterator[str]:
 
 
 def pod_lines(pods: Sequence[PodView]) -> Iterator[str]:
-    """One line for each pod, under a head."""
     if not pods:
         return
     states = ["Running, not ready" if pod.phase == "Running" and not pod.is_ready else pod.phase for pod in pods]

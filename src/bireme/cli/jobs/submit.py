@@ -23,7 +23,6 @@ class _Submit(click.Command):
     """A command whose `--dry-run` may stand alone, also before the file."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give a bare `--dry-run` its value."""
         return super().parse_args(ctx, ["--dry-run=client" if a == "--dry-run" else a for a in args])
 
 
