@@ -136,9 +136,6 @@ class Stopped:
 class Backend(Protocol):
     """Jobs in one place: on this machine, or in a namespace of a cluster. A job is named as on the command line."""
 
-    def submit(self, file: Path, changes: Mapping[str, Any]) -> str:
-        """Start the job of a job.yaml with other values for some keys; its id."""
-
     def list(self, limit: int | None = None) -> Listing:
         """The jobs there."""
 

@@ -73,7 +73,7 @@ def _cluster_repository(where: Where) -> tuple[str, Where]:
                 why=f"no ConfigMap {NAME} names one in the namespace {cluster.namespace} of context {cluster.context}",
                 fix=f"{named}; a cluster of `bireme cluster up` has a repository",
             )
-        return facts.repository, Where(is_asked=True, context=cluster.context, namespace=cluster.namespace)
+        return facts.repository, Where(cluster.context, cluster.namespace)
 
 
 def _tagged(repository: str, image: Image) -> Reference:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bireme.api.backends import Backend
+from bireme.api.backends import Backend, no_note
 from bireme.api.backends import RunStatus as RunStatus
 from bireme.api.local import LocalBackend
 from bireme.api.models import Model
@@ -73,8 +73,8 @@ class Job:
         from bireme.api.kube import KubeBackend
 
         changes = self._changes(trainers=trainers, pservers=pservers, passes=passes, seed=seed)
-        backend = KubeBackend(Where(is_asked=True, context=context, namespace=namespace))
-        done, where = backend.submit_file(self.file, changes, image=image, is_replacing=replace)
+        backend = KubeBackend(Where(context, namespace, is_kube=True))
+        done, where = backend.submit(self.file, changes, image=image, is_replacing=replace)
         run = Run(KubeBackend(where), self.spec.name, self.spec.name)
         return run.wait(progress=progress) if wait and not done.is_suspended else run
 
@@ -185,7 +185,7 @@ def load(file: str | Path, *, kube: bool = False, **overrides: Any) -> Job:
 
 def runs(*, kube: bool = False, context: str | None = None, namespace: str | None = None) -> list[Run]:
     """The newest run of each job on this machine, newest first; or the jobs in a namespace of a cluster."""
-    where = _where(kube, context, namespace)
+    where = Where(context, namespace, kube)
     backend: Backend = LocalBackend()
     if where.is_asked:
         from bireme.api.kube import KubeBackend
@@ -201,10 +201,6 @@ def run(
 
     A name that no job on this machine has is looked up on the cluster; `kube`, `context` or `namespace` mean a cluster.
     """
-    backend = backend_of(name, _where(kube, context, namespace), lambda text: None)
+    backend = backend_of(name, Where(context, namespace, kube), no_note)
     job = backend.status(name)
     return Run(backend, job.id, job.name)
-
-
-def _where(kube: bool, context: str | None, namespace: str | None) -> Where:
-    return Where(kube or context is not None or namespace is not None, context, namespace)

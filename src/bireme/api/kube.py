@@ -70,7 +70,7 @@ class KubeBackend:
         with self.where.connect(spec.settings.namespace) as cluster:
             return build(submitting.try_out(cluster, spec, image))
 
-    def submit_file(
+    def submit(
         self, file: Path, changes: Mapping[str, Any], *, image: str | None = None, is_replacing: bool = False
     ) -> tuple[Submitted, Where]:
         """Submit the job of a job.yaml; what came of it, and the namespace where it is now."""
@@ -78,14 +78,7 @@ class KubeBackend:
         _check_program(spec)
         with self.where.connect(spec.settings.namespace) as cluster:
             done = submitting.submit_job(cluster, spec, image, is_replacing=is_replacing)
-            return done, Where(is_asked=True, context=cluster.context, namespace=cluster.namespace)
-
-    def submit(
-        self, file: Path, changes: Mapping[str, Any], *, image: str | None = None, is_replacing: bool = False
-    ) -> str:
-        """Submit the job of a job.yaml; its name."""
-        done, _ = self.submit_file(file, changes, image=image, is_replacing=is_replacing)
-        return done.submission.job.name
+            return done, Where(cluster.context, cluster.namespace)
 
     def list(self, limit: int | None = None, *, timeout_s: float = TIMEOUT_S) -> Listing:
         with self.where.connect(timeout_s=timeout_s) as cluster:

@@ -160,15 +160,10 @@ def _last_known(record: registry.RunRecord) -> JobStatus:
 
 def _has_trained(record: registry.RunRecord) -> bool:
     """Whether this run has begun to train, by the job's journal."""
-    from bireme.job.output.journal import METRICS
+    from bireme.job.output.journal import METRICS, rows_of
 
-    journal = Path(record.output) / METRICS
-    for line in journal.read_bytes().splitlines() if journal.is_file() else ():
-        with suppress(msgspec.MsgspecError):  # half a line at the end
-            row = msgspec.json.decode(line, type=dict[str, Any])
-            if row.get("event") == "view" and row.get("unix", 0.0) >= record.started:
-                return True
-    return False
+    views = rows_of(Path(record.output) / METRICS, b'"view"')
+    return any(row.get("event") == "view" and row.get("unix", 0.0) >= record.started for row in views)
 
 
 def _short_path(path: str) -> str:

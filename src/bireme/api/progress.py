@@ -7,7 +7,7 @@ has the passes of all runs.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from bireme.job.status import JobStatus
@@ -38,19 +38,12 @@ def progress_in(output: Path, job: Job) -> Progress:
 
     A job that `stop_when` has ended has no more passes than it has done.
     """
-    import msgspec
-
     from bireme.job.coordination.stopping import is_over
     from bireme.job.output import journal
     from bireme.job.output.model import finished_passes
 
-    rows, ledger = [], output / journal.LEDGER
-    for line in ledger.read_bytes().splitlines() if ledger.is_file() else ():
-        try:
-            rows.append(msgspec.json.decode(line, type=dict[str, Any]))
-        except msgspec.MsgspecError:
-            continue  # half a line at the end
-    last = max(journal.counted(rows, job.shards) & finished_passes(output), default=-1)
+    ledger = journal.rows_of(output / journal.LEDGER)
+    last = max(journal.counted(ledger, job.shards) & finished_passes(output), default=-1)
     if job.stop_after and is_over(journal.costs_in(output, last), job.stop_after):
         return Progress(last + 1, last + 1)
     return Progress(last + 1, job.passes)

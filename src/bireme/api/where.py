@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 class Where:
     """A cluster by context and namespace, or this machine."""
 
-    is_asked: bool = False
-    """Whether a cluster is meant for certain."""
     context: str | None = None
     namespace: str | None = None
+    is_kube: bool = False
+    """Whether a cluster is meant even if it is not named."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a cluster is meant for certain."""
+        return self.is_kube or self.context is not None or self.namespace is not None
 
     def connect(self, namespace: str | None = None, **more: Any) -> Cluster:
         """Log in; `namespace` is the default where none is chosen."""

@@ -45,8 +45,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def located(*args: Any, context: str | None, namespace: str | None, kube: bool = False, **rest: Any) -> Any:
-        where = Where(kube or context is not None or namespace is not None, context, namespace)
-        return command(*args, where=where, **rest)
+        return command(*args, where=Where(context, namespace, kube), **rest)
 
     located = click.option("--namespace", metavar="NAME", help="Namespace on the cluster.")(located)
     return click.option("--context", metavar="NAME", help="Context of the kubeconfig; the current one if left out.")(

@@ -157,18 +157,18 @@ class Logged(Pods):
 def test_logs_are_lines_behind_their_log_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
     pods = Logged([stamped(1, "trainer 0 | one"), stamped(2, "pserver 0 | two")], is_over=True)
     monkeypatch.setattr(Where, "connect", lambda self, namespace=None, **more: pods)
-    run = bireme.Run(KubeBackend(Where(is_asked=True)), "small", "small")
+    run = bireme.Run(KubeBackend(Where(is_kube=True)), "small", "small")
     assert run.logs(last=5) == ["node_0/train.log: one", "node_0/server.log: two"]
 
 
 def test_a_job_that_is_not_there_is_explained(standing: Standing) -> None:
-    run = bireme.Run(KubeBackend(Where(is_asked=True)), "ghost", "ghost")
+    run = bireme.Run(KubeBackend(Where(is_kube=True)), "ghost", "ghost")
     (cause,) = run.why()
     assert cause.situation == "not-found" and "ghost" in cause.cause
 
 
 def test_every_backend_has_the_same_methods() -> None:
     names = {name for name in vars(Backend) if not name.startswith("_")}
-    assert names >= {"submit", "list", "status", "logs", "why", "cancel", "resume", "fetch", "delete"}
+    assert names >= {"list", "status", "follow", "logs", "why", "cancel", "resume", "fetch", "delete"}
     for backend in (LocalBackend, KubeBackend):
         assert names <= set(vars(backend))

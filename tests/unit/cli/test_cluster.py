@@ -56,7 +56,7 @@ def test_a_name_that_is_known_here_is_a_local_job(leave: Leave, silent: Any) -> 
     notes: list[str] = []
     assert is_here("small", Where(), notes.append)
     assert not is_here("elsewhere", Where(), notes.append)
-    assert not is_here("small", Where(is_asked=True), notes.append) and notes == []
+    assert not is_here("small", Where(is_kube=True), notes.append) and notes == []
 
 
 def test_without_a_cluster_an_unknown_name_is_unknown() -> None:

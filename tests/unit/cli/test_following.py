@@ -18,7 +18,7 @@ from bireme.core.errors import ClusterError, DataError
 from bireme.kube.submit.objects import build
 
 NAMED = "reviews --namespace ns"
-WHERE = Where(is_asked=True, context="near", namespace="ns")
+WHERE = Where("near", "ns")
 
 
 class Staying:

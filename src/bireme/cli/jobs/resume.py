@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.api.where import Where, has_cluster, named
+from bireme.api.where import Where, has_cluster
 from bireme.cli.options import either_options, json_option
 from bireme.cli.output import emit
 from bireme.core.errors import UsageError
@@ -39,8 +39,10 @@ def resume(
     --job names where its program and its data are. A name that no job on this machine has is looked for on the
     cluster: there a stopped job goes on, and one that has ended is started again.
     """
+    from bireme.api.resuming import is_here, prepare
+
     changes = {key: value for key, value in overrides.items() if value is not None}
-    if not _is_here(output, where):
+    if where.is_asked or not (is_here(output) or not has_cluster()):
         if job_file is not None:
             raise UsageError("--job is for jobs on this machine", fix=f"`{command_name()} submit {job_file}` instead")
         from bireme.api.kube import KubeBackend
@@ -53,8 +55,6 @@ def resume(
             line = f"already finished; for more passes: `{command_name()} resume {named} --passes N`"
         emit(done._asdict(), line, as_json=as_json)
         return
-    from bireme.api.resuming import prepare
-
     plan = prepare(output, changes, job_file, accepts_changes=accept_changes)
     if plan.program is None:
         _print_finished(plan, as_json=as_json)
@@ -65,15 +65,6 @@ def resume(
 
     finished = run_to_end(plan.job, str(plan.output), is_silent=as_json, program=plan.program)
     emit(finished.as_dict(), finished.lines(), as_json=as_json)
-
-
-def _is_here(job: str | None, where: Where) -> bool:
-    from bireme.api.resuming import is_here
-
-    if where.is_asked:
-        named(job)
-        return False
-    return is_here(job) or not has_cluster()
 
 
 def _print_finished(plan: Resumption, *, as_json: bool) -> None:

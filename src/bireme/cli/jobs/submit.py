@@ -67,7 +67,7 @@ def submit(  # noqa: PLR0913 - its flags
         made = backend.objects(job_file, changes, image, is_checked_there=dry_run == "server")
         emit({"objects": made}, as_yaml(made).removesuffix("\n"), as_json=as_json)
         return
-    done, cluster = backend.submit_file(job_file, changes, image=image, is_replacing=is_replacing)
+    done, cluster = backend.submit(job_file, changes, image=image, is_replacing=is_replacing)
     name = done.submission.job.name
     if not (is_quiet or as_json):
         for line in _describe(done, cluster):

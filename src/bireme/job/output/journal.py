@@ -60,7 +60,7 @@ def repair_tail(output: Path, shards: int, run: int) -> JournalSummary:
     """Remove half lines, and lines of passes that do not count; returns the past of this run."""
     _cut_tail(output / METRICS)
     _cut_tail(output / LEDGER)
-    ledger = list(_rows(output / LEDGER))[::-1]
+    ledger = list(rows_of(output / LEDGER))[::-1]
     _make_safe(output)
     saved = max(counted(ledger, shards) & finished_passes(output), default=-1)
     if any(_pass_of(row) > saved for row in ledger):
@@ -109,14 +109,14 @@ def _since_begin(path: Path, run: int) -> list[Row]:
     The file may hold days of progress and earlier runs: nothing before the run's first line is read.
     """
     rows = []
-    for row in _rows(path, b':"begin"', b':"pass"'):
+    for row in rows_of(path, b':"begin"', b':"pass"'):
         rows.append(row)
         if (row.get("kind"), row.get("run")) == ("begin", run):
             return rows[::-1]
     return []
 
 
-def _rows(path: Path, *texts: bytes) -> Iterator[Row]:
+def rows_of(path: Path, *texts: bytes) -> Iterator[Row]:
     """A file's lines, the last one first; with `texts`, only those that contain one of them."""
     rest = b""
     for begin, block in _blocks(path):
