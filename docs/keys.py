@@ -36,7 +36,7 @@ from bireme.spec.kubernetes import (
     VolumeFile,
 )
 from bireme.spec.load import OVERRIDES
-from bireme.spec.mistakes import find_mistakes, read_yaml
+from bireme.spec.mistakes import find_mistakes, meanings, read_yaml
 
 SECTIONS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("", JobFile),
@@ -236,7 +236,7 @@ def _struct_section(path: str, struct: type[msgspec.Struct]) -> str:
             f"`{field.name}`",
             _value_words(hints[field.name], full),
             _default_words(field),
-            _meaning(hints[field.name]),
+            _meaning(struct, field.name),
             _example(full, field.name, hints[field.name]),
         ]
         rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
@@ -287,11 +287,11 @@ def _default_words(field: msgspec.structs.FieldInfo) -> str:
     return "–"
 
 
-def _meaning(hint: Any) -> str:
-    said = [meta.description for meta in _metas(hint) if meta.description]
-    if not said:
-        raise AssertionError(f"{hint} has no description for the reference: this is a bug")
-    return said[-1]
+def _meaning(struct: type[msgspec.Struct], key: str) -> str:
+    meaning = meanings(struct)[key]
+    if not meaning:
+        raise AssertionError(f"{key} of {struct.__name__} has no text for the reference: this is a bug")
+    return meaning
 
 
 def _example(path: str, key: str, hint: Any) -> str:

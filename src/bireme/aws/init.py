@@ -18,6 +18,7 @@ import msgspec
 from bireme.core.errors import OutputExistsError
 from bireme.core.files import storage_errors, sync_directory
 from bireme.spec.cluster import CIDR, ClusterFile
+from bireme.spec.mistakes import meanings
 
 HEAD = """\
 # A Kubernetes cluster on AWS, for `bireme cluster plan`, `up`, `status` and `down`.
@@ -48,11 +49,9 @@ def _section(struct: msgspec.Struct, path: str, region: str) -> Iterator[str]:
     indent = "  " * path.count(".")
     hints = get_type_hints(type(struct), include_extras=True)
     for field in msgspec.structs.fields(type(struct)):
-        metas = [meta for meta in hints[field.name].__metadata__ if isinstance(meta, msgspec.Meta)]
         if not path:
             yield ""
-        comment = next(meta.description for meta in reversed(metas) if meta.description)
-        for line in textwrap.wrap(comment, 112 - len(indent), break_on_hyphens=False):
+        for line in textwrap.wrap(meanings(type(struct))[field.name], 112 - len(indent), break_on_hyphens=False):
             yield f"{indent}# {line}"
         value, key = getattr(struct, field.name), path + field.name
         if isinstance(value, msgspec.Struct):
@@ -61,7 +60,7 @@ def _section(struct: msgspec.Struct, path: str, region: str) -> Iterator[str]:
         elif field.required or key in SHOWN or value != _default(field):
             yield f"{indent}{field.name}: {flow(value)}"
         else:
-            shown = value or next(meta.examples[0] for meta in metas if meta.examples)
+            shown = value or next(meta.examples[0] for meta in hints[field.name].__metadata__ if meta.examples)
             yield f"{indent}#{field.name}: {flow(shown).replace(_EXAMPLE_REGION, region)}"
 
 

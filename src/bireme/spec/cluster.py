@@ -71,127 +71,73 @@ TagValue = Annotated[
 class GroupFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The machines for pservers, which hold state."""
 
-    count: Annotated[Count, Meta(description="How many machines.", examples=[2])] = 1
+    count: Annotated[Count, Meta(examples=[2])] = 1
+    """How many machines."""
     types: Annotated[
         tuple[Annotated[str, Meta(pattern=INSTANCE_TYPE, description="An EC2 instance type.")], ...],
-        Meta(
-            min_length=1,
-            description="Instance types (x86-64), the best first. With several, spot capacity is more likely.",
-            examples=[["m7i.xlarge", "m6i.xlarge"]],
-        ),
+        Meta(min_length=1, examples=[["m7i.xlarge", "m6i.xlarge"]]),
     ] = DEFAULT_TYPES
-    capacity: Annotated[
-        Literal["on_demand", "spot"],
-        Meta(
-            description="`on_demand`: at list price, stays. `spot`: cheaper, may be taken away at two minutes' notice.",
-            examples=["on_demand"],
-        ),
-    ] = "on_demand"
-    disk_gb: Annotated[
-        Annotated[int, Meta(ge=20, le=16384)], Meta(description="Size of each machine's own disk.", examples=[100])
-    ] = 50
+    """Instance types (x86-64), the best first. With several, spot capacity is more likely."""
+    capacity: Annotated[Literal["on_demand", "spot"], Meta(examples=["on_demand"])] = "on_demand"
+    """`on_demand`: at list price, stays. `spot`: cheaper, may be taken away at two minutes' notice."""
+    disk_gb: Annotated[int, Meta(ge=20, le=16384, examples=[100])] = 50
+    """Size of each machine's own disk."""
 
 
 class TrainerGroupFile(GroupFile, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The machines for trainers, which can be taken away and replaced."""
 
-    count: Annotated[Count, Meta(description="How many machines.", examples=[8])] = 3
-    capacity: Annotated[Literal["on_demand", "spot"], Meta(description="As for `servers`.", examples=["on_demand"])] = (
-        "spot"
-    )
+    count: Annotated[Count, Meta(examples=[8])] = 3
+    """How many machines."""
+    capacity: Annotated[Literal["on_demand", "spot"], Meta(examples=["on_demand"])] = "spot"
+    """As for `servers`."""
 
 
 class WorkersFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The machines that run pods, in two groups."""
 
-    servers: Annotated[
-        GroupFile,
-        Meta(description="Where pservers run: they hold state, so on demand.", examples=[{"count": 2}]),
-    ] = GroupFile()
-    trainers: Annotated[
-        TrainerGroupFile,
-        Meta(description="Where trainers run: they can be replaced, so spot.", examples=[{"count": 8}]),
-    ] = TrainerGroupFile()
-    max: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_WORKERS)],
-        Meta(description="Neither group may grow beyond this.", examples=[50]),
-    ] = 20
-    labels: Annotated[
-        dict[LabelKey, LabelValue], Meta(description="More labels on the Kubernetes nodes.", examples=[{"team": "nlp"}])
-    ] = {}
-    key_pair: Annotated[
-        Annotated[str, Meta(pattern=KEY_PAIR)] | None,
-        Meta(
-            description="Name of an existing EC2 key pair for the machines. No port is opened for SSH; SSM works "
-            "without a key.",
-            examples=["my-key"],
-        ),
-    ] = None
+    servers: Annotated[GroupFile, Meta(examples=[{"count": 2}])] = GroupFile()
+    """Where pservers run: they hold state, so on demand."""
+    trainers: Annotated[TrainerGroupFile, Meta(examples=[{"count": 8}])] = TrainerGroupFile()
+    """Where trainers run: they can be replaced, so spot."""
+    max: Annotated[int, Meta(ge=1, le=MAX_WORKERS, examples=[50])] = 20
+    """Neither group may grow beyond this."""
+    labels: Annotated[dict[LabelKey, LabelValue], Meta(examples=[{"team": "nlp"}])] = {}
+    """More labels on the Kubernetes nodes."""
+    key_pair: Annotated[Annotated[str, Meta(pattern=KEY_PAIR)] | None, Meta(examples=["my-key"])] = None
+    """Name of an existing EC2 key pair for the machines. No port is opened for SSH; SSM works without a key."""
 
 
 class StorageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The shared file system (EFS) that holds data, snapshots, models and logs. It outlives the cluster."""
 
     file_system: Annotated[
-        Annotated[str, Meta(pattern=FILE_SYSTEM)] | None,
-        Meta(
-            description="Id of an existing EFS file system (`fs-…`). Left out: one is made.",
-            examples=["fs-0123456789abcdef0"],
-        ),
+        Annotated[str, Meta(pattern=FILE_SYSTEM)] | None, Meta(examples=["fs-0123456789abcdef0"])
     ] = None
-    claim: Annotated[
-        Annotated[str, Meta(pattern=CLAIM)],
-        Meta(description="Name of the PersistentVolumeClaim by which jobs use it.", examples=["shared"]),
-    ] = "efsvol"
-    throughput: Annotated[
-        Literal["elastic", "bursting"],
-        Meta(
-            description="`elastic`: pay for bytes read and written. `bursting`: slower, in the price of the bytes "
-            "held.",
-            examples=["bursting"],
-        ),
-    ] = "elastic"
+    """Id of an existing EFS file system (`fs-…`). Left out: one is made."""
+    claim: Annotated[str, Meta(pattern=CLAIM, examples=["shared"])] = "efsvol"
+    """Name of the PersistentVolumeClaim by which jobs use it."""
+    throughput: Annotated[Literal["elastic", "bursting"], Meta(examples=["bursting"])] = "elastic"
+    """`elastic`: pay for bytes read and written. `bursting`: slower, in the price of the bytes held."""
 
 
 class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Address ranges and egress."""
 
-    cidr: Annotated[
-        Cidr,
-        Meta(
-            description="Range of the VPC that is made: private addresses, /16 to /24; four subnets are cut from it.",
-            examples=["10.4.0.0/16"],
-        ),
-    ] = "10.0.0.0/16"
-    services: Annotated[
-        Cidr,
-        Meta(
-            description="Range of Kubernetes' Services: private addresses, /12 to /24, outside the VPC's.",
-            examples=["172.20.0.0/16"],
-        ),
-    ] = "10.100.0.0/16"
-    egress: Annotated[
-        Literal["nat", "public"],
-        Meta(
-            description="`nat`: workers have no public address and go out through one NAT gateway. `public`: they "
-            "have public addresses, which is cheaper.",
-            examples=["public"],
-        ),
-    ] = "nat"
-    vpc: Annotated[
-        Annotated[str, Meta(pattern=VPC)] | None,
-        Meta(
-            description="Id of an existing VPC (`vpc-…`), whose subnets `subnets` names. Left out: one is made.",
-            examples=["vpc-0123456789abcdef0"],
-        ),
-    ] = None
+    cidr: Annotated[Cidr, Meta(examples=["10.4.0.0/16"])] = "10.0.0.0/16"
+    """Range of the VPC that is made: private addresses, /16 to /24; four subnets are cut from it."""
+    services: Annotated[Cidr, Meta(examples=["172.20.0.0/16"])] = "10.100.0.0/16"
+    """Range of Kubernetes' Services: private addresses, /12 to /24, outside the VPC's."""
+    egress: Annotated[Literal["nat", "public"], Meta(examples=["public"])] = "nat"
+    """`nat`: workers have no public address and go out through one NAT gateway. `public`: they have public addresses,
+    which is cheaper."""
+    vpc: Annotated[Annotated[str, Meta(pattern=VPC)] | None, Meta(examples=["vpc-0123456789abcdef0"])] = None
+    """Id of an existing VPC (`vpc-…`), whose subnets `subnets` names. Left out: one is made."""
     subnets: Annotated[
         tuple[Annotated[str, Meta(pattern=SUBNET, description="Id of a subnet (`subnet-…`).")], ...],
-        Meta(
-            description="With `vpc`: at least two subnets in two zones, the workers' first.",
-            examples=[["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]],
-        ),
+        Meta(examples=[["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]]),
     ] = ()
+    """With `vpc`: at least two subnets in two zones, the workers' first."""
 
 
 class AccessFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -199,46 +145,26 @@ class AccessFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     api: Annotated[
         tuple[Annotated[str, Meta(pattern=CIDR, description="A public address as `203.0.113.7/32`, or a range.")], ...],
-        Meta(
-            min_length=1,
-            max_length=40,
-            description="Public addresses that may reach the API server, such as `[203.0.113.7/32]`; never all.",
-            examples=[["203.0.113.7/32"]],
-        ),
+        Meta(min_length=1, max_length=40, examples=[["203.0.113.7/32"]]),
     ]
-    admins: Annotated[
-        tuple[PrincipalArn, ...],
-        Meta(
-            description="ARNs of IAM users or roles that administer the cluster. Left out: who runs `cluster up`.",
-            examples=[["arn:aws:iam::123456789012:role/ml-admin"]],
-        ),
-    ] = ()
+    """Public addresses that may reach the API server, such as `[203.0.113.7/32]`; never all."""
+    admins: Annotated[tuple[PrincipalArn, ...], Meta(examples=[["arn:aws:iam::123456789012:role/ml-admin"]])] = ()
+    """ARNs of IAM users or roles that administer the cluster. Left out: who runs `cluster up`."""
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cluster on AWS."""
 
-    name: Annotated[
-        Annotated[str, Meta(pattern=NAME)],
-        Meta(
-            description="Name of the cluster, of its stacks and tags: 2 to 32 lower-case letters, digits and dashes, "
-            "a letter first, no dash last.",
-            examples=["paddle-cluster"],
-        ),
-    ]
-    region: Annotated[
-        Annotated[str, Meta(pattern=REGION)],
-        Meta(description="AWS region, such as `us-west-2`.", examples=["us-west-2"]),
-    ]
+    name: Annotated[str, Meta(pattern=NAME, examples=["paddle-cluster"])]
+    """Name of the cluster, of its stacks and tags: 2 to 32 lower-case letters, digits and dashes, a letter first, no
+    dash last."""
+    region: Annotated[str, Meta(pattern=REGION, examples=["us-west-2"])]
+    """AWS region, such as `us-west-2`."""
     zones: Annotated[
         tuple[Annotated[str, Meta(pattern=ZONE, description="An availability zone, such as `us-west-2a`.")], ...],
-        Meta(
-            max_length=2,
-            description="One or two zones; workers run in the first. What is left out is chosen among those that offer "
-            "the types.",
-            examples=[["us-west-2a", "us-west-2b"]],
-        ),
+        Meta(max_length=2, examples=[["us-west-2a", "us-west-2b"]]),
     ] = ()
+    """One or two zones; workers run in the first. What is left out is chosen among those that offer the types."""
     kubernetes: Annotated[
         Annotated[str, Meta(pattern=VERSION)],
         Meta(
@@ -246,50 +172,22 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             examples=[DEFAULT_VERSION],
         ),
     ] = DEFAULT_VERSION
-    workers: Annotated[
-        WorkersFile, Meta(description="The machines that run pods.", examples=[{"trainers": {"count": 8}}])
-    ] = WorkersFile()
-    storage: Annotated[
-        StorageFile,
-        Meta(description="The shared file system (EFS). It outlives the cluster.", examples=[{"claim": "shared"}]),
-    ] = StorageFile()
-    network: Annotated[NetworkFile, Meta(description="Address ranges and egress.", examples=[{"egress": "public"}])] = (
-        NetworkFile()
-    )
-    access: Annotated[
-        AccessFile,
-        Meta(
-            description="Which addresses may reach the API server, such as `access: {api: [203.0.113.7/32]}`.",
-            examples=[{"api": ["203.0.113.7/32"]}],
-        ),
-    ]
+    workers: Annotated[WorkersFile, Meta(examples=[{"trainers": {"count": 8}}])] = WorkersFile()
+    """The machines that run pods."""
+    storage: Annotated[StorageFile, Meta(examples=[{"claim": "shared"}])] = StorageFile()
+    """The shared file system (EFS). It outlives the cluster."""
+    network: Annotated[NetworkFile, Meta(examples=[{"egress": "public"}])] = NetworkFile()
+    """Address ranges and egress."""
+    access: Annotated[AccessFile, Meta(examples=[{"api": ["203.0.113.7/32"]}])]
+    """Which addresses may reach the API server, such as `access: {api: [203.0.113.7/32]}`."""
     kms_key: Annotated[
         Annotated[str, Meta(pattern=KMS_KEY)] | None,
-        Meta(
-            description="ARN of the KMS key for the file system and Kubernetes' secrets. Left out: AWS's own keys, "
-            "free of charge.",
-            examples=["arn:aws:kms:us-west-2:123456789012:key/0123abcd-01ab-23cd-45ef-0123456789ab"],
-        ),
+        Meta(examples=["arn:aws:kms:us-west-2:123456789012:key/0123abcd-01ab-23cd-45ef-0123456789ab"]),
     ] = None
-    dns_zone: Annotated[
-        Annotated[str, Meta(pattern=DNS_NAME, max_length=253)] | None,
-        Meta(
-            description="Name of a private DNS zone in the VPC, with the file system as `efs.NAME`. Left out: none.",
-            examples=["paddle"],
-        ),
-    ] = None
-    bucket: Annotated[
-        Annotated[str, Meta(pattern=BUCKET)] | None,
-        Meta(
-            description="Name of an existing S3 bucket that jobs may read `s3://` data from.",
-            examples=["my-training-data"],
-        ),
-    ] = None
-    tags: Annotated[
-        dict[TagKey, TagValue],
-        Meta(
-            max_length=MAX_TAGS,
-            description="More tags on everything that can have tags.",
-            examples=[{"project": "reviews"}],
-        ),
-    ] = {}
+    """ARN of the KMS key for the file system and Kubernetes' secrets. Left out: AWS's own keys, free of charge."""
+    dns_zone: Annotated[Annotated[str, Meta(pattern=DNS_NAME, max_length=253)] | None, Meta(examples=["paddle"])] = None
+    """Name of a private DNS zone in the VPC, with the file system as `efs.NAME`. Left out: none."""
+    bucket: Annotated[Annotated[str, Meta(pattern=BUCKET)] | None, Meta(examples=["my-training-data"])] = None
+    """Name of an existing S3 bucket that jobs may read `s3://` data from."""
+    tags: Annotated[dict[TagKey, TagValue], Meta(max_length=MAX_TAGS, examples=[{"project": "reviews"}])] = {}
+    """More tags on everything that can have tags."""

@@ -38,195 +38,140 @@ Lanes = Annotated[int, Meta(ge=1, le=64)]
 class ProgramFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is trained."""
 
-    config: Annotated[
-        str,
-        Meta(
-            description="The trainer_config file, relative to job.yaml. It runs with a shard's files in `./data`.",
-            examples=["quick_start/trainer_config.lr.py"],
-        ),
-    ]
-    args: Annotated[
-        dict[str, str | int | float | bool],
-        Meta(description="Arguments that the config reads with `get_config_arg`."),
-    ] = {}
+    config: Annotated[str, Meta(examples=["quick_start/trainer_config.lr.py"])]
+    """The trainer_config file, relative to job.yaml. It runs with a shard's files in `./data`."""
+    args: dict[str, str | int | float | bool] = {}
+    """Arguments that the config reads with `get_config_arg`."""
 
 
 class DataFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What it is trained on."""
 
-    path: Annotated[
-        str, Meta(description="Directory that holds the shards `0/data`, `1/data`, …, relative to job.yaml.")
-    ] = "."
-    shards: Annotated[
-        int | None,
-        Meta(description="How many shards there must be. Left out: as many as are found."),
-    ] = None
+    path: str = "."
+    """Directory that holds the shards `0/data`, `1/data`, …, relative to job.yaml."""
+    shards: int | None = None
+    """How many shards there must be. Left out: as many as are found."""
 
 
 class LanePorts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How pservers listen."""
 
-    port: Annotated[
-        Port | None,
-        Meta(description="First port of each pserver. Left out: local runs take free ports."),
-    ] = None
-    ports_num: Annotated[Lanes, Meta(description="Dense lanes of each pserver.")] = 1
-    ports_num_for_sparse: Annotated[
-        Annotated[int, Meta(ge=0, le=64)],
-        Meta(description="Sparse lanes of each pserver: where parameters with `sparse_update=True` live."),
-    ] = 1
+    port: Port | None = None
+    """First port of each pserver. Left out: local runs take free ports."""
+    ports_num: Lanes = 1
+    """Dense lanes of each pserver."""
+    ports_num_for_sparse: Annotated[int, Meta(ge=0, le=64)] = 1
+    """Sparse lanes of each pserver: where parameters with `sparse_update=True` live."""
 
 
 class LocalFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How shards that train by themselves exchange parameters; for `mode: local`."""
 
-    every: Annotated[Count, Meta(description="Batches that a shard trains by itself between two exchanges.")] = 8
-    method: Annotated[
-        Literal["average", "elastic"],
-        Meta(
-            description="`average`: all continue from the common parameters. "
-            "`elastic`: each keeps its own and is pulled towards the common ones."
-        ),
-    ] = "average"
-    rate: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None,
-        Meta(
-            description="How much of the shards' mean difference the common parameters take over, up to 1; with "
-            "`elastic` also how far each shard is pulled. Left out: 1, or 0.5 with `elastic`."
-        ),
-    ] = None
+    every: Count = 8
+    """Batches that a shard trains by itself between two exchanges."""
+    method: Literal["average", "elastic"] = "average"
+    """`average`: all continue from the common parameters. `elastic`: each keeps its own and is pulled towards the
+    common ones."""
+    rate: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """How much of the shards' mean difference the common parameters take over, up to 1; with `elastic` also how far
+    each shard is pulled. Left out: 1, or 0.5 with `elastic`."""
 
 
 class WireFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How dense gradients are written on the wire; for slow networks."""
 
-    gradients: Annotated[
-        Coding,
-        Meta(
-            description="`float32` sends them as they are; `float16` and `bfloat16` round them to half the bytes; "
-            "`top_k` sends the largest elements only and keeps the rest for the next round."
-        ),
-    ] = "float32"
-    top_k: Annotated[
-        Annotated[float, Meta(gt=0, le=0.5)],
-        Meta(description="Share of a gradient's elements that `top_k` sends."),
-    ] = 0.01
+    gradients: Coding = "float32"
+    """`float32` sends them as they are; `float16` and `bfloat16` round them to half the bytes; `top_k` sends the
+    largest elements only and keeps the rest for the next round."""
+    top_k: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
+    """Share of a gradient's elements that `top_k` sends."""
 
 
 class SnapshotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When the job's state is saved for `bireme resume`."""
 
-    every_s: Annotated[
-        Annotated[float, Meta(ge=0, le=86400)],
-        Meta(
-            description="Seconds after a snapshot until the next one; one is always taken at the end of a pass. "
-            "0: none by the clock."
-        ),
-    ] = 10.0
-    every_rounds: Annotated[
-        Annotated[int, Meta(ge=0, le=1_000_000_000)],
-        Meta(
-            description="A snapshot also at every round that is a multiple of this, whichever comes first. "
-            "0: none by rounds. One that comes while the one before is still being written is left out. In modes other "
-            "than `sync`, and with `top_k`, there are snapshots at the end of passes only, regardless of this key."
-        ),
-    ] = 0
-    keep: Annotated[
-        Annotated[int, Meta(ge=1, le=100)], Meta(description="How many are kept; older ones are deleted.")
-    ] = 2
+    every_s: Annotated[float, Meta(ge=0, le=86400)] = 10.0
+    """Seconds after a snapshot until the next one; one is always taken at the end of a pass. 0: none by the clock."""
+    every_rounds: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    """A snapshot also at every round that is a multiple of this, whichever comes first. 0: none by rounds. One that
+    comes while the one before is still being written is left out. In modes other than `sync`, and with `top_k`, there
+    are snapshots at the end of passes only, regardless of this key."""
+    keep: Annotated[int, Meta(ge=1, le=100)] = 2
+    """How many are kept; older ones are deleted."""
 
 
 class RestartsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often a process that dies is restarted."""
 
-    limit: Annotated[
-        Annotated[int, Meta(ge=0, le=1_000_000)],
-        Meta(
-            description="Deaths of one process after which the next one ends the job, if they came within `within_s`, "
-            "or if the job got no further meanwhile, however long that took. 0: the first death."
-        ),
-    ] = 10
-    within_s: Annotated[
-        Annotated[float, Meta(gt=0, le=86400)], Meta(description="Seconds over which deaths are counted.")
-    ] = 60.0
+    limit: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
+    """Deaths of one process after which the next one ends the job, if they came within `within_s`, or if the job got no
+    further meanwhile, however long that took. 0: the first death."""
+    within_s: Annotated[float, Meta(gt=0, le=86400)] = 60.0
+    """Seconds over which deaths are counted."""
 
 
 class LogsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much of the processes' logs is kept."""
 
-    max_mb: Annotated[
-        Annotated[float, Meta(gt=0, le=1_000_000)],
-        Meta(description="Megabytes after which a process's log is moved aside, to `train.log.1` and so on."),
-    ] = 64.0
-    keep: Annotated[
-        Annotated[int, Meta(ge=0, le=1000)], Meta(description="Moved logs that are kept; older ones are deleted.")
-    ] = 2
+    max_mb: Annotated[float, Meta(gt=0, le=1_000_000)] = 64.0
+    """Megabytes after which a process's log is moved aside, to `train.log.1` and so on."""
+    keep: Annotated[int, Meta(ge=0, le=1000)] = 2
+    """Moved logs that are kept; older ones are deleted."""
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole job.yaml."""
 
     name: Name
-    program: Annotated[ProgramFile, Meta(description="What is trained.")]
-    data: Annotated[DataFiles, Meta(description="What it is trained on.")] = DataFiles()
-    nodes: Annotated[
-        Count | None,
-        Meta(description="Nodes, each with one pserver and one trainer. Left out: one per shard."),
-    ] = None
-    pservers: Annotated[Count | None, Meta(description="Pservers, where they are counted apart from trainers.")] = None
-    trainers: Annotated[
-        Count | None,
-        Meta(description="Trainers, where they are counted apart. At most one per shard; one may own several shards."),
-    ] = None
-    lanes: Annotated[LanePorts, Meta(description="How pservers listen.")] = LanePorts()
-    passes: Annotated[Passes, Meta(description="Passes over all the data.")] = 10
-    keep: Annotated[
-        KeepRule,
-        Meta(
-            description="Which passes' models are kept: `all`; `best`, the one with the lowest test error (or cost, "
-            "where nothing is tested) and the last; or `last N`."
-        ),
-    ] = "all"
-    stop_when: Annotated[
-        StopRule | None,
-        Meta(
-            description="`no better for N passes` ends the job once N passes in a row have no lower test cost than "
-            "the best before them. Left out: it has all its passes. Which pass is the last depends on the test costs "
-            "alone, so it is the same in every layout and after a resume. `bireme resume OUTPUT --passes N` goes on "
-            "with a job that was ended so, then without the rule."
-        ),
-    ] = None
-    mode: Annotated[
-        UpdateMode | None,
-        Meta(
-            description="How gradients become updates. `sync`: one update per round from every shard's gradient, "
-            "always with the same result. `bounded`: each shard's gradient by itself, no shard more than `staleness` "
-            "batches ahead of the slowest. `async`: the same without a bound. `local`: shards train by themselves "
-            "and meet every few batches. Left out: `sync`, or as the config's `settings(is_async=...)` sets it."
-        ),
-    ] = None
-    staleness: Annotated[
-        Annotated[int, Meta(ge=0, le=1_000_000)] | None,
-        Meta(description="For `mode: bounded`: how many batches a shard may be ahead of the slowest. Left out: 4."),
-    ] = None
-    local: Annotated[LocalFile, Meta(description="For `mode: local`: how shards exchange parameters.")] = LocalFile()
-    wire: Annotated[WireFile, Meta(description="How dense gradients are encoded on the wire.")] = WireFile()
-    seed: Annotated[
-        Annotated[int, Meta(ge=0, le=2**53)],
-        Meta(description="Determines initial values and shuffling. Same seed, same data, same bits."),
-    ] = 1
-    output: Annotated[str, Meta(description="Where logs and models go, relative to job.yaml.")] = "output"
-    snapshots: Annotated[SnapshotsFile, Meta(description="When the job's state is saved for `bireme resume`.")] = (
-        SnapshotsFile()
-    )
-    restarts: Annotated[RestartsFile, Meta(description="How often a process that dies is restarted.")] = RestartsFile()
-    logs: Annotated[LogsFile, Meta(description="How much of the processes' logs is kept.")] = LogsFile()
-    log_period: Annotated[Count, Meta(description="Rounds between two progress lines in train.log.")] = 50
-    connect_timeout_s: Annotated[
-        Annotated[float, Meta(gt=0, le=3600)],
-        Meta(description="How long processes wait for each other, at the start and after one was lost, in seconds."),
-    ] = 60.0
-    kubernetes: Annotated[KubernetesFile, Meta(description="How the job is placed on a cluster.")] = KubernetesFile()
+    program: ProgramFile
+    """What is trained."""
+    data: DataFiles = DataFiles()
+    """What it is trained on."""
+    nodes: Count | None = None
+    """Nodes, each with one pserver and one trainer. Left out: one per shard."""
+    pservers: Count | None = None
+    """Pservers, where they are counted apart from trainers."""
+    trainers: Count | None = None
+    """Trainers, where they are counted apart. At most one per shard; one may own several shards."""
+    lanes: LanePorts = LanePorts()
+    """How pservers listen."""
+    passes: Passes = 10
+    """Passes over all the data."""
+    keep: KeepRule = "all"
+    """Which passes' models are kept: `all`; `best`, the one with the lowest test error (or cost, where nothing is
+    tested) and the last; or `last N`."""
+    stop_when: StopRule | None = None
+    """`no better for N passes` ends the job once N passes in a row have no lower test cost than the best before them.
+    Left out: it has all its passes. Which pass is the last depends on the test costs alone, so it is the same in every
+    layout and after a resume. `bireme resume OUTPUT --passes N` goes on with a job that was ended so, then without the
+    rule."""
+    mode: UpdateMode | None = None
+    """How gradients become updates. `sync`: one update per round from every shard's gradient, always with the same
+    result. `bounded`: each shard's gradient by itself, no shard more than `staleness` batches ahead of the slowest.
+    `async`: the same without a bound. `local`: shards train by themselves and meet every few batches. Left out: `sync`,
+    or as the config's `settings(is_async=...)` sets it."""
+    staleness: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    """For `mode: bounded`: how many batches a shard may be ahead of the slowest. Left out: 4."""
+    local: LocalFile = LocalFile()
+    """For `mode: local`: how shards exchange parameters."""
+    wire: WireFile = WireFile()
+    """How dense gradients are encoded on the wire."""
+    seed: Annotated[int, Meta(ge=0, le=2**53)] = 1
+    """Determines initial values and shuffling. Same seed, same data, same bits."""
+    output: str = "output"
+    """Where logs and models go, relative to job.yaml."""
+    snapshots: SnapshotsFile = SnapshotsFile()
+    """When the job's state is saved for `bireme resume`."""
+    restarts: RestartsFile = RestartsFile()
+    """How often a process that dies is restarted."""
+    logs: LogsFile = LogsFile()
+    """How much of the processes' logs is kept."""
+    log_period: Count = 50
+    """Rounds between two progress lines in train.log."""
+    connect_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+    """How long processes wait for each other, at the start and after one was lost, in seconds."""
+    kubernetes: KubernetesFile = KubernetesFile()
+    """How the job is placed on a cluster."""
 
 
 CarrierChoice = Literal["auto", "unix", "tcp"]

@@ -47,166 +47,120 @@ OWN_PATHS = ("/job", "/tmp", "/etc/bireme")
 class VolumeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The shared volume that holds the shards, the snapshots, the models and the logs."""
 
-    claim: Annotated[
-        Label | None,
-        Meta(description="An existing PersistentVolumeClaim to use. Left out: one named after the job is made."),
-    ] = None
-    size: Annotated[Quantity, Meta(description="Size of the claim that is made.")] = "10Gi"
-    storage_class: Annotated[
-        Label | None, Meta(description="Storage class of the claim that is made. Left out: the cluster's default.")
-    ] = None
-    access_modes: Annotated[
-        tuple[AccessMode, ...],
-        Meta(description="Access modes of the claim that is made. Pods on several machines need `ReadWriteMany`."),
-    ] = ("ReadWriteMany",)
-    data: Annotated[
-        str | None,
-        Meta(
-            description="Where the shards are on the volume, from its root. Left out: as in `data.path`, in the "
-            "directory named after the job."
-        ),
-    ] = None
+    claim: Label | None = None
+    """An existing PersistentVolumeClaim to use. Left out: one named after the job is made."""
+    size: Quantity = "10Gi"
+    """Size of the claim that is made."""
+    storage_class: Label | None = None
+    """Storage class of the claim that is made. Left out: the cluster's default."""
+    access_modes: tuple[AccessMode, ...] = ("ReadWriteMany",)
+    """Access modes of the claim that is made. Pods on several machines need `ReadWriteMany`."""
+    data: str | None = None
+    """Where the shards are on the volume, from its root. Left out: as in `data.path`, in the directory named after the
+    job."""
 
 
 class ResourcesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The resource requests and limits of each pod."""
 
-    requests: Annotated[
-        Amounts,
-        Meta(
-            description="What a machine must have free for a pod. What is set neither here nor in `limits` is "
-            "`cpu: 500m` and `memory: 512Mi`."
-        ),
-    ] = {}
-    limits: Annotated[Amounts, Meta(description="What a pod may use at most.")] = {}
+    requests: Amounts = {}
+    """What a machine must have free for a pod. What is set neither here nor in `limits` is `cpu: 500m` and `memory:
+    512Mi`."""
+    limits: Amounts = {}
+    """What a pod may use at most."""
 
 
 class TolerationFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A taint that pods tolerate."""
 
-    key: Annotated[str | None, Meta(description="The taint's key; left out: any.")] = None
-    value: Annotated[str | None, Meta(description="The taint's value; left out: any.")] = None
-    effect: Annotated[
-        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None,
-        Meta(description="The taint's effect; left out: any."),
-    ] = None
-    seconds: Annotated[
-        Annotated[int, Meta(ge=0)] | None, Meta(description="With `NoExecute`: how long; left out: for ever.")
-    ] = None
+    key: str | None = None
+    """The taint's key; left out: any."""
+    value: str | None = None
+    """The taint's value; left out: any."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """The taint's effect; left out: any."""
+    seconds: Annotated[int, Meta(ge=0)] | None = None
+    """With `NoExecute`: how long; left out: for ever."""
 
 
 class MountFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One more volume in every pod."""
 
-    name: Annotated[Label, Meta(description="The volume's name.", examples=["scratch"])]
-    path: Annotated[
-        str, Meta(pattern="^/", description="Where the pods see it: an absolute path.", examples=["/scratch"])
-    ]
-    source: Annotated[
-        dict[str, Any],
-        Meta(description="What it is, as Kubernetes writes it under `volumes`.", examples=[{"emptyDir": {}}]),
-    ]
-    read_only: Annotated[bool, Meta(description="Whether pods may only read it.")] = False
+    name: Annotated[Label, Meta(examples=["scratch"])]
+    """The volume's name."""
+    path: Annotated[str, Meta(pattern="^/", examples=["/scratch"])]
+    """Where the pods see it: an absolute path."""
+    source: Annotated[dict[str, Any], Meta(examples=[{"emptyDir": {}}])]
+    """What it is, as Kubernetes writes it under `volumes`."""
+    read_only: bool = False
+    """Whether pods may only read it."""
 
 
 class KubernetesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the job is placed on a cluster; for `bireme submit`."""
 
-    image: Annotated[
-        str | None,
-        Meta(description="The image that pods run, as `bireme image build` makes it. `--image` wins over it."),
-    ] = None
-    image_pull_policy: Annotated[
-        Literal["Always", "IfNotPresent", "Never"] | None,
-        Meta(description="When the image is pulled. Left out: Kubernetes' own rule."),
-    ] = None
-    image_pull_secrets: Annotated[
-        tuple[Label, ...], Meta(description="Secrets with a registry's credentials, by name.")
-    ] = ()
-    namespace: Annotated[
-        Label | None,
-        Meta(description="Namespace of the job. Left out: the context's. `--namespace` wins over it."),
-    ] = None
-    program: Annotated[
-        Annotated[str, Meta(pattern="^/")] | None,
-        Meta(
-            description="Directory in the image, or on the volume (below `/job`), that holds the program. "
-            "Left out: the directory of `program.config` is sent along, up to 900 kB.",
-        ),
-    ] = None
-    volume: Annotated[VolumeFile, Meta(description="The shared volume.")] = VolumeFile()
-    resources: Annotated[ResourcesFile, Meta(description="What each pod asks for.")] = ResourcesFile()
-    node_selector: Annotated[dict[str, str], Meta(description="Labels that a machine must have.")] = {}
+    image: str | None = None
+    """The image that pods run, as `bireme image build` makes it. `--image` wins over it."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When the image is pulled. Left out: Kubernetes' own rule."""
+    image_pull_secrets: tuple[Label, ...] = ()
+    """Secrets with a registry's credentials, by name."""
+    namespace: Label | None = None
+    """Namespace of the job. Left out: the context's. `--namespace` wins over it."""
+    program: Annotated[str, Meta(pattern="^/")] | None = None
+    """Directory in the image, or on the volume (below `/job`), that holds the program. Left out: the directory of
+    `program.config` is sent along, up to 900 kB."""
+    volume: VolumeFile = VolumeFile()
+    """The shared volume."""
+    resources: ResourcesFile = ResourcesFile()
+    """What each pod asks for."""
+    node_selector: dict[str, str] = {}
+    """Labels that a machine must have."""
     groups: Annotated[
         dict[
             Literal["pserver", "trainer"],
             Annotated[dict[str, str], Meta(description="Labels that a machine must have, by name.")],
         ],
-        Meta(
-            description="Node labels for the pods of pservers and of trainers; they then run in pods of their own.",
-            examples=[{"pserver": {"disk": "fast"}, "trainer": {"pool": "spot"}}],
-        ),
+        Meta(examples=[{"pserver": {"disk": "fast"}, "trainer": {"pool": "spot"}}]),
     ] = {}
-    tolerations: Annotated[
-        tuple[TolerationFile, ...],
-        Meta(description="Taints that pods tolerate; each with `key`, `value`, `effect` and `seconds`."),
-    ] = ()
-    lost_node_s: Annotated[
-        Annotated[int, Meta(ge=0, le=86400)],
-        Meta(description="Seconds after which the pods of a machine that does not answer are replaced."),
-    ] = 10
-    priority_class: Annotated[Label | None, Meta(description="PriorityClass of the pods.")] = None
-    spread: Annotated[bool, Meta(description="Whether pods are spread over machines where there is a choice.")] = True
-    service_account: Annotated[
-        Label | None,
-        Meta(
-            description="An existing ServiceAccount for the pods; no Role is made then. Left out: one is made that "
-            "may read and change the job's own Jobs, which is how it writes the status."
-        ),
-    ] = None
-    labels: Annotated[dict[str, str], Meta(description="More labels, on all objects.")] = {}
-    env: Annotated[dict[str, Text], Meta(description="More variables in the pods' environment.")] = {}
-    volumes: Annotated[
-        tuple[MountFile, ...],
-        Meta(description="More volumes; each with `name`, `path`, `source` and `read_only`."),
-    ] = ()
-    tls: Annotated[
-        bool, Meta(description="Whether all connections between pods are encrypted and checked both ways.")
-    ] = True
-    certificate_days: Annotated[
-        Annotated[int, Meta(ge=1, le=3650)],
-        Meta(description="How long the pods' certificate is good. Submitting the same file again renews it."),
-    ] = 90
-    network_policy: Annotated[
-        bool, Meta(description="Whether a NetworkPolicy lets only the job's own pods reach its lanes.")
-    ] = True
-    pod_failures: Annotated[
-        Annotated[int, Meta(ge=0, le=100_000)],
-        Meta(description="How many pods of one node may fail or be lost before the job fails."),
-    ] = 100
-    replace: Annotated[
-        Literal["at_once", "when_gone"],
-        Meta(
-            description="`at_once`: a lost pod is replaced while it is unknown whether it still runs (the "
-            "old one is fenced off). `when_gone`: only once it is surely gone; a pod failure policy then ends the "
-            "job at the first hopeless exit code."
-        ),
-    ] = "at_once"
-    deadline_s: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Seconds after which Kubernetes ends the job.")
-    ] = None
-    suspend: Annotated[bool, Meta(description="Whether the job waits, without pods, until `bireme resume`.")] = False
-    queue: Annotated[
-        Label | None,
-        Meta(description="Kueue's local queue: the job is submitted suspended, and the queue starts it."),
-    ] = None
-    patch: Annotated[
-        dict[str, Annotated[dict[str, Any], Meta(description="Keys and values to merge in.")]],
-        Meta(
-            description="By kind, what is merged into the finished objects, in Kubernetes' own format. `Pod` is for "
-            "the pods that push, fetch and split data on the volume."
-        ),
-    ] = {}
+    """Node labels for the pods of pservers and of trainers; they then run in pods of their own."""
+    tolerations: tuple[TolerationFile, ...] = ()
+    """Taints that pods tolerate; each with `key`, `value`, `effect` and `seconds`."""
+    lost_node_s: Annotated[int, Meta(ge=0, le=86400)] = 10
+    """Seconds after which the pods of a machine that does not answer are replaced."""
+    priority_class: Label | None = None
+    """PriorityClass of the pods."""
+    spread: bool = True
+    """Whether pods are spread over machines where there is a choice."""
+    service_account: Label | None = None
+    """An existing ServiceAccount for the pods; no Role is made then. Left out: one is made that may read and change the
+    job's own Jobs, which is how it writes the status."""
+    labels: dict[str, str] = {}
+    """More labels, on all objects."""
+    env: dict[str, Text] = {}
+    """More variables in the pods' environment."""
+    volumes: tuple[MountFile, ...] = ()
+    """More volumes; each with `name`, `path`, `source` and `read_only`."""
+    tls: bool = True
+    """Whether all connections between pods are encrypted and checked both ways."""
+    certificate_days: Annotated[int, Meta(ge=1, le=3650)] = 90
+    """How long the pods' certificate is good. Submitting the same file again renews it."""
+    network_policy: bool = True
+    """Whether a NetworkPolicy lets only the job's own pods reach its lanes."""
+    pod_failures: Annotated[int, Meta(ge=0, le=100_000)] = 100
+    """How many pods of one node may fail or be lost before the job fails."""
+    replace: Literal["at_once", "when_gone"] = "at_once"
+    """`at_once`: a lost pod is replaced while it is unknown whether it still runs (the old one is fenced off).
+    `when_gone`: only once it is surely gone; a pod failure policy then ends the job at the first hopeless exit code."""
+    deadline_s: Annotated[int, Meta(ge=1)] | None = None
+    """Seconds after which Kubernetes ends the job."""
+    suspend: bool = False
+    """Whether the job waits, without pods, until `bireme resume`."""
+    queue: Label | None = None
+    """Kueue's local queue: the job is submitted suspended, and the queue starts it."""
+    patch: dict[str, Annotated[dict[str, Any], Meta(description="Keys and values to merge in.")]] = {}
+    """By kind, what is merged into the finished objects, in Kubernetes' own format. `Pod` is for the pods that push,
+    fetch and split data on the volume."""
 
     @property
     def is_apart(self) -> bool:

@@ -5,11 +5,15 @@ A struct defines what is valid; all mistakes are collected and reported together
 
 from __future__ import annotations
 
+import ast
 import difflib
+import functools
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -57,6 +61,32 @@ def plain(value: Any) -> Any:
     return value
 
 
+@functools.cache
+def meanings(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """What each key is for: the text below its declaration, or the first line about what it holds.
+
+    Python drops such texts, so they are read from the source; where it is not installed, there are none.
+    """
+    found = {}
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        is_section = isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+        found[name] = (inspect.getdoc(hint) or "") if is_section else _described(hint)
+    for base in reversed(struct.__mro__):
+        try:
+            declared: Any = ast.parse(inspect.getsource(base)).body[0]
+        except (OSError, TypeError):
+            continue
+        for field, text in pairwise(declared.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(written))):
+                    found[name] = " ".join(written.split())
+    return found
+
+
+def _described(hint: Any) -> str:
+    return next((meta.description for meta in getattr(hint, "__metadata__", ()) if meta.description), "")
+
+
 def find_mistakes(
     struct: type[msgspec.Struct], value: Any, path: str = "", line: int = 1, *, meant: Mapping[str, str] | None = None
 ) -> list[Mistake]:
@@ -72,9 +102,10 @@ def find_mistakes(
         full = f"{path}.{info.name}" if path else info.name
         if info.name not in value:
             if info.required:
-                found.append(Mistake(line, f"`{full}` is missing{_expected(hints[info.name])}"))
+                about = _expected(hints[info.name], struct, info.name)
+                found.append(Mistake(line, f"`{full}` is missing: {about}" if about else f"`{full}` is missing"))
             continue
-        found += _check_field(hints[info.name], value[info.name], full, lines[info.name])
+        found += _check_field(hints[info.name], value[info.name], full, lines[info.name], struct)
     return found
 
 
@@ -85,7 +116,7 @@ def _for_empty(struct: type[msgspec.Struct], path: str) -> str:
     return f"remove the line `{path.rpartition('.')[2]}:`, or set one of its keys"
 
 
-def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
+def _check_field(hint: Any, value: Any, path: str, line: int, struct: Any = msgspec.Struct) -> list[Mistake]:
     inner = get_args(hint)[0] if get_origin(hint) is not None and hasattr(hint, "__metadata__") else hint
     if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
         return find_mistakes(inner, value, path, line)
@@ -98,7 +129,7 @@ def _check_field(hint: Any, value: Any, path: str, line: int) -> list[Mistake]:
     except msgspec.ValidationError as e:
         problem = str(e).split(" - at `")[0].split(", got `")[0].replace(" | null`", "`")
         if "regex" in problem:
-            problem = _expected(hint).lstrip(": ")
+            problem = _expected(hint, struct, path.rpartition(".")[2])
         if "enum value" in problem:
             problem = "expected one of the known values"
         problem = problem.replace("Expected", "expected", 1)
@@ -166,12 +197,9 @@ def _unknown_key(path: str, key: Any, known: Mapping[str, Any], meant: Mapping[s
     return f"`{full}` is not a known key; {hint}"
 
 
-def _expected(hint: Any) -> str:
-    for meta in getattr(hint, "__metadata__", ()):
-        if meta.description:
-            text = meta.description.split(" Left out:")[0].rstrip(".")
-            return f": {text if text[1:2].isupper() else text[0].lower() + text[1:]}"  # "ARN of …" stays as it is
-    return ""
+def _expected(hint: Any, struct: type[msgspec.Struct], key: str) -> str:
+    text = (_described(hint) or meanings(struct).get(key, "")).split(" Left out:")[0].rstrip(".")
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]  # "ARN of …" stays as it is
 
 
 def _name_of(value: Any) -> str:
