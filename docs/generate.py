@@ -32,7 +32,8 @@ from bireme.job.node import supervisor
 from bireme.kube.submit.objects import PERMISSIONS
 from bireme.ps.optim.methods import METHODS
 from bireme.ps.wire import frame_io
-from bireme.spec.job import JobFile, RestartsFile, SnapshotsFile
+from bireme.spec.job import JobFile
+from bireme.spec.model import Restarts, SnapshotsFile
 
 DOCS = Path(__file__).resolve().parent
 REFERENCE = DOCS / "reference"
@@ -109,7 +110,7 @@ def _prose(text: str) -> str:
 def times_block() -> str:
     """What is waited for how long before recovery."""
     job = {field.name: field.default for field in msgspec.structs.fields(JobFile)}
-    cuts, restarts, patience_s = SnapshotsFile(), RestartsFile(), job["connect_timeout_s"]
+    cuts, restarts, patience_s = SnapshotsFile(), Restarts(), job["connect_timeout_s"]
     rows = {
         "a snapshot is taken every (`snapshots.every_s`; `every_rounds` for rounds)": f"{cuts.every_s:g} s",
         "a process that sends nothing is named in `bireme status` after": f"{status.SILENT_S:g} s",

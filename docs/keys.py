@@ -14,17 +14,7 @@ from bireme.aws.init import render
 from bireme.demo.prepare import JOB_YAML
 from bireme.spec import cluster
 from bireme.spec.cluster_load import find_cluster_mistakes
-from bireme.spec.job import (
-    DataFiles,
-    JobFile,
-    LanePorts,
-    LocalFile,
-    LogsFile,
-    ProgramFile,
-    RestartsFile,
-    SnapshotsFile,
-    WireFile,
-)
+from bireme.spec.job import DataFiles, JobFile, LanePorts, LocalFile, ProgramFile
 from bireme.spec.kube_aws import KUBE_AWS
 from bireme.spec.kubernetes import (
     LABEL,
@@ -37,6 +27,7 @@ from bireme.spec.kubernetes import (
 )
 from bireme.spec.load import OVERRIDES
 from bireme.spec.mistakes import find_mistakes, meanings, read_yaml
+from bireme.spec.model import Logs, Restarts, SnapshotsFile, Wire
 
 SECTIONS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("", JobFile),
@@ -44,10 +35,10 @@ SECTIONS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("data", DataFiles),
     ("lanes", LanePorts),
     ("local", LocalFile),
-    ("wire", WireFile),
+    ("wire", Wire),
     ("snapshots", SnapshotsFile),
-    ("restarts", RestartsFile),
-    ("logs", LogsFile),
+    ("restarts", Restarts),
+    ("logs", Logs),
     ("kubernetes", KubernetesFile),
     ("kubernetes.volume", VolumeFile),
     ("kubernetes.resources", ResourcesFile),

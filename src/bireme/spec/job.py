@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from bireme.spec.kubernetes import KubernetesFile
-from bireme.spec.model import Coding, Logs, Restarts, UpdateMode
+from bireme.spec.model import Logs, Restarts, SnapshotsFile, UpdateMode, Wire
 from bireme.spec.terms import JobTerms
 
 Name = Annotated[
@@ -77,56 +77,12 @@ class LocalFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     each shard is pulled. Left out: 1, or 0.5 with `elastic`."""
 
 
-class WireFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How dense gradients are written on the wire; for slow networks."""
-
-    gradients: Coding = "float32"
-    """`float32` sends them as they are; `float16` and `bfloat16` round them to half the bytes; `top_k` sends the
-    largest elements only and keeps the rest for the next round."""
-    top_k: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
-    """Share of a gradient's elements that `top_k` sends."""
-
-
-class SnapshotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the job's state is saved for `bireme resume`."""
-
-    every_s: Annotated[float, Meta(ge=0, le=86400)] = 10.0
-    """Seconds after a snapshot until the next one; one is always taken at the end of a pass. 0: none by the clock."""
-    every_rounds: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
-    """A snapshot also at every round that is a multiple of this, whichever comes first. 0: none by rounds. One that
-    comes while the one before is still being written is left out. In modes other than `sync`, and with `top_k`, there
-    are snapshots at the end of passes only, regardless of this key."""
-    keep: Annotated[int, Meta(ge=1, le=100)] = 2
-    """How many are kept; older ones are deleted."""
-
-
-class RestartsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often a process that dies is restarted."""
-
-    limit: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
-    """Deaths of one process after which the next one ends the job, if they came within `within_s`, or if the job got no
-    further meanwhile, however long that took. 0: the first death."""
-    within_s: Annotated[float, Meta(gt=0, le=86400)] = 60.0
-    """Seconds over which deaths are counted."""
-
-
-class LogsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of the processes' logs is kept."""
-
-    max_mb: Annotated[float, Meta(gt=0, le=1_000_000)] = 64.0
-    """Megabytes after which a process's log is moved aside, to `train.log.1` and so on."""
-    keep: Annotated[int, Meta(ge=0, le=1000)] = 2
-    """Moved logs that are kept; older ones are deleted."""
-
-
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole job.yaml."""
 
     name: Name
     program: ProgramFile
-    """What is trained."""
     data: DataFiles = DataFiles()
-    """What it is trained on."""
     nodes: Count | None = None
     """Nodes, each with one pserver and one trainer. Left out: one per shard."""
     pservers: Count | None = None
@@ -134,7 +90,6 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     trainers: Count | None = None
     """Trainers, where they are counted apart. At most one per shard; one may own several shards."""
     lanes: LanePorts = LanePorts()
-    """How pservers listen."""
     passes: Passes = 10
     """Passes over all the data."""
     keep: KeepRule = "all"
@@ -154,18 +109,15 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """For `mode: bounded`: how many batches a shard may be ahead of the slowest. Left out: 4."""
     local: LocalFile = LocalFile()
     """For `mode: local`: how shards exchange parameters."""
-    wire: WireFile = WireFile()
+    wire: Wire = Wire()
     """How dense gradients are encoded on the wire."""
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 1
     """Determines initial values and shuffling. Same seed, same data, same bits."""
     output: str = "output"
     """Where logs and models go, relative to job.yaml."""
     snapshots: SnapshotsFile = SnapshotsFile()
-    """When the job's state is saved for `bireme resume`."""
-    restarts: RestartsFile = RestartsFile()
-    """How often a process that dies is restarted."""
-    logs: LogsFile = LogsFile()
-    """How much of the processes' logs is kept."""
+    restarts: Restarts = Restarts()
+    logs: Logs = Logs()
     log_period: Count = 50
     """Rounds between two progress lines in train.log."""
     connect_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0

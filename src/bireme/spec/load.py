@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bireme.core.errors import SpecError
-from bireme.spec.job import CarrierChoice, Job, JobFile, LocalFile, WireFile
+from bireme.spec.job import CarrierChoice, Job, JobFile, LocalFile
 from bireme.spec.kubernetes import KubernetesFile, find_cluster_clashes
 from bireme.spec.meant import MEANT
 from bireme.spec.mistakes import Mistake, differs, find_mistakes, lines_of, plain, read_yaml, refusal
-from bireme.spec.model import Logs, Restarts, Snapshots, Updates, Wire
+from bireme.spec.model import Snapshots, Updates, Wire
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 # Sets of strings iterate by hash, files are decoded by locale, and libraries with a thread per core sum in any order.
@@ -40,7 +40,7 @@ def find_clashes(data: Any) -> list[Mistake]:
         why = "`nodes: 3` already means 3 pservers and 3 trainers"
         found.append(Mistake(lines[apart[0]], text, why, "keep `nodes`, or count `pservers` and `trainers` apart"))
     wire: Any = data.get("wire")
-    if differs(wire, WireFile(), "top_k") and wire.get("gradients") != "top_k":
+    if differs(wire, Wire(), "top_k") and wire.get("gradients") != "top_k":
         text, line = "`wire.top_k` is for `wire.gradients: top_k`", lines_of(wire, lines["wire"])["top_k"]
         found.append(Mistake(line, text, fix="set that, or leave `top_k` out"))
     mode_keys = {"bounded": ("staleness", data.get("staleness") is not None)}
@@ -318,9 +318,9 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
         connect_timeout_s=file.connect_timeout_s,
         updates=_updates(file),
         snapshots=Snapshots(path=str(output / "snapshots"), **msgspec.structs.asdict(file.snapshots)),
-        restarts=Restarts(limit=file.restarts.limit, within_s=file.restarts.within_s),
-        logs=Logs(max_mb=file.logs.max_mb, keep=file.logs.keep),
-        wire=Wire(gradients=file.wire.gradients, top_k=file.wire.top_k),
+        restarts=file.restarts,
+        logs=file.logs,
+        wire=file.wire,
     )
 
 

@@ -1,15 +1,16 @@
 """What a program sends to the parameter servers: its parameters and their update rules.
 
 These structs travel in control messages, so a pserver can keep and update parameters without
-ever seeing the user's script or a deep-learning framework.
+ever seeing the user's script or a deep-learning framework. Some are sections of job.yaml as well.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 UpdateMode = Literal["sync", "bounded", "async", "local"]
 Coding = Literal["float32", "float16", "bfloat16", "top_k"]
@@ -107,39 +108,53 @@ class Updates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.mode in ("bounded", "async")
 
 
-class Snapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When snapshots are taken for resuming, and how many are kept."""
+class SnapshotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the job's state is saved for `bireme resume`."""
+
+    every_s: Annotated[float, Meta(ge=0, le=86400)] = 10.0
+    """Seconds after a snapshot until the next one; one is always taken at the end of a pass. 0: none by the clock."""
+    every_rounds: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    """A snapshot also at every round that is a multiple of this, whichever comes first. 0: none by rounds. One that
+    comes while the one before is still being written is left out. In modes other than `sync`, and with `top_k`, there
+    are snapshots at the end of passes only, regardless of this key."""
+    keep: Annotated[int, Meta(ge=1, le=100)] = 2
+    """How many are kept; older ones are deleted."""
+
+
+class Snapshots(SnapshotsFile, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When snapshots are taken, and where to."""
 
     path: str = ""
     """A directory that all processes share; '' for no snapshots."""
-    every_s: float = 10.0
-    """0: not by the clock."""
-    every_rounds: int = 0
-    """At rounds that are multiples of this; 0: not by rounds. The end of a pass is always a snapshot."""
-    keep: int = 2
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often a process may die before the job fails."""
+    """How often a process that dies is restarted."""
 
-    limit: int = 10
-    within_s: float = 60.0
+    limit: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
+    """Deaths of one process after which the next one ends the job, if they came within `within_s`, or if the job got no
+    further meanwhile, however long that took. 0: the first death."""
+    within_s: Annotated[float, Meta(gt=0, le=86400)] = 60.0
+    """Seconds over which deaths are counted."""
 
 
 class Logs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The disk space of a process's log."""
+    """How much of the processes' logs is kept."""
 
-    max_mb: float = 64.0
-    keep: int = 2
-    """Rotated files beside the current one."""
+    max_mb: Annotated[float, Meta(gt=0, le=1_000_000)] = 64.0
+    """Megabytes after which a process's log is moved aside, to `train.log.1` and so on."""
+    keep: Annotated[int, Meta(ge=0, le=1000)] = 2
+    """Moved logs that are kept; older ones are deleted."""
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How dense gradients are encoded on the wire."""
+    """How dense gradients are written on the wire; for slow networks."""
 
     gradients: Coding = "float32"
-    top_k: float = 0.01
-    """top_k: the share of a gradient's elements that is sent; the rest waits for the next round."""
+    """`float32` sends them as they are; `float16` and `bfloat16` round them to half the bytes; `top_k` sends the
+    largest elements only and keeps the rest for the next round."""
+    top_k: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
+    """Share of a gradient's elements that `top_k` sends."""
 
     @property
     def is_exact(self) -> bool:
