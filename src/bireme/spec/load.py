@@ -76,59 +76,55 @@ class Places:
     state: Path
 
 
-def places(environment: Mapping[str, str] | None = None) -> Places:
+def places(environment: Mapping[str, str] = os.environ) -> Places:
     """The user's cache and state directories, by the XDG rules."""
-    env = os.environ if environment is None else environment
-    home = Path(env.get("HOME") or "~").expanduser()
-    cache = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
-    state = Path(env.get("XDG_STATE_HOME") or home / ".local" / "state")
+    cache = Path(environment.get("XDG_CACHE_HOME") or _home(environment) / ".cache")
+    state = Path(environment.get("XDG_STATE_HOME") or _home(environment) / ".local" / "state")
     return Places(cache / "bireme", state / "bireme")
 
 
-def kernel_caches(package: Path, environment: Mapping[str, str] | None = None) -> list[Path]:
+def _home(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("HOME") or "~").expanduser()
+
+
+def kernel_caches(package: Path, environment: Mapping[str, str] = os.environ) -> list[Path]:
     """The directories where Numba may cache compiled code of a package: NUMBA_CACHE_DIR, or beside it, or at home."""
-    env = os.environ if environment is None else environment
-    chosen = env.get("NUMBA_CACHE_DIR")
-    return [Path(chosen)] if chosen else [package / "__pycache__", places(env).cache.parent / "numba"]
+    chosen = environment.get("NUMBA_CACHE_DIR")
+    return [Path(chosen)] if chosen else [package / "__pycache__", places(environment).cache.parent / "numba"]
 
 
-def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The environment of a job's processes: this one's, with the variables pinned that could change results."""
-    env = dict(os.environ if environment is None else environment)
-    return env | _PINNED
+    return os.environ | _PINNED
 
 
-def is_pinned(environment: Mapping[str, str] | None = None) -> bool:
+def is_pinned() -> bool:
     """Whether this process has the environment that a job's processes need."""
-    env = os.environ if environment is None else environment
-    return all(env.get(name) == value for name, value in _PINNED.items())
+    return os.environ | _PINNED == os.environ
 
 
-def command_name(environment: Mapping[str, str] | None = None) -> str:
+def command_name(environment: Mapping[str, str] = os.environ) -> str:
     """The command that runs bireme here, for the commands that messages suggest."""
-    env = os.environ if environment is None else environment
-    return env.get("BIREME_COMMAND") or "bireme"
+    return environment.get("BIREME_COMMAND") or "bireme"
 
 
-def aws_region(environment: Mapping[str, str] | None = None) -> str | None:
-    """The AWS region from the environment, if any."""
-    env = os.environ if environment is None else environment
-    return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
+def aws_region(environment: Mapping[str, str] = os.environ) -> str | None:
+    return environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None
 
 
-def kubeconfig_files(environment: Mapping[str, str] | None = None) -> list[Path]:
+def kubeconfig_files(environment: Mapping[str, str] = os.environ) -> list[Path]:
     """The existing kubeconfig files, searched as kubectl does."""
-    env = os.environ if environment is None else environment
-    home = Path(env.get("HOME") or "~").expanduser()
-    named = [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]
-    return [path for path in named or [home / ".kube" / "config"] if path.is_file()]
+    return [path for path in _kubeconfigs(environment) if path.is_file()]
 
 
-def kubeconfig_target(environment: Mapping[str, str] | None = None) -> Path:
+def kubeconfig_target() -> Path:
     """The kubeconfig that new clusters are added to: the first that KUBECONFIG names, or the usual one."""
-    env = os.environ if environment is None else environment
-    named = [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]
-    return named[0] if named else Path(env.get("HOME") or "~").expanduser() / ".kube" / "config"
+    return _kubeconfigs(os.environ)[0]
+
+
+def _kubeconfigs(environment: Mapping[str, str]) -> list[Path]:
+    named = [Path(part) for part in environment.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return named or [_home(environment) / ".kube" / "config"]
 
 
 def overrides_from(environment: Mapping[str, str]) -> dict[str, str]:
@@ -160,9 +156,8 @@ def _load(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str]) 
     return _Loaded(_override(msgspec.convert(plain(data), JobFile), overrides), path, data, overrides)
 
 
-def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Job:
+def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Job:
     """Resolve a job file, with overrides, to the job that processes run."""
-    environment = os.environ if environment is None else environment
     return _settle(_load(path, flags, environment), environment, is_elsewhere=False)
 
 
@@ -185,10 +180,9 @@ class ClusterJob(NamedTuple):
         return self.file.kubernetes
 
 
-def load_cluster_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> ClusterJob:
+def load_cluster_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ClusterJob:
     """Resolve a job file whose data may be on a volume only, and its program in an image."""
-    env = dict(os.environ if environment is None else environment)
-    env.pop("BIREME_OUTPUT", None)  # a local path means nothing on the volume
+    env = {**environment, "BIREME_OUTPUT": ""}  # a local path means nothing on the volume
     loaded = _load(path, flags, env)
     job = _settle(loaded, env, is_elsewhere=True)
     has_data = is_sharded(Path(job.data))
