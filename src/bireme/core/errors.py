@@ -40,6 +40,10 @@ class BiremeError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        if exit_code is not None:  # else the one of the class above
+            cls.exit_code = exit_code
+
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what = what
@@ -75,64 +79,47 @@ def error_in(payload: Mapping[str, Any], otherwise: type[BiremeError]) -> Bireme
     return kind(payload.get("what", ""), why=payload.get("why", ""), fix=payload.get("fix", ""))
 
 
-class UsageError(BiremeError):
+class UsageError(BiremeError, exit_code=2):
     """The command line does not make sense."""
 
-    exit_code = 2
 
-
-class SpecError(BiremeError):
+class SpecError(BiremeError, exit_code=3):
     """The job asks for something impossible."""
 
-    exit_code = 3
 
-
-class ConfigScriptError(BiremeError):
+class ConfigScriptError(BiremeError, exit_code=4):
     """The user's own script failed; the message names their file and line."""
 
-    exit_code = 4
     IN_DATA = "the provider was in"
     """The start of `why` where the script may be right and the data wrong."""
 
 
-class DataError(BiremeError):
+class DataError(BiremeError, exit_code=5):
     """Training data is missing, torn, or not what the program expects."""
 
-    exit_code = 5
 
-
-class ModelError(BiremeError):
+class ModelError(BiremeError, exit_code=6):
     """A saved model is missing, torn, or made for another program."""
 
-    exit_code = 6
 
-
-class OutputExistsError(BiremeError):
+class OutputExistsError(BiremeError, exit_code=7):
     """Refusing to write over something that is already there."""
 
-    exit_code = 7
 
-
-class StorageError(BiremeError):
+class StorageError(BiremeError, exit_code=8):
     """The disk is full, read-only, or lost a file."""
 
-    exit_code = 8
 
-
-class NetworkError(BiremeError):
+class NetworkError(BiremeError, exit_code=9):
     """A peer cannot be reached, or went away."""
-
-    exit_code = 9
 
 
 class PortInUseError(NetworkError):
     """Another process listens on the requested port."""
 
 
-class FrameError(BiremeError):
+class FrameError(BiremeError, exit_code=10):
     """Bytes on the wire that are not a frame of this job."""
-
-    exit_code = 10
 
 
 class RefusedError(FrameError):
@@ -143,67 +130,45 @@ class StaleError(RefusedError):
     """The refused frame belongs to a view that is over: its sender must wait for the next one."""
 
 
-class NumericError(BiremeError):
+class NumericError(BiremeError, exit_code=11):
     """NaN or infinity where a number is needed."""
 
-    exit_code = 11
 
-
-class DeterminismError(BiremeError):
+class DeterminismError(BiremeError, exit_code=12):
     """The same work gave different bits."""
 
-    exit_code = 12
 
-
-class ProcessError(BiremeError):
+class ProcessError(BiremeError, exit_code=13):
     """A process of the job died."""
 
-    exit_code = 13
 
-
-class MissingError(BiremeError):
+class MissingError(BiremeError, exit_code=14):
     """Something that this needs is not installed here."""
 
-    exit_code = 14
 
-
-class SnapshotError(BiremeError):
+class SnapshotError(BiremeError, exit_code=15):
     """No snapshot can be resumed from, or a file of one is not what was saved."""
 
-    exit_code = 15
 
-
-class CertificateError(BiremeError):
+class CertificateError(BiremeError, exit_code=16):
     """A certificate of the job is missing, expired, or not of this job."""
 
-    exit_code = 16
 
-
-class ImageError(BiremeError):
+class ImageError(BiremeError, exit_code=17):
     """A container image is torn, cannot be built, or a registry refuses it."""
 
-    exit_code = 17
 
-
-class ClusterError(BiremeError):
+class ClusterError(BiremeError, exit_code=18):
     """A Kubernetes cluster refuses or cannot do what was asked."""
 
-    exit_code = 18
 
-
-class CloudError(BiremeError):
+class CloudError(BiremeError, exit_code=19):
     """AWS refuses or cannot do what was asked."""
 
-    exit_code = 19
 
-
-class LeftoversError(BiremeError):
+class LeftoversError(BiremeError, exit_code=3):
     """A cluster was taken down, but billed resources are left."""
 
-    exit_code = 3
 
-
-class Cancelled(BiremeError):  # noqa: N818 - a stop on request is not an error to the user
+class Cancelled(BiremeError, exit_code=130):  # noqa: N818 - a stop on request is not an error to the user
     """Stopped on request."""
-
-    exit_code = 130

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bireme.core.errors import SpecError
-from bireme.spec.job import CarrierChoice, Job, JobFile, LocalFile
+from bireme.spec.job import MEANT, CarrierChoice, Job, JobFile, LocalFile
 from bireme.spec.kubernetes import KubernetesFile, find_cluster_clashes
-from bireme.spec.meant import MEANT
 from bireme.spec.mistakes import Mistake, differs, find_mistakes, lines_of, plain, read_yaml, refusal
 from bireme.spec.model import Snapshots, Updates, Wire
 

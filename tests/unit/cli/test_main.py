@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from bireme.cli.jobs.resume import resume
 from bireme.cli.jobs.train import train
 from bireme.cli.main import COMMANDS, MEANT, main
+from bireme.spec.job import MEANT as KEYS_MEANT
 from bireme.spec.job import JobFile
-from bireme.spec.meant import MEANT as KEYS_MEANT
 
 
 @pytest.mark.parametrize("arguments", [[], ["data"], ["model"]])
