@@ -24,8 +24,7 @@ from machine import machine_facts, report, summarise
 
 from bireme.core.errors import BiremeError
 from bireme.demo.prepare import prepare
-from bireme.job.coordination.messages import Address, GetStatus
-from bireme.job.coordination.query import ask
+from bireme.job.coordination.messages import Address, GetStatus, ask
 from bireme.job.status import JobStatus
 
 bireme = [sys.executable, "-m", "bireme"]

@@ -27,8 +27,9 @@ import why_page
 
 from bireme.cli.main import COMMANDS, bireme
 from bireme.core.faults import POINTS
-from bireme.job.coordination import coordinator, phases, status
+from bireme.job.coordination import coordinator, status
 from bireme.job.node import supervisor
+from bireme.job.status import ENDED
 from bireme.kube.submit.objects import PERMISSIONS
 from bireme.ps.optim.methods import METHODS
 from bireme.ps.wire import frame_io
@@ -107,6 +108,16 @@ def _prose(text: str) -> str:
     return "\n\n".join(done) + "\n"
 
 
+def phases_block() -> str:
+    """The coordinator's table of phases as a Mermaid state diagram."""
+    names = {phase: phase.replace("-", "_") for phase in coordinator.LIVE}
+    lines = ["stateDiagram-v2", "    [*] --> gathering"]
+    for (phase, why), after in coordinator.TRANSITIONS.items():
+        lines.append(f"    {names[phase]} --> {names.get(after, after)}: {why}")
+    diagram = "\n".join([*lines, *(f"    {ending} --> [*]" for ending in ENDED)])
+    return f"```mermaid\n{diagram}\n```"
+
+
 def times_block() -> str:
     """What is waited for how long before recovery."""
     job = {field.name: field.default for field in msgspec.structs.fields(JobFile)}
@@ -172,7 +183,7 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
     "kubernetes.md": {"permissions": permissions_block},
     "messages.md": {"messages": messages_page.messages_block, "structs": messages_page.structs_block},
     "reference/optimizers.md": {"methods": methods_block, "states": states_block, "rows": rows_block},
-    "recovery.md": {"phases": lambda: f"```mermaid\n{phases.diagram()}\n```", "times": times_block},
+    "recovery.md": {"phases": phases_block, "times": times_block},
     "when-something-dies.md": {"losses": losses.table, "points": points_block},
 }
 """What stands between markers on pages that people write, by page and marker."""

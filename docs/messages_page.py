@@ -61,7 +61,7 @@ def fields_of(struct: type[msgspec.Struct]) -> str:
 def messages_block() -> str:
     """Every control message, in the order of the code."""
     rows = ["| message | from → to | meaning | fields |", "|---|---|---|---|"]
-    for message in get_args(m.Message):
+    for message in m.MESSAGES:
         sender, receiver, meaning = direction_of(message)
         rows.append(f"| `{message.__name__}` | {sender.lower()} → {receiver} | {meaning} | {fields_of(message)} |")
     return "\n".join(rows)

@@ -132,7 +132,6 @@ class LocalBackend:
 def status_of(record: registry.RunRecord) -> JobStatus:
     """The coordinator's answer while it lives, its last status afterwards."""
     from bireme.job.coordination import messages as m
-    from bireme.job.coordination.query import ask
     from bireme.local.runner import coordinator_of
 
     if record.state != "running":
@@ -141,7 +140,7 @@ def status_of(record: registry.RunRecord) -> JobStatus:
     if address is None:
         return JobStatus(phase="starting")
     try:
-        return ask(address, m.GetStatus())
+        return m.ask(address, m.GetStatus())
     except BiremeError:
         return _last_known(record)
 

@@ -38,13 +38,13 @@ def progress_in(output: Path, job: Job) -> Progress:
 
     A job that `stop_when` has ended has no more passes than it has done.
     """
-    from bireme.job.coordination.stopping import is_over
     from bireme.job.output import journal
+    from bireme.job.output.kept import early_end
     from bireme.job.output.model import finished_passes
 
     ledger = journal.rows_of(output / journal.LEDGER)
     last = max(journal.counted(ledger, job.shards) & finished_passes(output), default=-1)
-    if job.stop_after and is_over(journal.costs_in(output, last), job.stop_after):
+    if job.stop_after and early_end(journal.costs_in(output, last), job.stop_after):
         return Progress(last + 1, last + 1)
     return Progress(last + 1, job.passes)
 

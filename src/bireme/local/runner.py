@@ -27,7 +27,6 @@ from bireme.core.errors import (
 from bireme.core.files import make_directory, storage_errors
 from bireme.core.forking import Forked, ForkServer
 from bireme.job.coordination import messages as m
-from bireme.job.coordination.query import ask
 from bireme.job.node import incarnations
 from bireme.job.node.discovery import SharedDirectory
 from bireme.job.node.entry import too_many_deaths
@@ -202,12 +201,12 @@ class LocalRun:
         self._is_cancelled = True
         self._processes.end(0.0)
 
-    def _ask(self, message: m.Message) -> bool:
+    def _ask(self, message: m.GetStatus | m.Cancel) -> bool:
         address = coordinator_of(self._run)
         if address is None:
             return False
         try:
-            self._status = ask(address, message)
+            self._status = m.ask(address, message)
         except BiremeError:
             return False  # it is not up yet or has just left; the next poll or the exit codes decide
         return True

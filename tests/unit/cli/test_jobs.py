@@ -21,7 +21,7 @@ from bireme.cli.jobs.listing import list_, status
 from bireme.cli.jobs.logs import logs
 from bireme.core.errors import UsageError
 from bireme.core.processes import birth_of
-from bireme.job.coordination import query
+from bireme.job.coordination import messages
 from bireme.job.coordination.messages import Address
 from bireme.job.node.discovery import SharedDirectory
 from bireme.job.node.log_budget import rotate
@@ -124,7 +124,7 @@ def test_nothing_to_list_names_the_demo() -> None:
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     """Where a process listens that was stopped: connections are made, and nobody answers."""
-    monkeypatch.setattr(query, "ASK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(messages, "ASK_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield Address(host="127.0.0.1", ports=(server.getsockname()[1],))
 

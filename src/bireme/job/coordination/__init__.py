@@ -1,3 +1,3 @@
 """The coordinator: who is in the job, in which view, when snapshots are committed and passes end."""
 
-__all__ = ["coordinator", "cuts", "effects", "messages", "query", "service", "status", "stopping"]
+__all__ = ["coordinator", "cuts", "effects", "messages", "service", "status"]

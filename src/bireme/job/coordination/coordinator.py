@@ -16,6 +16,8 @@ once. The separable parts are in members.py, passes.py, cuts.py and admission.py
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from bireme.core.draws import stream_key
@@ -38,8 +40,7 @@ from bireme.job.coordination.effects import (
 )  # fmt: skip
 from bireme.job.coordination.members import Members, Pserver, Trainer, is_noted, progress_facts
 from bireme.job.coordination.passes import Passes
-from bireme.job.coordination.phases import ENDINGS, TRANSITIONS, Phase, Reason
-from bireme.job.coordination.stopping import is_over, reason_of
+from bireme.job.output.kept import early_end
 from bireme.job.output.manifest import Manifest
 from bireme.job.status import ENDED, Ending
 from bireme.ps.lanes.authority import view_of
@@ -47,6 +48,29 @@ from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.setup import cuts_only_at_passes, has_private_state
 from bireme.spec.terms import Facts
 
+Phase = Literal["gathering", "setting-up", "training"] | Ending
+Reason = Literal[
+    "all members joined",
+    "all pservers are ready",
+    "a member was lost",
+    "the last model is saved",
+    "it cannot go on",
+    "a stop was requested",
+]
+LIVE: tuple[Phase, ...] = ("gathering", "setting-up", "training")
+ENDINGS: dict[Ending, Reason] = {
+    "finished": "the last model is saved",
+    "failed": "it cannot go on",
+    "cancelled": "a stop was requested",
+}
+TRANSITIONS: dict[tuple[Phase, Reason], Phase] = {
+    ("gathering", "all members joined"): "setting-up",
+    ("setting-up", "all pservers are ready"): "training",
+    ("setting-up", "a member was lost"): "gathering",
+    ("training", "a member was lost"): "gathering",
+    **{(phase, why): ending for phase in LIVE for ending, why in ENDINGS.items()},
+}
+"""Every way from one phase to another; the docs draw it."""
 SET_UP_PATIENCE_S = 300.0
 """Long: with an empty cache pservers compile their kernels here, all of them at the same time."""
 MAX_MENDS = 20
@@ -455,9 +479,8 @@ class Coordinator:
 
     def _end_if_done(self, facts: Facts) -> list[Effect]:
         is_done = self.passes.saved + 1 >= facts.passes
-        if not is_done and is_over(self.passes.costs, facts.stop_after):
-            return self._end("finished", reason_of(facts.stop_after))
-        return self._end("finished", "all passes done") if is_done else []
+        reason = "all passes done" if is_done else early_end(self.passes.costs, facts.stop_after)
+        return self._end("finished", reason) if reason else []
 
     # Endings
 

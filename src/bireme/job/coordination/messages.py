@@ -11,11 +11,13 @@ import contextlib
 import socket
 import threading
 import time
+from typing import Union
 
 import msgspec
 
 from bireme.core.errors import FrameError, NetworkError
 from bireme.job.status import Ending, JobStatus, PassSummary
+from bireme.ps.client.carriers import connect
 from bireme.ps.lanes.slow_trainers import Slowest
 from bireme.ps.setup import Setup
 from bireme.ps.tree import Span
@@ -23,9 +25,12 @@ from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Head, Kind
 from bireme.spec.terms import Facts
 
+ALIVE_EVERY_S = 1.0
+ASK_TIMEOUT_S = 2.0
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    pass
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """A control message; its docstring names sender, receiver and meaning."""
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +40,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ports: tuple[int, ...]
 
 
-class Join(_Message, frozen=True):
+class Join(Message, frozen=True):
     """Trainer: requests to join, with the job as it has read it."""
 
     trainer: int
@@ -47,7 +52,7 @@ class Join(_Message, frozen=True):
     incarnation: int = 0
 
 
-class Begin(_Message, frozen=True):
+class Begin(Message, frozen=True):
     """Coordinator: all members are present; train in this view."""
 
     job: int
@@ -62,7 +67,7 @@ class Begin(_Message, frozen=True):
     """The last pass whose model is on disk: trainers test and save one that ended after it."""
 
 
-class Progress(_Message, frozen=True):
+class Progress(Message, frozen=True):
     """Trainer: its progress. Sums are over its own samples of this pass."""
 
     trainer: int
@@ -91,7 +96,7 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     evals: dict[str, float]
 
 
-class PassDone(_Message, frozen=True):
+class PassDone(Message, frozen=True):
     """Trainer: has pulled the parameters that end this pass. Counts are per shard."""
 
     trainer: int
@@ -105,24 +110,24 @@ class PassDone(_Message, frozen=True):
     """Seconds since the pass before, by what was done."""
 
 
-class PassClosed(PassSummary, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+class PassClosed(PassSummary, Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Coordinator to trainer 0: all trainers have ended this pass; its results."""
 
 
-class Saved(_Message, frozen=True):
+class Saved(Message, frozen=True):
     """Trainer 0: the pass's model is on disk."""
 
     trainer: int
     pass_id: int
 
 
-class Counted(_Message, frozen=True):
+class Counted(Message, frozen=True):
     """Coordinator to trainer 0: the pass is in the ledger, the next one may begin."""
 
     pass_id: int
 
 
-class Failed(_Message, frozen=True):
+class Failed(Message, frozen=True):
     """Trainer: fails with an error that a restart would repeat."""
 
     trainer: int
@@ -131,7 +136,7 @@ class Failed(_Message, frozen=True):
     fix: str = ""
 
 
-class LinkLost(_Message, frozen=True):
+class LinkLost(Message, frozen=True):
     """Trainer: lost a connection to a lane in this view, and waits for the next view."""
 
     trainer: int
@@ -139,24 +144,24 @@ class LinkLost(_Message, frozen=True):
     what: str
 
 
-class Alive(_Message, frozen=True):
+class Alive(Message, frozen=True):
     """Trainer or pserver, every second: heartbeat, however long its work takes."""
 
 
-class Stop(_Message, frozen=True):
+class Stop(Message, frozen=True):
     """Coordinator: exit now; `how` is the way in which the job ended."""
 
     reason: str
     how: Ending
 
 
-class SetUp(_Message, frozen=True):
+class SetUp(Message, frozen=True):
     """Coordinator to pserver: keep this part of the parameters."""
 
     setup: Setup
 
 
-class Here(_Message, frozen=True):
+class Here(Message, frozen=True):
     """Pserver without a coordinator, every few seconds: its address; that of the latest incarnation counts."""
 
     pserver: int
@@ -164,14 +169,14 @@ class Here(_Message, frozen=True):
     incarnation: int
 
 
-class ChangeView(_Message, frozen=True):
+class ChangeView(Message, frozen=True):
     """Coordinator to pserver: enter this view and keep the lanes' state, if it is of this history."""
 
     view: int
     history: int
 
 
-class Ready(_Message, frozen=True):
+class Ready(Message, frozen=True):
     """Pserver: has entered this view."""
 
     pserver: int
@@ -179,7 +184,7 @@ class Ready(_Message, frozen=True):
     incarnation: int = 0
 
 
-class CutPart(_Message, frozen=True):
+class CutPart(Message, frozen=True):
     """Pserver: its part of a cut is on disk; with an empty hash, writing it failed."""
 
     pserver: int
@@ -199,7 +204,7 @@ class CutPart(_Message, frozen=True):
     """Why it could not be written."""
 
 
-class Committed(_Message, frozen=True):
+class Committed(Message, frozen=True):
     """Coordinator to pserver: the cut at this round is committed, so a later one may build on it."""
 
     history: int
@@ -208,53 +213,31 @@ class Committed(_Message, frozen=True):
     """How many other snapshots it builds on."""
 
 
-class CutSoon(_Message, frozen=True):
+class CutSoon(Message, frozen=True):
     """Coordinator to pserver: a snapshot was requested; cut at the next possible round."""
 
 
-class SaveSoon(_Message, frozen=True):
+class SaveSoon(Message, frozen=True):
     """Any client: requests a snapshot before it leaves; answered with the status."""
 
 
-class GetStatus(_Message, frozen=True):
+class GetStatus(Message, frozen=True):
     """Any client: requests the status."""
 
 
-class Cancel(_Message, frozen=True):
+class Cancel(Message, frozen=True):
     """Any client: requests a clean stop of the job."""
 
 
-class Status(_Message, frozen=True):
+class Status(Message, frozen=True):
     """Coordinator: the job's current status."""
 
     status: JobStatus
 
 
-Message = (
-    Join
-    | Begin
-    | Progress
-    | PassDone
-    | PassClosed
-    | Saved
-    | Counted
-    | Failed
-    | LinkLost
-    | Alive
-    | Stop
-    | SetUp
-    | Here
-    | ChangeView
-    | Ready
-    | CutPart
-    | Committed
-    | CutSoon
-    | SaveSoon
-    | GetStatus
-    | Cancel
-    | Status
-)
-_decoder = msgspec.json.Decoder(Message)
+MESSAGES = tuple(Message.__subclasses__())
+"""All of them, in the order above."""
+_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Union[MESSAGES])  # noqa: UP007 - made at run time
 
 
 def send(sock: socket.socket, message: Message) -> None:
@@ -275,14 +258,14 @@ class Line:
         with self._lock:
             send(self.sock, message)
 
-    def beat(self, every_s: float) -> None:
+    def beat(self) -> None:
         """Send heartbeats until the connection closes."""
-        threading.Thread(target=self._beat, args=(every_s,), name="alive", daemon=True).start()
+        threading.Thread(target=self._beat, name="alive", daemon=True).start()
 
-    def _beat(self, every_s: float) -> None:
+    def _beat(self) -> None:
         with contextlib.suppress(NetworkError):
             while True:
-                time.sleep(every_s)
+                time.sleep(ALIVE_EVERY_S)
                 self.send(Alive())
 
     def close(self) -> None:
@@ -303,3 +286,15 @@ def receive(sock: socket.socket, head: Head) -> Message:
 def expect(sock: socket.socket) -> Message:
     """Wait for a control message; a refusal or a closed connection becomes an error."""
     return receive(sock, frame_io.expect(sock, Kind.CONTROL))
+
+
+def ask(address: Address, message: GetStatus | SaveSoon | Cancel) -> JobStatus:
+    """Send a job's coordinator one request and return the status it answers with."""
+    sock = connect(address.host, address.ports[0], timeout_s=0.0, what="the coordinator")
+    with sock:
+        sock.settimeout(ASK_TIMEOUT_S)
+        send(sock, message)
+        reply = expect(sock)
+    if not isinstance(reply, Status):
+        raise AssertionError(f"expected Status, got {type(reply).__name__}: this is a bug")
+    return reply.status

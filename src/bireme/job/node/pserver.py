@@ -39,7 +39,6 @@ from bireme.spec.job import Job
 log = logging.getLogger(__name__)
 _SIOCGIFADDR = 0x8915
 SIGNAL_LOOK_S = 0.1
-ALIVE_EVERY_S = 1.0
 PATIENCE_S = 60.0
 HERE_EVERY_S = 2.0
 
@@ -232,7 +231,7 @@ class PserverProcess:
         """Obey the coordinator on this connection from now on: the server has accepted its newer view."""
         if self._link is None or self._link.sock is not sock:
             self._link = m.Line(sock)
-            self._link.beat(ALIVE_EVERY_S)
+            self._link.beat()
         self._alone_since_s = math.inf
         return self._link
 

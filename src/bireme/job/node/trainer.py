@@ -55,7 +55,6 @@ from bireme.train.loop import ApartLoop, Loop
 from bireme.train.worker import Worker
 
 log = logging.getLogger(__name__)
-ALIVE_EVERY_S = 1.0
 LANE_S = 5.0
 """How long a lane may take to accept a connection; the coordinator has just seen it ready."""
 
@@ -226,7 +225,7 @@ class TrainerProcess:
                 break
             except NetworkError as e:
                 log.warning("lost coordinator before Join cause=%s", e.what)
-        line.beat(ALIVE_EVERY_S)
+        line.beat()
         orders = Orders(self._close)
         # The main thread trains and may block in a lane's receive, so another one reads the orders, and wakes it by
         # closing the lanes' connections (`Orders` calls `_close`).

@@ -1,4 +1,4 @@
-"""The best pass, and the passes whose models are kept: all, the last ones, or the best one and the last.
+"""The best pass, the passes whose models are kept (all, the last ones, or the best one and the last), early stopping.
 
 The last pass that counts is always kept, as a job resumes from there, and so is the one with the lowest test cost where
 the end of the job depends on it. Others are renamed before they are deleted: a crash must not leave half a `pass-N`.
@@ -7,6 +7,7 @@ the end of the job depends on it. Others are renamed before they are deleted: a 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -64,7 +65,24 @@ def passes_kept(metrics: Metrics, keep: str, *, needs_costs: bool = False) -> se
     else:
         kept |= set(sorted(metrics)[-int(keep.split()[1]) :])
     costs = {pass_id: each.test_cost for pass_id, each in metrics.items() if each.test_cost is not None}
-    return kept | ({min(costs, key=lambda pass_id: (costs[pass_id], pass_id))} if needs_costs and costs else set())
+    return kept | ({_cheapest(costs)} if needs_costs and costs else set())
+
+
+def early_end(costs: Mapping[int, float | None], stop_after: int) -> str:
+    """Why a job ends after these test costs: the last `stop_after` passes have none lower than one before; else ''.
+
+    A cost that is not a number (None) is no better than any. It depends on the costs alone, so a job ends at the same
+    pass in every layout, also if it was killed on the way and resumed.
+    """
+    if not stop_after or not costs or max(costs) - _cheapest(costs) < stop_after:
+        return ""
+    return f"no better test cost for {stop_after} {'pass' if stop_after == 1 else 'passes'}"
+
+
+def _cheapest(costs: Mapping[int, float | None]) -> int:
+    """The pass with the lowest cost, of equals the first."""
+    values = {pass_id: math.inf if cost is None else cost for pass_id, cost in costs.items()}
+    return min(values, key=lambda pass_id: (values[pass_id], pass_id))
 
 
 def drop_models(output: Path, counted: int, keep: str, *, needs_costs: bool) -> None:

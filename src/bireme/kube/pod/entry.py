@@ -314,7 +314,6 @@ class Member:
     def _ask(self, *, is_wish: bool = False) -> JobStatus | None:
         """The job's status, after requesting a snapshot if `is_wish`; None if the coordinator does not answer."""
         from bireme.job.coordination import messages as m
-        from bireme.job.coordination.query import ask
         from bireme.job.node.discovery import discovery_of
 
         job, host = self._place.job, self._place.host
@@ -324,7 +323,7 @@ class Member:
         else:
             address = discovery_of(job, self._run).look_up(0)
         try:
-            return None if address is None else ask(address, m.SaveSoon() if is_wish else m.GetStatus())
+            return None if address is None else m.ask(address, m.SaveSoon() if is_wish else m.GetStatus())
         except BiremeError:
             return None
 

@@ -12,8 +12,8 @@ from tests.unit.job.story import Story, leaves, pass_done
 
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.effects import Base, Effect
-from bireme.job.coordination.stopping import is_over
 from bireme.job.output.journal import JournalSummary, costs_in
+from bireme.job.output.kept import early_end
 from bireme.job.output.model import pass_name
 from bireme.job.status import PassSummary
 
@@ -67,9 +67,9 @@ def test_the_last_pass_is_all_passes_done() -> None:
 
 
 def test_a_cost_that_is_no_number_is_never_better() -> None:
-    assert not is_over({0: None}, 1)
-    assert is_over({0: None, 1: None}, 1)
-    assert not is_over({0: None, 1: 9.0}, 1)
+    assert not early_end({0: None}, 1)
+    assert early_end({0: None, 1: None}, 1)
+    assert not early_end({0: None, 1: 9.0}, 1)
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=12), st.integers(1, 4))
@@ -77,7 +77,7 @@ def test_it_is_the_first_pass_after_so_many_that_are_no_better(costs: list[int |
     by_pass = dict(enumerate(costs))
     values = [9 if cost is None else cost for cost in costs]
     worse = len(values) > stop_after and min(values[-stop_after:]) >= min(values[:-stop_after])
-    assert is_over(by_pass, stop_after) == worse
+    assert bool(early_end(by_pass, stop_after)) == worse
 
 
 def summary(pass_id: int, cost: float | None) -> PassSummary:
