@@ -85,7 +85,7 @@ def _settle(started: Started, job: Job | None = None, role: str = "") -> None:
 
 def _guarded(run: Path | None, process: str, work: Callable[[], object]) -> None:
     """Do the work; a failure is logged, and reported to the family where there is one."""
-    from bireme.job.node.entry import report_failure
+    from bireme.job.node.failure_reports import report_failure
 
     try:
         work()

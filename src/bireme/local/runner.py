@@ -213,13 +213,13 @@ class LocalRun:
 
     def _has_cause(self) -> bool:
         """Whether a process reports another cause than a death; one on the way out harms nothing that is saved."""
-        cause = first_cause(read_reports(self._run / "reports"))
+        cause = first_cause(read_reports(self._run))
         return cause is not None and cause.kind != ProcessError.__name__
 
     def _raise(self, gone: Ended | None) -> None:
         # Give the others time to write their reports: the first to exit need not be the cause.
         time.sleep(0.3)
-        cause = first_cause(read_reports(self._run / "reports"))
+        cause = first_cause(read_reports(self._run))
         codes = self._processes.codes()
         # A killed node writes no report, and its peers report only that a connection closed.
         is_silent = any(code is not None and code < 0 for code in codes.values())

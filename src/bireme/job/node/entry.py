@@ -13,13 +13,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, SpecError
 from bireme.core.forking import Forker, Load
-from bireme.job.node.failure_reports import first_cause, has_ended, read_reports, write_report
+from bireme.job.node.failure_reports import first_cause, has_ended, read_reports, report_failure
 from bireme.job.node.headway import Headway
 from bireme.job.node.incarnations import Lease
 from bireme.job.node.supervisor import GRACE_S, Child, Ended, ProcessGroup, Supervisor, describe_exit, is_error
@@ -51,30 +51,19 @@ class NodeConfig:
     """This node's lease on the volume, where a replacement may start while it still runs."""
 
 
-class NodeWatch(Protocol):
-    """Hooks of a place to run, called while a node's processes run."""
+class NodeWatch:
+    """Hooks of a place to run, called while a node's processes run; these are for one that the local runner starts."""
 
     def may_go_on(self) -> bool:
         """Do periodic work; False if this node was replaced and must kill its processes."""
+        return True
 
     def may_leave(self) -> bool:
         """Polled after the first signal to end: whether the node may end its processes now."""
+        return True
 
     def left(self) -> None:
         """Called once all processes have ended."""
-
-
-class _Unwatched:
-    """The hooks of a node on this machine, which the local runner supervises."""
-
-    def may_go_on(self) -> bool:
-        return True
-
-    def may_leave(self) -> bool:
-        return True
-
-    def left(self) -> None:
-        return
 
 
 def read_job(path: Path) -> Job:
@@ -129,7 +118,7 @@ def run_node(
     """Run this node's processes to their end; raises the first cause of a failure. `load` lets it fork them."""
     job = read_job(config.job)
     stops = note_signals() if stops is None else stops
-    watch = _Unwatched() if watch is None else watch
+    watch = NodeWatch() if watch is None else watch
     # A forked child has our environment.
     fork = Forker(load).start if load is not None and is_pinned() else None
     try:
@@ -162,7 +151,7 @@ def _supervise(job: Job, config: NodeConfig, group: ProcessGroup, watch: NodeWat
 
 def _cause(ended: Ended, job: Job, run: Path, log_file: Path) -> BiremeError:
     """The first cause of a failure, as far as this node's reports say."""
-    reports = [report for report in read_reports(run / "reports") if report.process == ended.name]
+    reports = [report for report in read_reports(run) if report.process == ended.name]
     cause = first_cause(reports) if is_error(ended.code) else None
     if cause is not None:
         return cause.error()
@@ -183,8 +172,3 @@ def too_many_deaths(ended: Ended, job: Job, where: str) -> ProcessError:
         when = f"while the job got no further {where_stuck}"
         why = "what ends it there, for example too little memory for the next batch, would end it again"
     return ProcessError(f"{ended.name} died {ended.deaths} times {when}; at last it {how}", why=why, fix=where)
-
-
-def report_failure(run: Path, process: str, error: BiremeError) -> None:
-    """Write a failure report into the run's directory."""
-    write_report(run / "reports" / f"{process.replace(' ', '-')}.json", process, error)

@@ -33,6 +33,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         return error_class(self.kind, ProcessError)(f"{self.process}: {self.what}", why=self.why, fix=self.fix)
 
 
+REPORTS = "reports"
 STATUS_FILE = "status.json"
 """In the output tree: the coordinator's final status, written before it exits."""
 
@@ -50,23 +51,16 @@ def has_ended(output: Path) -> bool:
     return last_status(output).ending is not None
 
 
-def write_report(path: Path, process: str, error: BiremeError) -> None:
-    """Write a report for the supervisor."""
-    report = FailureReport(
-        process=process,
-        kind=type(error).__name__,
-        what=error.what,
-        why=error.why,
-        fix=error.fix,
-        time=time.time(),
-    )
-    write_atomic(path, msgspec.json.encode(report))
+def report_failure(run: Path, process: str, error: BiremeError) -> None:
+    """Write a report for the supervisor into the run's directory."""
+    report = FailureReport(process=process, time=time.time(), **error.as_dict())
+    write_atomic(run / REPORTS / f"{process.replace(' ', '-')}.json", msgspec.json.encode(report))
 
 
-def read_reports(directory: Path) -> list[FailureReport]:
-    """All reports so far, oldest first."""
+def read_reports(run: Path) -> list[FailureReport]:
+    """All reports of a run so far, oldest first."""
     reports = []
-    for path in directory.glob("*.json"):
+    for path in (run / REPORTS).glob("*.json"):
         try:
             reports.append(msgspec.json.decode(path.read_bytes(), type=FailureReport))
         except (OSError, msgspec.MsgspecError):
@@ -88,5 +82,5 @@ def failure_of(output: Path, run: Path) -> BiremeError | None:
     status = last_status(output)
     if status.phase != "failed":
         return None
-    cause = first_cause(read_reports(run / "reports"))
+    cause = first_cause(read_reports(run))
     return cause.error() if cause is not None else ProcessError(f"the job failed: {status.reason}")

@@ -21,8 +21,15 @@ from msgspec.structs import replace
 from bireme.core.errors import BiremeError, NetworkError, StorageError
 from bireme.core.forking import Load
 from bireme.core.log import GlogFormatter
-from bireme.job.node.entry import STOPPED, NodeConfig, children_of, note_signals, report_failure, roles_of, run_node
-from bireme.job.node.failure_reports import failure_of, first_cause, has_ended, last_status, read_reports
+from bireme.job.node.entry import STOPPED, NodeConfig, children_of, note_signals, roles_of, run_node
+from bireme.job.node.failure_reports import (
+    failure_of,
+    first_cause,
+    has_ended,
+    last_status,
+    read_reports,
+    report_failure,
+)
 from bireme.job.node.incarnations import Lease
 from bireme.job.node.log_budget import Copier
 from bireme.job.output import ownership
@@ -134,7 +141,7 @@ class Member:
         self._leads = roles_of(place.job, place.rank, place.role)[:1] == ["pserver"] and place.rank == 0
         self._reporter: Reporter | None = None
         self._born = time.time()
-        self._old_reports = read_reports(self._run / "reports")
+        self._old_reports = read_reports(self._run)
         """Reports from before our first heartbeat: those of an earlier try."""
 
     def run(self) -> None:
@@ -297,7 +304,7 @@ class Member:
 
         A volume may show an earlier try's report late, so the report must not be much older than this pod either.
         """
-        reports = read_reports(self._run / "reports")
+        reports = read_reports(self._run)
         recent = (each for each in reports if each not in self._old_reports and each.time >= self._born - SKEW_S)
         cause = first_cause(recent)
         return cause.error() if cause is not None and is_hopeless(cause.error()) else None
@@ -342,7 +349,7 @@ class Member:
             return
         status = last_status(Path(self._place.job.output))
         if error is not None:
-            cause = first_cause(read_reports(self._run / "reports"))
+            cause = first_cause(read_reports(self._run))
             error = cause.error() if cause is not None else error
         self._reporter.finish(status if status.phase else None, error)
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bireme.job.node.entry import NodeWatch
 from bireme.job.node.incarnations import Lease
 from bireme.job.node.log_budget import Copier
 from bireme.job.status import JobStatus
@@ -95,7 +96,7 @@ class PreStopSnapshot:
         return True
 
 
-class PodWatch:
+class PodWatch(NodeWatch):
     """Watches one node of a pod."""
 
     def __init__(self, lease: Lease, probes: Probes, copier: Copier, pre_stop: PreStopSnapshot) -> None:

@@ -11,7 +11,7 @@ from bireme.job.node.failure_reports import (
     failure_of,
     first_cause,
     read_reports,
-    write_report,
+    report_failure,
 )
 
 
@@ -20,7 +20,8 @@ def report(kind: str, time: float = 0.0) -> FailureReport:
 
 
 def test_a_report_comes_back_as_the_error_it_was(tmp_path: Path) -> None:
-    write_report(tmp_path / "trainer-1.json", "trainer 1", NumericError("a NaN", why="bad", fix="clip"))
+    (tmp_path / "reports").mkdir()
+    report_failure(tmp_path, "trainer 1", NumericError("a NaN", why="bad", fix="clip"))
     (found,) = read_reports(tmp_path)
     error = found.error()
     assert type(error) is NumericError
@@ -33,11 +34,13 @@ def test_a_report_of_an_unknown_kind_is_a_process_error(kind: str) -> None:
 
 
 def test_reports_are_read_oldest_first_and_strangers_left_out(tmp_path: Path) -> None:
+    reports = tmp_path / "reports"
+    reports.mkdir()
     for name in ("b", "a"):
-        write_report(tmp_path / f"{name}.json", name, DataError("x"))
-    (tmp_path / "torn.json").write_bytes(b'{"process": "x"')
-    (tmp_path / "other.json").write_bytes(b"[1, 2]")
-    (tmp_path / "directory.json").mkdir()
+        report_failure(tmp_path, name, DataError("x"))
+    (reports / "torn.json").write_bytes(b'{"process": "x"')
+    (reports / "other.json").write_bytes(b"[1, 2]")
+    (reports / "directory.json").mkdir()
     assert [r.process for r in read_reports(tmp_path)] == ["b", "a"]
 
 
@@ -67,5 +70,5 @@ def test_a_failed_jobs_cause_is_shown_where_all_left_in_peace(tmp_path: Path) ->
     error = failure_of(tmp_path, tmp_path)
     assert error is not None and "a cost that is no number" in error.what
     (tmp_path / "reports").mkdir()
-    write_report(tmp_path / "reports" / "trainer-1.json", "trainer 1", NumericError("NaN in w"))
+    report_failure(tmp_path, "trainer 1", NumericError("NaN in w"))
     assert isinstance(failure_of(tmp_path, tmp_path), NumericError)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from bireme.core.errors import ClusterError, ConfigScriptError, NetworkError, SpecError, UsageError
-from bireme.job.node.failure_reports import write_report
+from bireme.job.node.failure_reports import report_failure
 from bireme.job.output import volume_probe
 from bireme.kube.api.client import ForbiddenError
 from bireme.kube.plain import peers
@@ -187,12 +187,12 @@ def test_a_pod_fails_with_one_that_failed_and_left_unseen(told: dict[str, str], 
     job = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=1.0, pservers=3)
     reports = tmp_path / "output" / "run" / "reports"
     reports.mkdir(parents=True)
-    write_report(reports / "trainer-0.json", "trainer 0", ConfigScriptError("of yesterday"))
+    report_failure(reports.parent, "trainer 0", ConfigScriptError("of yesterday"))
     late = member(told, job, 1)
-    write_report(reports / "node-2.json", "node 2", NetworkError("no answer"))
+    report_failure(reports.parent, "node 2", NetworkError("no answer"))
     with pytest.raises(pod_module.NodesMissingError):
         late._gather(job)  # others will come in their place
-    write_report(reports / "trainer-0.json", "trainer 0", ConfigScriptError("not today"))
+    report_failure(reports.parent, "trainer 0", ConfigScriptError("not today"))
     with pytest.raises(ConfigScriptError, match="trainer 0: not today"):
         late._gather(job)
 
