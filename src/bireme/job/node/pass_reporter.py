@@ -14,7 +14,7 @@ import math
 import queue
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,14 +26,13 @@ from bireme.core import faults
 from bireme.core.errors import NetworkError
 from bireme.core.files import storage_errors, sync_directory
 from bireme.job.coordination import messages as m
+from bireme.job.node.trainer_options import TrainerOptions
 from bireme.job.output.kept import drop_models
 from bireme.job.output.model import Array, pass_name, save_model, table_arrays
 from bireme.ps.client.push_pull import Position
 from bireme.ps.lanes.slow_trainers import Slowest
-from bireme.ps.plan import Layout
-from bireme.spec.model import Parameter
 from bireme.train.loop import PassResult, Tables
-from bireme.train.worker import Running
+from bireme.train.worker import Running, Worker
 
 log = logging.getLogger(__name__)
 REPORT_EVERY_S = 0.2
@@ -51,25 +50,6 @@ def difference(now: Running, before: Running) -> Running:
     return Running(now.samples - before.samples, now.cost - before.cost, evals)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPlace:
-    """What saving a model needs: the parameters, the output directory and the config to copy."""
-
-    layout: Layout
-    tables: tuple[Parameter, ...]
-    seed: int
-    output: Path | None
-    config: Path
-    is_exact: bool = True
-    """Whether the same pass always ends with the same values."""
-    incarnation: int = 1
-    """The trainer's: its predecessor or successor may be writing the same model at the same time."""
-    keep: str = "all"
-    """Which passes' models to keep."""
-    needs_costs: bool = False
-    """Whether the end of the job depends on test costs, so that the model with the lowest must be kept."""
-
-
 def _finite(totals: Running) -> m.Sum:
     cost = totals.cost if math.isfinite(totals.cost) else None
     return m.Sum(samples=totals.samples, cost=cost, evals=totals.evals)
@@ -81,17 +61,20 @@ class PassReporter:
     def __init__(
         self,
         control: m.Line,
-        me: tuple[int, int, int],
-        log_period: int,
-        place: ModelPlace,
-        slowest_pserver: Callable[[], Slowest | None] = lambda: None,
+        options: TrainerOptions,
+        begin: m.Begin,
+        worker: Worker,
+        slowest_pserver: Callable[[], Slowest | None],
+        *,
+        is_exact: bool,
     ) -> None:
-        """Report for trainer `me[0]` in view `me[1]`; models up to pass `me[2]` are on disk."""
+        """Report in the view of `begin`; `is_exact`: the same pass always ends with the same values."""
         self._control = control
-        self._trainer, self._view, self._saved = me
-        self._log_period = log_period
-        self._place = place
+        self._options, self._job, self._trainer = options, options.job, options.trainer
+        self._begin = begin
+        self._worker = worker
         self._slowest_pserver = slowest_pserver
+        self._is_exact = is_exact
         self.closed: queue.Queue[m.PassClosed | m.Counted | None] = queue.Queue()
         """The coordinator's replies about passes, put here by the listening thread; None: the view ended."""
         self._logged = Running()
@@ -106,7 +89,7 @@ class PassReporter:
         if number == 1:
             self._logged = Running()
             self._reported = (self._reported[0], 0)
-        if number % self._log_period == 0:
+        if number % self._job.log_period == 0:
             current = difference(totals, self._logged)
             log.info(
                 " Batch=%d samples=%d AvgCost=%g CurrentCost=%g Eval: %s  CurrentEval: %s",
@@ -126,7 +109,7 @@ class PassReporter:
             m.Progress(
                 trainer=self._trainer, pass_id=at.pass_id, batch=at.batch + 1, batches=batches,
                 samples=totals.samples, cost=totals.cost, evals=tuple(totals.evals.values()),
-                rate=(totals.samples - samples) / max(now - then, 1e-6), view=self._view, round=at.round,
+                rate=(totals.samples - samples) / max(now - then, 1e-6), view=self._begin.view, round=at.round,
                 closed=self._pushed - 1, slowest_pserver=self._slowest_pserver(),
             )
         )  # fmt: skip
@@ -146,7 +129,7 @@ class PassReporter:
                 result.test.cost / n,
                 evals_text(result.test),
             )
-        if result.pass_id <= self._saved:
+        if result.pass_id <= self._begin.saved:
             return  # it was saved before a rewind to a cut within it
         self._control.send(self._pass_message(result))
         if self._trainer == 0:
@@ -167,30 +150,28 @@ class PassReporter:
 
     def _save(self, pass_id: int, values: NDArray[np.float32], tables: Tables) -> None:
         closed = self._await(m.PassClosed, pass_id)
-        output = self._place.output
-        if output is not None:
-            self._write(output / pass_name(pass_id), closed, values, tables)
+        output = Path(self._job.output)
+        self._write(output / pass_name(pass_id), closed, values, tables)
         faults.at("model.saved")
         self._control.send(m.Saved(trainer=self._trainer, pass_id=pass_id))
         # Wait until the pass is in the ledger: if Saved is lost, this trainer can repeat it only while lanes still hold
         # the parameters that end this pass.
         self._await(m.Counted, pass_id)
-        if output is not None:
-            drop_models(output, pass_id, self._place.keep, needs_costs=self._place.needs_costs)
+        drop_models(output, pass_id, self._job.keep, needs_costs=bool(self._job.stop_after))
 
     def _write(self, target: Path, closed: m.PassClosed, values: NDArray[np.float32], tables: Tables) -> None:
-        place = self._place
-        if not place.is_exact and (target / "done").is_file():
+        if not self._is_exact and (target / "done").is_file():
             # Saved before a rewind, and not in the ledger yet: either model is a correct result of the pass.
             with storage_errors(str(target)):
                 sync_directory(target.parent)
             return
         log.info("Saving parameters to %s", target)
-        arrays: dict[str, Array] = dict(place.layout.views(values))
-        for parameter, block in zip(place.tables, tables(), strict=True):
-            arrays |= table_arrays(parameter, place.seed, block)
+        arrays: dict[str, Array] = dict(self._worker.layout.views(values))
+        for parameter, block in zip(self._worker.tables, tables(), strict=True):
+            arrays |= table_arrays(parameter, self._job.seed, block)
         metrics: Mapping[str, object] = msgspec.to_builtins(closed)
-        save_model(target, arrays, place.config, metrics, incarnation=place.incarnation)
+        # The incarnation: our predecessor or successor may be writing the same model at the same time.
+        save_model(target, arrays, Path(self._job.config), metrics, incarnation=self._options.incarnation)
 
     def _await(self, kind: type[Reply], pass_id: int) -> Reply:
         """Wait for a reply of this kind about a pass."""

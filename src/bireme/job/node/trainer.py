@@ -12,8 +12,6 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.core import faults
@@ -32,7 +30,9 @@ from bireme.job.node.discovery import Discovery, reach_coordinator
 from bireme.job.node.failure_reports import last_status
 from bireme.job.node.marks import put_mark, take_mark
 from bireme.job.node.orders import Orders
-from bireme.job.node.pass_reporter import ModelPlace, PassReporter
+from bireme.job.node.pass_reporter import PassReporter
+from bireme.job.node.trainer_options import TrainerOptions
+from bireme.job.output.inputs import ensure_origin
 from bireme.job.output.kept import summary_of
 from bireme.job.output.model import load_into, load_trained
 from bireme.job.preflight import check_lanes, updates_of
@@ -47,9 +47,9 @@ from bireme.ps.client.slow_pservers import SlowPservers
 from bireme.ps.plan import aligned_zeros, check_names
 from bireme.ps.setup import is_apart
 from bireme.ps.tree import Span, rows_of, share_out
-from bireme.spec.job import CarrierChoice
+from bireme.spec.load import places
 from bireme.spec.model import Updates
-from bireme.spec.terms import Facts, JobTerms, terms_in
+from bireme.spec.terms import Facts, terms_in
 from bireme.train.local import LocalLoop, LocalRule
 from bireme.train.loop import ApartLoop, Loop
 from bireme.train.worker import Worker
@@ -59,34 +59,12 @@ LANE_S = 5.0
 """How long a lane may take to accept a connection; the coordinator has just seen it ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerOptions:
-    """A trainer's options at its start."""
-
-    terms: JobTerms
-    trainer: int
-    config: Path
-    config_args: Mapping[str, str]
-    workdirs: Callable[[int], Path]
-    """The working directory that holds a shard's `data/`."""
-    cache: Path | None
-    log_period: int
-    init_model: Path | None = None
-    carrier: CarrierChoice = "auto"
-    keep: str = "all"
-    incarnation: int = 0
-    """0: started by hand, so that a second one with the same id is a mistake and not a successor."""
-    mark: Path | None = None
-    """The file that exists while this trainer has joined the job."""
-    on_program: Callable[[Program], None] | None = None
-    """Called with the program once it is loaded and checked."""
-
-
 class TrainerProcess:
     """One trainer from start to end."""
 
     def __init__(self, options: TrainerOptions) -> None:
         self._options = options
+        self._job = options.job
         self._lock = threading.Lock()
         """Guards the two below: the main thread sets them, the listening thread closes them."""
         self._exchange: Exchange | None = None
@@ -95,20 +73,20 @@ class TrainerProcess:
 
     def run(self, discovery: Discovery) -> None:
         """Train until the coordinator's Stop; one on request raises Cancelled."""
-        options = self._options
+        job, mark = self._job, self._options.mark
         own = self._own_shards()
-        program = load_program(ProgramSpec(str(options.config), options.workdirs(own.lo), options.config_args))
+        program = load_program(ProgramSpec(job.config, self._options.workdirs(own.lo), job.config_args))
         if not program.parameters:
             raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
         # Shard 0's owner tests for all trainers: as in the original, every shard carries the same test files.
         tester = self._open(program, "test", 0) if own.lo == 0 else None
-        self._updates = updates_of(program, options.terms.updates, options.terms.wire)
-        check_lanes(program, options.terms.ports_num_for_sparse)
+        self._updates = updates_of(program, job.updates, job.wire)
+        check_lanes(program, job.ports_num_for_sparse)
         check_names(program.parameters)
-        if options.on_program is not None:
-            options.on_program(program)
+        if self._options.trainer == 0:
+            ensure_origin(job, program)
         worker = Worker(program, self._readers(program, own), tester)
-        worker.rehearse(options.terms.start_pass)
+        worker.rehearse(job.start_pass)
         while True:
             try:
                 line, orders = self._join(program, discovery)
@@ -117,11 +95,11 @@ class TrainerProcess:
                 if stop is None:
                     raise
             else:
-                put_mark(options.mark)
+                put_mark(mark)
                 try:
                     stop = self._follow(program, worker, line, orders)
                 finally:
-                    take_mark(options.mark)
+                    take_mark(mark)
                     line.close()
             if stop is not None:
                 _raise_unless_finished(stop)
@@ -154,7 +132,7 @@ class TrainerProcess:
         """The Stop that follows from the final status on disk; by hand, that may be an earlier job's: None."""
         if not self._options.incarnation:
             return None
-        status = last_status(Path(self._options.terms.output))
+        status = last_status(Path(self._job.output))
         return m.Stop(reason=status.reason, how=status.ending) if status.ending else None
 
     def _send(self, line: m.Line, message: m.Message) -> None:
@@ -164,35 +142,31 @@ class TrainerProcess:
             log.warning("lost coordinator cause=%s", e.what)
 
     def _own_shards(self) -> Span:
-        options = self._options
-        if options.terms.trainers == 0:
-            return Span(options.trainer, options.trainer + 1)
-        return share_out(options.terms.shards, options.terms.trainers)[options.trainer]
+        rank = self._options.trainer
+        by_hand = self._job.trainers == 0
+        return Span(rank, rank + 1) if by_hand else share_out(self._job.shards, self._job.trainers)[rank]
 
     def _open(self, program: Program, role: Role, shard: int) -> Reader | None:
         """A reader of one shard, or None where the program defines no such data."""
-        options = self._options
         source = program.source(role)
         if source is None:
             return None
-        workdir = options.workdirs(shard)
-        return source.reader(
-            workdir, shard, seed=options.terms.seed, batch_size=program.batch_size, cache=options.cache
-        )
+        workdir, cache = self._options.workdirs(shard), places().cache / "packed"
+        return source.reader(workdir, shard, seed=self._job.seed, batch_size=program.batch_size, cache=cache)
 
     def _readers(self, program: Program, own: Span) -> list[Reader]:
         """Readers of the shards this trainer owns, their samples packed and ready."""
         readers = [reader for shard in own.shards if (reader := self._open(program, "train", shard)) is not None]
         if not readers:
             raise DataError(f"{program.name} defines no training data", fix="give define_py_data_sources2 a train_list")
-        samples = sum(reader.open(self._options.terms.start_pass) for reader in readers)
+        samples = sum(reader.open(self._job.start_pass) for reader in readers)
         log.info("reading shards=%d-%d samples=%d", own.lo, own.hi - 1, samples)
         return readers
 
     def _facts(self, program: Program, pservers: int) -> Facts:
-        model = self._options.init_model
-        summary = summary_of(model) if model else None
-        terms = terms_in(self._options.terms) | {"pservers": pservers, "updates": self._updates}
+        model = self._job.init_model
+        summary = summary_of(Path(model)) if model else None
+        terms = terms_in(self._job) | {"pservers": pservers, "updates": self._updates}
         return Facts(
             **terms,  # type: ignore[arg-type]
             program=program.name,
@@ -201,7 +175,7 @@ class TrainerProcess:
             optimizer=program.optimizer,
             batch_size=program.batch_size,
             evals=program.evaluators,
-            is_set_by_trainer=model is not None,
+            is_set_by_trainer=bool(model),
             start_samples=summary.samples_so_far if summary else 0,  # schedules continue from there
         )
 
@@ -218,7 +192,7 @@ class TrainerProcess:
             incarnation=options.incarnation,
         )
         while True:
-            sock = reach_coordinator(discovery, options.terms.connect_timeout_s, lambda: self._final_stop() is not None)
+            sock = reach_coordinator(discovery, self._job.connect_timeout_s, lambda: self._final_stop() is not None)
             line = m.Line(sock)
             try:
                 line.send(join)
@@ -233,30 +207,24 @@ class TrainerProcess:
         return line, orders
 
     def _train(self, program: Program, worker: Worker, line: m.Line, begin: m.Begin, orders: Orders) -> None:
-        options, terms = self._options, self._options.terms
-        if begin.shares[options.trainer] != worker.share:
-            raise AssertionError(f"Begin gives {begin.shares[options.trainer]}, prepared {worker.share}: this is a bug")
-        is_exact = not self._updates.is_streamed
-        model = ModelPlace(
-            worker.layout, worker.tables, terms.seed, Path(terms.output), options.config, is_exact, options.incarnation,
-            keep=options.keep, needs_costs=bool(terms.stop_after),
-        )  # fmt: skip
+        job, rank = self._job, self._options.trainer
+        if begin.shares[rank] != worker.share:
+            raise AssertionError(f"Begin gives {begin.shares[rank]}, prepared {worker.share}: this is a bug")
         faults.at("view.begin")
         exchange = self._open_exchange(worker, begin)
-        me = (options.trainer, begin.view, begin.saved)
-        reporter = PassReporter(line, me, options.log_period, model, lambda: exchange.slowest_pserver)
+        is_exact = not self._updates.is_streamed
+        reporter = PassReporter(line, self._options, begin, worker, lambda: exchange.slowest_pserver, is_exact=is_exact)
         with self._lock:
             self._exchange, self._reporter = exchange, reporter
         # An order that came before these two were set found nothing to close: the loop could block forever.
         if orders.has_newer(begin.view):
             raise NetworkError("the view ended while its lanes were being opened")
         log.info("connected carriers=%s", ",".join(exchange.carriers))
-        if begin.wants_values and options.init_model is not None and options.trainer == 0:
-            values = aligned_zeros(worker.layout.size)
-            load_into(options.init_model, worker.layout.parameters, worker.layout.views(values))
-            tables = [load_trained(options.init_model, table, terms.seed) for table in worker.tables]
-            exchange.set(values, tables)
-        self._loop(program, worker, exchange, reporter, begin).run(terms.passes, begin.saved)
+        if begin.wants_values and job.init_model and rank == 0:
+            model, values = Path(job.init_model), aligned_zeros(worker.layout.size)
+            load_into(model, worker.layout.parameters, worker.layout.views(values))
+            exchange.set(values, [load_trained(model, table, job.seed) for table in worker.tables])
+        self._loop(program, worker, exchange, reporter, begin).run(job.passes, begin.saved)
 
     def _close(self) -> None:
         """Close the connections to the lanes, and wake a main thread that waits for the end of a pass."""
@@ -274,37 +242,31 @@ class TrainerProcess:
     ) -> Loop:
         worker.forget()
         if self._updates.mode == "local":
-            how = LocalRule(
-                self._updates,
-                program.optimizer,
-                begin.shares[-1].hi,
-                self._options.terms.start_pass,
-                begin.start_samples,
-            )
+            shards = begin.shares[-1].hi
+            how = LocalRule(self._updates, program.optimizer, shards, self._job.start_pass, begin.start_samples)
             return LocalLoop(worker, exchange, reporter, how)
         kind = ApartLoop if self._updates.is_streamed else Loop
         return kind(worker, exchange, reporter)
 
     def _open_exchange(self, worker: Worker, begin: m.Begin) -> Exchange:
-        options, pservers = self._options, begin.pservers
-        lanes, wire = options.terms.ports_num, options.terms.wire
+        job, pservers = self._job, begin.pservers
+        lanes, wire = job.ports_num, job.wire
         dense = self._connect_all(pservers, range(lanes))
         faults.on_cut(lambda peer: _cut(dense, int(peer.partition(":")[2]), lanes))
         parts = worker.layout.slices(len(dense))
         links = [Link(sock, parts[i], i // lanes) for i, sock in enumerate(dense)]
         is_exact = wire.is_exact and not self._updates.is_streamed
-        is_shared = is_exact and options.carrier == "auto" and any(map(is_near, dense))
+        is_shared = is_exact and job.carrier == "auto" and any(map(is_near, dense))
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
         slow_pservers = SlowPservers(len(pservers), worker.share.lo)
         rows = self._open_rows(worker, pservers, slow_pservers) if worker.tables else None
         coder = None if wire.is_exact else Coder(wire, worker.layout)
-        me = Identity(begin.job, begin.view, options.incarnation)
+        me = Identity(begin.job, begin.view, self._options.incarnation)
         return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, slow_pservers)
 
     def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], slow_pservers: SlowPservers) -> RowLinks:
-        terms = self._options.terms
-        lanes = range(terms.ports_num, terms.ports_num + terms.ports_num_for_sparse)
+        lanes = range(self._job.ports_num, self._job.ports_num + self._job.ports_num_for_sparse)
         links = self._connect_all(pservers, lanes)
         return RowLinks(links, worker.tables, [i // len(lanes) for i in range(len(links))], slow_pservers)
 
@@ -312,11 +274,9 @@ class TrainerProcess:
         return [self._connect(pservers, rank, lane) for rank in range(len(pservers)) for lane in lanes]
 
     def _connect(self, pservers: tuple[m.Address, ...], rank: int, lane: int) -> socket.socket:
-        options = self._options
         host, port = pservers[rank].host, pservers[rank].ports[lane]
-        near = connect_near(host, port) if options.carrier != "tcp" else None
-        what = f"pserver {rank}, lane {lane}"
-        return near or connect(host, port, timeout_s=LANE_S, what=what)
+        near = connect_near(host, port) if self._job.carrier != "tcp" else None
+        return near or connect(host, port, timeout_s=LANE_S, what=f"pserver {rank}, lane {lane}")
 
     def _listen(self, line: m.Line, orders: Orders) -> None:
         try:

@@ -3,52 +3,42 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bireme.core.errors import ModelError, UsageError
 from bireme.job.node import incarnations
-from bireme.job.node.trainer import TrainerOptions
-from bireme.job.output.inputs import has_origin, origin_of, write_origin
 from bireme.job.output.model import pass_name
 from bireme.job.workdir import lay_workdir
-from bireme.programs.program import Program
 from bireme.spec.job import Job
-from bireme.spec.load import places
-from bireme.spec.terms import JobTerms
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """A trainer's options at its start."""
+
+    job: Job
+    """By hand: what the flags say, with 0 trainers and shards, as only pserver 0 knows how many there are."""
+    trainer: int
+    workdirs: Callable[[int], Path]
+    """The working directory that holds a shard's `data/`."""
+    incarnation: int = 0
+    """0: started by hand, so that a second one with the same id is a mistake and not a successor."""
+    mark: Path | None = None
+    """The file that exists while this trainer has joined the job."""
 
 
 def options_of_job(job: Job, rank: int, scratch: Path, mark: Path | None = None) -> TrainerOptions:
     """Options of a trainer that a runner or a pod starts; it keeps files of its own in `scratch`."""
-    config = Path(job.config)
 
     @functools.cache
     def workdir(shard: int) -> Path:
         root = scratch / "work" / f"trainer-{rank}" / f"shard-{shard}"
-        return lay_workdir(root, config.parent, Path(job.data) / str(shard) / "data")
+        return lay_workdir(root, Path(job.config).parent, Path(job.data) / str(shard) / "data")
 
-    return TrainerOptions(
-        terms=job,
-        trainer=rank,
-        config=config,
-        config_args=job.config_args,
-        workdirs=workdir,
-        cache=places().cache / "packed",
-        log_period=job.log_period,
-        init_model=Path(job.init_model) if job.init_model else None,
-        carrier=job.carrier,
-        keep=job.keep,
-        incarnation=incarnations.take(Path(job.output), f"trainer {rank}"),
-        mark=mark,
-        on_program=functools.partial(_write_origin, job) if rank == 0 else None,
-    )
-
-
-def _write_origin(job: Job, program: Program) -> None:
-    """Write the job's origin, unless the runner has."""
-    if job.snapshots.path and not has_origin(Path(job.snapshots.path), job.since):
-        write_origin(Path(job.snapshots.path), job.since, origin_of(job, program))
+    return TrainerOptions(job, rank, workdir, incarnations.take(Path(job.output), f"trainer {rank}"), mark)
 
 
 def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:
@@ -72,7 +62,7 @@ def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:
         model = save_dir / pass_name(flags["start_pass"] - 1)
     if model is not None and flags["trainer_id"] == 0 and not (model / "done").is_file():
         raise ModelError(f"there is no finished model in {model}", fix="check --start_pass or --init_model_path")
-    terms = JobTerms(
+    job = Job(
         name=config.stem.replace("_", "-").replace(".", "-").lower(),
         shards=0,
         pservers=0,
@@ -84,17 +74,14 @@ def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:
         output=str(save_dir),
         connect_timeout_s=flags["connect_timeout"],
         start_pass=flags["start_pass"],
-    )
-    return TrainerOptions(
-        terms=terms,
-        trainer=flags["trainer_id"],
-        config=config,
+        config=str(config),
         config_args=parse_args(flags["config_args"]),
-        workdirs=lambda shard: here,
-        cache=places().cache / "packed",
+        data=str(here / "data"),
+        port=flags["port"],
         log_period=flags["log_period"],
-        init_model=model,
+        init_model=str(model or ""),
     )
+    return TrainerOptions(job, flags["trainer_id"], workdirs=lambda shard: here)
 
 
 def parse_args(text: str) -> dict[str, str]:

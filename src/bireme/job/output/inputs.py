@@ -108,9 +108,11 @@ def write_origin(snapshots: Path, since: int, origin: Origin) -> None:
     write_atomic(snapshots / f"inputs-{since:08d}.json", b'{"sha256": "%b", "origin": %b}\n' % (seal, body))
 
 
-def has_origin(snapshots: Path, since: int) -> bool:
-    """Whether the run whose runner has this incarnation has written its origin."""
-    return (snapshots / f"inputs-{since:08d}.json").is_file()
+def ensure_origin(job: Job, program: Program) -> None:
+    """Write the origin of a job with snapshots, unless its runner has."""
+    snapshots = Path(job.snapshots.path)
+    if job.snapshots.path and not (snapshots / f"inputs-{job.since:08d}.json").is_file():
+        write_origin(snapshots, job.since, origin_of(job, program))
 
 
 def read_origin(snapshots: Path, incarnation: int) -> Origin | None:
