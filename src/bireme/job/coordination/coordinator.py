@@ -114,20 +114,20 @@ class Coordinator:
 
     @property
     def job_id(self) -> int:
-        """A hash of the job's facts, carried by every frame so that two jobs cannot mix."""
         return stream_key(0, msgspec.json.encode(self.facts).decode())
 
     @property
     def snapshot_round(self) -> int | None:
         """The round of the newest snapshot of this history, its base included; None: there is none."""
-        newest = self.cuts.newest_round
-        return newest if newest is not None else self._base_round if self._has_base else None
+        if self.cuts.newest is not None:
+            return self.cuts.newest.round
+        return self._base_round if self._has_base else None
 
     def receive(self, connection: int, message: m.Message, now_s: float) -> list[Effect]:
-        """Handle a message from a member."""
         match message:
             case m.Alive():
-                return self.alive(connection, now_s)
+                self.members.heard(connection, now_s)
+                return []
             case m.Progress():
                 return self.progressed(connection, message, now_s)
             case m.PassDone():
@@ -136,8 +136,9 @@ class Coordinator:
                 return self.model_saved(connection, message, now_s)
             case m.LinkLost():
                 return self.link_lost(connection, message, now_s)
-            case m.Failed():
-                return self.trainer_failed(connection, message)
+            case m.Failed() if self.members.trainer(connection, message.trainer) is not None:
+                # A restart would repeat the error.
+                return self._end("failed", f"trainer {message.trainer}: {message.what}")
             case m.Here():
                 return self.pserver_is_here(message, now_s)
             case m.Ready():
@@ -145,7 +146,7 @@ class Coordinator:
             case m.CutPart():
                 return self.part_done(message, now_s)
             case _:
-                return []  # not a message for a coordinator
+                return []  # not a message for a coordinator, or one of a trainer that was replaced
 
     def _to(self, why: Reason) -> None:
         self.phase = TRANSITIONS[self.phase, why]
@@ -178,7 +179,6 @@ class Coordinator:
         return Send(connection, m.Stop(reason=self.reason, how=how))
 
     def pserver_reached(self, rank: int, connection: int, address: m.Address, now_s: float) -> list[Effect]:
-        """Handle an open connection to a pserver."""
         self.members.reaching.discard(rank)
         self.members.trouble.pop(rank, None)
         if self.phase in ENDED or rank in self.members.pservers:
@@ -206,11 +206,6 @@ class Coordinator:
         self.members.trouble[rank] = why
         return []
 
-    def alive(self, connection: int, now_s: float) -> list[Effect]:
-        """Handle a heartbeat."""
-        self.members.heard(connection, now_s)
-        return []
-
     def lost(self, connection: int, now_s: float) -> list[Effect]:
         """Handle a closed connection; only a member's matters."""
         if (rank := self.members.trainer_gone(connection)) is not None:
@@ -224,11 +219,8 @@ class Coordinator:
 
     def link_lost(self, connection: int, message: m.LinkLost, now_s: float) -> list[Effect]:
         """Handle a trainer's loss of a connection to a lane, though both may still run."""
-        if (
-            self.members.trainer(connection, message.trainer) is None
-            or message.view != self.view
-            or self.phase != "training"
-        ):
+        is_member = self.members.trainer(connection, message.trainer) is not None
+        if not is_member or message.view != self.view or self.phase != "training":
             return []
         self._mends += 1
         if self._mends > MAX_MENDS:
@@ -360,7 +352,6 @@ class Coordinator:
     # Passes and cuts
 
     def progressed(self, connection: int, message: m.Progress, now_s: float) -> list[Effect]:
-        """Handle a trainer's progress."""
         trainer = self.members.trainer(connection, message.trainer)
         if trainer is None:
             return []
@@ -383,7 +374,6 @@ class Coordinator:
         return self._close_pass(totals.pass_id, now_s)
 
     def pass_done(self, connection: int, message: m.PassDone, now_s: float) -> list[Effect]:
-        """Handle a trainer's end of a pass."""
         if self.members.trainer(connection, message.trainer) is None:
             return []
         seen = self.passes.seen(message.pass_id)
@@ -416,7 +406,6 @@ class Coordinator:
         return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self.cuts.base_of(parts)))]
 
     def cut_settled(self, manifest: Manifest, now_s: float, *, failure: str = "") -> list[Effect]:
-        """Handle the result of Commit."""
         if manifest.view != self.history:
             return []
         ended = manifest.pass_id - 1 if manifest.ended is not None else None
@@ -484,14 +473,7 @@ class Coordinator:
 
     # Endings
 
-    def trainer_failed(self, connection: int, message: m.Failed) -> list[Effect]:
-        """Handle a trainer's error: a restart would repeat it, so the job fails."""
-        if self.members.trainer(connection, message.trainer) is None:
-            return []
-        return self._end("failed", f"trainer {message.trainer}: {message.what}")
-
     def failed(self, reason: str) -> list[Effect]:
-        """Handle an error of the coordinator's own shell."""
         return self._end("failed", reason)
 
     def superseded(self) -> list[Effect]:
@@ -503,7 +485,6 @@ class Coordinator:
         return [Leave(self.reason)]
 
     def cancelled(self) -> list[Effect]:
-        """Handle a request to stop."""
         return self._end("cancelled", "stopped on request")
 
     def _end(self, how: Ending, reason: str, *, own_fault: OwnFault | None = None) -> list[Effect]:

@@ -29,14 +29,9 @@ class Cuts:
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, m.CutPart]] = {}
-        self._newest: Manifest | None = None
+        self.newest: Manifest | None = None
         self._wanted: int | None = None
         self._asked_s = -math.inf
-
-    @property
-    def newest_round(self) -> int | None:
-        """The round of the newest committed cut."""
-        return self._newest.round if self._newest is not None else None
 
     @property
     def is_wanted(self) -> bool:
@@ -66,8 +61,8 @@ class Cuts:
 
     def committed(self, manifest: Manifest) -> None:
         """Note a committed cut; it fulfils a request for its round or an earlier one."""
-        if self._newest is None or manifest.round > self._newest.round:
-            self._newest = manifest
+        if self.newest is None or manifest.round > self.newest.round:
+            self.newest = manifest
         if self._wanted is not None and manifest.round >= self._wanted:
             self._wanted = None
 
@@ -77,9 +72,9 @@ class Cuts:
         Lanes that had not received Committed for the newest one hold changes since an earlier one: more than is
         needed, and correct all the same.
         """
-        if self._newest is None or not any(part.is_delta for part in parts):
+        if self.newest is None or not any(part.is_delta for part in parts):
             return ()
-        return (*self._newest.base, self._newest.name)
+        return (*self.newest.base, self.newest.name)
 
 
 def part_of(setup: Setup, done: FileWritten) -> m.CutPart:
@@ -131,7 +126,6 @@ def manifest_of(
 
 
 def inputs_of(facts: Facts) -> Inputs:
-    """The inputs that determine the job's result."""
     return Inputs(
         program=facts.fingerprint,
         data=facts.data_fingerprint,

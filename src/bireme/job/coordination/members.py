@@ -69,7 +69,6 @@ class Members:
         return ""
 
     def heard(self, connection: int, now_s: float) -> None:
-        """Note that a member has sent a message."""
         for _, member in self.named():
             if member.connection == connection:
                 member.heard_s = now_s
@@ -124,7 +123,6 @@ def is_noted(trainer: Trainer, message: m.Progress, now_s: float, age_s: float) 
 
 
 def progress_facts(message: m.Progress) -> dict[str, object]:
-    """A trainer's progress as a line of metrics.jsonl."""
     return {
         "trainer": message.trainer,
         "pass": message.pass_id,

@@ -241,7 +241,6 @@ _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Union[MESSAGES]) 
 
 
 def send(sock: socket.socket, message: Message) -> None:
-    """Send a control message."""
     body = msgspec.json.encode(message)
     frame_io.send(sock, Head(Kind.CONTROL, nbytes=len(body)), body)
 
@@ -254,7 +253,6 @@ class Line:
         self._lock = threading.Lock()  # a heartbeat in the middle of another frame would corrupt the stream
 
     def send(self, message: Message) -> None:
-        """Send a control message."""
         with self._lock:
             send(self.sock, message)
 

@@ -41,15 +41,12 @@ class Passes:
             self._settled.add(ended.pass_id)
 
     def totals(self, pass_id: int) -> PassTotals | None:
-        """The lanes' totals of a pass that is over."""
         return self._totals.get(pass_id)
 
     def lane_passed(self, totals: PassTotals) -> None:
-        """Take the totals of a pass that the first lane has closed."""
         self._totals[totals.pass_id] = totals
 
     def report(self, message: m.PassDone) -> None:
-        """Take a trainer's report on a pass."""
         self._reports.setdefault(message.pass_id, {})[message.trainer] = message
 
     def settle(self, pass_id: int) -> None:

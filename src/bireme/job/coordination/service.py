@@ -115,7 +115,6 @@ class CoordinatorService:
                 self._do(self._machine.tick(time.monotonic()))
 
     def handle(self, sock: socket.socket, message: m.Message) -> None:
-        """Handle a message from a trainer, a pserver or a client."""
         now, machine = time.monotonic(), self._machine
         # Read before taking our lock: lanes call `lane_passed` while they hold theirs, so the other order deadlocks.
         late = self._awaited() if isinstance(message, m.GetStatus | m.Cancel | m.SaveSoon) else None
@@ -144,7 +143,6 @@ class CoordinatorService:
             m.send(sock, m.Status(status=status))
 
     def lost(self, sock: socket.socket, cause: str = "connection closed") -> None:
-        """Handle a closed connection."""
         machine = self._machine
         with self._lock:
             if self._connections.pop(id(sock), None) is not None:
@@ -268,12 +266,10 @@ class CoordinatorService:
         faults.at("snapshot.load")
         output = Path(facts.output) if facts.output else None
         place = Path(facts.snapshots.path) if facts.snapshots.path else None
+        past = journal.JournalSummary()
         with self._lock:  # `_write` must not append to the files while they are repaired
-            past = (
-                journal.repair_tail(output, facts.shards, facts.since)
-                if output is not None
-                else journal.JournalSummary()
-            )
+            if output is not None:
+                past = journal.repair_tail(output, facts.shards, facts.since)
             if output is not None and facts.stop_after:
                 past = past._replace(costs=journal.costs_in(output, past.saved))
         base, problems = snapshots.find_base(past, place, facts, effect)
@@ -285,7 +281,7 @@ class CoordinatorService:
         return base
 
     def _commit(self, effect: Commit) -> None:
-        facts = self._machine.facts
+        facts = self._machine.facts  # read without the lock: once there are cuts, facts are not cleared any more
         assert facts is not None
         place = Path(facts.snapshots.path)
         manifest = msgspec.structs.replace(effect.manifest, created=time.time())

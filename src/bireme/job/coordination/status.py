@@ -42,7 +42,6 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
 
 
 def warnings_of(machine: Coordinator) -> list[str]:
-    """Problems that do not stop training, but need attention."""
     failure, newest = machine.cut_failure, machine.snapshot_round
     if failure is None:
         return []

@@ -55,11 +55,9 @@ class SharedDirectory:
         write_atomic(self._directory / f"pserver-{pserver}.{incarnation:08d}.json", msgspec.json.encode(address))
 
     def find(self) -> list[Address | None]:
-        """Read every pserver's newest file."""
         return [self.look_up(rank) for rank in range(self._pservers)]
 
     def look_up(self, pserver: int) -> Address | None:
-        """Read the file of its newest incarnation."""
         # A file for each incarnation: a process that was replaced, and still runs, cannot overwrite its successor's.
         files = sorted(self._directory.glob(f"pserver-{pserver}.*.json"))
         try:
@@ -68,7 +66,6 @@ class SharedDirectory:
             return None  # the run has just ended and removed its directory
 
     def why_missing(self, pserver: int) -> str:
-        """It has not written its file."""
         return "it has not announced itself"
 
 
@@ -96,7 +93,6 @@ class HostList:
         """Nothing to do: all processes have the list."""
 
     def find(self) -> list[Address | None]:
-        """All of them, always, by their names."""
         return list(self._addresses)
 
     def look_up(self, pserver: int) -> Address | None:
@@ -112,7 +108,6 @@ class HostList:
         return Address(host=hosts[turn % len(hosts)], ports=named.ports)
 
     def why_missing(self, pserver: int) -> str:
-        """The resolver's last error."""
         return self._unknown.get(pserver, "it was not looked up")
 
 

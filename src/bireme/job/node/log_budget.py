@@ -24,14 +24,14 @@ def rotate(path: Path, rule: Logs) -> bool:
     try:
         if path.stat().st_size <= rule.max_mb * 1_000_000:
             return False
-        for number in range(rule.keep, 0, -1):
-            older = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
-            if number == 1:
-                # Copied and truncated, not renamed: the child keeps its descriptor (O_APPEND) and writes on at the new
-                # end. Lines that it writes between the two steps are lost.
-                shutil.copyfile(older, path.with_name(f"{path.name}.1"))
-            elif older.exists():
-                older.replace(path.with_name(f"{path.name}.{number}"))
+        for number in range(rule.keep - 1, 0, -1):
+            older = path.with_name(f"{path.name}.{number}")
+            if older.exists():
+                older.replace(path.with_name(f"{path.name}.{number + 1}"))
+        # Copied and truncated, not renamed: the child keeps its descriptor (O_APPEND) and writes on at the new end.
+        # Lines that it writes between the two steps are lost.
+        if rule.keep:
+            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
         os.truncate(path, 0)
     except OSError as e:
         log.warning("failed to rotate path=%s cause=%s", path, e.strerror)

@@ -25,7 +25,7 @@ from bireme.job.coordination.cuts import part_of
 from bireme.job.coordination.service import CoordinatorService
 from bireme.job.node import incarnations
 from bireme.job.node.discovery import Discovery
-from bireme.job.node.marks import put_mark
+from bireme.job.node.supervisor import put_mark
 from bireme.ps.client.carriers import connect
 from bireme.ps.lanes.authority import Authority
 from bireme.ps.lanes.rounds import PassTotals
@@ -171,10 +171,15 @@ class PserverProcess:
     def _address(self) -> m.Address:
         return m.Address(host=self._options.host or "127.0.0.1", ports=tuple(self._server.ports))
 
+    @property
+    def _is_led(self) -> bool:
+        """Whether a coordinator has set this pserver up and is still connected."""
+        return self._link is not None and self._alone_since_s == math.inf
+
     def _announce_again(self, now_s: float) -> None:
         """Send the coordinator Here now and then, as long as none has set this pserver up."""
-        discovery, is_led = self._discovery, self._link is not None and self._alone_since_s == math.inf
-        if discovery is not None and self._options.rank != 0 and not is_led and now_s >= self._say_again_s:
+        discovery = self._discovery
+        if discovery is not None and self._options.rank != 0 and not self._is_led and now_s >= self._say_again_s:
             self._say_again_s = now_s + HERE_EVERY_S
             # On a thread of its own: resolving a name may block for long, and this loop watches for signals.
             threading.Thread(target=self._send_here, args=(discovery,), name="here", daemon=True).start()
@@ -206,8 +211,7 @@ class PserverProcess:
             case m.CutSoon():
                 self._server.cut_soon()
             case m.Stop():
-                is_led = self._link is not None and self._alone_since_s == math.inf
-                if is_led and self._link is not None and self._link.sock is not sock:
+                if self._is_led and self._link is not None and self._link.sock is not sock:
                     raise FrameError("only the coordinator may stop a pserver")
                 self._leave(message.reason)
             case m.Begin() | m.PassClosed() | m.Status():

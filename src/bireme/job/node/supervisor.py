@@ -8,6 +8,7 @@ again and again while the job got no further, however long it ran each time.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import subprocess
@@ -21,7 +22,6 @@ from bireme.core.files import storage_errors
 from bireme.core.forking import Forked
 from bireme.job.node.headway import NOWHERE, JobProgress
 from bireme.job.node.log_budget import rotate
-from bireme.job.node.marks import take_mark
 from bireme.spec.load import child_environment
 from bireme.spec.model import Logs, Restarts
 
@@ -86,7 +86,24 @@ class Child:
     command: Sequence[str]
     log: Path
     mark: Path | None = None
-    """The file that exists while the child takes part in the job."""
+    """An empty file on the machine's own disk that exists while the child takes part, for its node's readiness probe.
+
+    The child makes it; the supervisor removes a dead child's, so an existing one is current.
+    """
+
+
+def put_mark(mark: Path | None) -> None:
+    """Create a process's mark, if it has one; a failing disk is no reason to stop."""
+    if mark is not None:
+        with contextlib.suppress(OSError):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+
+def take_mark(mark: Path | None) -> None:
+    if mark is not None:
+        with contextlib.suppress(OSError):
+            mark.unlink(missing_ok=True)
 
 
 Fork = Callable[[Sequence[str], int], Forked | None]

@@ -28,9 +28,9 @@ from bireme.core.errors import (
 from bireme.job.coordination import messages as m
 from bireme.job.node.discovery import Discovery, reach_coordinator
 from bireme.job.node.failure_reports import last_status
-from bireme.job.node.marks import put_mark, take_mark
 from bireme.job.node.orders import Orders
 from bireme.job.node.pass_reporter import PassReporter
+from bireme.job.node.supervisor import put_mark, take_mark
 from bireme.job.node.trainer_options import TrainerOptions
 from bireme.job.output.inputs import ensure_origin
 from bireme.job.output.kept import summary_of

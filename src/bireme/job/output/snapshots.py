@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bireme.core import faults
 from bireme.core.errors import SnapshotError, StorageError
@@ -27,8 +27,7 @@ from bireme.spec.terms import Facts
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f]{16})")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """Why a snapshot cannot be used."""
 
     name: str
@@ -38,7 +37,7 @@ class Problem:
         return f"{self.name}: {self.what}"
 
 
-def commit(directory: Path, manifest: Manifest) -> Path:
+def commit(directory: Path, manifest: Manifest) -> None:
     """Commit a cut by the rename of its manifest; all its parts must be there. Idempotent."""
     place = directory / manifest.name
     data = seal(manifest)
@@ -57,7 +56,6 @@ def commit(directory: Path, manifest: Manifest) -> Path:
         sync_directory(directory.parent)
     faults.at("snapshot.commit")
     write_atomic(place / MANIFEST, data)
-    return place / MANIFEST
 
 
 def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
@@ -103,13 +101,13 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
         wrong = check.snapshot(manifest)
         if not wrong:
             _refuse_changes(manifest, inputs)
-            return manifest, sorted((p for p in problems if p.name > manifest.name), key=_by_name, reverse=True)
+            return manifest, sorted((p for p in problems if p.name > manifest.name), reverse=True)
         problems.append(Problem(manifest.name, wrong))
     if not problems:
         raise SnapshotError(f"there is no snapshot in {directory}", fix="train from the beginning")
     raise SnapshotError(
         f"no snapshot in {directory} can be used",
-        why="; ".join(map(str, sorted(problems, key=_by_name, reverse=True))),
+        why="; ".join(map(str, sorted(problems, reverse=True))),
         fix="bring the files back from a copy, or train again into another output directory",
     )
 
@@ -142,11 +140,7 @@ def check_all(directory: Path) -> tuple[list[Manifest], list[Problem]]:
     check = _Check(directory, manifests)
     wrong = {manifest.name: check.snapshot(manifest) for manifest in manifests}
     problems += [Problem(name, what) for name, what in wrong.items() if what]
-    return [m for m in manifests if not wrong[m.name]], sorted(problems, key=_by_name, reverse=True)
-
-
-def _by_name(problem: Problem) -> str:
-    return problem.name
+    return [m for m in manifests if not wrong[m.name]], sorted(problems, reverse=True)
 
 
 def _refuse_changes(manifest: Manifest, inputs: Inputs | None) -> None:

@@ -62,7 +62,8 @@ def write_cut(directory: Path, round_: int, view: int = 1, *, base: tuple[str, .
 
 def snapshot(directory: Path, round_: int, view: int = 1, *, base: tuple[str, ...] = ()) -> Path:
     manifest = write_cut(directory, round_, view, base=base)
-    return commit(directory, manifest).parent
+    commit(directory, manifest)
+    return directory / manifest.name
 
 
 def names(directory: Path) -> list[str]:
