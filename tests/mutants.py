@@ -12,6 +12,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tools.sim import harness as harness_module
+from tools.sim.processes import trainer as trainer_module
+from tools.sim.processes.lanes import SimLane
+from tools.sim.processes.pserver import SimPserver
+from tools.sim.world.disk import Disk
+from tools.sim.world.network import Process
+
 from bireme.core import files
 from bireme.job.coordination import coordinator as coordinator_module
 from bireme.job.coordination import messages as m
@@ -28,12 +35,6 @@ from bireme.ps.lanes.rounds import LaneCounts, LaneRounds, Late, Refuse, Take
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Head, Record
-from bireme.sim import harness as harness_module
-from bireme.sim.processes import trainer as trainer_module
-from bireme.sim.processes.lanes import SimLane
-from bireme.sim.processes.pserver import SimPserver
-from bireme.sim.world.disk import Disk
-from bireme.sim.world.network import Process
 
 Mutant = Callable[[], AbstractContextManager[object]]
 MUTANTS: dict[str, Mutant] = {}

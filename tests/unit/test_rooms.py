@@ -11,20 +11,22 @@ import pytest
 
 import bireme
 
-ROOT = Path(bireme.__file__).parent
+PACKAGES = {"bireme": Path(bireme.__file__).parent, "tools.sim": Path(__file__).parents[2] / "tools" / "sim"}
+"""The product, and the simulator, which runs the product's machines and has rooms too."""
 MODULES = {
-    ".".join(("bireme", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
-    for path in ROOT.rglob("*.py")
+    ".".join((package, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): path
+    for package, root in PACKAGES.items()
+    for path in root.rglob("*.py")
     if not {"quick_start", "scripts"} & set(path.parts)
 }
-ROOMS = sorted(name for name, path in MODULES.items() if path.name == "__init__.py" and name != "bireme")
+ROOMS = sorted(name for name, path in MODULES.items() if path.name == "__init__.py" and name not in PACKAGES)
 MOST = 13
 CROWDED: dict[str, int] = {}
 """Rooms that are still too large; they may shrink."""
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of bireme that a file imports, at any place in it."""
+    """The modules of both packages that a file imports, at any place in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -11,7 +11,7 @@ from tools.covered import lacking, room_of, table
     [
         ("src/bireme/ps/wire/codec.py", "ps/wire"),
         ("src/bireme/ps/tree.py", "ps"),
-        ("src/bireme/sim/world/disk.py", "sim"),
+        ("src/bireme/scale/model.py", "scale"),
         ("src/bireme/__main__.py", "bireme"),
         ("tests/unit/ps/wire/test_codec.py", "tests/unit/ps/wire"),
         ("tests/property/test_tree.py", "tests/property"),

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 from tests.mutants import MUTANTS
-
-from bireme.sim.__main__ import main
-from bireme.sim.case import MODES, Mode, Reference, draw_shape, gradient, updated, usual_shape
-from bireme.sim.faults import PROFILES
-from bireme.sim.history import run_history
+from tools.sim.__main__ import main
+from tools.sim.case import MODES, Mode, Reference, draw_shape, gradient, updated, usual_shape
+from tools.sim.faults import PROFILES
+from tools.sim.history import run_history
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -6,12 +6,13 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tools.sim.case import Mode, Shape, draw_shape
+from tools.sim.faults import PROFILES, FaultInjector
+from tools.sim.harness import Harness
+from tools.sim.world.clocks import Clocks
+from tools.sim.world.network import Broken, World
+
 from bireme.core.files import mounted
-from bireme.sim.case import Mode, Shape, draw_shape
-from bireme.sim.faults import PROFILES, FaultInjector
-from bireme.sim.harness import Harness
-from bireme.sim.world.clocks import Clocks
-from bireme.sim.world.network import Broken, World
 
 BOUND_S = 120.0
 """A job of this size must be over so long after its last fault."""

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tools.sim.case import add, first_value, updated
+from tools.sim.processes.values import values_of
+from tools.sim.world.network import Broken, End
+
 from bireme.core.errors import FrameError
 from bireme.ps.lanes.progress import agreed_counts, counts_of
 from bireme.ps.lanes.rounds import Closing, LaneRounds, Late, PassTotals, Ready, Refuse, Repeat, Take, Totals
@@ -16,12 +20,9 @@ from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import SnapshotFile
 from bireme.ps.tree import Span, spans_of
 from bireme.ps.wire.frames import Head, Record
-from bireme.sim.case import add, first_value, updated
-from bireme.sim.processes.values import values_of
-from bireme.sim.world.network import Broken, End
 
 if TYPE_CHECKING:
-    from bireme.sim.processes.pserver import SimPserver
+    from tools.sim.processes.pserver import SimPserver
 
 Slice = tuple[int, int, int, int, int]
 """An answer to a pull: round, pass, batch, the round of the next cut, the lane's value."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tools.sim.case import SNAPSHOTS
+from tools.sim.harness import Harness
+from tools.sim.processes.pserver import SimPserver
+from tools.sim.world.network import SILENCE_S, Process
+
 from bireme.job.output.snapshots import candidates
-from bireme.sim.case import SNAPSHOTS
-from bireme.sim.harness import Harness
-from bireme.sim.processes.pserver import SimPserver
-from bireme.sim.world.network import SILENCE_S, Process
 
 Kind = str
 

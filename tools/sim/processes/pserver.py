@@ -9,6 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools.sim.case import OUTPUT, PATIENCE_S
+from tools.sim.processes.coordination import SimCoordinatorService
+from tools.sim.processes.lanes import SimLane
+from tools.sim.processes.values import meta_of
+from tools.sim.world.network import End, Process
+
 from bireme.core.errors import BiremeError, FrameError, StaleError, StorageError
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.cuts import part_of
@@ -19,14 +25,9 @@ from bireme.ps.lanes.rounds import LaneCounts, PassTotals
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import Written, part_path, read_part, write_part
 from bireme.ps.snapshot.writer import FileWritten
-from bireme.sim.case import OUTPUT, PATIENCE_S
-from bireme.sim.processes.coordination import SimCoordinatorService
-from bireme.sim.processes.lanes import SimLane
-from bireme.sim.processes.values import meta_of
-from bireme.sim.world.network import End, Process
 
 if TYPE_CHECKING:
-    from bireme.sim.harness import Harness
+    from tools.sim.harness import Harness
 
 ALIVE_EVERY_S = 1.0
 PUSH, REST, PULL = range(3)

@@ -6,9 +6,8 @@ import random
 from typing import Any
 
 import pytest
-
-from bireme.sim.world.clocks import Clocks
-from bireme.sim.world.network import End, Process, World
+from tools.sim.world.clocks import Clocks
+from tools.sim.world.network import End, Process, World
 
 
 class Reader(Process):

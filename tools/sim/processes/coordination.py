@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import msgspec
+from tools.sim.case import OUTPUT, SNAPSHOTS
+from tools.sim.world.network import End
 
 from bireme.core.errors import BiremeError, RefusedError, StaleError
 from bireme.core.files import write_atomic
@@ -37,12 +39,10 @@ from bireme.job.output import journal, snapshots
 from bireme.job.output.manifest import Manifest
 from bireme.job.status import JobStatus
 from bireme.ps.lanes.rounds import PassTotals
-from bireme.sim.case import OUTPUT, SNAPSHOTS
-from bireme.sim.world.network import End
 from bireme.spec.terms import Facts
 
 if TYPE_CHECKING:
-    from bireme.sim.processes.pserver import SimPserver
+    from tools.sim.processes.pserver import SimPserver
 
 TICK_S = 0.1
 REACH_S = 1.0

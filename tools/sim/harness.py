@@ -7,6 +7,12 @@ holder is only cut off: that one is not restarted, but runs until it is killed.
 from __future__ import annotations
 
 import msgspec
+from tools.sim.case import OUTPUT, SNAPSHOTS, Shape, facts_of
+from tools.sim.checks import Checks
+from tools.sim.processes.pserver import SimPserver
+from tools.sim.processes.trainer import SimTrainer
+from tools.sim.world.clocks import Clock
+from tools.sim.world.network import Broken, Process, World
 
 from bireme.core.errors import BiremeError
 from bireme.core.files import make_directory, write_atomic
@@ -17,12 +23,6 @@ from bireme.job.node import incarnations
 from bireme.job.node.failure_reports import STATUS_FILE, has_ended, last_status
 from bireme.job.node.supervisor import LINGER_S, RestartPolicy
 from bireme.job.output.snapshots import candidates
-from bireme.sim.case import OUTPUT, SNAPSHOTS, Shape, facts_of
-from bireme.sim.checks import Checks
-from bireme.sim.processes.pserver import SimPserver
-from bireme.sim.processes.trainer import SimTrainer
-from bireme.sim.world.clocks import Clock
-from bireme.sim.world.network import Broken, Process, World
 from bireme.spec.model import Restarts
 
 ENDLESS = Restarts(limit=1_000_000)

@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
+from tools.sim.world.disk import Disk, Killed
 
 from bireme.core.errors import StorageError
 from bireme.core.files import mounted, write_atomic
-from bireme.sim.world.disk import Disk, Killed
 
 
 def disk_with(*names: str) -> tuple[Disk, Path]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.mutants import MUTANTS
-
-from bireme.sim.case import Mode
-from bireme.sim.history import Outcome, run_history
+from tools.sim.case import Mode
+from tools.sim.history import Outcome, run_history
 
 BUDGET = 2000
 """Histories within which a mistake must show. It does much sooner, unless the simulator has changed since."""

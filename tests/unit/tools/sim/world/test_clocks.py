@@ -7,11 +7,10 @@ from collections import Counter
 from unittest.mock import patch
 
 import pytest
-
-from bireme.sim import history
-from bireme.sim.history import Outcome, run_history
-from bireme.sim.world.clocks import FASTEST, Clock, Clocks
-from bireme.sim.world.network import End, Process, World
+from tools.sim import history
+from tools.sim.history import Outcome, run_history
+from tools.sim.world.clocks import FASTEST, Clock, Clocks
+from tools.sim.world.network import End, Process, World
 
 CALM = next(seed for seed in range(100) if Clocks(seed).is_calm)
 WILD = next(seed for seed in range(100) if abs(Clocks(seed).draw().rate - 1.0) > 0.01)

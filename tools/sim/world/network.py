@@ -17,8 +17,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from bireme.sim.world.clocks import Clocks
-from bireme.sim.world.disk import Disk, Killed
+from tools.sim.world.clocks import Clocks
+from tools.sim.world.disk import Disk, Killed
 
 SILENCE_S = 15.0
 """The kernel's timeout for a peer that does not answer."""

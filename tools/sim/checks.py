@@ -16,6 +16,11 @@ import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from tools.sim.case import OUTPUT, SNAPSHOTS, Reference, Shape
+from tools.sim.processes.values import saved_models, values_of
+from tools.sim.world.clocks import FASTEST
+from tools.sim.world.network import Broken, Process, World
+
 from bireme.core.errors import BiremeError
 from bireme.core.files import mounted
 from bireme.job.coordination.status import SILENT_S, waits_for
@@ -26,15 +31,11 @@ from bireme.ps.lanes.progress import agreed_counts
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.snapshot.snapshot_files import read_part
 from bireme.ps.wire.frames import Head
-from bireme.sim.case import OUTPUT, SNAPSHOTS, Reference, Shape
-from bireme.sim.processes.values import saved_models, values_of
-from bireme.sim.world.clocks import FASTEST
-from bireme.sim.world.network import Broken, Process, World
 
 if TYPE_CHECKING:
-    from bireme.sim.processes.coordination import SimCoordinatorService
-    from bireme.sim.processes.lanes import SimLane
-    from bireme.sim.processes.pserver import SimPserver
+    from tools.sim.processes.coordination import SimCoordinatorService
+    from tools.sim.processes.lanes import SimLane
+    from tools.sim.processes.pserver import SimPserver
 
 WIDTH = 64
 """Bits for the batches of one shard in one pass."""

@@ -1,4 +1,4 @@
-"""`python -m bireme.sim`: run random histories, or one of them again."""
+"""`python -m tools.sim`: run random histories, or one of them again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import chain
 
-from bireme.sim.case import MODES, Mode, usual_shape
-from bireme.sim.faults import PROFILES
-from bireme.sim.history import Outcome, run_history
+from tools.sim.case import MODES, Mode, usual_shape
+from tools.sim.faults import PROFILES
+from tools.sim.history import Outcome, run_history
 
 CHUNK = 50
 """Histories that a process runs before it reports."""

@@ -10,6 +10,12 @@ from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from tools.sim.case import OUTPUT, PATIENCE_S, add, gradient
+from tools.sim.processes.lanes import Slice
+from tools.sim.processes.pserver import ALIVE_EVERY_S, PULL, PUSH, REST
+from tools.sim.processes.values import save_model
+from tools.sim.world.network import End, Process
+
 from bireme.core.errors import BiremeError, NetworkError, StaleError
 from bireme.job.coordination import messages as m
 from bireme.job.node import incarnations
@@ -17,15 +23,10 @@ from bireme.job.node.orders import Orders
 from bireme.ps.client.push_pull import Position, oldest
 from bireme.ps.tree import Span, fold, rows_of, share_out
 from bireme.ps.wire.frames import Flag, Head, Kind, Record
-from bireme.sim.case import OUTPUT, PATIENCE_S, add, gradient
-from bireme.sim.processes.lanes import Slice
-from bireme.sim.processes.pserver import ALIVE_EVERY_S, PULL, PUSH, REST
-from bireme.sim.processes.values import save_model
-from bireme.sim.world.network import End, Process
 from bireme.train.loop import first_batches, unsaved_pass
 
 if TYPE_CHECKING:
-    from bireme.sim.harness import Harness
+    from tools.sim.harness import Harness
 
 REPORT_EVERY_S = 0.2
 Steps = Generator[float | None, Any, None]
