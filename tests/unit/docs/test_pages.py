@@ -22,11 +22,6 @@ from bireme.job.coordination import messages
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-HAND_WRITTEN = [
-    *ROOT.glob("*.md"),
-    *(p for p in (ROOT / "docs").glob("*.md") if p.name != "why.md"),
-    *(ROOT / "docs" / "tutorial").glob("*.md"),
-]
 MENTIONED = {"cli/aws", "programs/config"}
 """Rooms that the architecture names in the row of their layer."""
 ERRORS = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, BiremeError)]
@@ -145,7 +140,7 @@ def definition(body: list[ast.stmt], name: str) -> list[ast.stmt] | None:
     return None
 
 
-@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_function_that_a_page_names_is_in_that_file(page: Path) -> None:
     for file, names in re.findall(r"\b((?:[a-z_]+/)+[a-z_]+\.py):([A-Za-z_]\w*(?:\.\w+)*)", page.read_text("utf-8")):
         body: list[ast.stmt] | None = ast.parse((ROOT / "src" / "bireme" / file).read_text("utf-8")).body
@@ -162,7 +157,7 @@ def test_the_architecture_names_many_functions_and_every_room() -> None:
     assert rooms <= set(re.findall(r"^\| \[\S+\]\(\.\./src/bireme/([\w/]+)\)", text, flags=re.MULTILINE)) | MENTIONED
 
 
-@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_lines_of_prose_are_at_most_120_characters_long(page: Path) -> None:
     text = re.sub(r"```.*?```|<!-- (\w+): generated.*?<!-- end of \1 -->", "", page.read_text("utf-8"), flags=re.DOTALL)
     # Tables cannot be wrapped, and a link or a span of code without a space has no place to break.
