@@ -1,3 +1,3 @@
-"""Preparing training data: splitting, checking, and the demo's reviews."""
+"""Preparing training data: splitting and checking."""
 
-__all__ = ["check", "draws", "layout", "scan", "split", "staging"]
+__all__ = ["check", "layout", "scan", "split", "staging"]

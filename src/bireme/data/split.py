@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -22,9 +22,8 @@ import numpy as np
 from bireme.core.errors import DataError
 from bireme.data.layout import FORMAT_VERSION, MANIFEST, FileFacts, ShardManifest, SplitManifest
 from bireme.data.plan import SplitPlan, plan_split
-from bireme.data.staging import leftovers, move_all, staged
+from bireme.data.staging import UNFINISHED, Progress, move_all, staged
 
-Progress = Callable[[int, int], None]
 _CHUNK_BYTES = 1 << 20
 
 
@@ -46,13 +45,16 @@ class SplitReport:
 def split_lines(source: Path, job: Path, shards: int, *, on_progress: Progress | None = None) -> SplitReport:
     """Split the data directory `source` into `shards` shards under `job`.
 
-    Refuses when `job` already holds shards. `on_progress` hears (bytes read, bytes to read).
+    Refuses when `job` already holds shards. `on_progress` gets the bytes read and to read.
     """
     plan = plan_split(source, job, shards)
     reader = _Reader(plan.nbytes_to_read, on_progress)
     with staged(job) as stage:
         manifest, lines = _write_shards(plan, stage, reader)
-        _write_durably(stage / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        with (stage / MANIFEST).open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+            file.flush()
+            os.fsync(file.fileno())
         names = [*map(str, range(shards)), MANIFEST]
         move_all([(stage / name, job / name) for name in names])
     return SplitReport(
@@ -144,7 +146,6 @@ def _write_shards(plan: SplitPlan, stage: Path, reader: _Reader) -> tuple[SplitM
 
 
 def _split_file(path: Path, name: str, quotas: list[int], stage: Path, reader: _Reader) -> Iterator[FileFacts]:
-    """Write each shard's run of lines, one shard after another."""
     chunks = reader.chunks(path)
     rest = b""
     for shard, quota in enumerate(quotas):
@@ -193,13 +194,6 @@ def _create(stage: Path, shard: int, name: str) -> BinaryIO:
     return path.open("wb")
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _changed(path: Path) -> DataError:
     return DataError(
         f"{path} changed while it was being split",
@@ -212,5 +206,5 @@ def _warnings(job: Path, lines: list[int]) -> Iterator[str]:
     empty = sum(1 for count in lines if count == 0)
     if empty:
         yield f"{empty} of {len(lines)} shards are empty: there are only {sum(lines)} training lines"
-    for path in leftovers(job):
+    for path in sorted(job.glob(UNFINISHED + "*")):
         yield f"{path} was left by a process that was killed; it can be removed"

@@ -2,7 +2,7 @@
 
 Work happens in a hidden directory beside the target, on the same disk, so that the last step is
 a rename. If the work stops (an error, a full disk, Ctrl-C), the hidden directory is removed.
-A killed process can leave one behind; `leftovers` finds those.
+A killed process can leave one behind, whose name begins with `UNFINISHED`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bireme.core.errors import BiremeError, OutputExistsError, StorageError
 
+Progress = Callable[[int, int], None]
+"""Called with what is done and the total."""
 UNFINISHED = ".unfinished-"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -27,16 +29,18 @@ def staged(target: Path) -> Iterator[Path]:
     It is removed at the end, and on failure so are `target` and its parents if they were created here.
     Disk errors inside are raised as StorageError.
     """
-    made: list[Path] = []
+    missing: list[Path] = []
     try:
-        made = _make_directories(target)
+        missing = [path for path in (target, *target.parents) if not path.exists()]
+        target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=target, ignore_cleanup_errors=True) as name:
             yield Path(name)
-    except OSError as error:
-        _remove_empty(made)
-        raise storage_error(error, target) from error
-    except BaseException:
-        _remove_empty(made)
+    except BaseException as error:
+        with suppress(OSError):  # another process has put a file there, or it was never created
+            for directory in missing:
+                directory.rmdir()
+        if isinstance(error, OSError):
+            raise storage_error(error, target) from error
         raise
 
 
@@ -52,18 +56,16 @@ def move_all(moves: list[tuple[Path, Path]]) -> None:
             source.rename(target)
     except BaseException:
         for source, target in moves:
-            if not source.exists():  # so this call moved it; otherwise the target is another process's
-                _remove(target)
+            if source.exists():
+                continue  # not moved by this call, so the target is another process's
+            if target.is_dir():
+                shutil.rmtree(target, ignore_errors=True)
+            else:
+                target.unlink(missing_ok=True)
         raise
 
 
-def leftovers(directory: Path) -> list[Path]:
-    """Find hidden directories that a killed process left in `directory`."""
-    return sorted(directory.glob(UNFINISHED + "*"))
-
-
 def storage_error(error: OSError, target: Path) -> BiremeError:
-    """Convert a failed disk operation to an error with advice."""
     where = error.filename or target
     if error.errno in _FULL:
         return StorageError(
@@ -76,28 +78,4 @@ def storage_error(error: OSError, target: Path) -> BiremeError:
             f"not allowed to use {where}: {error.strerror}",
             fix="check who owns it and whether the disk is read-only, or choose another directory",
         )
-    return StorageError(
-        f"{where}: {error.strerror or error}",
-        fix="check the path and the disk, then run this again",
-    )
-
-
-def _make_directories(target: Path) -> list[Path]:
-    missing = [path for path in (target, *target.parents) if not path.exists()]
-    target.mkdir(parents=True, exist_ok=True)
-    return missing
-
-
-def _remove_empty(directories: list[Path]) -> None:
-    for directory in directories:
-        try:
-            directory.rmdir()
-        except OSError:
-            return  # another process has put a file there, or it was never created
-
-
-def _remove(target: Path) -> None:
-    if target.is_dir():
-        shutil.rmtree(target, ignore_errors=True)
-    else:
-        target.unlink(missing_ok=True)
+    return StorageError(f"{where}: {error.strerror or error}", fix="check the path and the disk, then run this again")

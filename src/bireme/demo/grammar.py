@@ -13,26 +13,60 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bireme.data.draws import Draws
-from bireme.demo.lexicon import (
-    BAD,
-    ENDINGS,
-    GOOD,
-    NEUTRAL_PATTERNS,
-    ONSETS,
-    SENTIMENT_PATTERNS,
-    SLOTS,
-    VOWELS,
-)
+from bireme.core.draws import draw_bits, stream_key
+from bireme.demo.lexicon import BAD, ENDINGS, GOOD, NEUTRAL_PATTERNS, ONSETS, SENTIMENT_PATTERNS, SLOTS, VOWELS
 
 Ids = NDArray[np.int64]
 
+_LARGEST = np.uint64(2**64 - 1)
 _FEWEST_SENTENCES, _MOST_SENTENCES = 5, 8
 _MOST_SENTIMENT = 7
 _OPINION, _NAME = -1, -2
 """Codes of the slots in a pattern; listed classes come after, literal words are ids from 0 up."""
 _LISTED = {name: -3 - place for place, name in enumerate(SLOTS)}
 _OPINION_SHIFT, _LISTED_SHIFT, _NAME_SHIFT = 50, 4, 5
+
+
+class Draws:
+    """A walk along one stream of `core.draws`, named by a seed and a string; each call takes the next draws.
+
+    Nothing but integer arithmetic is used, so no libm, no hash seed and no library's choice of distribution can change
+    a drawn word.
+    """
+
+    def __init__(self, seed: int, stream: str) -> None:
+        self._key = stream_key(seed, "reviews", stream)
+        self._next = 0
+
+    def bits(self, count: int) -> NDArray[np.uint64]:
+        self._next += count
+        return draw_bits(self._key, self._next - count, count)
+
+    def below(self, bounds: Ids) -> Ids:
+        """one draw for each bound b, from 0 to b - 1."""
+        high = self.bits(len(bounds)) >> np.uint64(32)
+        return ((high * bounds.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+
+    def below_each(self, bound: int, count: int) -> Ids:
+        """`count` draws from 0 to bound - 1."""
+        return self.below(np.full(count, bound, dtype=np.int64))
+
+    def zipf(self, size: int, shift: int, count: int) -> Ids:
+        """`count` draws of a rank below `size`, rank r weighing 1 / (r + shift)."""
+        weights = np.uint64(1 << 40) // np.arange(shift, size + shift, dtype=np.uint64)
+        ends = np.cumsum(weights)
+        ranks: Ids = np.searchsorted(ends, self.bits(count) % ends[-1], side="right")
+        return ranks.astype(np.int64)
+
+    def order(self, count: int) -> Ids:
+        """the numbers 0 to count - 1 in random order."""
+        return np.argsort(self.bits(count), kind="stable").astype(np.int64)
+
+    def ranks(self, valid: NDArray[np.bool_]) -> Ids:
+        """for each row a random order of its valid cells; the others come after these."""
+        keys = (self.bits(valid.size) >> np.uint64(1)).reshape(valid.shape)
+        keys[~valid] = _LARGEST
+        return np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable").astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +92,7 @@ class Text:
 
 
 def english_words() -> list[str]:
-    """Return every listed word once, in a fixed order."""
+    """Every listed word once, in a fixed order."""
     patterns = SENTIMENT_PATTERNS + NEUTRAL_PATTERNS
     literals = (token for pattern in patterns for token in pattern if not token.isupper())
     listed = (word for words in SLOTS.values() for word in words)

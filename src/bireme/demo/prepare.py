@@ -6,15 +6,16 @@ people can change any part of it and run `bireme train DIR/job.yaml`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
 from bireme.core.errors import OutputExistsError
 from bireme.core.files import storage_errors, write_atomic
 from bireme.data.split import split_lines
+from bireme.data.staging import Progress
 from bireme.demo.reviews import ReviewFacts, write_reviews
 
+_PROGRAM = resources.files("bireme.demo") / "quick_start"
 JOB_YAML = """\
 # Sentiment of (made-up) product reviews; docs/reference/job.md explains every key.
 name: quick-start
@@ -30,21 +31,16 @@ output: output
 
 
 def prepare(
-    directory: Path,
-    *,
-    shards: int = 3,
-    reviews: int = 24_000,
-    on_progress: Callable[[int, int], None] | None = None,
+    directory: Path, *, shards: int = 3, reviews: int = 24_000, on_progress: Progress | None = None
 ) -> ReviewFacts:
     """Write the demo's directory; refuses one that has something in it."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise OutputExistsError(
-            f"{directory} exists and is not empty", fix="choose another directory, or remove that one"
-        )
+        fix = "choose another directory, or remove that one"
+        raise OutputExistsError(f"{directory} exists and is not empty", fix=fix)
     with storage_errors(str(directory)):
         (directory / "quick_start").mkdir(parents=True, exist_ok=True)
         for name in program_files():
-            (directory / "quick_start" / name).write_bytes(_read(name))
+            (directory / "quick_start" / name).write_bytes((_PROGRAM / name).read_bytes())
     facts = write_reviews(directory / "reviews", train=reviews, on_progress=on_progress)
     split_lines(directory / "reviews", directory, shards)
     # The job comes last: a directory with a job.yaml is complete.
@@ -53,10 +49,4 @@ def prepare(
 
 
 def program_files() -> list[str]:
-    """The files of the quick-start program."""
-    folder = resources.files("bireme.demo") / "quick_start"
-    return sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".py"))
-
-
-def _read(name: str) -> bytes:
-    return (resources.files("bireme.demo") / "quick_start" / name).read_bytes()
+    return sorted(entry.name for entry in _PROGRAM.iterdir() if entry.name.endswith(".py"))

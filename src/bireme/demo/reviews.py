@@ -8,7 +8,6 @@ The same seed gives the same bytes everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import OutputExistsError, UsageError
-from bireme.data.draws import Draws
-from bireme.data.staging import move_all, staged
-from bireme.demo.grammar import Ids, Text, Vocabulary, compose, english_words, make_vocabulary
-
-Progress = Callable[[int, int], None]
+from bireme.data.staging import Progress, move_all, staged
+from bireme.demo.grammar import Draws, Ids, Text, Vocabulary, compose, english_words, make_vocabulary
 
 FLIPPED_PERCENT = 5
 _PREDICTED = 8
+"""Lines of pred.txt: unlabelled, alternately negative and positive."""
 _CHUNK = 2_000
 _SMALL_FILES = {
     "labels.list": "neg\t0\npos\t1\n",
@@ -43,12 +40,6 @@ class ReviewFacts:
     test: int
     words: int
     """Words in the dictionary, not counting `unk`."""
-    tokens: int
-    """Tokens in train.txt."""
-    best_error: float
-    """The lowest error that a model which knows the truth can reach on test.txt."""
-    predicted: int
-    """Lines of pred.txt: unlabelled, alternately negative and positive."""
 
 
 def write_reviews(
@@ -62,7 +53,7 @@ def write_reviews(
 ) -> ReviewFacts:
     """Write train.txt, test.txt, pred.txt, dict.txt and the list files into `directory`.
 
-    Refuses to replace any of them. `on_progress` hears (reviews written, reviews in all).
+    Refuses to replace any of them. `on_progress` gets the reviews written and those in all.
     """
     _refuse_nonsense(directory, train, test, words)
     vocabulary = make_vocabulary(words, Draws(seed, "names"))
@@ -81,18 +72,11 @@ def write_reviews(
         for name, content in _SMALL_FILES.items():
             (stage / name).write_text(content, encoding="utf-8")
         move_all([(stage / name, directory / name) for name in _FILES])
-    return ReviewFacts(
-        train=train,
-        test=test,
-        words=words,
-        tokens=len(text.tokens),
-        best_error=int(test_flipped.sum()) / test,
-        predicted=_PREDICTED,
-    )
+    return ReviewFacts(train, test, words)
 
 
 class _Writer:
-    """Turns token ids into lines of files, telling how far it is over all of them."""
+    """Turns token ids into lines of files, and reports progress over all of them."""
 
     def __init__(self, vocabulary: Vocabulary, total: int, on_progress: Progress | None) -> None:
         self._words: NDArray[np.object_] = np.array(vocabulary.words, dtype=object)
@@ -149,7 +133,5 @@ def _refuse_nonsense(directory: Path, train: int, test: int, words: int) -> None
         )
     for name in _FILES:
         if (directory / name).exists():
-            raise OutputExistsError(
-                f"{directory / name} is already there",
-                fix="choose an empty directory, or remove the old reviews first",
-            )
+            fix = "choose an empty directory, or remove the old reviews first"
+            raise OutputExistsError(f"{directory / name} is already there", fix=fix)
