@@ -7,7 +7,6 @@ reported once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +25,18 @@ from bireme.data.layout import (
     read_manifest,
     shard_directories,
 )
-from bireme.data.lines import check_dictionary, check_label_list, check_samples, looks_labelled
-from bireme.data.scan import LineCheck, Problem, Severity, first_line, scan_file
-from bireme.data.staging import storage_error
+from bireme.data.scan import (
+    LineCheck,
+    Problem,
+    Severity,
+    check_dictionary,
+    check_label_list,
+    check_samples,
+    looks_labelled,
+    scan_file,
+)
+from bireme.data.staging import Progress, storage_error
 
-Progress = Callable[[int, int], None]
 _TEST_LIST = "test.list"
 _PROGRESS_BYTES = 1 << 20
 
@@ -56,12 +62,11 @@ class CheckReport:
 
     @property
     def errors(self) -> int:
-        """How many errors there are, those counted but not listed included."""
+        """Also those that are counted but not listed."""
         return sum(1 + problem.more for problem in self.problems if problem.severity == "error")
 
     @property
     def warnings(self) -> int:
-        """How many warnings there are, those counted but not listed included."""
         return sum(1 + problem.more for problem in self.problems if problem.severity == "warning")
 
 
@@ -103,9 +108,7 @@ class _Check:
 
     def run(self) -> CheckReport:
         self._problems += find_gaps(list(self._shards))
-        lines: dict[int, int] = {}
-        for shard in self._shards:
-            lines[shard] = self._check_shard(shard)
+        lines = {shard: self._check_shard(shard) for shard in self._shards}
         self._problems += find_empty(lines)
         self._problems += find_differences(self._facts, self._train, self._test)
         self._check_manifest()
@@ -116,7 +119,7 @@ class _Check:
         )
 
     def _check_shard(self, shard: int) -> int:
-        """Scan all files of a shard; return how many training lines it has."""
+        """Scan all files of a shard; returns how many training lines it has."""
         self._facts[shard] = {}
         if not (self._shards[shard] / "data").is_dir():
             self._add("error", f"{shard}/data", None, "there is no data directory", "split the data again")
@@ -132,7 +135,8 @@ class _Check:
 
     def _roles(self, shard: int) -> tuple[set[str], set[str]]:
         """Read the list files: the shard's training files and its test files, as far as they exist."""
-        targets = {name: self._targets(shard, name) for name in self._files[shard] if _is_file_list(name)}
+        lists = [name for name in self._files[shard] if name.endswith(".list") and name != LABELS_LIST]
+        targets = {name: self._targets(shard, name) for name in lists}
         if TRAIN_LIST not in targets:
             targets[TRAIN_LIST] = {TRAIN_FILE} & set(self._files[shard])
             if not targets[TRAIN_LIST]:
@@ -169,10 +173,7 @@ class _Check:
     def _line_check(self, shard: int, name: str, has_samples: bool, labels: frozenset[int] | None) -> LineCheck | None:
         if name == DICTIONARY:
             return check_dictionary()
-        if not has_samples:
-            return None
-        line = first_line(self._shards[shard] / "data" / name)
-        is_labelled = looks_labelled(line) or (labels is not None and "\t" in line)
+        is_labelled = has_samples and looks_labelled(self._shards[shard] / "data" / name, labels)
         return check_samples(labels) if is_labelled else None
 
     def _scan(self, shard: int, name: str, check: LineCheck | None) -> None:
@@ -208,7 +209,3 @@ class _Check:
         if self._on_progress is not None and (self._done - self._shown >= _PROGRESS_BYTES or self._done >= self._total):
             self._shown = self._done
             self._on_progress(self._done, self._total)
-
-
-def _is_file_list(name: str) -> bool:
-    return name.endswith(".list") and name != LABELS_LIST

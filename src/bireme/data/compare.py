@@ -27,13 +27,8 @@ def find_empty(lines: Mapping[int, int]) -> Iterator[Problem]:
         yield Problem("error", "", None, "no shard has a training line", "split the data again")
         return
     for shard in empty:
-        yield Problem(
-            "warning",
-            str(shard),
-            None,
-            "the shard has no training lines, so its trainer has nothing to do",
-            "split into fewer shards if that is not meant",
-        )
+        what = "the shard has no training lines, so its trainer has nothing to do"
+        yield Problem("warning", str(shard), None, what, "split into fewer shards if that is not meant")
 
 
 def find_differences(facts: FactsByShard, split: set[str], test: set[str]) -> Iterator[Problem]:
@@ -41,14 +36,16 @@ def find_differences(facts: FactsByShard, split: set[str], test: set[str]) -> It
     names = sorted({name for files in facts.values() for name in files} - split)
     for name in names:
         first = next(shard for shard, files in facts.items() if name in files)
+        is_dictionary = name == f"data/{DICTIONARY}"
+        severity: Severity = "error" if is_dictionary or name.endswith(".list") or name in test else "warning"
+        consequence = ": the same word would have different ids" if is_dictionary else ""
         for shard, files in facts.items():
             file = f"{shard}/{name}"
-            severity = _severity(name, test)
             if name not in files:
                 what = f"missing here, but shard {first} has it"
                 yield Problem(severity, file, None, what, f"copy it from shard {first}")
             elif files[name].sha256 != facts[first][name].sha256:
-                what = f"differs from shard {first}'s{_consequence(name)}"
+                what = f"differs from shard {first}'s{consequence}"
                 yield Problem(severity, file, None, what, f"copy it from shard {first}, or split again")
 
 
@@ -72,18 +69,8 @@ def _changes_of(file: str, then: FileFacts, now: FileFacts | None) -> Iterator[P
     if now is None:
         yield Problem("error", file, None, "is gone since the split", "split the data again")
     elif now.sha256 != then.sha256:
+        detail = f"{then.bytes:,} bytes then, {now.bytes:,} now"
         if now.lines != then.lines:
             detail = f"{then.lines:,} lines then, {now.lines:,} now"
-        else:
-            detail = f"{then.bytes:,} bytes then, {now.bytes:,} now"
         what = f"changed since the split ({detail})"
         yield Problem("error", file, None, what, "split the data again, or restore the old file")
-
-
-def _severity(name: str, test: set[str]) -> Severity:
-    matters = name == f"data/{DICTIONARY}" or name.endswith(".list") or name in test
-    return "error" if matters else "warning"
-
-
-def _consequence(name: str) -> str:
-    return ": the same word would have different ids" if name == f"data/{DICTIONARY}" else ""

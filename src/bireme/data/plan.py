@@ -35,12 +35,11 @@ class SplitPlan:
 
     @property
     def nbytes_to_write(self) -> int:
-        """The size of the shards on disk."""
         return sum(self.sizes[n] for n in self.split) + self.shards * sum(self.sizes[n] for n in self.copied)
 
     @property
     def nbytes_to_read(self) -> int:
-        """The bytes to read: files that are cut are read twice."""
+        # Files that are cut are read twice: to count their lines, and to write them.
         return 2 * sum(self.sizes[n] for n in self.split) + sum(self.sizes[n] for n in self.copied)
 
 
@@ -48,24 +47,20 @@ def plan_split(source: Path, job: Path, shards: int) -> SplitPlan:
     """Decide what to read and write, or refuse."""
     _refuse_bad_request(source, job, shards)
     try:
-        plan = _read_source(source, shards)
+        names = data_files(source)
+        split = _files_to_split(source, names)
+        plan = SplitPlan(
+            source=source,
+            shards=shards,
+            split=tuple(split),
+            copied=tuple(name for name in names if name not in split),
+            sizes={name: (source / name).stat().st_size for name in names},
+        )
         _refuse_existing(job)
         _refuse_full_disk(plan, job)
     except OSError as error:
         raise storage_error(error, source) from error
     return plan
-
-
-def _read_source(source: Path, shards: int) -> SplitPlan:
-    names = data_files(source)
-    split = _files_to_split(source, names)
-    return SplitPlan(
-        source=source,
-        shards=shards,
-        split=tuple(split),
-        copied=tuple(name for name in names if name not in split),
-        sizes={name: (source / name).stat().st_size for name in names},
-    )
 
 
 def _files_to_split(source: Path, names: list[str]) -> list[str]:
