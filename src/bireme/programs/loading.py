@@ -43,9 +43,10 @@ def load_program(spec: ProgramSpec) -> Program:
 
 
 def _front_end(name: str) -> FrontEnd:
+    front_end: FrontEnd
     if name in FRONT_ENDS:
         module, _, function = FRONT_ENDS[name].partition(":")
-        front_end: FrontEnd = getattr(import_module(module), function)
+        front_end = getattr(import_module(module), function)
         return front_end
     # Looked for only now: it reads the metadata of every package that is installed.
     added = {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -55,8 +56,8 @@ def _front_end(name: str) -> FrontEnd:
         raise SpecError(f"there is no front end {name!r} for programs", fix=fix)
     package = added[name].dist
     try:
-        loaded: FrontEnd = added[name].load()
+        front_end = added[name].load()
     except (ImportError, AttributeError) as e:
         why = f"{added[name].value} of {package.name if package else 'a package'}: {e}"
-        raise SpecError(f"the front end {name!r} cannot be loaded", why=why, fix="mend that package") from e
-    return loaded
+        raise SpecError(f"the front end {name!r} cannot be loaded", why=why, fix="repair that package") from e
+    return front_end

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,56 +19,40 @@ from bireme.programs.lookups import Ids
 
 
 def pack(samples: Iterable[tuple[object, ...]], inputs: Sequence[InputType]) -> Columns:
-    """Pack all samples; where the iterable says which file it reads (`where`), errors name it."""
-    packer = Packer(inputs, getattr(samples, "where", ""))
-    for sample in samples:
-        packer.where = getattr(samples, "where", "")
-        packer.add(sample)
-    return packer.finish()
+    return Packer(inputs).pack(samples)
 
 
 class Packer:
-    """Turns checked samples into a `Columns`, one `add` each.
+    """Packs samples into `Columns`; for errors, samples are counted from 1 in each file.
 
-    `where` names the file being read; setting it to another name starts counting samples anew.
     After an error the packer is of no further use.
     """
 
-    def __init__(self, inputs: Sequence[InputType], where: str) -> None:
+    def __init__(self, inputs: Sequence[InputType]) -> None:
         self._inputs = tuple(inputs)
-        self._slots = tuple(_slot(type_) for type_ in self._inputs)
-        self._where = where
+        self._where = ""
         self._in_file = 0
-        self._size = 0
 
-    @property
-    def where(self) -> str:
-        """The file that samples come from now."""
-        return self._where
+    def pack(self, samples: Iterable[tuple[object, ...]], count: int | None = None) -> Columns:
+        """Pack the next `count` samples, or all; without any, a batch of size 0.
 
-    @where.setter
-    def where(self, name: str) -> None:
-        if name != self._where:
-            self._where = name
-            self._in_file = 0
-
-    def add(self, sample: tuple[object, ...]) -> None:
-        """Check one sample and append it; raises DataError that says what was expected and what came."""
-        self._in_file += 1
-        if len(sample) != len(self._slots):
-            raise self._refusal(f"expected {len(self._slots)} values, got {len(sample)}")
-        for slot, value in zip(self._slots, sample, strict=True):
-            try:
-                slot.add(value)
-            except _Unfit as unfit:
-                raise self._refusal(f"slot {slot.type.name!r}: {unfit}") from None
-        self._size += 1
-
-    def finish(self) -> Columns:
-        """Return what was added since the last time; nothing added gives a batch of size 0."""
-        done = Columns({slot.type.name: slot.column() for slot in self._slots}, self._size)
-        self._slots, self._size = tuple(_slot(type_) for type_ in self._inputs), 0
-        return done
+        Where the iterable has a `where`, the file that it reads, errors name it.
+        """
+        slots, size = tuple(_slot(type_) for type_ in self._inputs), 0
+        for sample in itertools.islice(samples, count):
+            where = getattr(samples, "where", "")
+            if where != self._where:
+                self._where, self._in_file = where, 0
+            self._in_file += 1
+            if len(sample) != len(slots):
+                raise self._refusal(f"expected {len(slots)} values, got {len(sample)}")
+            for slot, value in zip(slots, sample, strict=True):
+                try:
+                    slot.add(value)
+                except _Unfit as unfit:
+                    raise self._refusal(f"slot {slot.type.name!r}: {unfit}") from None
+            size += 1
+        return Columns({slot.type.name: slot.column() for slot in slots}, size)
 
     def _refusal(self, what: str) -> DataError:
         return DataError(f"{self._where or 'data'}: sample {self._in_file}: {what}")
@@ -75,17 +60,6 @@ class Packer:
 
 class _Unfit(Exception):  # noqa: N818 - never leaves this module
     """A value that does not fit its slot; the text goes into the DataError."""
-
-
-class _Slot(Protocol):
-    """Collects one slot's values."""
-
-    @property
-    def type(self) -> InputType: ...
-
-    def add(self, value: Any) -> None: ...
-
-    def column(self) -> Column: ...
 
 
 @dataclass(slots=True)
@@ -96,7 +70,8 @@ class _DenseSlot:
     def add(self, value: Any) -> None:
         row = _floats(value, f"{self.type.dim} numbers")
         if row.shape != (self.type.dim,):
-            raise _Unfit(f"expected {self.type.dim} numbers, got {_shape(row)}")
+            came = f"{row.size}" if row.ndim == 1 else f"an array of shape {row.shape}"
+            raise _Unfit(f"expected {self.type.dim} numbers, got {came}")
         self.rows.append(row)
 
     def column(self) -> Column:
@@ -135,19 +110,17 @@ class _RaggedSlot:
         before = len(self.ids)
         try:
             self.ids.extend(ids)
-        except OverflowError:
+        except (OverflowError, TypeError) as error:
             bad = ids[len(self.ids) - before]
+            if isinstance(error, TypeError):
+                raise _Unfit(f"expected a list of ids below {self.type.dim}, got {_show(bad)} in it") from None
             _check_range(bad, bad, self.type.dim)
-        except TypeError:
-            bad = ids[len(self.ids) - before]
-            raise _Unfit(f"expected a list of ids below {self.type.dim}, got {_show(bad)} in it") from None
         if ids:
             _check_range(min(ids), max(ids), self.type.dim)
         self.offsets.append(len(self.ids))
 
     def column(self) -> Column:
-        offsets = np.array(self.offsets, dtype=np.int64)
-        return Column(self.type, ids=_as_ids(self.ids, self.type), offsets=offsets)
+        return Column(self.type, ids=_as_ids(self.ids, self.type), offsets=np.array(self.offsets, dtype=np.int64))
 
 
 @dataclass(slots=True)
@@ -165,12 +138,11 @@ class _PairsSlot(_RaggedSlot):
         self.chunks.append(_floats(numbers, wanted))
 
     def column(self) -> Column:
-        plain = _RaggedSlot.column(self)
         values = np.concatenate(self.chunks) if self.chunks else np.zeros(0, dtype=np.float32)
-        return Column(self.type, values=values, ids=plain.ids, offsets=plain.offsets)
+        return replace(_RaggedSlot.column(self), values=values)
 
 
-def _slot(type_: InputType) -> _Slot:
+def _slot(type_: InputType) -> _DenseSlot | _IndexSlot | _RaggedSlot:
     if type_.is_sequence and type_.kind != "index":
         raise DataError(
             f"slot {type_.name!r} is a sequence of {type_.kind} vectors, which is not supported yet",
@@ -223,11 +195,6 @@ def _check_range(low: int, high: int, dim: int) -> None:
         raise _Unfit(f"expected ids from 0 to {dim - 1}, got {low if low < 0 else high}")
 
 
-def _shape(row: NDArray[np.float32]) -> str:
-    return f"{row.size}" if row.ndim == 1 else f"an array of shape {row.shape}"
-
-
 def _show(value: object) -> str:
-    """Show what came, short enough for one line."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import logging
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -39,8 +39,7 @@ STREAM_ABOVE_NBYTES = 4 << 30
 class SampleSource(Protocol):
     """What is packed: samples one by one."""
 
-    def facts(self, workdir: Path) -> SourceFacts:
-        """Say which files would be read in `workdir`, and how; reads no sample."""
+    def facts(self, workdir: Path) -> SourceFacts: ...
 
     def samples(self, workdir: Path, seed: int) -> Iterator[tuple[object, ...]]:
         """Yield samples in the order of `facts().inputs`; `seed` feeds the provider's own randomness."""
@@ -59,10 +58,9 @@ class _ShardReader(ABC):
 
     @abstractmethod
     def open(self, pass_id: int) -> int:
-        """Make a pass's samples ready and return how many there are."""
+        pass
 
     def batches(self, pass_id: int) -> int:
-        """How many batches the pass has; the last may be short, an empty shard has none."""
         return -(-self.open(pass_id) // self._batch_size)
 
     def _variant(self, pass_id: int) -> int | None:
@@ -82,21 +80,19 @@ class _ShardReader(ABC):
         try:
             yield
         except DataError as e:
-            fix = e.fix or self._way_to_mend(samples)
-            raise DataError(f"shard {shard}: {e.what}", why=e.why, fix=fix) from e
+            raise DataError(f"shard {shard}: {e.what}", why=e.why, fix=e.fix or self._way_to_repair(samples)) from e
         except ConfigScriptError as e:
             if not e.why.startswith(e.IN_DATA):
                 raise
             why = e.why.replace(e.IN_DATA, f"{e.IN_DATA} shard {shard}'s", 1)
-            raise ConfigScriptError(e.what, why=why, fix=e.fix or self._way_to_mend(samples)) from e
+            raise ConfigScriptError(e.what, why=why, fix=e.fix or self._way_to_repair(samples)) from e
 
-    def _way_to_mend(self, samples: object) -> str:
-        """What finds a wrong line in the file that samples come from, and what it means if there is none."""
+    def _way_to_repair(self, samples: object) -> str:
         path = (self._workdir / getattr(samples, "where", "")).resolve()
         data = next((p for p in path.parents if p.name == "data" and p.parent.name == str(self.shard)), None)
         if data is None:
-            return "mend that line, or the provider"
-        return f"`bireme data check {data.parents[1]}` finds wrong lines; if it finds none, mend the provider"
+            return "correct that line, or the provider"
+        return f"`bireme data check {data.parents[1]}` finds wrong lines; if it finds none, correct the provider"
 
 
 class PackedReader(_ShardReader):
@@ -111,15 +107,12 @@ class PackedReader(_ShardReader):
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     def open(self, pass_id: int) -> int:
-        """Pack a pass's samples and return how many there are."""
         return len(self._samples(pass_id))
 
     def batch(self, pass_id: int, index: int) -> Columns:
-        """The samples of one batch."""
         samples = self._samples(pass_id)
         begin = index * self._batch_size
-        end = min(begin + self._batch_size, len(samples))
-        return samples.take(self._rows(pass_id, len(samples))[begin:end])
+        return samples.take(self._rows(pass_id, len(samples))[begin : begin + self._batch_size])
 
     def _rows(self, pass_id: int, count: int) -> NDArray[np.int64]:
         if self._order is None or self._order[0] != pass_id:
@@ -165,7 +158,6 @@ class StreamReader(_ShardReader):
         self._walk: _Walk | None = None
 
     def open(self, pass_id: int) -> int:
-        """Count a pass's samples."""
         wanted = self._variant(pass_id)
         if self._count is None or self._count[0] != wanted:
             samples = self._samples_of(wanted)
@@ -174,33 +166,27 @@ class StreamReader(_ShardReader):
         return self._count[1]
 
     def batch(self, pass_id: int, index: int) -> Columns:
-        """The samples of one batch: the next one costs no more than itself."""
+        """The next batch costs no more than itself; an earlier one, all before it."""
         wanted = self._variant(pass_id)
         if self._walk is None or self._walk.variant != wanted or self._walk.at > index:
-            self._walk = _Walk(wanted, self._samples_of(wanted), Packer(self._facts.inputs, ""))
-        with self._naming(self._walk.samples):
-            while self._walk.at < index:
-                self._walk.next(self._batch_size)
-            return self._walk.next(self._batch_size)
+            self._walk = _Walk(wanted, self._samples_of(wanted), Packer(self._facts.inputs))
+        walk = self._walk
+        with self._naming(walk.samples):
+            while True:
+                batch = walk.packer.pack(walk.samples, self._batch_size)
+                walk.at += 1
+                if walk.at > index:
+                    return batch
 
 
+@dataclass(slots=True)
 class _Walk:
-    """How far a provider was read."""
+    """How far a provider was read; `at` is the batch that comes next."""
 
-    def __init__(self, variant: int | None, samples: Iterator[tuple[object, ...]], packer: Packer) -> None:
-        self.variant = variant
-        self.samples = samples
-        self.at = 0
-        """The batch that comes next."""
-        self._packer = packer
-
-    def next(self, count: int) -> Columns:
-        """Pack the next so many samples, or what is left of them."""
-        for sample in itertools.islice(self.samples, count):
-            self._packer.where = getattr(self.samples, "where", "")
-            self._packer.add(sample)
-        self.at += 1
-        return self._packer.finish()
+    variant: int | None
+    samples: Iterator[tuple[object, ...]]
+    packer: Packer
+    at: int = 0
 
 
 def open_reader(
@@ -237,7 +223,7 @@ def _hash_of(path: Path, name: str) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _hash_file(path: Path, size: int, changed_ns: int) -> bytes:
-    """The hash of a file's content; size and time are only part of the cache's key."""
+    # Size and time are only part of the cache's key: a file that has changed since is hashed again.
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").digest()
 
@@ -289,7 +275,6 @@ def _load_packed(path: Path, facts: SourceFacts) -> Columns | None:
 
 
 def _trim(directory: Path) -> None:
-    """Keep the cache below its limit by dropping what was used longest ago."""
     files = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in directory.glob("*.packed")), reverse=True)
     total = 0
     for _, nbytes, path in files:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from bireme.core.errors import DataError
 from bireme.programs.columns import MAX_DIM, Columns, InputType, Kind
-from bireme.programs.packing import Packer, pack
+from bireme.programs.packing import pack
 
 WORD = InputType(name="word", dim=10, kind="sparse_binary")
 LABEL = InputType(name="label", dim=2, kind="index")
@@ -74,13 +76,22 @@ def test_a_bad_value_is_refused_with_the_expected_and_the_actual(slot: InputType
     assert f"sample 1: slot {slot.name!r}: {said}" in str(caught.value)
 
 
+class Files:
+    """Labels file by file, like a provider's samples."""
+
+    def __init__(self, files: dict[str, list[int]]) -> None:
+        self.where = ""
+        self._files = files
+
+    def __iter__(self) -> Iterator[tuple[object, ...]]:
+        for name, labels in self._files.items():
+            self.where = name
+            yield from ((label,) for label in labels)
+
+
 def test_error_counts_samples_from_the_start_of_each_file() -> None:
-    packer = Packer((LABEL,), "a.txt")
-    packer.add((0,))
-    packer.where = "b.txt"
-    packer.add((1,))
     with pytest.raises(DataError, match=r"b\.txt: sample 2: slot 'label'"):
-        packer.add((5,))
+        pack(Files({"a.txt": [0], "b.txt": [1, 5]}), (LABEL,))
 
 
 def test_wrong_number_of_values_is_refused() -> None:
@@ -89,8 +100,10 @@ def test_wrong_number_of_values_is_refused() -> None:
 
 
 def test_sequence_of_vectors_is_refused_before_reading() -> None:
+    samples = iter([([0.0],)])
     with pytest.raises(DataError, match="not supported yet"):
-        Packer((InputType(name="x", dim=3, kind="dense", is_sequence=True),), "")
+        pack(samples, (InputType(name="x", dim=3, kind="dense", is_sequence=True),))
+    assert len(list(samples)) == 1
 
 
 def test_take_refuses_rows_that_are_not_there() -> None:

@@ -254,14 +254,14 @@ def test_a_wrong_line_is_told_with_shard_file_and_check(tmp_path: Path, fails: b
         assert error.value.why.startswith("the provider was in shard 3's data/train.txt, after 1 sample")
     else:
         assert error.value.what.startswith("shard 3: data/train.txt: sample 2: slot 'label'")
-    check = f"`bireme data check {tmp_path}/shards` finds wrong lines; if it finds none, mend the provider"
+    check = f"`bireme data check {tmp_path}/shards` finds wrong lines; if it finds none, correct the provider"
     assert error.value.fix == check
 
 
 def test_a_wrong_line_outside_the_shards_names_no_check(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         open_shard(tmp_path, Torn(fails=False)).open(0)
-    assert error.value.fix == "mend that line, or the provider"
+    assert error.value.fix == "correct that line, or the provider"
 
 
 def stream(workdir: Path, source: Numbers, *, seed: int = 1) -> readers.StreamReader:

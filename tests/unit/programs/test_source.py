@@ -137,13 +137,13 @@ def test_wrong_value_before_a_crash_is_reported_first(home: Any) -> None:
 
 def test_a_crash_names_the_providers_place_in_the_data(home: Any) -> None:
     write_provider(home, "yield [1], 1\nyield [2], 0\nint('five')")
-    with pytest.raises(ConfigScriptError, match=r"reviews\.py:\d+: ValueError") as told:
+    with pytest.raises(ConfigScriptError, match=r"reviews\.py:\d+: ValueError") as said:
         list(home.load().source("train").samples(home.workdir, 0))
-    assert told.value.why.startswith("the provider was in data/train.txt, after 2 samples: ")
+    assert said.value.why.startswith("the provider was in data/train.txt, after 2 samples: ")
     write_provider(home, "yield wrod, 1")
-    with pytest.raises(ConfigScriptError, match="NameError") as told:
+    with pytest.raises(ConfigScriptError, match="NameError") as said:
         list(home.load().source("train").samples(home.workdir, 0))
-    assert told.value.why == "", "which no data can mend"
+    assert said.value.why == "", "which no data can cause"
 
 
 def test_failing_init_hook_is_blamed_at_its_line(home: Any) -> None:
