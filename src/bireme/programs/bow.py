@@ -37,7 +37,7 @@ class BagOfWords:
         outputs: Mapping[str, bool],
         arrays: tuple[Arrays, Arrays],
     ) -> None:
-        """Take names of words and label, of weight and bias; outputs say whether they are the class."""
+        """Columns are words and label, parameters weight and bias; outputs say whether they are the class."""
         self._words, self._label = columns
         weight, bias = parameters
         values, grads = arrays
@@ -50,7 +50,6 @@ class BagOfWords:
         self._idle = [grad for name, grad in grads.items() if name not in parameters]
 
     def step(self, batch: Columns) -> Sums:
-        """Forward and backward: overwrite the gradients with the sum over the batch."""
         words, labels = self._arrays(batch)
         for grad in self._idle:
             grad.fill(0.0)
@@ -58,13 +57,12 @@ class BagOfWords:
         return Sums(samples=len(batch), cost=cost, evals={ERROR_EVALUATOR: float(wrong)})
 
     def evaluate(self, batch: Columns) -> Sums:
-        """Forward only."""
         words, labels = self._arrays(batch)
         cost, wrong = _evaluate((self._weight, self._bias), words, labels)
         return Sums(samples=len(batch), cost=cost, evals={ERROR_EVALUATOR: float(wrong)})
 
     def predict(self, batch: Columns) -> Mapping[str, _Floats]:
-        """Forward only: class probabilities, or the most probable class."""
+        """Class probabilities, or the most probable class."""
         chances = np.zeros((len(batch), self._weight.shape[1]), dtype=np.float32)
         _predict((self._weight, self._bias), self._bags(batch), chances)
         classes = chances.argmax(axis=1).astype(np.float32)[:, None]
@@ -86,7 +84,7 @@ class BagOfWords:
 
 
 def _check_range(slot: str, ids: _Ids, limit: int) -> None:
-    """Kernels do not check: an id out of range would write over other memory."""
+    # Kernels do not check: an id out of range would write over other memory.
     if ids.size and (ids.min() < 0 or ids.max() >= limit):
         raise DataError(f"slot {slot!r} holds an id that is not in 0..{limit - 1}")
 

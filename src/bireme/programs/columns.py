@@ -44,7 +44,7 @@ class InputType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def is_wide(self) -> bool:
-        """Whether ids are uint64."""
+        """Ids are uint64."""
         return self.kind != "dense" and self.dim > MAX_NARROW_DIM
 
 
@@ -99,7 +99,6 @@ class Columns:
 
     @property
     def inputs(self) -> tuple[InputType, ...]:
-        """The types of the columns, in order."""
         return tuple(column.type for column in self.columns.values())
 
     def take(self, rows: Rows) -> Columns:
@@ -126,20 +125,17 @@ class Columns:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Name every array, for a file; `from_arrays` is the way back."""
-        arrays = {}
-        for name, column in self.columns.items():
-            for part in _PARTS:
-                if (data := getattr(column, part)) is not None:
-                    arrays[f"{name}.{part}"] = data
-        return arrays
+        parts = {f"{name}.{part}": getattr(column, part) for name, column in self.columns.items() for part in _PARTS}
+        return {name: array for name, array in parts.items() if array is not None}
 
     @classmethod
     def from_arrays(cls, inputs: Sequence[InputType], arrays: Mapping[str, NDArray[Any]]) -> Columns:
         """Rebuild what `to_arrays` named; raises DataError when these are not its arrays."""
         columns = {}
         for slot in inputs:
-            parts = {part: arrays[f"{slot.name}.{part}"] for part in _parts_of(slot) if f"{slot.name}.{part}" in arrays}
-            if len(parts) != len(_parts_of(slot)) or not _has_ids_of(slot, parts):
+            wanted, ids_type = _parts_of(slot), np.uint64 if slot.is_wide else np.int32
+            parts = {part: arrays[key] for part in wanted if (key := f"{slot.name}.{part}") in arrays}
+            if len(parts) != len(wanted) or ("ids" in parts and parts["ids"].dtype != ids_type):
                 raise DataError(
                     f"packed samples lack an array of slot {slot.name!r}",
                     why="they were packed for another program, or the file is damaged",
@@ -188,13 +184,8 @@ def _ids_of(column: Column) -> Ids:
 
 
 def _parts_of(type_: InputType) -> tuple[str, ...]:
-    """Which arrays a column of this type has."""
     if type_.kind == "dense":
         return ("values",)
     if type_.kind == "sparse_float":
         return _PARTS
     return ("ids", "offsets") if type_.is_ragged else ("ids",)
-
-
-def _has_ids_of(type_: InputType, parts: Mapping[str, NDArray[Any]]) -> bool:
-    return "ids" not in parts or parts["ids"].dtype == (np.uint64 if type_.is_wide else np.int32)

@@ -36,7 +36,7 @@ def unite(parts: Sequence[tuple[RowIds, ...]]) -> tuple[RowIds, ...]:
 
 
 def unique_rows(lists: Sequence[Ids]) -> tuple[RowIds, NDArray[np.int32]]:
-    """All ids once and ascending, and where in that each of the given ones stands."""
+    """All ids once and ascending, and each given one's position in that."""
     # Brings compiled kernels with it, which programs without sparse parameters do not need.
     from bireme.ps.sparse.row_sums import unique
 

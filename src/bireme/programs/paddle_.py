@@ -69,28 +69,23 @@ class PaddleGraph:
             self._tensors[parameter.name] = tensor
 
     def step(self, batch: Columns) -> Sums:
-        """Forward and backward: overwrite every gradient with the sum over the batch."""
         if not len(batch):
             self._write_grads([], [])
             return Sums(samples=0, cost=0.0)
         sums, total = self._judge(batch)
-        moving = [name for name, tensor in self._tensors.items() if not tensor.stop_gradient]
-        if total.stop_gradient:
-            # Everything that the cost depends on is static.
-            moving = []
+        # A cost without a gradient depends on static parameters only.
+        moving = [name for name, t in self._tensors.items() if not t.stop_gradient and not total.stop_gradient]
         grads = self._paddle.grad(total, [self._tensors[name] for name in moving], allow_unused=True) if moving else []
         self._write_grads(moving, grads)
         return sums
 
     def evaluate(self, batch: Columns) -> Sums:
-        """Forward only."""
         if not len(batch):
             return Sums(samples=0, cost=0.0)
         with self._paddle.no_grad():
             return self._judge(batch)[0]
 
     def predict(self, batch: Columns) -> Mapping[str, NDArray[np.float32]]:
-        """Forward only, one array per output, one row per sample."""
         wanted = self._graph.predictions
         if not len(batch):
             return {name: np.zeros((0, self._graph.layers[name].size), dtype=np.float32) for name in wanted}
@@ -141,10 +136,8 @@ class PaddleGraph:
         if layer.kind == "pool":
             return _Value(self._pool(inputs[0], layer.pooling))
         if layer.kind == "classification_cost":
-            loss = self._paddle.nn.functional.cross_entropy(
-                inputs[0].logits, inputs[1].data.astype("int64"), reduction="none"
-            )
-            return _Value(loss)
+            labels = inputs[1].data.astype("int64")
+            return _Value(self._paddle.nn.functional.cross_entropy(inputs[0].logits, labels, reduction="none"))
         if layer.kind == "mse_cost":
             return _Value(((inputs[0].data - inputs[1].data) ** 2).sum(axis=1))
         if layer.kind == "maxid":
@@ -152,7 +145,6 @@ class PaddleGraph:
         return self._activate(layer, self._combine(layer, inputs), inputs[0].offsets)
 
     def _combine(self, layer: Layer, inputs: Sequence[_Value]) -> Tensor:
-        """What a layer is before its activation."""
         if layer.kind == "embedding":
             return self._lookup(inputs[0].data, self._tensors[layer.weights[0]])
         if layer.kind == "concat":
@@ -206,7 +198,7 @@ class PaddleGraph:
         """Take each sequence's largest step, column by column; of equal ones only the first.
 
         PaddlePaddle's own operation passes the whole gradient to every equal step, which counts a
-        word twice that stands in a text twice.
+        word twice that a text has twice.
         """
         paddle = self._paddle
         steps = data.detach().numpy()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
-from bireme.programs.config.graph import Graph, Layer, data_order
+from bireme.programs.config.graph import Graph, Layer
 from bireme.programs.config.scripts import Complaint
 from bireme.programs.config.values import ParamAttr, Regularization, Rule, refuse, whole_number
 from bireme.spec.model import MAX_BOUNDED_ROWS, Init, Optimizer, Parameter, Schedule
@@ -52,7 +52,6 @@ class Settings:
 
     @property
     def rule(self) -> Rule:
-        """The update rule; plain SGD unless one was given."""
         return self.learning_method or Rule("momentum")
 
     @property
@@ -65,7 +64,6 @@ class Settings:
         return rates[-1].rate if rates else 0.0
 
     def optimizer(self) -> Optimizer:
-        """Say it in the parameter servers' terms."""
         rule = self.rule
         return Optimizer(
             method=rule.method,
@@ -102,7 +100,6 @@ class Draft:
         return f"__{prefix}_{number}__"
 
     def add(self, layer: Layer) -> Layer:
-        """Keep a layer; its name must be new."""
         if layer.name in self.layers:
             raise Complaint(f"there are two layers named {layer.name!r}", fix="give one of them another name")
         self.layers[layer.name] = layer
@@ -112,25 +109,20 @@ class Draft:
         """Create a parameter, or share the one that already has its name; returns the name."""
         name = attr.name or default_name
         known = self.parameters.get(name)
-        if known is not None:
-            if known.shape != shape:
-                raise Complaint(f"parameter {name!r} is shared, but once as {known.shape} and once as {shape}")
-            if known.rows != attr.rows:
-                raise Complaint(
-                    f"parameter {name!r} is shared, but with different sparse_update, admit_after or evict_after",
-                    fix="give these in every ParamAttr(...) with that name, and alike",
-                )
-            return name
-        self.parameters[name] = self._new_parameter(name, shape, attr)
+        if known is None:
+            self.parameters[name] = self._new_parameter(name, shape, attr)
+        elif known.shape != shape:
+            raise Complaint(f"parameter {name!r} is shared, but once as {known.shape} and once as {shape}")
+        elif known.rows != attr.rows:
+            what = f"parameter {name!r} is shared, but with different sparse_update, admit_after or evict_after"
+            raise Complaint(what, fix="give these in every ParamAttr(...) with that name, and alike")
         return name
 
     def use(self, settings: Settings) -> None:
         """Take over `settings()`; parameters created before keep the earlier values."""
         if self.parameters:
-            _log.warning(
-                "settings() comes after layers: its momentum, decay and clipping do not reach parameters=%s",
-                ",".join(self.parameters),
-            )
+            text = "settings() comes after layers: its momentum, decay and clipping do not reach parameters=%s"
+            _log.warning(text, ",".join(self.parameters))
         self.settings = settings
         settings.l2  # noqa: B018 - refuses here, at the user's line
 
@@ -138,14 +130,15 @@ class Draft:
         """Close the draft; refuses an incomplete config."""
         if not self.outputs:
             raise Complaint("the config never calls outputs()", fix="end it with outputs(cost)")
-        needed = data_order(self.layers, self.outputs)
+        below = Graph(self.layers, self.outputs, ()).below(self.outputs)
+        needed = tuple(layer.name for layer in below if layer.kind == "data")
         if self.inputs and set(self.inputs) != set(needed):
             raise Complaint(f"inputs() names {', '.join(self.inputs)}, but the outputs need {', '.join(needed)}")
         sparse = frozenset(name for name, parameter in self.parameters.items() if parameter.is_sparse)
         return Graph(dict(self.layers), self.outputs, self.inputs or needed, sparse)
 
     def _new_parameter(self, name: str, shape: tuple[int, ...], attr: ParamAttr) -> Parameter:
-        """Use the latest settings() where the attribute has no value of its own."""
+        # The latest settings() count where the attribute has no value of its own.
         settings = self.settings
         clip = settings.gradient_clipping_threshold if settings else None
         return Parameter(

@@ -38,7 +38,6 @@ class Layer:
 
     @property
     def is_cost(self) -> bool:
-        """Whether training lowers this layer's value."""
         return self.kind in COSTS
 
 
@@ -59,7 +58,7 @@ class Graph:
         return tuple(self.layers[name] for name in self.outputs if self.layers[name].is_cost)
 
     def fingerprint(self, args: Mapping[str, str]) -> str:
-        """Hash what is computed, and by which version of us; where in the user's file it stands does not matter."""
+        """Hash what is computed, and by which version of us; not where in the user's file it was declared."""
         layers = [replace(layer, where="") for layer in self.layers.values()]
         content = f"{__version__}\0{layers!r}\0{self.outputs!r}\0{sorted(args.items())!r}"
         return hashlib.sha256(content.encode()).hexdigest()
@@ -71,7 +70,7 @@ class Graph:
         return plain or tuple(dict.fromkeys(cost.inputs[0] for cost in self.costs))
 
     def below(self, names: Iterable[str]) -> tuple[Layer, ...]:
-        """The layers that these need, themselves included, inputs before users."""
+        """The layers that these need, themselves included, inputs before users: depth first, left to right."""
         below: dict[str, Layer] = {}
         pending = [(name, False) for name in reversed(tuple(names))]
         while pending:
@@ -87,12 +86,6 @@ class Graph:
         return tuple(below.values())
 
 
-def data_order(layers: Mapping[str, Layer], outputs: Sequence[str]) -> tuple[str, ...]:
-    """Order the data layers below the outputs depth first, left to right."""
-    below = Graph(layers, tuple(outputs), ()).below(outputs)
-    return tuple(layer.name for layer in below if layer.kind == "data")
-
-
 def check_inputs(graph: Graph, inputs: Sequence[InputType], wanted: Sequence[str] = ()) -> None:
     """Refuse data that the graph cannot compute with, naming the user's layer."""
     types = {slot.name: slot for slot in inputs}
@@ -102,7 +95,12 @@ def check_inputs(graph: Graph, inputs: Sequence[InputType], wanted: Sequence[str
             if layer.name not in types:
                 refuse_at(layer, f"data layer {layer.name!r} gets no values from the data provider")
             slot = types[layer.name]
-            _check_size(layer, slot)
+            # Fewer ids than the layer has rows does no harm; more would read beyond its weights.
+            if slot.dim != layer.size if slot.kind == "dense" else slot.dim > layer.size:
+                what = (
+                    f"data layer {layer.name!r} has size {layer.size}, but its data provider gives {slot.kind} values"
+                )
+                refuse_at(layer, f"{what} of dimension {slot.dim}")
             sequences[layer.name] = slot.is_sequence
         else:
             parents = [(graph.layers[name], types.get(name)) for name in layer.inputs]
@@ -112,17 +110,6 @@ def check_inputs(graph: Graph, inputs: Sequence[InputType], wanted: Sequence[str
     for name in wanted or graph.outputs:
         if sequences[name]:
             refuse_at(graph.layers[name], f"an output for every step of a sequence ({name!r}) is not supported yet")
-
-
-def _check_size(layer: Layer, slot: InputType) -> None:
-    # Fewer ids than the layer has rows does no harm; more would read beyond its weights.
-    is_wrong = slot.dim != layer.size if slot.kind == "dense" else slot.dim > layer.size
-    if is_wrong:
-        refuse_at(
-            layer,
-            f"data layer {layer.name!r} has size {layer.size}, but its data provider gives "
-            f"{slot.kind} values of dimension {slot.dim}",
-        )
 
 
 def _check_kinds(layer: Layer, parents: Sequence[tuple[Layer, InputType | None]]) -> None:
@@ -146,12 +133,9 @@ def _check_lookups(layer: Layer, parents: Sequence[tuple[Layer, InputType | None
     """Refuse a sparse weight of an input that would use all of its rows."""
     for weight, (parent, slot) in zip(layer.weights, parents, strict=False):
         if weight in sparse and slot is not None and slot.kind == "dense":
-            refuse_at(
-                layer,
-                f"{layer.kind} layer {layer.name!r} cannot have a weight with sparse_update=True on {parent.name!r}: "
-                "dense values use all of its rows",
-                "leave sparse_update out, or let the data provider give sparse values",
-            )
+            what = f"{layer.kind} layer {layer.name!r} cannot have a weight with sparse_update=True on {parent.name!r}"
+            fix = "leave sparse_update out, or let the data provider give sparse values"
+            refuse_at(layer, f"{what}: dense values use all of its rows", fix)
 
 
 def _is_sequence(layer: Layer, parents: Sequence[bool]) -> bool:
@@ -168,5 +152,4 @@ def _is_sequence(layer: Layer, parents: Sequence[bool]) -> bool:
 
 
 def refuse_at(layer: Layer, what: str, fix: str = "") -> NoReturn:
-    """Refuse what the user wrote at a layer's line."""
     raise ConfigScriptError(f"{layer.where}: {what}" if layer.where else what, fix=fix)

@@ -3,6 +3,7 @@
 Each method checks its arguments, adds one layer to the draft and returns it as the user's handle.
 Signatures follow the original, which is why some are longer than we would make them.
 """
+# ruff: noqa: A002 - `input` is the original's word
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from bireme.programs.config.graph import Layer, LayerKind
 from bireme.programs.config.scripts import Complaint
 from bireme.programs.config.values import Activation, ParamAttr, Pooling, refuse, whole_number
 
+Act = Activation | None
+Attr = ParamAttr | None
 Bias = ParamAttr | bool | None
+Name = str | None
 _TANH, _LINEAR = Activation("tanh"), Activation("linear")
 _LOOKING_UP = ("embedding_layer", "fc_layer", "inputs")
 
@@ -38,11 +42,11 @@ class LayerWords:
 
     def fc_layer(
         self,
-        input: Any,  # noqa: A002 - the original's word
+        input: Any,
         size: int,
-        act: Activation | None = None,
-        name: str | None = None,
-        param_attr: ParamAttr | Sequence[ParamAttr] | None = None,
+        act: Act = None,
+        name: Name = None,
+        param_attr: Attr | Sequence[Attr] = None,
         bias_attr: Bias = None,
         layer_attr: Any = None,
     ) -> Layer:
@@ -60,12 +64,7 @@ class LayerWords:
         return self._add("fc", name, size, inputs, weights=weights, bias=bias, activation=activation)
 
     def embedding_layer(
-        self,
-        input: Any,  # noqa: A002 - the original's word
-        size: int,
-        name: str | None = None,
-        param_attr: ParamAttr | None = None,
-        layer_attr: Any = None,
+        self, input: Any, size: int, name: Name = None, param_attr: Attr = None, layer_attr: Any = None
     ) -> Layer:
         """One row of a table per id."""
         (ids,) = self._layers("embedding_layer", input, count=1)
@@ -77,9 +76,9 @@ class LayerWords:
 
     def pooling_layer(
         self,
-        input: Any,  # noqa: A002 - the original's word
+        input: Any,
         pooling_type: Pooling | None = None,
-        name: str | None = None,
+        name: Name = None,
         bias_attr: Bias = None,
         agg_level: Any = None,
         layer_attr: Any = None,
@@ -97,12 +96,7 @@ class LayerWords:
         return self._add("pool", name, steps.size, (steps,), pooling=pooling.name)
 
     def addto_layer(
-        self,
-        input: Any,  # noqa: A002 - the original's word
-        act: Activation | None = None,
-        name: str | None = None,
-        bias_attr: Bias = None,
-        layer_attr: Any = None,
+        self, input: Any, act: Act = None, name: Name = None, bias_attr: Bias = None, layer_attr: Any = None
     ) -> Layer:
         """The sum of layers of one size."""
         inputs = self._layers("addto_layer", input)
@@ -114,12 +108,7 @@ class LayerWords:
         return self._add("addto", name, inputs[0].size, inputs, bias=bias, activation=activation)
 
     def concat_layer(
-        self,
-        input: Any,  # noqa: A002 - the original's word
-        act: Activation | None = None,
-        name: str | None = None,
-        layer_attr: Any = None,
-        bias_attr: Bias = None,
+        self, input: Any, act: Act = None, name: Name = None, layer_attr: Any = None, bias_attr: Bias = None
     ) -> Layer:
         """Layers side by side."""
         if bias_attr:
@@ -129,17 +118,17 @@ class LayerWords:
         activation = _activation("concat_layer", act, _LINEAR)
         return self._add("concat", name, sum(layer.size for layer in inputs), inputs, activation=activation)
 
-    def maxid_layer(self, input: Any, name: str | None = None, layer_attr: Any = None) -> Layer:  # noqa: A002
+    def maxid_layer(self, input: Any, name: Name = None, layer_attr: Any = None) -> Layer:
         """The position of the largest value; the first one where several are."""
         inputs = self._layers("maxid_layer", input, count=1)
         return self._add("maxid", self._draft.name("maxid_layer", name), 1, inputs)
 
     def classification_cost(
         self,
-        input: Any,  # noqa: A002 - the original's word
+        input: Any,
         label: Any,
         weight: Any = None,
-        name: str | None = None,
+        name: Name = None,
         evaluator: Any = None,
         layer_attr: Any = None,
     ) -> Layer:
@@ -159,13 +148,7 @@ class LayerWords:
         return self._add("classification_cost", self._draft.name("cost", name), 1, (guess, truth))
 
     def mse_cost(
-        self,
-        input: Any,  # noqa: A002 - the original's word
-        label: Any,
-        weight: Any = None,
-        name: str | None = None,
-        coeff: float = 1.0,
-        layer_attr: Any = None,
+        self, input: Any, label: Any, weight: Any = None, name: Name = None, coeff: float = 1.0, layer_attr: Any = None
     ) -> Layer:
         """The summed square of the difference, without a half."""
         if weight is not None:

@@ -7,6 +7,7 @@ PaddlePaddle) is decided when the first batch shows what the data looks like.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -27,10 +28,6 @@ from bireme.programs.config.visit import UserGenerators, visiting
 from bireme.programs.loading import ProgramSpec
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Computation, Role, Sums
 
-_LAYER_WORDS = """
-    data_layer fc_layer embedding_layer pooling_layer addto_layer concat_layer maxid_layer
-    classification_cost mse_cost outputs inputs
-"""
 _HELPER_PARTS = "layers attrs activations poolings optimizers networks evaluators data_sources config_parser_utils"
 
 
@@ -62,7 +59,6 @@ class _Session:
         stand_ins.update(self._stand_ins())
 
     def get_config_arg(self, name: str, type: Callable[[str], Any], default: Any = None) -> Any:  # noqa: A002
-        """Read one `--config_args` value as a type."""
         if name not in self.draft.args:
             return default
         text = self.draft.args[name]
@@ -73,9 +69,8 @@ class _Session:
         try:
             return type(text)
         except ValueError as error:
-            raise Complaint(
-                f"config argument {name} must be {getattr(type, '__name__', type)}, not {text!r}"
-            ) from error
+            kind = getattr(type, "__name__", type)
+            raise Complaint(f"config argument {name} must be {kind}, not {text!r}") from error
 
     def define_py_data_sources2(self, train_list: Any, test_list: Any, module: Any, obj: Any, args: Any = None) -> None:
         """Say where samples come from; module, obj and args may be (train, test) pairs."""
@@ -101,10 +96,9 @@ class _Session:
     def _stand_ins(self) -> dict[str, ModuleType]:
         """The modules of the original, as the user's code sees them."""
         config_words = self._config_words()
-        parts = {
-            part: stand_in(f"paddle.trainer_config_helpers.{part}", config_words) for part in _HELPER_PARTS.split()
-        }
-        helpers = stand_in("paddle.trainer_config_helpers", {**config_words, **parts})
+        name = "paddle.trainer_config_helpers"
+        parts = {part: stand_in(f"{name}.{part}", config_words) for part in _HELPER_PARTS.split()}
+        helpers = stand_in(name, {**config_words, **parts})
         # Only the names, not the sub-modules, may land in a config by `import *`.
         vars(helpers)["__all__"] = sorted(config_words)
         inner = {
@@ -118,7 +112,8 @@ class _Session:
 
     def _config_words(self) -> dict[str, object]:
         layers = LayerWords(self.draft, self.scripts.line)
-        callables: dict[str, Callable[..., object]] = {name: getattr(layers, name) for name in _LAYER_WORDS.split()}
+        words = [name for name in vars(LayerWords) if not name.startswith("_")]
+        callables: dict[str, Callable[..., object]] = {name: getattr(layers, name) for name in words}
         callables |= {
             "regression_cost": layers.mse_cost,
             "get_config_arg": self.get_config_arg,
@@ -164,7 +159,6 @@ class ConfigProgram:
         return self._sources.get(role)
 
     def bind(self, values: Arrays, grads: Arrays) -> Computation[Columns]:
-        """Compute from these arrays."""
         for parameter in self.parameters:
             expected = parameter.shape
             if parameter.is_sparse:
@@ -185,17 +179,14 @@ class _Bound:
         self._computations: dict[tuple[InputType, ...], Computation[Columns]] = {}
 
     def step(self, batch: Columns) -> Sums:
-        """Forward and backward: overwrite every gradient with the sum over the batch."""
         self._need_cost()
         return self._computation(batch).step(batch)
 
     def evaluate(self, batch: Columns) -> Sums:
-        """Forward only."""
         self._need_cost()
         return self._computation(batch).evaluate(batch)
 
     def predict(self, batch: Columns) -> Arrays:
-        """Forward only, one array per output, one row per sample."""
         return self._computation(batch).predict(batch)
 
     def _need_cost(self) -> None:
@@ -219,6 +210,4 @@ def _of_pair(value: Any, index: int) -> Any:
 
 def _real_paddle(name: str) -> object:
     """What `import paddle.trainer…` does not stand in for comes from the real package, if there is one."""
-    import importlib
-
     return getattr(importlib.import_module("paddle"), name)

@@ -43,7 +43,6 @@ class SlotType:
     seq_type: int = SequenceType.NO_SEQUENCE
 
     def named(self, name: str) -> InputType:
-        """Say it in the terms of packing."""
         if self.seq_type == SequenceType.SUB_SEQUENCE:
             refuse(f"slot {name!r}: a sequence of sequences")
         is_sequence = self.seq_type == SequenceType.SEQUENCE
@@ -64,7 +63,6 @@ class Provider:
 
     @property
     def where(self) -> str:
-        """The user's file and line of the provider."""
         code = getattr(self.process, "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.process)
 
@@ -146,7 +144,6 @@ def _value_range(kind: Kind, default_seq: int, value_range: int, seq_type: int |
 
 
 def _types() -> dict[str, Callable[..., object]]:
-    """Every input type by the names that providers use, old ones included."""
     stems: dict[str, Kind] = {
         "dense_vector": "dense",
         "sparse_binary_vector": "sparse_binary",

@@ -11,10 +11,11 @@ from __future__ import annotations
 import builtins
 import difflib
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 
 from bireme.core.errors import BiremeError, ConfigScriptError
 
@@ -79,11 +80,9 @@ class Scripts:
 
     def line(self) -> str:
         """Name the user's line that is running now, as file:line; empty when none is."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        for frame, number in traceback.walk_stack(sys._getframe(1)):
             if frame.f_code.co_filename in self._lines:
-                return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            frame = frame.f_back
+                return f"{frame.f_code.co_filename}:{number}"
         return ""
 
     @contextmanager
@@ -118,13 +117,8 @@ class Scripts:
         """Find the innermost line of the user's, which is not always the innermost line."""
         if isinstance(error, SyntaxError) and error.filename in self._lines:
             return error.filename, error.lineno or 0
-        place = ("", 0)
-        trace: TracebackType | None = error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename in self._lines:
-                place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-            trace = trace.tb_next
-        return place
+        places = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+        return next((place for place in reversed(places) if place[0] in self._lines), ("", 0))
 
     def _compile(self, path: Path) -> CodeType:
         try:
@@ -143,7 +137,6 @@ class Scripts:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Stand in for `__import__` in the user's code."""
         full = _absolute(name, globals or {}, level)
         if stand_in := self._stand_in(full, fromlist or ()):
             return stand_in
@@ -197,13 +190,10 @@ def _absolute(name: str, globals_: Mapping[str, object], level: int) -> str:
 
 
 def _nearest_name(error: BaseException) -> str:
-    """For an unknown name, the one that may have been meant."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if not isinstance(error, NameError) or trace is None:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, NameError) or not frames:
         return ""
-    known = [*trace.tb_frame.f_globals, *trace.tb_frame.f_locals]
+    known = [*frames[-1].f_globals, *frames[-1].f_locals]
     close = difflib.get_close_matches(str(error.name), known, n=1)
     return f"did you mean `{close[0]}`?" if close else ""
 

@@ -27,7 +27,7 @@ from bireme.programs.program import Reader, SourceFacts
 from bireme.programs.readers import open_reader
 
 _OF_SCRIPTS = (Complaint, NameError, ImportError, SyntaxError)
-"""Mistakes that no data can mend."""
+"""Mistakes of scripts, whatever the data."""
 _TURN = 512
 """Samples per visit: a visit costs some 50 microseconds."""
 
@@ -58,14 +58,13 @@ class ProviderSource:
         files = self.files(workdir)
         with visiting(workdir, UserGenerators(0)):
             _, inputs = self.prepare(files)
-        args, is_plain = _encode(self._plan.args)
         provider = self._plan.provider
         is_train = self._plan.role == "train"
         return SourceFacts(
             files=files,
             should_shuffle=is_train if provider.should_shuffle is None else provider.should_shuffle,
             is_cacheable=provider.is_cached,
-            fingerprint=self._fingerprint(args, inputs) if is_plain else "",
+            fingerprint=self._fingerprint(inputs),
             inputs=inputs,
         )
 
@@ -74,11 +73,9 @@ class ProviderSource:
         return open_reader(self, workdir, shard, seed=seed, batch_size=batch_size, cache=cache)
 
     def samples(self, workdir: Path, seed: int) -> ProviderSamples:
-        """Yield samples file after file; the stream's `where` is the file of the latest one."""
         return ProviderSamples(self, workdir, seed)
 
     def files(self, workdir: Path) -> tuple[str, ...]:
-        """Read the list file, if there is one."""
         listed = self._plan.files
         if not isinstance(listed, str):
             return listed
@@ -109,7 +106,7 @@ class ProviderSource:
     def open(self, settings: ProviderSettings, file: str) -> Iterator[object]:
         """Call the provider for one file; must be called on a visit."""
         yielded = self._plan.provider.process(settings, file)
-        if yielded is None or not hasattr(yielded, "__iter__"):
+        if not hasattr(yielded, "__iter__"):
             raise ConfigScriptError(f"{self._plan.provider.where}: {self._plan.name} must yield samples")
         samples: Iterator[object] = iter(yielded)
         return samples
@@ -132,8 +129,12 @@ class ProviderSource:
         file, line = frame.f_code.co_filename, frame.f_lineno
         return ConfigScriptError(f"{file}:{line}: {error}{self._scripts.quote(file, line)}")
 
-    def _fingerprint(self, args: bytes, inputs: Sequence[InputType]) -> str:
-        """Hash everything but the data files that decides what is yielded."""
+    def _fingerprint(self, inputs: Sequence[InputType]) -> str:
+        """Hash everything but the data files that decides what is yielded; '' if an argument cannot be encoded."""
+        try:
+            args = msgspec.json.encode(self._plan.args, order="deterministic")
+        except (TypeError, ValueError):
+            return ""
         digest = hashlib.sha256()
         for path in self._scripts.sources():
             content = path.read_bytes()
@@ -151,7 +152,7 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
         self.where = ""
         self._source = source
         self._workdir = workdir
-        self._dice = UserGenerators(seed)
+        self._generators = UserGenerators(seed)
         self._walk = self._read()
 
     def __next__(self) -> tuple[object, ...]:
@@ -159,7 +160,7 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
 
     def _read(self) -> Iterator[tuple[object, ...]]:
         files = self._source.files(self._workdir)
-        with visiting(self._workdir, self._dice):
+        with visiting(self._workdir, self._generators):
             settings, inputs = self._source.prepare(files)
         for file in files:
             self.where = file
@@ -173,7 +174,7 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
         while has_more:
             turn: list[tuple[object, ...]] = []
             failure: BiremeError | None = None
-            with visiting(self._workdir, self._dice):
+            with visiting(self._workdir, self._generators):
                 try:
                     samples = samples or self._source.open(settings, file)
                     has_more = self._source.pull(samples, inputs, turn)
@@ -188,9 +189,8 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
         """A listed file that is not there is the data's fault, not the script's; a line in it that is wrong may be."""
         cause = error.__cause__
         if isinstance(error, ConfigScriptError) and not isinstance(cause, _OF_SCRIPTS):
-            after = (
-                f"after {before:,} {'sample' if before == 1 else 'samples'}" if before else "before its first sample"
-            )
+            count = f"{before:,} {'sample' if before == 1 else 'samples'}"
+            after = f"after {count}" if before else "before its first sample"
             error.why = error.why or f"{error.IN_DATA} {file}, {after}: one of the two does not suit the other"
         if not isinstance(cause, FileNotFoundError) or str(cause.filename) != file:
             return error
@@ -200,7 +200,6 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
 
 
 def _as_tuple(sample: object, inputs: Sequence[InputType]) -> tuple[object, ...]:
-    """Bring a yielded sample into the order of the inputs."""
     if isinstance(sample, Mapping):
         if missing := [slot.name for slot in inputs if slot.name not in sample]:
             raise Complaint(f"yields a sample without {', '.join(missing)}; it has {', '.join(map(str, sample))}")
@@ -229,13 +228,3 @@ def _accepted(hook: Callable[..., Any], ours: Mapping[str, Any]) -> dict[str, An
     parameters = inspect.signature(hook).parameters
     takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
     return {name: value for name, value in ours.items() if takes_all or name in parameters}
-
-
-def _encode(args: Mapping[str, Any]) -> tuple[bytes, bool]:
-    """Encode the provider's arguments; returns whether the encoding is complete."""
-    try:
-        return msgspec.json.encode(args, order="deterministic"), True
-    except (TypeError, ValueError):
-        # An object's repr may hold an address, so only names and types are stable.
-        kinds = sorted((name, type(value).__qualname__) for name, value in args.items())
-        return repr(kinds).encode(), False

@@ -62,9 +62,7 @@ def refuse(what: str) -> NoReturn:
     raise Complaint(f"{what} is not supported yet", fix="docs/differences.md says what is")
 
 
-def unsupported(name: str) -> Callable[..., object]:
-    """Make a helper that only refuses."""
-
+def _unsupported(name: str) -> Callable[..., object]:
     def call(*_args: object, **_kwargs: object) -> object:
         refuse(name)
 
@@ -94,8 +92,12 @@ class ParamAttr:
     evict_after: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("admit_after", "evict_after"):
-            self._check_count(name, getattr(self, name))
+        for name, value in (("admit_after", self.admit_after), ("evict_after", self.evict_after)):
+            count = _integer(value)
+            if count is None or not 0 <= count <= _MAX_COUNT:
+                raise Complaint(f"ParamAttr(): {name} must be a whole number from 0 to {_MAX_COUNT}, not {value!r}")
+            if count and not self.sparse_update:
+                raise Complaint(f"ParamAttr(): {name} is about rows of sparse parameters", fix="add sparse_update=True")
         has_range = (self.initial_max is not None, self.initial_min is not None)
         if any(has_range) and not all(has_range):
             raise Complaint("ParamAttr(): initial_max and initial_min go together")
@@ -107,17 +109,9 @@ class ParamAttr:
 
     @property
     def rows(self) -> Rows | None:
-        """How rows live, where the parameter is sparse."""
         if not self.sparse_update:
             return None
         return Rows(admit_after=operator.index(self.admit_after), evict_after=operator.index(self.evict_after))
-
-    def _check_count(self, name: str, value: object) -> None:
-        count = _integer(value)
-        if count is None or not 0 <= count <= _MAX_COUNT:
-            raise Complaint(f"ParamAttr(): {name} must be a whole number from 0 to {_MAX_COUNT}, not {value!r}")
-        if count and not self.sparse_update:
-            raise Complaint(f"ParamAttr(): {name} is about rows of sparse parameters", fix="add sparse_update=True")
 
 
 @dataclass(frozen=True)
@@ -173,7 +167,7 @@ def _momentum(momentum: float | None = None, sparse: bool = False) -> Rule:
 
 
 def _class_of(method: Method) -> Callable[..., Rule]:
-    """The class of a config that stands for this optimizer, with its arguments and their defaults."""
+    """The config's class for this optimizer, with its arguments and their defaults."""
     empty = inspect.Parameter.empty
     parameters = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=empty if default is None else default)
@@ -196,21 +190,7 @@ def _max_pooling(output_max_index: bool | None = None) -> Pooling:
     return Pooling("max")
 
 
-_ACTIVATIONS = {
-    "Tanh": "tanh",
-    "Sigmoid": "sigmoid",
-    "Softmax": "softmax",
-    "Linear": "linear",
-    "Identity": "linear",
-    "Relu": "relu",
-    "BRelu": "brelu",
-    "SoftRelu": "softrelu",
-    "STanh": "stanh",
-    "Abs": "abs",
-    "Square": "square",
-    "Exp": "exp",
-    "Log": "log",
-}
+_ACTIVATIONS = "Tanh Sigmoid Softmax Linear Relu BRelu SoftRelu STanh Abs Square Exp Log"
 _POOLINGS = {"Avg": "avg", "Sum": "sum", "SquareRootN": "sqrtn"}
 
 # Names of the original that a config may use and that we answer with "not supported yet".
@@ -238,9 +218,9 @@ _UNSUPPORTED = """
 
 
 def stateless_names() -> dict[str, object]:
-    """Every name that needs no state, by the name that configs use."""
-    names: dict[str, object] = {name: unsupported(name) for name in _UNSUPPORTED.split()}
-    names.update({f"{word}Activation": functools.partial(Activation, name) for word, name in _ACTIVATIONS.items()})
+    names: dict[str, object] = {name: _unsupported(name) for name in _UNSUPPORTED.split()}
+    activations = {word: word.lower() for word in _ACTIVATIONS.split()} | {"Identity": "linear"}
+    names.update({f"{word}Activation": functools.partial(Activation, name) for word, name in activations.items()})
     names.update({f"{word}Pooling": functools.partial(Pooling, name) for word, name in _POOLINGS.items()})
     callables: dict[str, Callable[..., object]] = {
         "MaxPooling": _max_pooling,

@@ -24,7 +24,7 @@ class UserGenerators:
         self._numpy = np.random.RandomState(seed % 2**32).get_state(legacy=False)
 
     @contextmanager
-    def rolling(self) -> Iterator[None]:
+    def lent(self) -> Iterator[None]:
         """Lend our state to `random` and `numpy.random`, and take it back advanced."""
         python, numpy_ = random.getstate(), np.random.get_state(legacy=False)
         random.setstate(self._python)
@@ -38,7 +38,7 @@ class UserGenerators:
 
 
 @contextmanager
-def visiting(workdir: Path, dice: UserGenerators) -> Iterator[None]:
+def visiting(workdir: Path, generators: UserGenerators) -> Iterator[None]:
     """Run the body in the user's directory and with the user's random numbers; leaves no trace."""
     home = Path.cwd()
     try:
@@ -46,7 +46,7 @@ def visiting(workdir: Path, dice: UserGenerators) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"cannot work in {workdir}: {error.strerror}") from error
     try:
-        with dice.rolling():
+        with generators.lent():
             yield
     finally:
         os.chdir(home)
