@@ -2,7 +2,7 @@
 
 What is common has a key of its own here; everything else that Kubernetes knows can be set through `patch`, which is
 merged into the finished objects by kind. Names follow this file's own style; values under `patch` and under a
-volume's `source` is Kubernetes' own language and is checked by the API server.
+volume's `source` are in Kubernetes' own format, which the API server checks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from bireme.spec.mistakes import Mistake, lines_of
 LABEL = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?$"
 Label = Annotated[
-    str,
-    Meta(
-        pattern=LABEL,
-        description="A name on the cluster: lower-case letters, digits, dashes and dots.",
-    ),
+    str, Meta(pattern=LABEL, description="A name on the cluster: lower-case letters, digits, dashes and dots.")
 ]
 Quantity = Annotated[
     Annotated[str, Meta(pattern=QUANTITY)] | int | float,
@@ -180,17 +176,12 @@ def find_cluster_clashes(section: Any, line: int) -> Iterator[Mistake]:
             if key in volume:
                 text = f"`kubernetes.volume.{key}` is for a claim that is made, and `claim` names one"
                 yield Mistake(at[key], text, fix=f"leave `{key}` or `claim` out")
-    yield from _unknown_kinds(section.get("patch"), lines.get("patch", line))
+    patch = section.get("patch")
+    at = lines_of(patch, lines["patch"]) if isinstance(patch, Mapping) else {}
+    for kind in (kind for kind in at if kind not in PATCHED):
+        text = f"`kubernetes.patch.{kind}`: a job has no object of that kind"
+        yield Mistake(at[kind], text, fix=f"one of: {', '.join(PATCHED)}")
     yield from _taken(section, lines)
-
-
-def _unknown_kinds(patch: Any, line: int) -> Iterator[Mistake]:
-    if isinstance(patch, Mapping):
-        at = lines_of(patch, line)
-        for kind in patch:
-            if kind not in PATCHED:
-                text = f"`kubernetes.patch.{kind}`: a job has no object of that kind"
-                yield Mistake(at[kind], text, fix=f"one of: {', '.join(PATCHED)}")
 
 
 def _taken(section: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[Mistake]:

@@ -76,7 +76,7 @@ class Places:
 
 
 def places(environment: Mapping[str, str] = os.environ) -> Places:
-    """The user's cache and state directories, by the XDG rules."""
+    """By the XDG rules."""
     cache = Path(environment.get("XDG_CACHE_HOME") or _home(environment) / ".cache")
     state = Path(environment.get("XDG_STATE_HOME") or _home(environment) / ".local" / "state")
     return Places(cache / "bireme", state / "bireme")
@@ -103,7 +103,7 @@ def is_pinned() -> bool:
 
 
 def command_name(environment: Mapping[str, str] = os.environ) -> str:
-    """The command that runs bireme here, for the commands that messages suggest."""
+    """For the commands that messages suggest."""
     return environment.get("BIREME_COMMAND") or "bireme"
 
 
@@ -112,7 +112,7 @@ def aws_region(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def kubeconfig_files(environment: Mapping[str, str] = os.environ) -> list[Path]:
-    """The existing kubeconfig files, searched as kubectl does."""
+    """Those that exist, searched as kubectl does."""
     return [path for path in _kubeconfigs(environment) if path.is_file()]
 
 
@@ -127,37 +127,7 @@ def _kubeconfigs(environment: Mapping[str, str]) -> list[Path]:
 
 
 def overrides_from(environment: Mapping[str, str]) -> dict[str, str]:
-    """The overrides from variables such as BIREME_TRAINERS."""
     return {n: environment[f"BIREME_{n.upper()}"] for n in OVERRIDES if environment.get(f"BIREME_{n.upper()}")}
-
-
-class _Loaded(NamedTuple):
-    file: JobFile
-    path: Path
-    data: Any
-    """The file as parsed, with its lines."""
-    overrides: dict[str, Any]
-
-    @property
-    def base(self) -> Path:
-        return self.path.resolve().parent
-
-
-def _load(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str]) -> _Loaded:
-    if path.is_dir():
-        path = path / "job.yaml"
-    data = read_job_file(path)
-    if wrong := find_mistakes(JobFile, data, meant=MEANT):
-        raise refusal(path, wrong + find_clashes(data))
-    overrides = {**overrides_from(environment), **{k: v for k, v in flags.items() if v is not None}}
-    if "output" in overrides:
-        overrides["output"] = str(overrides["output"])
-    return _Loaded(_override(msgspec.convert(plain(data), JobFile), overrides), path, data, overrides)
-
-
-def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Job:
-    """Resolve a job file, with overrides, to the job that processes run."""
-    return _settle(_load(path, flags, environment), environment, is_elsewhere=False)
 
 
 class ClusterJob(NamedTuple):
@@ -170,41 +140,42 @@ class ClusterJob(NamedTuple):
     has_data: bool
     """Whether its shards are here too."""
     has_program: bool
-    has_claim: bool = False
+    has_claim: bool
     """Whether the file names a volume claim, or configures the one to create."""
 
     @property
     def settings(self) -> KubernetesFile:
-        """The `kubernetes` section."""
         return self.file.kubernetes
+
+
+def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Job:
+    """Resolve a job file, with overrides, to the job that processes run."""
+    return _load(path, flags, environment, is_elsewhere=False).job
 
 
 def load_cluster_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ClusterJob:
     """Resolve a job file whose data may be on a volume only, and its program in an image."""
-    env = {**environment, "BIREME_OUTPUT": ""}  # a local path means nothing on the volume
-    loaded = _load(path, flags, env)
-    job = _settle(loaded, env, is_elsewhere=True)
-    has_data = is_sharded(Path(job.data))
-    volume = (loaded.data.get("kubernetes") or {}).get("volume") or {}
+    # A local output path means nothing on the volume.
+    return _load(path, flags, {**environment, "BIREME_OUTPUT": ""}, is_elsewhere=True)
+
+
+def _load(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str], *, is_elsewhere: bool) -> ClusterJob:
+    if path.is_dir():
+        path = path / "job.yaml"
+    data = read_job_file(path)
+    if wrong := find_mistakes(JobFile, data, meant=MEANT):
+        raise refusal(path, wrong + find_clashes(data))
+    overrides = {**overrides_from(environment), **{k: v for k, v in flags.items() if v is not None}}
+    if "output" in overrides:
+        overrides["output"] = str(overrides["output"])
+    file, base = _override(msgspec.convert(plain(data), JobFile), overrides), path.resolve().parent
+    misfits = find_misfits(file, base, _key_lines(data, overrides), is_elsewhere=is_elsewhere)
+    if wrong := find_clashes(data) + misfits:
+        raise refusal(path, wrong)
+    job = resolve(file, base, overrides, environment)
+    volume = (data.get("kubernetes") or {}).get("volume") or {}
     has_claim = any(volume.get(key) is not None for key in ("claim", "size", "storage_class", "access_modes"))
-    return ClusterJob(job, loaded.file, loaded.base, has_data, Path(job.config).is_file(), has_claim)
-
-
-def _settle(loaded: _Loaded, environment: Mapping[str, str], *, is_elsewhere: bool) -> Job:
-    file, base, overrides = loaded.file, loaded.base, loaded.overrides
-    lines = _key_lines(loaded.data, overrides)
-    if wrong := find_clashes(loaded.data) + find_misfits(file, base, lines, is_elsewhere=is_elsewhere):
-        raise refusal(loaded.path, wrong)
-    job = resolve(file, base, overrides)
-    return msgspec.structs.replace(job, faults=environment.get("BIREME_FAULTS", ""), carrier=_carrier(environment))
-
-
-def _carrier(environment: Mapping[str, str]) -> CarrierChoice:
-    try:
-        choice: CarrierChoice = msgspec.convert(environment.get("BIREME_CARRIER") or "auto", CarrierChoice)
-    except msgspec.ValidationError as e:
-        raise SpecError("BIREME_CARRIER must be auto, unix or tcp") from e
-    return choice
+    return ClusterJob(job, file, base, bool(_shards_in(Path(job.data))), Path(job.config).is_file(), has_claim)
 
 
 def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
@@ -273,7 +244,7 @@ def find_misfits(file: JobFile, base: Path, lines: Mapping[str, int], *, is_else
 
 
 def _shards_of(file: JobFile, data: Path, *, is_elsewhere: bool) -> int:
-    if not is_elsewhere or is_sharded(data):
+    if not is_elsewhere or _shards_in(data):
         return count_shards(data)
     if file.data.shards is None:
         why = "they may be on the cluster's volume only, but then their number must be known"
@@ -282,8 +253,11 @@ def _shards_of(file: JobFile, data: Path, *, is_elsewhere: bool) -> int:
     return file.data.shards
 
 
-def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
-    """Resolve the paths and counts of a checked file."""
+def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any], environment: Mapping[str, str]) -> Job:
+    try:
+        carrier: CarrierChoice = msgspec.convert(environment.get("BIREME_CARRIER") or "auto", CarrierChoice)
+    except msgspec.ValidationError as e:
+        raise SpecError("BIREME_CARRIER must be auto, unix or tcp") from e
     config, data = base / file.program.config, base / file.data.path
     shards = _shards_of(file, data, is_elsewhere=True)
     trainers = file.trainers or file.nodes or shards
@@ -294,7 +268,7 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
     return Job(
         name=file.name,
         config=str(config),
-        config_args={k: _as_arg(v) for k, v in file.program.args.items()},
+        config_args={k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in file.program.args.items()},
         data=str(data.resolve()),
         shards=shards,
         pservers=pservers,
@@ -314,6 +288,8 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any]) -> Job:
         restarts=file.restarts,
         logs=file.logs,
         wire=file.wire,
+        carrier=carrier,
+        faults=environment.get("BIREME_FAULTS", ""),
     )
 
 
@@ -330,30 +306,24 @@ def _updates(file: JobFile) -> Updates | None:
     )
 
 
-def _as_arg(value: str | int | float | bool) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
-
-
 def is_shard_name(name: str) -> bool:
     """Whether a directory of this name is a shard: `0`, `1`, … and not `01`."""
     return name.isascii() and name.isdecimal() and name == str(int(name))
 
 
-def is_sharded(data: Path) -> bool:
-    """Whether a directory holds shards, or some of them."""
-    return data.is_dir() and any(is_shard_name(d.name) and (d / "data").is_dir() for d in data.iterdir())
+def _shards_in(data: Path) -> list[int]:
+    directories = data.iterdir() if data.is_dir() else ()
+    return sorted(int(d.name) for d in directories if is_shard_name(d.name) and (d / "data").is_dir())
 
 
 def count_shards(data: Path) -> int:
     """How many shards a data directory holds: `0/data`, `1/data`, … without a gap."""
     if not data.is_dir():
         raise SpecError(f"data.path: there is no directory {data}", fix="paths in job.yaml are relative to job.yaml")
-    found = sorted(int(d.name) for d in data.iterdir() if is_shard_name(d.name) and (d / "data").is_dir())
+    found = _shards_in(data)
     if not found:
-        raise SpecError(
-            f"{data} holds no shard (a directory `0/data`)",
-            fix=f"run `bireme data split SOURCE --shards N --out {data}`",
-        )
+        fix = f"run `bireme data split SOURCE --shards N --out {data}`"
+        raise SpecError(f"{data} holds no shard (a directory `0/data`)", fix=fix)
     if found != list(range(len(found))):
         gap = next(i for i, n in enumerate(found) if i != n)
         raise SpecError(f"shard {gap} is missing: there is no {data}/{gap}/data", fix="split the data again")

@@ -151,7 +151,7 @@ _EXPECTED = re.compile(r"(`[^`]+`: )expected `(\w+)`( of length)?(?: (>=|<=|>|<)
 
 
 def in_plain_terms(text: str) -> str:
-    """A mistake about a value's type, without the names of types."""
+    """The same without the names of types."""
     found = _EXPECTED.fullmatch(text)
     if found is None:
         return text
@@ -168,7 +168,7 @@ def in_plain_terms(text: str) -> str:
 
 
 def _parts_of(hint: Any, value: Any, path: str, line: int) -> list[tuple[Any, Any, str, int]]:
-    """The items of a list, and the values of a mapping with a described type, each with its own line."""
+    """The items of a list, and the keys and values of a mapping with a described type, each with its own line."""
     of = get_args(hint)
     if get_origin(hint) is tuple and isinstance(value, list):
         lines = item_lines(value, line)
@@ -209,7 +209,6 @@ def _name_of(value: Any) -> str:
 
 
 def lines_of(value: Any, default: int) -> dict[Any, int]:
-    """The line of each key of a parsed mapping."""
     marks = getattr(value, "lc", None)
     if marks is None:
         return dict.fromkeys(value, default)
@@ -218,7 +217,6 @@ def lines_of(value: Any, default: int) -> dict[Any, int]:
 
 
 def item_lines(value: list[Any], default: int) -> list[int]:
-    """The line of each item of a parsed list."""
     marks = getattr(value, "lc", None)
     # A list that is not from a file, or was assembled from a file's values, has no lines of its own.
     return [marks.item(i)[0] + 1 if marks and marks.data else default for i in range(len(value))]
