@@ -17,14 +17,12 @@ from bireme.core.errors import ConfigScriptError
 from bireme.programs.columns import Columns, InputType
 from bireme.programs.config.compute import compile_graph, require_engine
 from bireme.programs.config.draft import Draft, Settings
-from bireme.programs.config.graph import Graph
+from bireme.programs.config.graph import Graph, find_lookups
 from bireme.programs.config.layers import LayerWords
 from bireme.programs.config.provider import Provider, provider_words
-from bireme.programs.config.scripts import Complaint, Scripts, stand_in
+from bireme.programs.config.scripts import Complaint, Scripts, UserGenerators, stand_in, visiting
 from bireme.programs.config.source import ProviderSource, SourcePlan
-from bireme.programs.config.sparse import check_methods, find_lookups
 from bireme.programs.config.values import checked, stateless_names
-from bireme.programs.config.visit import UserGenerators, visiting
 from bireme.programs.loading import ProgramSpec
 from bireme.programs.program import ERROR_EVALUATOR, Arrays, Computation, Role, Sums
 
@@ -149,7 +147,11 @@ class ConfigProgram:
         self.outputs = graph.predictions
         self.lookups = find_lookups(graph, self.parameters)
         self.wants_async = bool(session.draft.settings.is_async)
-        check_methods(self.parameters, self.optimizer)
+        if any(parameter.is_sparse for parameter in self.parameters):
+            # Brings compiled kernels with it, which a config without sparse parameters does not need.
+            from bireme.ps.sparse.table import check_sparse
+
+            check_sparse(self.parameters, self.optimizer)
         self._sources = {role: ProviderSource(plan, graph, session.scripts) for role, plan in session.plans.items()}
 
     def source(self, role: Role) -> ProviderSource | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import os
+import random
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from bireme.core.errors import BiremeError, ConfigScriptError
+import numpy as np
+
+from bireme.core.errors import BiremeError, ConfigScriptError, DataError
 
 _PYTHON_2 = {
     "xrange": "Python 3 calls it range",
@@ -215,3 +219,40 @@ def stand_in(name: str, content: Mapping[str, object]) -> ModuleType:
     module = ModuleType(name, f"bireme's stand-in for {name}.")
     vars(module).update(content)
     return module
+
+
+class UserGenerators:
+    """The global generators as one user script sees them, kept between its turns."""
+
+    def __init__(self, seed: int) -> None:
+        self._python = random.Random(seed).getstate()
+        self._numpy = np.random.RandomState(seed % 2**32).get_state(legacy=False)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lend our state to `random` and `numpy.random`, and take it back advanced."""
+        python, numpy_ = random.getstate(), np.random.get_state(legacy=False)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        try:
+            yield
+        finally:
+            self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
+            random.setstate(python)
+            np.random.set_state(numpy_)
+
+
+@contextmanager
+def visiting(workdir: Path, generators: UserGenerators) -> Iterator[None]:
+    """Run the body in the user's directory and with the user's random numbers; leaves no trace."""
+    # Both are global to the process, so they are borrowed for as short as possible.
+    home = Path.cwd()
+    try:
+        os.chdir(workdir)
+    except OSError as error:
+        raise DataError(f"cannot work in {workdir}: {error.strerror}") from error
+    try:
+        with generators.lent():
+            yield
+    finally:
+        os.chdir(home)

@@ -21,8 +21,7 @@ from bireme.core.errors import BiremeError, ConfigScriptError, DataError
 from bireme.programs.columns import InputType
 from bireme.programs.config.graph import Graph, check_inputs
 from bireme.programs.config.provider import Provider, ProviderSettings, input_order
-from bireme.programs.config.scripts import Complaint, Scripts
-from bireme.programs.config.visit import UserGenerators, visiting
+from bireme.programs.config.scripts import Complaint, Scripts, UserGenerators, visiting
 from bireme.programs.program import Reader, SourceFacts
 from bireme.programs.readers import open_reader
 
