@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -14,11 +13,11 @@ from bireme.ps.tree import share_out
 from bireme.scale.plan import Cluster, Load
 from bireme.spec.job import Job
 from bireme.spec.load import load_job
-from bireme.spec.model import Wire
+from bireme.spec.model import Coding, Wire
 
 
 def load_of(job: Job) -> Load:
-    """A job's load on any cluster; loads its program, reads no sample."""
+    """Loads the job's program, reads no sample."""
     program = check_program(job)
     mode = updates_of(program, job.updates, job.wire).mode
     if mode != "sync":
@@ -33,14 +32,7 @@ def load_of(job: Job) -> Load:
             why="which rows travel depends on the data, so the simulator leaves them out",
             fix="simulate a job with dense parameters",
         )
-    return Load(
-        name=job.name,
-        values=values,
-        batch=program.batch_size,
-        shards=job.shards,
-        method=program.optimizer.method,
-        wire=job.wire,
-    )
+    return Load(job.name, values, program.batch_size, job.shards, program.optimizer.method, job.wire)
 
 
 class _Ran(msgspec.Struct, frozen=True):
@@ -79,7 +71,7 @@ class Sizes:
     """Samples per second of one trainer alone; None: as measured in the job's last run."""
     parameters: int | None = None
     batch: int | None = None
-    gradients: Literal["float32", "float16", "bfloat16", "top_k"] | None = None
+    gradients: Coding | None = None
 
 
 def scenario(path: Path | None, sizes: Sizes, *, network_bit_s: float, latency_s: float) -> tuple[Load, Cluster]:
@@ -102,7 +94,7 @@ def scenario(path: Path | None, sizes: Sizes, *, network_bit_s: float, latency_s
         rate = rate_of(Path(job.output)) if sizes.compute_rate is None else sizes.compute_rate
         if rate is None:
             raise UsageError(
-                f"{job.output} does not tell how fast a trainer of this job computes",
+                f"{job.output} has no record of how fast a trainer of this job computes",
                 why="nothing else is known about a trainer's speed",
                 fix="train a pass of it first, or give --compute-rate SAMPLES_PER_SECOND",
             )

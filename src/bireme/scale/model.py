@@ -35,9 +35,6 @@ class Outcome:
     """Shares of the time by limit, from the largest to the smallest."""
     in_step_s: float
     """A round without stragglers and queueing: the sum of its parts."""
-    pushed_nbytes: int
-    """Through all pservers, in all rounds together."""
-    pulled_nbytes: int
 
     @property
     def limit(self) -> Limit:
@@ -49,8 +46,7 @@ def simulate(load: Load, cluster: Cluster, costs: Costs, *, rounds: int = 4, see
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}: at least one is needed")
     plan = Plan(load, cluster, costs)
-    run = Rounds(plan, rounds, seed)
-    end = run.run()
+    end = Rounds(plan, rounds, seed).run()
     samples_s = rounds * plan.shards * load.batch / end.at
     shares = sorted(((seconds / end.at, limit) for limit, seconds in spent(end).items()), key=lambda s: (-s[0], s[1]))
     return Outcome(
@@ -59,8 +55,6 @@ def simulate(load: Load, cluster: Cluster, costs: Costs, *, rounds: int = 4, see
         efficiency=samples_s / (cluster.trainers * cluster.samples_s),
         shares={limit: share for share, limit in shares},
         in_step_s=sum_of_parts(plan),
-        pushed_nbytes=sum(port.nbytes for port in run.inward),
-        pulled_nbytes=sum(port.nbytes for port in run.outward),
     )
 
 
@@ -108,8 +102,7 @@ def advise(load: Load, cluster: Cluster, costs: Costs) -> Advice:
 
 def _counts(cluster: Cluster) -> list[int]:
     """All small numbers, then in steps of a fiftieth: the difference between 700 and 701 does not matter."""
-    counts, count = [], 1
-    while count <= max(cluster.trainers, 1):
+    counts = [1]
+    while (count := counts[-1] + max(1, counts[-1] // 50)) <= cluster.trainers:
         counts.append(count)
-        count += max(1, count // 50)
     return counts

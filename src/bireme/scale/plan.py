@@ -104,13 +104,13 @@ class Plan:
         return Rate(self.cluster.network_bit_s / 8 * GOODPUT, limit)
 
     def trainer_rates(self) -> tuple[Rate, Rate]:
-        """How fast a trainer can send, and receive."""
+        """To send, and to receive."""
         card, costs = self._card(Limit.TRAINER_NIC), self.costs
         send, receive = (_core(cost, 1, Limit.TRAINER_CPU) for cost in (costs.send, costs.receive))
         return _slower(card, send), _slower(card, receive)
 
     def pserver_rates(self) -> tuple[Rate, Rate]:
-        """How fast a pserver can receive, and send."""
+        """To receive, and to send."""
         costs, card, cores = self.costs, self._card(Limit.PSERVER_NIC), self.cluster.lanes
         floats = max(self.slices)
         decode = costs.decode.get(self.load.wire.gradients, 0.0) * floats / max(self.coded_nbytes(floats), 1)

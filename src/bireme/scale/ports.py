@@ -40,7 +40,6 @@ START = Moment(0.0)
 
 
 def after(moment: Moment, limit: Limit, seconds: float) -> Moment:
-    """The moment that follows after so many seconds on a resource."""
     return Moment(moment.at + seconds, moment, limit) if seconds else moment
 
 
@@ -54,7 +53,6 @@ def spent(moment: Moment) -> dict[Limit, float]:
 
 
 def later(a: Moment, b: Moment) -> Moment:
-    """The later of two moments, on which the critical path goes on."""
     return a if a.at >= b.at else b
 
 
@@ -66,7 +64,7 @@ class Turn:
         self._free = START
 
     def take(self, arrival: Moment, seconds: float) -> Moment:
-        """The moment at which a request is done; calls come in the order of arrivals."""
+        # Calls come in the order of arrivals.
         self._free = after(later(arrival, self._free), self._limit, seconds)
         return self._free
 

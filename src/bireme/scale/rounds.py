@@ -3,8 +3,8 @@
 A trainer computes, pushes its rows lane after lane (each begins with another lane), sends a pull to all
 lanes, and takes their answers in the same order, as `ps.client` does. A lane closes its round when all rows
 are in, and answers the waiting pulls. A pserver handles frames one after the other (it has one
-interpreter), payloads share its port. A trainer with a slow payload does not go on to the next lane: that
-is how blocking sockets hold each other up.
+interpreter), payloads share its port. A trainer with a slow payload does not continue with the next lane, as
+with blocking sockets.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ class Rounds:
         heapq.heappush(self._events, (at, self._order, what, arguments))
 
     def _compute(self, t: int, moment: Moment) -> None:
-        """Compute a row's batches; then it goes to all lanes."""
         trainer, plan = self._trainers[t], self._plan
         seconds = plan.compute_s(trainer.rows[trainer.row]) * self._factors[trainer.round][t]
         done = after(moment, Limit.COMPUTE, seconds)

@@ -109,7 +109,7 @@ def test_the_last_run_tells_how_fast_a_trainer_computes(job: Path, trainers: int
 
 
 def test_without_a_run_or_a_rate_it_says_how_to_get_one(job: Path) -> None:
-    with pytest.raises(UsageError, match="does not tell how fast a trainer") as caught:
+    with pytest.raises(UsageError, match="has no record of how fast a trainer") as caught:
         run(str(job))
     assert "--compute-rate" in caught.value.fix
 

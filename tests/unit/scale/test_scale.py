@@ -18,6 +18,7 @@ from bireme.ps.wire.frames import HEAD_NBYTES, RECORD_NBYTES
 from bireme.scale.model import Cluster, Costs, Limit, Load, Outcome, advise, load_costs, simulate
 from bireme.scale.plan import GOODPUT, Plan
 from bireme.scale.ports import START, Port, Rate, Turn, after, spent
+from bireme.scale.rounds import Rounds
 from bireme.spec.model import Wire
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,10 +70,13 @@ def test_every_byte_that_is_sent_is_received(
 ) -> None:
     load = replace(LOAD, shards=shards, wire=Wire(gradients=coding))  # type: ignore[arg-type]
     cluster = Cluster(trainers, pservers, lanes)
-    plan, found = Plan(load, cluster, COSTS), simulate_quietly(load, cluster)
+    plan = Plan(load, cluster, COSTS)
+    rounds = Rounds(plan, 3)
+    rounds.run()
     pushed = sum(plan.push_nbytes(k, row) for k in range(pservers * lanes) for rows in plan.rows for row in rows)
-    assert found.pushed_nbytes == 3 * pushed
-    assert found.pulled_nbytes == 3 * trainers * (4 * LOAD.values + pservers * lanes * HEAD_NBYTES)
+    pulled = trainers * (4 * LOAD.values + pservers * lanes * HEAD_NBYTES)
+    assert sum(port.nbytes for port in rounds.inward) == 3 * pushed
+    assert sum(port.nbytes for port in rounds.outward) == 3 * pulled
     if coding == "float32":
         rows = sum(map(len, plan.rows))
         heads = pservers * lanes * (rows * HEAD_NBYTES + shards * RECORD_NBYTES)
