@@ -1,8 +1,7 @@
 """The layout of a data directory and of a job: list files, shards, and the manifest.
 
-A shard is `<job>/<i>/`, a working directory whose `data/` holds the files; list files name these
-relative to the shard, as `data/train.txt`. `<job>/shards.json` is written last by a split and
-records the content of every shard.
+A shard is `<job>/<i>/`, a working directory whose `data/` holds the files; list files name these relative to the shard,
+as `data/train.txt`. `<job>/shards.json` is written last by a split and records the content of every shard.
 """
 
 from __future__ import annotations
@@ -50,24 +49,18 @@ class SplitManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def read_manifest(path: Path) -> SplitManifest:
-    """Load `shards.json`; DataError if it is malformed."""
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=SplitManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} is not a shard manifest: {error}",
-            fix="split the data again, or remove the file if you no longer want the check",
-        ) from error
+        fix = "split the data again, or remove the file if you no longer want the check"
+        raise DataError(f"{path} is not a shard manifest: {error}", fix=fix) from error
     if manifest.version != FORMAT_VERSION:
-        raise DataError(
-            f"{path} has format version {manifest.version}, but this bireme reads version {FORMAT_VERSION}",
-            fix="split the data again with this bireme, or use the one that made it",
-        )
+        what = f"{path} has format version {manifest.version}, but this bireme reads version {FORMAT_VERSION}"
+        raise DataError(what, fix="split the data again with this bireme, or use the one that made it")
     return manifest
 
 
 def shard_directories(job: Path) -> dict[int, Path]:
-    """Find the directories of `job` that are named like shards, in order."""
     found = {int(path.name): path for path in job.iterdir() if is_shard_name(path.name) and path.is_dir()}
     return dict(sorted(found.items()))
 

@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.core.errors import DataError, OutputExistsError, StorageError, UsageError
-from bireme.data.layout import (
-    MANIFEST,
-    TRAIN_FILE,
-    TRAIN_LIST,
-    data_files,
-    inside_data,
-    list_entries,
-    shard_directories,
-)
+from bireme.data import layout
 from bireme.data.staging import storage_error
 
 
@@ -44,10 +36,9 @@ class SplitPlan:
 
 
 def plan_split(source: Path, job: Path, shards: int) -> SplitPlan:
-    """Decide what to read and write, or refuse."""
     _refuse_bad_request(source, job, shards)
     try:
-        names = data_files(source)
+        names = layout.data_files(source)
         split = _files_to_split(source, names)
         plan = SplitPlan(
             source=source,
@@ -64,16 +55,14 @@ def plan_split(source: Path, job: Path, shards: int) -> SplitPlan:
 
 
 def _files_to_split(source: Path, names: list[str]) -> list[str]:
-    train_list = source / TRAIN_LIST
-    if TRAIN_LIST not in names:
-        if TRAIN_FILE not in names:
-            raise DataError(
-                f"{source} holds neither {TRAIN_LIST} nor {TRAIN_FILE}",
-                fix=f"put the training data there as {TRAIN_FILE}, or name its files in {TRAIN_LIST}",
-            )
-        return [TRAIN_FILE]
+    train_list = source / layout.TRAIN_LIST
+    if layout.TRAIN_LIST not in names:
+        if layout.TRAIN_FILE not in names:
+            fix = f"put the training data there as {layout.TRAIN_FILE}, or name its files in {layout.TRAIN_LIST}"
+            raise DataError(f"{source} holds neither {layout.TRAIN_LIST} nor {layout.TRAIN_FILE}", fix=fix)
+        return [layout.TRAIN_FILE]
     split: list[str] = []
-    for number, entry in list_entries(train_list):
+    for number, entry in layout.list_entries(train_list):
         split.append(_listed_file(f"{train_list}:{number}", entry, names, split))
     if not split:
         raise DataError(f"{train_list} names no files", fix="write one path a line, such as data/train.txt")
@@ -81,7 +70,7 @@ def _files_to_split(source: Path, names: list[str]) -> list[str]:
 
 
 def _listed_file(where: str, entry: str, names: list[str], before: list[str]) -> str:
-    name = inside_data(entry)
+    name = layout.inside_data(entry)
     if name is None:
         raise DataError(
             f"{where} names {entry}, which is not below data/",
@@ -114,9 +103,9 @@ def _refuse_bad_request(source: Path, job: Path, shards: int) -> None:
 
 
 def _refuse_existing(job: Path) -> None:
-    there = [*shard_directories(job).values()] if job.exists() else []
-    if (job / MANIFEST).exists():
-        there.append(job / MANIFEST)
+    there = [*layout.shard_directories(job).values()] if job.exists() else []
+    if (job / layout.MANIFEST).exists():
+        there.append(job / layout.MANIFEST)
     if there:
         raise OutputExistsError(
             f"{there[0]} is already there",

@@ -49,10 +49,8 @@ def move_all(moves: list[tuple[Path, Path]]) -> None:
     try:
         for source, target in moves:
             if target.exists():
-                raise OutputExistsError(
-                    f"{target} appeared while it was being made",
-                    fix="make sure that nothing else writes there, then run this again",
-                )
+                fix = "make sure that nothing else writes there, then run this again"
+                raise OutputExistsError(f"{target} appeared while it was being made", fix=fix)
             source.rename(target)
     except BaseException:
         for source, target in moves:
