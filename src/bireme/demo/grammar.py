@@ -1,9 +1,8 @@
 """Reviews as arrays: from labels to token ids, by the patterns of the lexicon.
 
-Everything is drawn for all reviews at once: first how many sentences and sentiment words each
-review has, then its sentences, then what fills each slot. A review has an odd number of
-sentiment words and the majority of them is its true label, so a linear model over word counts
-can be exactly right.
+Everything is drawn for all reviews at once: first how many sentences and sentiment words each review has, then its
+sentences, then what fills each slot. A review has an odd number of sentiment words and the majority of them is its true
+label, so a linear model over word counts can be exactly right.
 """
 
 from __future__ import annotations
@@ -100,7 +99,6 @@ def english_words() -> list[str]:
 
 
 def make_vocabulary(size: int, draws: Draws) -> Vocabulary:
-    """Build a vocabulary of `size` words: the English ones, and made-up names for the rest."""
     english = english_words()
     words = english + _make_names(size - len(english), set(english), draws)
     ids = {word: place for place, word in enumerate(words)}

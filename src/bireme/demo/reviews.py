@@ -1,9 +1,8 @@
 """The demo's training data: made-up product reviews in the quick-start formats.
 
-The true label of a review is the majority of its sentiment words, which a linear model can learn
-exactly; then exactly 5 % of the labels are flipped, evenly over both classes. So the best
-possible test error is known, and a training run can be judged against it.
-The same seed gives the same bytes everywhere.
+The true label of a review is the majority of its sentiment words, which a linear model can learn exactly; then exactly
+5 % of the labels are flipped, evenly over both classes. So the best possible test error is known, and a training run
+can be judged against it. The same seed gives the same bytes everywhere.
 """
 
 from __future__ import annotations

@@ -21,10 +21,8 @@ def load_of(job: Job) -> Load:
     program = check_program(job)
     mode = updates_of(program, job.updates, job.wire).mode
     if mode != "sync":
-        raise SpecError(
-            f"{job.name} has mode {mode}, and only rounds of all trainers can be simulated",
-            fix="leave `mode` out of the file, or set `mode: sync`, to see what rounds would cost",
-        )
+        fix = "leave `mode` out of the file, or set `mode: sync`, to see what rounds would cost"
+        raise SpecError(f"{job.name} has mode {mode}, and only rounds of all trainers can be simulated", fix=fix)
     values = sum(p.size for p in program.parameters if not p.is_sparse)
     if not values:
         raise SpecError(
@@ -80,10 +78,8 @@ def scenario(path: Path | None, sizes: Sizes, *, network_bit_s: float, latency_s
         needed = ("parameters", "batch", "trainers", "pservers", "compute_rate")
         missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(sizes, name) is None]
         if missing:
-            raise UsageError(
-                f"without a JOB.yaml, {', '.join(missing)} must be given",
-                fix="name a job file, or say how large the model, the batch and the cluster are",
-            )
+            fix = "name a job file, or say how large the model, the batch and the cluster are"
+            raise UsageError(f"without a JOB.yaml, {', '.join(missing)} must be given", fix=fix)
         load, trainers, pservers, lanes = Load("a job", sizes.parameters or 0, sizes.batch or 0), 0, 0, 1
         rate = sizes.compute_rate
     else:

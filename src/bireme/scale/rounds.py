@@ -1,10 +1,9 @@
 """Rounds in virtual time: every trainer, lane and payload of a cluster, event by event.
 
-A trainer computes, pushes its rows lane after lane (each begins with another lane), sends a pull to all
-lanes, and takes their answers in the same order, as `ps.client` does. A lane closes its round when all rows
-are in, and answers the waiting pulls. A pserver handles frames one after the other (it has one
-interpreter), payloads share its port. A trainer with a slow payload does not continue with the next lane, as
-with blocking sockets.
+A trainer computes, pushes its rows lane after lane (each begins with another lane), sends a pull to all lanes, and
+takes their answers in the same order, as `ps.client` does. A lane closes its round when all rows are in, and answers
+the waiting pulls. A pserver handles frames one after the other (it has one interpreter), payloads share its port. A
+trainer with a slow payload does not continue with the next lane, as with blocking sockets.
 """
 
 from __future__ import annotations
@@ -133,7 +132,6 @@ class Rounds:
             self._at(landing.at, self._ask, t, landing)
 
     def _land(self, now: float, lane: int, moment: Moment) -> None:
-        """Handle a row at its lane; the last one closes the round."""
         costs, state = self._plan.costs, self._lanes[lane]
         woken = after(moment, Limit.LANE_CPU, costs.wake)
         state.last_row = later(self._turn(lane).take(woken, costs.frame), state.last_row)
@@ -168,7 +166,6 @@ class Rounds:
             self._receive(t)
 
     def _receive(self, t: int) -> None:
-        """Receive the next lane's answer, now or when it is ready."""
         trainer = self._trainers[t]
         lane = trainer.lanes[trainer.step]
         ready = trainer.ready.pop(lane, None)
@@ -185,7 +182,6 @@ class Rounds:
         self._start(self.outward, lane, t, moment, self._plan.pull_nbytes(lane))
 
     def _answered(self, flow: Flow, moment: Moment) -> None:
-        """Finish an answer; the last one ends the round for this trainer."""
         t, trainer = flow.owner, self._trainers[flow.owner]
         trainer.reached = moment
         trainer.step += 1

@@ -190,10 +190,8 @@ class Job(JobTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def first_port(self) -> int:
-        """First port of a pserver that has an address of its own."""
         return self.port or PORT
 
     @property
     def nodes(self) -> int:
-        """Nodes that run a pserver, a trainer, or both."""
         return max(self.pservers, self.trainers)

@@ -54,7 +54,6 @@ def find_clashes(data: Any) -> list[Mistake]:
 
 
 def read_job_file(path: Path) -> Any:
-    """Parse a job.yaml, with the lines of its keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as e:
@@ -149,7 +148,6 @@ class ClusterJob(NamedTuple):
 
 
 def load_job(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Job:
-    """Resolve a job file, with overrides, to the job that processes run."""
     return _load(path, flags, environment, is_elsewhere=False).job
 
 

@@ -33,7 +33,6 @@ class Mistake:
 
 
 def read_yaml(text: str, name: str) -> Any:
-    """Parse YAML, keeping line numbers; a syntax error names its line."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -223,7 +222,6 @@ def item_lines(value: list[Any], default: int) -> list[int]:
 
 
 def differs(section: Any, default: msgspec.Struct, *keys: str) -> bool:
-    """Whether one of these keys of a section differs from its default."""
     return isinstance(section, Mapping) and any(
         section.get(k, getattr(default, k)) != getattr(default, k) for k in keys
     )
