@@ -1,9 +1,8 @@
 """Softmax regression on bags of words, by our own kernels.
 
-One walk over the ids of a batch computes cost and gradient. Sums run in sample order in one thread,
-logits and cost in float64, so the result is a function of the batch alone. The gradient is written
-in full: rows of words that the batch lacks are zero. The weight may be whole or a compact table of
-the batch's words: the walk is the same, so the bits are.
+One walk over the ids of a batch computes cost and gradient. Sums run in sample order in one thread, logits and cost in
+float64, so the result is a function of the batch alone. The gradient is written in full: rows of words that the batch
+lacks are zero. The weight may be whole or a compact table of the batch's words: the walk is the same, so the bits are.
 """
 
 from __future__ import annotations

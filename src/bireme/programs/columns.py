@@ -52,9 +52,8 @@ class InputType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Column:
     """One slot of many samples; which arrays are present follows from the type.
 
-    dense: values[n, dim]; index: ids[n]; sparse_binary and index sequences: ids and offsets;
-    sparse_float: ids, offsets and one value per id. A compact column (see `lookups`) has int32
-    positions in place of ids, whatever its type.
+    dense: values[n, dim]; index: ids[n]; sparse_binary and index sequences: ids and offsets; sparse_float: ids, offsets
+    and one value per id. A compact column (see `lookups`) has int32 positions in place of ids, whatever its type.
     """
 
     type: InputType
@@ -71,20 +70,16 @@ class Column:
 
     def take(self, rows: Rows) -> Column:
         """Copy the chosen samples, in the order asked for, without a Python loop."""
-        if self.offsets is None:
-            return Column(
-                self.type,
-                values=None if self.values is None else self.values[rows],
-                ids=None if self.ids is None else self.ids[rows],
-            )
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        picked = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        assert self.ids is not None, "a ragged column without ids: this is a bug"
+        picked, offsets = rows, None
+        if self.offsets is not None:
+            starts = self.offsets[rows]
+            lengths = self.offsets[rows + 1] - starts
+            offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+            np.cumsum(lengths, out=offsets[1:])
+            picked = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         values = None if self.values is None else self.values[picked]
-        return Column(self.type, values=values, ids=self.ids[picked], offsets=offsets)
+        ids = None if self.ids is None else self.ids[picked]
+        return Column(self.type, values, ids, offsets)
 
 
 @dataclass(frozen=True, slots=True)

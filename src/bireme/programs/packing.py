@@ -144,10 +144,8 @@ class _PairsSlot(_RaggedSlot):
 
 def _slot(type_: InputType) -> _DenseSlot | _IndexSlot | _RaggedSlot:
     if type_.is_sequence and type_.kind != "index":
-        raise DataError(
-            f"slot {type_.name!r} is a sequence of {type_.kind} vectors, which is not supported yet",
-            fix="only integer_value_sequence can be read as a sequence",
-        )
+        what = f"slot {type_.name!r} is a sequence of {type_.kind} vectors, which is not supported yet"
+        raise DataError(what, fix="only integer_value_sequence can be read as a sequence")
     if type_.kind == "dense":
         return _DenseSlot(type_, [])
     ids: array[int] = array("Q" if type_.is_wide else "i")

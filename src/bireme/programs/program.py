@@ -1,10 +1,9 @@
 """The seam between what is trained and how it is trained.
 
-A *program* has parameters, computes gradients and reads samples, independently of trainers, lanes
-and rounds. The loop hands it memory (`bind`) and batches (`step`), so the arrays
-that the network is computed from are the very arrays that pservers write fresh parameters into.
-Of a sparse parameter the program sees a table of the rows that a batch needs; see `lookups`.
-What a batch holds is between a program's readers and its computation: the loop passes it on.
+A *program* has parameters, computes gradients and reads samples, independently of trainers, lanes and rounds. The loop
+hands it memory (`bind`) and batches (`step`), so the arrays that the network is computed from are the very arrays that
+pservers write fresh parameters into. Of a sparse parameter the program sees a table of the rows that a batch needs; see
+`lookups`. What a batch holds is between a program's readers and its computation: the loop passes it on.
 """
 
 from __future__ import annotations

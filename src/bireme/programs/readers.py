@@ -1,10 +1,9 @@
 """Readers of a provider's samples: (seed, shard, pass, batch) names the samples of a batch.
 
-A provider is a generator, so it cannot be sought; its shard is therefore packed once into
-arrays, kept in a cache under a name made from the content of everything it depends on. Shuffling
-is a permutation of those rows, drawn for (seed, shard, pass), so any batch of any pass can be
-had at once, by any trainer, with the same samples in it. A shard that is too large for memory and needs no
-shuffling is read as a stream instead: the batches are the same, one at a time.
+A provider is a generator, so it cannot be sought; its shard is therefore packed once into arrays, kept in a cache under
+a name made from the content of everything it depends on. Shuffling is a permutation of those rows, drawn for (seed,
+shard, pass), so any batch of any pass can be had at once, by any trainer, with the same samples in it. A shard that is
+too large for memory and needs no shuffling is read as a stream instead: the batches are the same, one at a time.
 """
 
 from __future__ import annotations

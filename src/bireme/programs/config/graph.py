@@ -132,7 +132,6 @@ def _check_kinds(layer: Layer, parents: Sequence[tuple[Layer, InputType | None]]
 
 
 def _check_lookups(layer: Layer, parents: Sequence[tuple[Layer, InputType | None]], sparse: frozenset[str]) -> None:
-    """Refuse a sparse weight of an input that would use all of its rows."""
     for weight, (parent, slot) in zip(layer.weights, parents, strict=False):
         if weight in sparse and slot is not None and slot.kind == "dense":
             what = f"{layer.kind} layer {layer.name!r} cannot have a weight with sparse_update=True on {parent.name!r}"

@@ -175,18 +175,13 @@ class LayerWords:
         return self._draft.add(Layer(name=name, kind=kind, size=size, inputs=names, where=self._line(), **rest))
 
     def _weight(self, name: str, source: Layer, size: int, attr: ParamAttr) -> str:
-        """Create a weight with one row for each of the source's values or ids."""
         if attr.sparse_update and source.kind != "data":
-            raise Complaint(
-                f"sparse_update=True needs a data_layer as input, but {source.name!r} is computed and uses all rows",
-                fix="leave sparse_update out here",
-            )
+            what = f"sparse_update=True needs a data_layer as input, but {source.name!r} is computed and uses all rows"
+            raise Complaint(what, fix="leave sparse_update out here")
         if source.size > MAX_NARROW_DIM and not attr.sparse_update:
-            raise Complaint(
-                f"data layer {source.name!r} has size {source.size}, but a weight that is kept whole has at most "
-                f"{MAX_NARROW_DIM} rows",
-                fix="give the layer param_attr=ParamAttr(sparse_update=True)",
-            )
+            what = f"data layer {source.name!r} has size {source.size}, but a weight that is kept whole has at most"
+            fix = "give the layer param_attr=ParamAttr(sparse_update=True)"
+            raise Complaint(f"{what} {MAX_NARROW_DIM} rows", fix=fix)
         return self._draft.parameter(name, (source.size, size), attr)
 
     def _bias(self, helper: str, layer: str, size: int, attr: Bias) -> str | None:
@@ -195,10 +190,8 @@ class LayerWords:
         if attr is not True and not isinstance(attr, ParamAttr):
             raise Complaint(f"{helper}(): bias_attr must be True, False or ParamAttr(...), not {attr!r}")
         if attr is not True and attr.sparse_update:
-            raise Complaint(
-                f"{helper}(): a bias cannot have sparse_update=True, as every sample uses all of it",
-                fix="leave sparse_update out of bias_attr",
-            )
+            what = f"{helper}(): a bias cannot have sparse_update=True, as every sample uses all of it"
+            raise Complaint(what, fix="leave sparse_update out of bias_attr")
         return self._draft.parameter(f"_{layer}.wbias", (size,), ZERO if attr is True else attr)
 
     def _layers(self, helper: str, value: Any, count: int = 0) -> tuple[Layer, ...]:
@@ -209,11 +202,11 @@ class LayerWords:
             if layer.is_cost and helper != "outputs":
                 raise Complaint(f"{helper}(): {layer.name!r} is a cost and cannot be an input")
             if layer.kind == "data" and layer.size > MAX_NARROW_DIM and helper not in _LOOKING_UP:
-                raise Complaint(
-                    f"{helper}(): data layer {layer.name!r} has size {layer.size}, and more than {MAX_NARROW_DIM} ids "
-                    "can only be looked up",
-                    fix="use an embedding_layer or fc_layer with ParamAttr(sparse_update=True)",
+                what = (
+                    f"{helper}(): data layer {layer.name!r} has size {layer.size}, and more than {MAX_NARROW_DIM} ids"
                 )
+                fix = "use an embedding_layer or fc_layer with ParamAttr(sparse_update=True)"
+                raise Complaint(f"{what} can only be looked up", fix=fix)
         if not layers or (count and len(layers) != count):
             raise Complaint(f"{helper}(): expected {count or 'at least one'} layer, got {len(layers)}")
         return layers

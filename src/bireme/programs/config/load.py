@@ -92,7 +92,6 @@ class _Session:
         return SourcePlan(role, files, provider, f"{module}.{obj}", dict(args or {}))
 
     def _stand_ins(self) -> dict[str, ModuleType]:
-        """The modules of the original, as the user's code sees them."""
         config_words = self._config_words()
         name = "paddle.trainer_config_helpers"
         parts = {part: stand_in(f"{name}.{part}", config_words) for part in _HELPER_PARTS.split()}
@@ -193,10 +192,8 @@ class _Bound:
 
     def _need_cost(self) -> None:
         if not self._program.graph.costs:
-            raise ConfigScriptError(
-                f"{self._program.name} has no cost among its outputs, so it can only predict",
-                fix="load it without is_predict=1, or give outputs() a cost",
-            )
+            what = f"{self._program.name} has no cost among its outputs, so it can only predict"
+            raise ConfigScriptError(what, fix="load it without is_predict=1, or give outputs() a cost")
 
     def _computation(self, batch: Columns) -> Computation[Columns]:
         inputs = batch.inputs

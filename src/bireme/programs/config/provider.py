@@ -88,10 +88,8 @@ def input_order(settings: ProviderSettings, names: Sequence[str]) -> tuple[Input
     if not isinstance(types, list | tuple):
         types = [types]
     if len(types) != len(names):
-        raise Complaint(
-            f"the data provider has {len(types)} input_types, but the network has {len(names)} inputs: "
-            + ", ".join(names)
-        )
+        what = f"the data provider has {len(types)} input_types, but the network has {len(names)} inputs"
+        raise Complaint(f"{what}: {', '.join(names)}")
     if bad := [item for item in types if not isinstance(item, SlotType)]:
         raise Complaint(f"input_types holds {bad[0]!r}, which is no type such as integer_value(2)")
     return tuple(slot.named(name) for slot, name in zip(types, names, strict=True))
@@ -121,7 +119,6 @@ def provider(input_types: Any = None, **options: Any) -> Callable[[Callable[...,
 
 
 def _flag(value: object) -> bool | None:
-    """Read the spellings of yes and no that the original accepts."""
     if value is None or isinstance(value, bool):
         return value
     text = str(value).lower()

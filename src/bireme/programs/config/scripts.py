@@ -77,7 +77,6 @@ class Scripts:
         return module
 
     def load(self, name: str) -> ModuleType:
-        """Import a user's module by name, e.g. the one that a config names as its data provider."""
         if (module := self._user_module(name)) is None:
             raise Complaint(f"there is no module {name!r}", fix=f"put {name}.py into {self._folders[0]}")
         return module
@@ -100,7 +99,6 @@ class Scripts:
             raise self.blamed(error, doing) from error
 
     def blamed(self, error: BaseException, doing: str) -> ConfigScriptError:
-        """Say in the user's terms what went wrong, and in which of their lines."""
         if isinstance(error, Complaint):
             what, fix = str(error), error.fix
         elif isinstance(error, SyntaxError):
@@ -113,7 +111,6 @@ class Scripts:
         return ConfigScriptError(f"{file}:{number}: {what}{self.quote(file, number)}", fix=fix)
 
     def quote(self, file: str, number: int) -> str:
-        """Show one line of the user's source, ready to be put after a message."""
         lines = self._lines.get(file, [])
         return f"\n    {number} | {lines[number - 1].strip()}" if 0 < number <= len(lines) else ""
 
@@ -215,7 +212,6 @@ def _python_2_fix(error: BaseException) -> str:
 
 
 def stand_in(name: str, content: Mapping[str, object]) -> ModuleType:
-    """Make a module that user code may import under this name."""
     module = ModuleType(name, f"bireme's stand-in for {name}.")
     vars(module).update(content)
     return module

@@ -81,10 +81,8 @@ class ProviderSource:
         try:
             text = (workdir / listed).read_text(encoding="utf-8")
         except OSError as error:
-            raise DataError(
-                f"cannot read {self._plan.role} list {listed}: {error.strerror}",
-                fix="write one data file a line into it, each relative to that directory",
-            ) from error
+            fix = "write one data file a line into it, each relative to that directory"
+            raise DataError(f"cannot read {self._plan.role} list {listed}: {error.strerror}", fix=fix) from error
         return tuple(line.strip() for line in text.splitlines() if line.strip())
 
     def prepare(self, files: Sequence[str]) -> tuple[ProviderSettings, tuple[InputType, ...]]:
