@@ -42,7 +42,7 @@ class Draws:
         return draw_bits(self._key, self._next - count, count)
 
     def below(self, bounds: Ids) -> Ids:
-        """one draw for each bound b, from 0 to b - 1."""
+        """One draw for each bound b, from 0 to b - 1."""
         high = self.bits(len(bounds)) >> np.uint64(32)
         return ((high * bounds.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
@@ -58,11 +58,11 @@ class Draws:
         return ranks.astype(np.int64)
 
     def order(self, count: int) -> Ids:
-        """the numbers 0 to count - 1 in random order."""
+        """The numbers 0 to count - 1 in random order."""
         return np.argsort(self.bits(count), kind="stable").astype(np.int64)
 
     def ranks(self, valid: NDArray[np.bool_]) -> Ids:
-        """for each row a random order of its valid cells; the others come after these."""
+        """For each row a random order of its valid cells; the others come after these."""
         keys = (self.bits(valid.size) >> np.uint64(1)).reshape(valid.shape)
         keys[~valid] = _LARGEST
         return np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable").astype(np.int64)
@@ -156,8 +156,7 @@ def _opinion_words(vocabulary: Vocabulary, labels: Ids, opinions: Ids, draws: Dr
 
 
 def _name_words(names: Ids, count: int, draws: Draws, *, every_name: bool) -> Ids:
-    if not len(names):
-        raise AssertionError("a vocabulary without names cannot fill a NAME slot: this is a bug")
+    assert len(names), "a vocabulary without names cannot fill a NAME slot: this is a bug"
     chosen = names[draws.zipf(len(names), _NAME_SHIFT, count)]
     if every_name:
         places = draws.order(count)[: len(names)]

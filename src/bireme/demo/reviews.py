@@ -54,7 +54,7 @@ def write_reviews(
 
     Refuses to replace any of them. `on_progress` gets the reviews written and those in all.
     """
-    _refuse_nonsense(directory, train, test, words)
+    _refuse_bad_request(directory, train, test, words)
     vocabulary = make_vocabulary(words, Draws(seed, "names"))
     truth, flipped = _labels(train, Draws(seed, "train labels"))
     test_truth, test_flipped = _labels(test, Draws(seed, "test labels"))
@@ -119,7 +119,7 @@ def _dictionary(vocabulary: Vocabulary, text: Text) -> str:
     return "unk\t-1\n" + "".join(f"{word}\t{count}\n" for word, count in ranked)
 
 
-def _refuse_nonsense(directory: Path, train: int, test: int, words: int) -> None:
+def _refuse_bad_request(directory: Path, train: int, test: int, words: int) -> None:
     for name, count in (("train", train), ("test", test)):
         if count < 1:
             raise UsageError(f"cannot write {count} {name} reviews", fix="ask for at least one")

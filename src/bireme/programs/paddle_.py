@@ -40,7 +40,7 @@ def import_paddle() -> Any:
                 fix=f"{sys.executable} -m pip install paddlepaddle==3.3.1",
             ) from error
     paddle.set_device("cpu")
-    paddle.framework.core.set_num_threads(1)
+    paddle.framework.core.set_num_threads(1)  # with more, the order of a sum would depend on timing
     return paddle
 
 

@@ -207,17 +207,14 @@ def content_key(facts: SourceFacts, workdir: Path, seed: int) -> str:
     # A provider may read any file beside those that are listed, such as a dictionary.
     beside = (str(p.relative_to(workdir)) for p in (workdir / "data").rglob("*") if p.is_file())
     for name in sorted({*facts.files, *beside}):
-        digest.update(name.encode() + b"\0" + _hash_of(workdir / name, name))
+        path = workdir / name
+        try:
+            about = path.stat()
+            digest.update(name.encode() + b"\0" + _hash_file(path.resolve(), about.st_size, about.st_mtime_ns))
+        except OSError as e:
+            fix = f"it is named in the list file as {name!r}"
+            raise DataError(f"cannot read {path.resolve()}: {e.strerror}", fix=fix) from e
     return digest.hexdigest()
-
-
-def _hash_of(path: Path, name: str) -> bytes:
-    try:
-        about = path.stat()
-        return _hash_file(path.resolve(), about.st_size, about.st_mtime_ns)
-    except OSError as e:
-        fix = f"it is named in the list file as {name!r}"
-        raise DataError(f"cannot read {path.resolve()}: {e.strerror}", fix=fix) from e
 
 
 @functools.lru_cache(maxsize=4096)
@@ -279,4 +276,4 @@ def _trim(directory: Path) -> None:
     for _, nbytes, path in files:
         total += nbytes
         if total > CACHE_LIMIT_NBYTES:
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # another trainer may trim the same directory

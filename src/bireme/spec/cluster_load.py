@@ -48,7 +48,7 @@ MIN_RANGE = 24
 
 
 def load_cluster(path: Path) -> ClusterFile:
-    """Read a cluster.yaml; a directory stands for the cluster.yaml in it."""
+    """Read a cluster.yaml; a directory means the cluster.yaml in it."""
     path = path / "cluster.yaml" if path.is_dir() else path
     data = read_cluster_file(path)
     wrong = move_keys(data)

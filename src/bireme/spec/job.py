@@ -98,8 +98,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stop_when: StopRule | None = None
     """`no better for N passes` ends the job once N passes in a row have no lower test cost than the best before them.
     Left out: it has all its passes. Which pass is the last depends on the test costs alone, so it is the same in every
-    layout and after a resume. `bireme resume OUTPUT --passes N` goes on with a job that was ended so, then without the
-    rule."""
+    layout and after a resume. `bireme resume OUTPUT --passes N` continues a job that ended so, without the rule."""
     mode: UpdateMode | None = None
     """How gradients become updates. `sync`: one update per round from every shard's gradient, always with the same
     result. `bounded`: each shard's gradient by itself, no shard more than `staleness` batches ahead of the slowest.

@@ -21,10 +21,8 @@ def compile_graph(
     graph: Graph, parameters: Sequence[Parameter], inputs: Sequence[InputType], arrays: tuple[Arrays, Arrays]
 ) -> Computation[Columns]:
     """Make the computation that fits this graph and this data; `arrays` are values and gradients."""
-    names = {slot.name for slot in inputs}
-    wanted = graph.outputs if set(graph.inputs) <= names else graph.predictions
-    check_inputs(graph, inputs, wanted)
     slots = {slot.name: slot for slot in inputs}
+    check_inputs(graph, inputs, graph.outputs if set(graph.inputs) <= slots.keys() else graph.predictions)
     fc = bag_of_words(graph)
     if fc is not None and slots[fc.inputs[0]].kind.startswith("sparse"):
         from bireme.programs.bow import BagOfWords

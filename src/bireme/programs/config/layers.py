@@ -202,11 +202,9 @@ class LayerWords:
             if layer.is_cost and helper != "outputs":
                 raise Complaint(f"{helper}(): {layer.name!r} is a cost and cannot be an input")
             if layer.kind == "data" and layer.size > MAX_NARROW_DIM and helper not in _LOOKING_UP:
-                what = (
-                    f"{helper}(): data layer {layer.name!r} has size {layer.size}, and more than {MAX_NARROW_DIM} ids"
-                )
+                what = f"{helper}(): data layer {layer.name!r} has size {layer.size}"
                 fix = "use an embedding_layer or fc_layer with ParamAttr(sparse_update=True)"
-                raise Complaint(f"{what} can only be looked up", fix=fix)
+                raise Complaint(f"{what}, and more than {MAX_NARROW_DIM} ids can only be looked up", fix=fix)
         if not layers or (count and len(layers) != count):
             raise Complaint(f"{helper}(): expected {count or 'at least one'} layer, got {len(layers)}")
         return layers
