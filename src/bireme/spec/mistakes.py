@@ -91,9 +91,10 @@ def find_mistakes(
 ) -> list[Mistake]:
     """Compare a parsed mapping with a struct, field by field; `meant` has hints for keys of other systems."""
     if not isinstance(value, Mapping):
-        where = f"`{path}` must hold" if path else "the file must hold"
+        where = f"`{path}`" if path else "the file"
         fix = _for_empty(struct, path) if path and value is None else ""
-        return [Mistake(line, f"{where} keys and values, not {_name_of(value)}", fix=fix)]
+        given = "nothing" if value is None else "a list" if isinstance(value, list) else repr(value)
+        return [Mistake(line, f"{where} must hold keys and values, not {given}", fix=fix)]
     hints = get_type_hints(struct, include_extras=True)
     lines = lines_of(value, line)
     found = [Mistake(lines[key], _unknown_key(path, key, hints, meant or {})) for key in value if key not in hints]
@@ -199,12 +200,6 @@ def _unknown_key(path: str, key: Any, known: Mapping[str, Any], meant: Mapping[s
 def _expected(hint: Any, struct: type[msgspec.Struct], key: str) -> str:
     text = (_described(hint) or meanings(struct).get(key, "")).split(" Left out:")[0].rstrip(".")
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]  # "ARN of …" stays as it is
-
-
-def _name_of(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    return "a list" if isinstance(value, list) else f"{value!r}"
 
 
 def lines_of(value: Any, default: int) -> dict[Any, int]:

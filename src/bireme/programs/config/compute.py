@@ -57,13 +57,12 @@ def _is_installed(module: str) -> bool:
 
 def bag_of_words(graph: Graph) -> Layer | None:
     """Find the softmax layer of a graph that is nothing but a softmax regression on one input."""
-    roots = {name: graph.layers[name] for name in (*graph.outputs, *graph.predictions)}
-    layers = {layer.name: layer for layer in graph.below(roots) if layer.kind != "data"}
-    softmaxes = [layer for layer in layers.values() if layer.kind == "fc"]
-    others = [layer for layer in layers.values() if layer.kind not in ("fc", "maxid", "classification_cost")]
+    layers = [layer for layer in graph.below((*graph.outputs, *graph.predictions)) if layer.kind != "data"]
+    softmaxes = [layer for layer in layers if layer.kind == "fc"]
+    others = [layer for layer in layers if layer.kind not in ("fc", "maxid", "classification_cost")]
     if len(softmaxes) != 1 or others or len(graph.costs) > 1:
         return None
     fc = softmaxes[0]
     reads_data = len(fc.inputs) == 1 and graph.layers[fc.inputs[0]].kind == "data"
-    is_judged = all(layer.inputs[0] == fc.name for layer in layers.values() if layer is not fc)
+    is_judged = all(layer.inputs[0] == fc.name for layer in layers if layer is not fc)
     return fc if reads_data and is_judged and fc.activation == "softmax" else None
