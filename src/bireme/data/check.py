@@ -97,7 +97,9 @@ class _Check:
         self._test: set[str] = set()
 
     def run(self) -> CheckReport:
-        self._problems += _find_gaps(list(self._shards))
+        missing = sorted(set(range(max(self._shards) + 1)) - self._shards.keys())
+        for shard in missing:
+            self._add("error", str(shard), None, f"shard {shard} is missing", "split the data again")
         lines = {shard: self._check_shard(shard) for shard in self._shards}
         self._problems += _find_empty(lines)
         self._problems += _find_differences(self._facts, self._train, self._test)
@@ -199,12 +201,6 @@ class _Check:
         if self._on_progress is not None and (self._done - self._shown >= _PROGRESS_BYTES or self._done >= self._total):
             self._shown = self._done
             self._on_progress(self._done, self._total)
-
-
-def _find_gaps(shards: list[int]) -> Iterator[Problem]:
-    """Shards must be numbered 0, 1, 2 … without holes."""
-    for missing in sorted(set(range(max(shards) + 1)) - set(shards)):
-        yield Problem("error", str(missing), None, f"shard {missing} is missing", "split the data again")
 
 
 def _find_empty(lines: Mapping[int, int]) -> Iterator[Problem]:

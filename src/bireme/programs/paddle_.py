@@ -142,7 +142,10 @@ class PaddleGraph:
             return _Value(((inputs[0].data - inputs[1].data) ** 2).sum(axis=1))
         if layer.kind == "maxid":
             return _Value(inputs[0].data.argmax(axis=1, keepdim=True), offsets=inputs[0].offsets)
-        return self._activate(layer, self._combine(layer, inputs), inputs[0].offsets)
+        data, offsets = self._combine(layer, inputs), inputs[0].offsets
+        if layer.activation == "softmax":
+            return _Value(self._paddle.nn.functional.softmax(data, axis=1), offsets=offsets, logits=data)
+        return _Value(_ACTIVATIONS[layer.activation](self._paddle, data), offsets=offsets)
 
     def _combine(self, layer: Layer, inputs: Sequence[_Value]) -> Tensor:
         if layer.kind == "embedding":
@@ -213,12 +216,6 @@ class PaddleGraph:
         if len(filled) == len(lengths):
             return pooled
         return pooled * paddle.to_tensor((lengths > 0).astype(np.float32)).unsqueeze(1)
-
-    def _activate(self, layer: Layer, data: Tensor, offsets: NDArray[np.int64] | None) -> _Value:
-        paddle, name = self._paddle, layer.activation
-        if name == "softmax":
-            return _Value(paddle.nn.functional.softmax(data, axis=1), offsets=offsets, logits=data)
-        return _Value(_ACTIVATIONS[name](paddle, data), offsets=offsets)
 
 
 # The constants of brelu, softrelu and stanh are the original's.
