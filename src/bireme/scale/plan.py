@@ -100,35 +100,27 @@ class Plan:
         per_float = costs.kernel_of(self.load.method) + further * costs.kernel_row
         return costs.kernel_start + per_float * self.slices[lane]
 
-    def _card(self, limit: Limit) -> Rate:
-        return Rate(self.cluster.network_bit_s / 8 * GOODPUT, limit)
+    def _rate(self, nic: Limit, cpu: Limit, seconds_per_byte: float, cores: int) -> Rate:
+        card = Rate(self.cluster.network_bit_s / 8 * GOODPUT, nic)
+        processor = Rate(cores / seconds_per_byte if seconds_per_byte else math.inf, cpu)
+        return card if card.bytes_s <= processor.bytes_s else processor
 
     def trainer_rates(self) -> tuple[Rate, Rate]:
         """To send, and to receive."""
-        card, costs = self._card(Limit.TRAINER_NIC), self.costs
-        send, receive = (_core(cost, 1, Limit.TRAINER_CPU) for cost in (costs.send, costs.receive))
-        return _slower(card, send), _slower(card, receive)
+        nic, cpu = Limit.TRAINER_NIC, Limit.TRAINER_CPU
+        return self._rate(nic, cpu, self.costs.send, 1), self._rate(nic, cpu, self.costs.receive, 1)
 
     def pserver_rates(self) -> tuple[Rate, Rate]:
         """To receive, and to send."""
-        costs, card, cores = self.costs, self._card(Limit.PSERVER_NIC), self.cluster.lanes
+        nic, cpu, costs, cores = Limit.PSERVER_NIC, Limit.LANE_CPU, self.costs, self.cluster.lanes
         floats = max(self.slices)
         decode = costs.decode.get(self.load.wire.gradients, 0.0) * floats / max(self.coded_nbytes(floats), 1)
-        receive = _core(costs.receive + decode, cores, Limit.LANE_CPU)
-        return _slower(card, receive), _slower(card, _core(costs.send, cores, Limit.LANE_CPU))
+        return self._rate(nic, cpu, costs.receive + decode, cores), self._rate(nic, cpu, costs.send, cores)
 
 
 @lru_cache(maxsize=8)
 def _rows(shards: int, trainers: int, *, is_apart: bool) -> tuple[list[Span], ...]:
     return tuple(rows_of(share, shards, is_apart=is_apart) for share in share_out(shards, trainers))
-
-
-def _core(seconds_per_byte: float, cores: int, limit: Limit) -> Rate:
-    return Rate(cores / seconds_per_byte if seconds_per_byte else math.inf, limit)
-
-
-def _slower(a: Rate, b: Rate) -> Rate:
-    return a if a.bytes_s <= b.bytes_s else b
 
 
 def _check(load: Load, cluster: Cluster) -> None:

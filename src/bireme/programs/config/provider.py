@@ -140,7 +140,8 @@ def _value_range(kind: Kind, default_seq: int, value_range: int, seq_type: int |
     return _slot(kind, default_seq, value_range, seq_type)
 
 
-def _types() -> dict[str, Callable[..., object]]:
+def provider_words() -> dict[str, object]:
+    """What `from paddle.trainer.PyDataProvider2 import *` brings: every input type by its names, old ones included."""
     stems: dict[str, Kind] = {
         "dense_vector": "dense",
         "sparse_binary_vector": "sparse_binary",
@@ -148,11 +149,11 @@ def _types() -> dict[str, Callable[..., object]]:
         "sparse_float_vector": "sparse_float",
         "integer_value": "index",
     }
-    result: dict[str, Callable[..., object]] = {}
+    types: dict[str, Callable[..., object]] = {}
     for stem, kind in stems.items():
         make = _value_range if kind == "index" else _slot
         for suffix, seq_type in (("", 0), ("_sequence", 1), ("_sub_sequence", 2)):
-            result[stem + suffix] = functools.partial(make, kind, seq_type)
+            types[stem + suffix] = functools.partial(make, kind, seq_type)
     old = {
         "integer_sequence": "integer_value_sequence",
         "dense_slot": "dense_vector",
@@ -161,11 +162,6 @@ def _types() -> dict[str, Callable[..., object]]:
         "sparse_value_slot": "sparse_vector",
         "index_slot": "integer_value",
     }
-    result.update({name: result[new] for name, new in old.items()})
-    return result
-
-
-def provider_words() -> dict[str, object]:
-    """What `from paddle.trainer.PyDataProvider2 import *` brings."""
-    result: dict[str, object] = {name: checked(name, make) for name, make in _types().items()}
-    return {**result, "provider": provider, "CacheType": CacheType, "SequenceType": SequenceType}
+    types |= {name: types[new] for name, new in old.items()}
+    words: dict[str, object] = {name: checked(name, make) for name, make in types.items()}
+    return words | {"provider": provider, "CacheType": CacheType, "SequenceType": SequenceType}
