@@ -78,7 +78,7 @@ def test_a_job_that_did_not_finish_is_sound_and_can_go_on(cli: Cli, output: Path
     done = cli.run("verify", output)
     assert done.code == 0, done.out + done.err
     assert "· status.json: not there: the job was killed\n" in done.out
-    assert f"resume {output}` would go on from round " in done.out
+    assert f"resume {output}` would continue from round " in done.out
     assert done.out.endswith("\nsound\n")
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bireme.api.where import Where
 from bireme.cli.options import cluster_options, image_option, job_file_argument, json_option
 from bireme.cli.output import emit, note, progress
+from bireme.core.errors import DataError, UsageError
+from bireme.view.plain import count
 
 if TYPE_CHECKING:
     from bireme.data.check import CheckReport
@@ -40,15 +42,14 @@ def push(
     """Bring the shards of the job described in JOB.yaml onto its volume.
 
     The volume claim is made if there is none. Every byte is checked; what is there already is not sent again, and a
-    transfer that was broken off goes on.
+    transfer that was broken off resumes.
     """
     from bireme.api.kube import KubeBackend
 
     with progress("pushing", as_json) as on_progress:
         done = KubeBackend(where).push(job_file, source, target, image, on_progress)
-    sent, skipped = done["files"] - done["skipped"], done["skipped"]
-    line = f"{sent} files, {done['nbytes']:,} bytes to {done['to']} on the volume; {skipped} were there already"
-    emit(done, line, as_json=as_json)
+    sent = f"{done['files'] - done['skipped']} files, {done['nbytes']:,} bytes to {done['to']} on the volume"
+    emit(done, f"{sent}; {done['skipped']} were there already", as_json=as_json)
 
 
 @data.command()
@@ -78,24 +79,21 @@ def split(
       bireme data split quick_start/data --shards 3 --out jobs/reviews
     makes jobs/reviews/0/data, 1/data, 2/data and jobs/reviews/shards.json.
     """
-    from bireme.core.errors import UsageError
-    from bireme.data.split import split_lines
-
     if job_file is not None:
         from bireme.api.kube import KubeBackend
 
-        there = KubeBackend(where).split(job_file, str(source), shards, str(job), image, note)
-        line = f"{_count(there['shards'], 'shard')} in {there['job']} on the volume: {sum(there['lines']):,} lines"
-        emit(there, line, as_json=as_json)
-        warnings = there.get("warnings", ())
+        done = KubeBackend(where).split(job_file, str(source), shards, str(job), image, note)
+        line = f"{count(done['shards'], 'shard')} in {done['job']} on the volume: {sum(done['lines']):,} lines"
     else:
         if where.is_asked or image is not None:
             raise UsageError("--context, --namespace and --image are for --on-volume JOB.yaml")
+        from bireme.data.split import split_lines
+
         with progress("splitting", as_json) as on_progress:
             report = split_lines(source, job, shards, on_progress=on_progress)
-        emit(_plain(report), _describe_split(report), as_json=as_json)
-        warnings = report.warnings
-    for warning in () if as_json else warnings:
+        done, line = _plain(report), _describe_split(report)
+    emit(done, line, as_json=as_json)
+    for warning in () if as_json else done.get("warnings", ()):
         note(f"warning: {warning}")
 
 
@@ -112,42 +110,36 @@ def check(job: Path, as_json: bool) -> None:
     Example:
       bireme data check jobs/reviews
     """
-    from bireme.core.errors import DataError
     from bireme.data.check import check_job
 
     with progress("checking", as_json) as on_progress:
         report = check_job(job, on_progress=on_progress)
     value = {**_plain(report), "errors": report.errors, "warnings": report.warnings}
-    emit(value, _describe_check(report), as_json=as_json)
-    if report.errors and as_json:
-        raise SystemExit(DataError.exit_code)
-    if report.errors:
-        raise DataError(
-            f"{_count(report.errors, 'error')} in the shards of {job}",
-            fix="mend what is listed on stdout, then check again",
-        )
+    found = f"{count(report.errors, 'error')} in the shards of {job}"
+    error = DataError(found, fix="repair what is listed on stdout, then check again") if report.errors else None
+    emit(value, _describe_check(report), as_json=as_json, error=error)
 
 
 def _describe_split(report: SplitReport) -> str:
     low, high = min(report.lines), max(report.lines)
     each = f"{low:,}" if low == high else f"{low:,} or {high:,}"
-    copied = f"; {_count(len(report.copied), 'other file')} copied to each" if report.copied else ""
+    copied = f"; {count(len(report.copied), 'other file')} copied to each" if report.copied else ""
     return (
-        f"{_count(report.shards, 'shard')} in {report.job}: {sum(report.lines):,} lines of "
+        f"{count(report.shards, 'shard')} in {report.job}: {sum(report.lines):,} lines of "
         f"{', '.join(report.split)}, {each} in each{copied}"
     )
 
 
 def _describe_check(report: CheckReport) -> Iterator[str]:
     for shard in report.shards:
-        size = f"{shard.nbytes:,} bytes in {_count(shard.files, 'file')}"
-        yield f"shard {shard.shard}: {_count(shard.lines, 'training line')}, {size}"
+        size = f"{shard.nbytes:,} bytes in {count(shard.files, 'file')}"
+        yield f"shard {shard.shard}: {count(shard.lines, 'training line')}, {size}"
     for problem in report.problems:
         yield from _describe_problem(problem)
     if not report.problems:
         yield "no problems"
     elif not report.errors:
-        yield f"no errors, {_count(report.warnings, 'warning')}"
+        yield f"no errors, {count(report.warnings, 'warning')}"
 
 
 def _describe_problem(problem: Problem) -> Iterator[str]:
@@ -155,14 +147,10 @@ def _describe_problem(problem: Problem) -> Iterator[str]:
     yield f"{problem.severity}: {where + ': ' if where else ''}{problem.what}"
     yield f"  fix: {problem.fix}"
     if problem.more:
-        yield f"  and {_count(problem.more, f'more {problem.severity}')} in this file"
+        yield f"  and {count(problem.more, f'more {problem.severity}')} in this file"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def _plain(report: object) -> dict[str, object]:
+def _plain(report: object) -> dict[str, Any]:
     import msgspec
 
     return dict(msgspec.to_builtins(report, enc_hook=str))

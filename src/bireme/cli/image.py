@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,9 +16,6 @@ from bireme.api.where import Where
 from bireme.cli.options import cluster_options, json_option, shown
 from bireme.cli.output import emit, note, progress
 from bireme.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from bireme.images.build import Step
 
 _archive = click.argument("archive", metavar="IMAGE.tar", type=click.Path(path_type=Path))
 
@@ -33,7 +30,7 @@ def image() -> None:
     "--base",
     default="debootstrap",
     metavar="DIR|ARCHIVE|debootstrap",
-    help="Root file system to stand on, with Python 3.11 or newer.",
+    help="Root file system to build on, with Python 3.11 or newer.",
 )
 @click.option("--with", "programs", multiple=True, metavar="DIR[:/PATH]", help="Add a directory, at /opt/program.")
 @shown("--tag", default=f"localhost/bireme:{__version__}", help="Name of the image.")
@@ -81,13 +78,12 @@ def build(output: Path | None, programs: tuple[str, ...], as_json: bool, **flags
     write_archive(made, target)
     seconds, nbytes = round(time.monotonic() - begun, 1), target.stat().st_size
     value = {"image": made.name, "digest": made.digest, "file": str(target), "nbytes": nbytes, "seconds": seconds}
-    lines = [f"{s.name:<13}{s.nbytes / 1e6:8.1f} MB  {_how(s)}" for s in builder.steps]
+    lines = []
+    for step in builder.steps:
+        how = "kept" if step.is_cached else f"made in {step.seconds:.1f} s"
+        lines.append(f"{step.name:<13}{step.nbytes / 1e6:8.1f} MB  {how}")
     lines += [f"{made.name} is in {target} ({nbytes / 1e6:.0f} MB, {seconds} s)", f"digest: {made.digest}"]
     emit({**value, "layers": msgspec.to_builtins(builder.steps)}, lines, as_json=as_json)
-
-
-def _how(step: Step) -> str:
-    return "kept" if step.is_cached else f"made in {step.seconds:.1f} s"
 
 
 def _program(text: str) -> tuple[Path, str]:

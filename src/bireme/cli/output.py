@@ -18,13 +18,15 @@ _PLAIN_FROM_BYTES = 64 << 20
 """In a pipe, a smaller transfer is over before a line about it could be read."""
 
 
-def emit(value: Any, lines: Iterable[str] | str, *, as_json: bool) -> None:
-    """Print a result: as one JSON object, or as lines."""
+def emit(value: Any, lines: Iterable[str] | str, *, as_json: bool, error: BiremeError | None = None) -> None:
+    """Print a result as one JSON object or as lines; an error after it is raised, with JSON as its exit code alone."""
     if as_json:
         click.echo(json.dumps(value))
-        return
-    for line in [lines] if isinstance(lines, str) else lines:
-        click.echo(line)
+    else:
+        for line in [lines] if isinstance(lines, str) else lines:
+            click.echo(line)
+    if error is not None:
+        raise SystemExit(error.exit_code) if as_json else error
 
 
 def note(text: str) -> None:
@@ -33,11 +35,14 @@ def note(text: str) -> None:
 
 
 def print_error(error: BiremeError, *, as_json: bool) -> None:
-    value = {"error": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
     if as_json:
-        click.echo(json.dumps(value))
+        click.echo(error_as_json(error))
     else:
         note(f"error: {error}")
+
+
+def error_as_json(error: BiremeError) -> str:
+    return json.dumps({"error": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix})
 
 
 @contextmanager

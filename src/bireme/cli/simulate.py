@@ -13,6 +13,7 @@ from bireme.cli.options import json_option, shown
 from bireme.cli.output import emit
 from bireme.core.errors import UsageError
 from bireme.core.text import parse_duration
+from bireme.view.plain import count
 
 if TYPE_CHECKING:
     from bireme.scale.model import Advice, Cluster, Costs, Load, Outcome
@@ -118,11 +119,9 @@ def _describe(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advi
         f"{load.name}: {load.values:,} values, batch {load.batch}, gradients as {load.wire.gradients}; "
         f"{cluster.trainers:,} trainers at {cluster.samples_s:,.5g} samples/s"
     )
-    lanes = "1 lane" if cluster.lanes == 1 else f"{cluster.lanes} lanes"
-    yield (
-        f"{cluster.pservers:,} pservers with {lanes} each, {cluster.network_bit_s / 1e9:g} Gbit/s, "
-        f"{cluster.latency_s * 1e6:g} µs; computing times spread by {costs.spread:.1%}"
-    )
+    machines = f"{cluster.pservers:,} pservers with {count(cluster.lanes, 'lane')} each"
+    network = f"{cluster.network_bit_s / 1e9:g} Gbit/s, {cluster.latency_s * 1e6:g} µs"
+    yield f"{machines}, {network}; computing times spread by {costs.spread:.1%}"
     yield ""
     yield f"time per round       {_time(outcome.round_s)}  (if all kept in step: {_time(outcome.in_step_s)})"
     yield f"samples per second   {outcome.samples_s:,.5g}"
@@ -137,8 +136,7 @@ def _describe(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advi
 
 
 def _advice_words(cluster: Cluster, advice: Advice) -> str:
-    count = "1 pserver" if advice.pservers == 1 else f"{advice.pservers:,} pservers"
-    needed = f"{count}, as it has" if advice.pservers == cluster.pservers else count
+    needed = count(advice.pservers, "pserver") + (", as it has" if advice.pservers == cluster.pservers else "")
     least = _time(advice.best_round_s)
     return f"this job needs {needed}: a round of {_time(advice.round_s)} in step, where no number comes below {least}"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from bireme.cli.output import error_as_json, note
 from bireme.core.errors import BiremeError
 
 
@@ -16,11 +17,11 @@ from bireme.core.errors import BiremeError
 @click.argument("verb", type=click.Choice(["wait", "have", "put", "get", "list", "logs", "probe"]))
 @click.argument("place")
 def volume(verb: str, place: str) -> None:
-    """Look at, take and give files on a volume, through standard input and output."""
+    """List, write and read files on a volume, through standard input and output."""
     try:
         _do(verb, place)
     except BiremeError as e:
-        click.echo(json.dumps({"error": type(e).__name__, "what": e.what, "why": e.why, "fix": e.fix}), err=True)
+        note(error_as_json(e))
         raise SystemExit(e.exit_code) from e
 
 

@@ -23,7 +23,7 @@ def why(job: str | None, where: Where, as_json: bool) -> None:
     """Print why JOB does not run, or what it waits for, and what to do about it.
 
     JOB is a job's name, on this machine or on the cluster; for a job here also a run's id or its output directory
-    (the newest when left out). What should be mended first comes first. Nothing is changed.
+    (the newest when left out). What should be repaired first comes first. Nothing is changed.
     """
     result = backend_of(job, where, note).why(job)
     causes = [{"situation": c.situation, "cause": c.cause, "advice": c.advice, "about": c.about} for c in result.causes]

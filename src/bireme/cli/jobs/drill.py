@@ -67,9 +67,7 @@ def drill(
     show = (lambda text: None) if as_json else _say
     report, error = run_drill(job, job_file, FaultOptions(**faults), place, show, has_reference=not no_reference)
     kind = {"error": type(error).__name__, **error.as_dict()} if error is not None else {}
-    emit({**report, "output": str(place), **kind}, _describe(report), as_json=as_json)
-    if error is not None:
-        raise SystemExit(error.exit_code) if as_json else error
+    emit({**report, "output": str(place), **kind}, _describe(report), as_json=as_json, error=error)
 
 
 def _say(text: str) -> None:
@@ -81,24 +79,21 @@ def _say(text: str) -> None:
 def _describe(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     width = max([len(row["fault"]) for row in report["each"]] + [5])
-    yield (f"{'fault':<{width}}      at       next round   redone")
+    yield f"{'fault':<{width}}      at       next round   redone"
     for row in report["each"]:
         back = f"after {row['back_s']:.2f} s" if row["back_s"] is not None else "no process lost"
-        yield (f"{row['fault']:<{width}} {row['at_s']:>6.1f} s  {back:>15}   {row['redone']:>6}")
+        yield f"{row['fault']:<{width}} {row['at_s']:>6.1f} s  {back:>15}   {row['redone']:>6}"
     for fault in report["never"]:
-        yield (f"{fault:<{width}}  never happened: the job was over before")
-    if report["drawn"]:
-        yield (
-            f"{report['drawn_happened']:,} of {report['drawn']:,} faults that were drawn happened before the job's end"
-        )
+        yield f"{fault:<{width}}  never happened: the job was over before"
+    if drawn := report["drawn"]:
+        yield f"{report['drawn_happened']:,} of {drawn:,} faults that were drawn happened before the job's end"
     yield ""
     if report["back_s_median"] is not None:
-        yield (f"back at work after {report['back_s_median']:.2f} s (median), {report['back_s_worst']:.2f} s at worst")
+        yield f"back at work after {report['back_s_median']:.2f} s (median), {report['back_s_worst']:.2f} s at worst"
     if report["goodput"] is not None:
-        seconds = (report["undisturbed_seconds"], report["seconds"])
-        yield ("goodput {:.1%}: {:.1f} s undisturbed, {:.1f} s disturbed".format(report["goodput"], *seconds))
-    if report["same"] is not None:
-        mark = "the same bits as" if report["same"] else "other bits than"
-        yield (f"hash {report['hash'][:16]}…  {mark} undisturbed")
+        quiet_s, disturbed_s = report["undisturbed_seconds"], report["seconds"]
+        yield f"goodput {report['goodput']:.1%}: {quiet_s:.1f} s undisturbed, {disturbed_s:.1f} s disturbed"
+    if report["same"] is None:
+        yield f"hash {report['hash']}"
     else:
-        yield (f"hash {report['hash']}")
+        yield f"hash {report['hash'][:16]}…  {'the same bits as' if report['same'] else 'other bits than'} undisturbed"

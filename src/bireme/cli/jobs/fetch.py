@@ -30,7 +30,7 @@ def fetch(
 ) -> None:
     """Bring the models and logs of JOB, which runs or ran on a cluster, into the directory DIR.
 
-    What is there already with the same content is not brought again, and what was broken off goes on. Works also
+    What is there already with the same content is not brought again, and what was broken off resumes. Works also
     when the job is deleted but its volume is not: then name an image, and instead of JOB its file, which says where
     its volume and its output are (`bireme fetch first-job/job.yaml results --image registry.local/bireme:1`).
     """

@@ -1,4 +1,4 @@
-"""`bireme resume`: go on with a job that was stopped or died, from its newest snapshot."""
+"""`bireme resume`: continue a job that was stopped or died, from its newest snapshot."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def resume(
     not finished. It ends with the same bits as if it had never stopped, also with other numbers of trainers,
     pservers and lanes, except in the modes `bounded` and `async`. For a job that was moved, also to another machine,
     --job names where its program and its data are. A name that no job on this machine has is looked for on the
-    cluster: there a stopped job goes on, and one that has ended is started again.
+    cluster: there a stopped job resumes, and one that has ended is started again.
     """
     from bireme.api.resuming import is_here, prepare
 
     changes = {key: value for key, value in overrides.items() if value is not None}
-    if where.is_asked or not (is_here(output) or not has_cluster()):
+    if where.is_asked or (has_cluster() and not is_here(output)):
         if job_file is not None:
             raise UsageError("--job is for jobs on this machine", fix=f"`{command_name()} submit {job_file}` instead")
         from bireme.api.kube import KubeBackend
@@ -50,7 +50,7 @@ def resume(
         more = {"accepts_changes": True} if accept_changes else {}
         done = KubeBackend(where).resume_job(output, changes | more)
         named = f"{done.job} --namespace {done.namespace}"
-        line = f"{done.job} goes on; follow it with `{command_name()} status {named}`"
+        line = f"{done.job} resumes; follow it with `{command_name()} status {named}`"
         if done.outcome == "finished":
             line = f"already finished; for more passes: `{command_name()} resume {named} --passes N`"
         emit(done._asdict(), line, as_json=as_json)

@@ -14,6 +14,7 @@ from bireme.cli.options import cluster_options, image_option, json_option, overr
 from bireme.cli.output import emit, note
 from bireme.core.errors import Cancelled, UsageError
 from bireme.spec.load import command_name
+from bireme.view.plain import count
 
 if TYPE_CHECKING:
     from bireme.api.kube import Submitted
@@ -41,7 +42,7 @@ class _Submit(click.Command):
     help="Take away a job of that name first if it differs, has failed or is suspended; its volume stays.",
 )
 @image_option
-@overrides("trainers", "pservers", "ports_num", "passes", "seed")
+@overrides
 @click.option("--permissions", "shows_permissions", is_flag=True, help="Print a Role with all that bireme needs there.")
 @cluster_options
 @click.option("-q", "--quiet", "is_quiet", is_flag=True, help="Print only errors.")
@@ -69,9 +70,8 @@ def submit(  # noqa: PLR0913 - its flags
         return
     done, cluster = backend.submit(job_file, changes, image=image, is_replacing=is_replacing)
     name = done.submission.job.name
-    if not (is_quiet or as_json):
-        for line in _describe(done, cluster):
-            click.echo(line)
+    for line in () if is_quiet or as_json else _describe(done, cluster):
+        click.echo(line)
     if is_waiting and not done.is_suspended:
         follow_to_end(cluster, name, is_silent=is_quiet or as_json, as_json=as_json)
     elif as_json:
@@ -85,7 +85,7 @@ def submit(  # noqa: PLR0913 - its flags
 def follow_to_end(cluster: Where, name: str, *, is_silent: bool, as_json: bool) -> None:
     """Show a job until it ends, then name its model; raises what it has failed with.
 
-    After Ctrl-C the exit code is that of a stop, though the job goes on.
+    After Ctrl-C the exit code is that of a stop, though the job keeps running.
     """
     from bireme.api.foreground import Interrupts
     from bireme.api.kube import KubeBackend
@@ -93,29 +93,26 @@ def follow_to_end(cluster: Where, name: str, *, is_silent: bool, as_json: bool) 
 
     with Interrupts() as interrupts:
         last = KubeBackend(cluster).follow(name, choose_view(is_silent=is_silent), lambda: bool(interrupts.count))
-    value = {"job": name, "namespace": cluster.namespace, "state": last.state if last else "unknown"}
     if last is not None and last.error is not None:
         raise last.error
+    value = {"job": name, "namespace": cluster.namespace, "state": last.state if last else "unknown"}
     if last is None or last.state != "finished":
-        if as_json:
-            emit(value, (), as_json=True)
+        emit(value, (), as_json=as_json)
         raise SystemExit(Cancelled.exit_code)
     line = f"finished: bring the model here with `{command_name()} fetch {name} DIR --namespace {cluster.namespace}`"
     emit({**value, **to_builtins(last.job)}, [] if is_silent else line, as_json=as_json)
 
 
 def _describe(done: Submitted, cluster: Where) -> Iterator[str]:
-    from bireme.view.plain import count
-
-    name, job = done.submission.job.name, done.submission.job
+    job = done.submission.job
+    name = job.name
     where = f"in the namespace {cluster.namespace} of context {cluster.context}"
     if done.view is not None:
         renewed = "; its certificate was renewed" if done.outcome == "renewed" else ""
         yield f"{name} is {where} already, as it is in the file: {done.view.state}{renewed}"
     else:
         instead = " in place of the one before" if done.outcome == "replaced" else ""
-        counted = ((job.pservers, "pserver"), (job.trainers, "trainer"), (job.shards, "shard"))
-        counts = ", ".join(count(number, what) for number, what in counted)
+        counts = f"{count(job.pservers, 'pserver')}, {count(job.trainers, 'trainer')}, {count(job.shards, 'shard')}"
         yield f"submitted {name}{instead} {where}: {counts}"
     if done.is_suspended:
         yield done.next_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ import click
 
 from bireme.cli.options import json_option
 from bireme.cli.output import emit
+from bireme.core.errors import BiremeError, ModelError, SnapshotError, SpecError
+from bireme.spec.load import command_name
+from bireme.view.plain import count
 
 if TYPE_CHECKING:
-    from bireme.core.errors import BiremeError
-    from bireme.job.output.verify import SnapshotFound, Verdict
+    from bireme.job.output.verify import Verdict
 
 _MARKS = {"good": "✓", "note": "·", "bad": "✗"}
 
@@ -34,33 +37,28 @@ def verify(output: Path, as_json: bool) -> None:
     from bireme.job.output.verify import verify as check
 
     verdict = check(output, is_running=runs_in(output))
-    error = _error(verdict)
-    emit(_as_json(verdict), _describe(verdict), as_json=as_json)
-    if error is not None and as_json:
-        raise SystemExit(error.exit_code)
-    if error is not None:
-        raise error
+    emit(_as_json(verdict), _describe(verdict), as_json=as_json, error=_error(verdict))
 
 
 def _error(verdict: Verdict) -> BiremeError | None:
-    """What to exit with: the gravest thing that is wrong, as one of the known errors."""
-    from bireme.core.errors import ModelError, SnapshotError, SpecError
+    """What to exit with: the gravest problem, as one of the known errors."""
     from bireme.job.output.verify import JOB, SNAPSHOTS
 
     places = [problem.where.partition("/")[0] for problem in verdict.problems]
     if not places:
         return None
     kind = SpecError if JOB in places else SnapshotError if set(places) == {SNAPSHOTS} else ModelError
-    count = "1 problem" if len(places) == 1 else f"{len(places)} problems"
-    return kind(f"{count} in {verdict.output}", fix="do as the lines with `fix:` say, then verify again")
+    found = f"{count(len(places), 'problem')} in {verdict.output}"
+    return kind(found, fix="do as the lines with `fix:` say, then verify again")
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    problems = [asdict(finding) for finding in verdict.problems]
-    for problem in problems:
-        del problem["state"]
+    problems = [{k: v for k, v in asdict(finding).items() if k != "state"} for finding in verdict.problems]
+    point = verdict.resume_from
+    resume_from = None
+    if point is not None:  # without a snapshot, the job would begin anew there
+        at = {"round": point.round, "pass_id": point.pass_id, "batch": point.batch}
+        resume_from = {"snapshot": point.name or None, **at}
     return {
         "ok": not problems,
         "job": verdict.job.name if verdict.job else None,
@@ -69,13 +67,8 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "notes": [{"where": f.where, "what": f.what} for f in verdict.findings if f.state == "note"],
         "snapshots": [asdict(snapshot) for snapshot in verdict.snapshots],
         "passes": [asdict(each) for each in verdict.passes],
-        "resume_from": _point_as_json(verdict.resume_from) if verdict.resume_from else None,
+        "resume_from": resume_from,
     }
-
-
-def _point_as_json(point: SnapshotFound) -> dict[str, Any]:
-    """Without a snapshot the job begins anew."""
-    return {"snapshot": point.name or None, "round": point.round, "pass_id": point.pass_id, "batch": point.batch}
 
 
 def _describe(verdict: Verdict) -> Iterator[str]:
@@ -90,19 +83,16 @@ def _describe(verdict: Verdict) -> Iterator[str]:
 
 
 def _describe_end(verdict: Verdict) -> str:
-    """Whether the job is over, and if not, how it would continue."""
-    from bireme.spec.load import command_name
-
     point, command = verdict.resume_from, f"`{command_name()} resume {verdict.output}`"
     if verdict.phase == "finished":
         return "the job has finished"
     if verdict.phase == "running":
         return "the job runs now"
     if point is None:
-        return f"the job has not finished, and {command} cannot go on"
+        return f"the job has not finished, and {command} cannot continue it"
     if not point.name:
         return f"the job has not finished; {command} would begin with pass {point.pass_id}"
     return (
-        f"the job has not finished; {command} would go on from round {point.round}, "
+        f"the job has not finished; {command} would continue from round {point.round}, "
         f"batch {point.batch} of pass {point.pass_id}"
     )

@@ -570,7 +570,7 @@ def test_the_exit_code_says_what_kind_of_thing_is_wrong(
     ("phase", "words"),
     [
         ("finished", "the job has finished\nsound\n"),
-        ("cancelled", "would go on from round 12, batch 0 of pass 3\nsound\n"),
+        ("cancelled", "would continue from round 12, batch 0 of pass 3\nsound\n"),
     ],
 )
 def test_people_are_told_how_the_job_would_go_on(
