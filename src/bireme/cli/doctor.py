@@ -92,14 +92,6 @@ def on_volume(directory: Path) -> Finding:
     return _volume(result.words, is_fit=not result.lacks)
 
 
-def of_job(job_file: Path, image: str | None, where: Where) -> Finding:
-    """Whether the volume of a job on a cluster can hold it: a pod there tries."""
-    from bireme.api.kube import KubeBackend
-
-    words, is_fit = KubeBackend(where).probe_volume(job_file, image)
-    return _volume(words, is_fit=is_fit)
-
-
 def _volume(words: str, *, is_fit: bool) -> Finding:
     from bireme.job.output.volume_probe import FIX
 
@@ -123,7 +115,10 @@ def doctor(volume: Path | None, job_file: Path | None, image: str | None, where:
     if volume is not None:
         rows.append(on_volume(volume))
     if job_file is not None:
-        rows.append(of_job(job_file, image, where))
+        from bireme.api.kube import KubeBackend
+
+        words, is_fit = KubeBackend(where).probe_volume(job_file, image)  # a pod there tries
+        rows.append(_volume(words, is_fit=is_fit))
     is_fine = all(f.state != "missing" for f in rows)
     value = {"ok": is_fine, "findings": [asdict(f) for f in rows]}
     marks = {"ok": "✓", "optional": "·", "missing": "✗"}

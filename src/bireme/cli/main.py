@@ -153,19 +153,15 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(e.exit_code) from None
     except click.Abort:
         raise SystemExit(130) from None
-    except BiremeError as e:
-        if "--debug" in argv:
-            raise
-        print_error(e, as_json="--json" in argv)
-        raise SystemExit(e.exit_code) from None
     except BrokenPipeError:
-        sys.stderr.close()
+        sys.stderr.close()  # else Python would complain about the pipe once more at its exit
         raise SystemExit(141) from None
-    except OSError as e:
+    except (BiremeError, OSError) as e:
         if "--debug" in argv:
             raise
-        print_error(StorageError(f"{e.filename or 'the system'}: {e.strerror or e}"), as_json="--json" in argv)
-        raise SystemExit(StorageError.exit_code) from None
+        system = e if isinstance(e, BiremeError) else StorageError(f"{e.filename or 'the system'}: {e.strerror or e}")
+        print_error(system, as_json="--json" in argv)
+        raise SystemExit(system.exit_code) from None
 
 
 def _usage_of(error: click.ClickException) -> str:

@@ -10,6 +10,9 @@ import click
 
 from bireme.cli.options import json_option
 from bireme.cli.output import emit
+from bireme.core.errors import ModelError, OutputExistsError, UsageError
+from bireme.core.files import storage_errors
+from bireme.view.plain import count, pass_line
 
 
 @click.group()
@@ -27,8 +30,7 @@ def show(directory: Path, as_json: bool) -> None:
 
     from bireme.job.output.model import config_name, load_values
 
-    values = load_values(directory)
-    tables = _tables(values)
+    values, tables = _split(load_values(directory))
     rows: list[dict[str, Any]] = [
         {
             "name": n,
@@ -39,7 +41,6 @@ def show(directory: Path, as_json: bool) -> None:
             **({"rows": tables[n]} if n in tables else {}),
         }
         for n, v in values.items()
-        if not _is_about(n, tables)
     ]
     path = directory / "metrics.json"
     metrics: Any = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
@@ -49,7 +50,6 @@ def show(directory: Path, as_json: bool) -> None:
 
 def _describe(shown: Mapping[str, Any]) -> Iterator[str]:
     from bireme.job.output.kept import summary_of
-    from bireme.view.plain import count, pass_line
 
     rows = shown["parameters"]
     yield f"{shown['model']}: {shown['config']}, {count(sum(row['values'] for row in rows), 'value')}"
@@ -63,24 +63,16 @@ def _describe(shown: Mapping[str, Any]) -> Iterator[str]:
         yield pass_line(summary)
 
 
-def _tables(values: Mapping[str, Any]) -> dict[str, int]:
-    """The number of rows of each table without a range, by the ids beside it."""
+def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """The parameters, without arrays of ids; and of each unbounded table the number of rows, by its ids."""
     from bireme.ps.plan import IDS
 
     ids = {n.removesuffix(IDS): v for n, v in values.items() if n.endswith(IDS) and v.dtype == "uint64"}
-    return {n: v.size for n, v in ids.items() if n in values}
-
-
-def _is_about(name: str, tables: Mapping[str, int]) -> bool:
-    """Whether an array holds the ids of a table; that is no parameter of its own."""
-    from bireme.ps.plan import IDS
-
-    return name not in tables and name.endswith(IDS) and name.removesuffix(IDS) in tables
+    tables = {n: v.size for n, v in ids.items() if n in values}
+    return {n: v for n, v in values.items() if n in tables or n.removesuffix(IDS) not in tables}, tables
 
 
 def _rows_of(values: int, rows: int) -> str:
-    from bireme.view.plain import count
-
     return f"{count(rows, 'row')} of {values // rows}" if rows else "no rows"
 
 
@@ -131,12 +123,9 @@ def _difference(name: str, a: Any, b: Any) -> dict[str, Any]:
 @json_option
 def export(directory: Path, target: Path, as_json: bool) -> None:
     """Write a model as one file: .safetensors or .npz, with the shapes that the program gave them."""
-    from bireme.core.errors import ModelError, OutputExistsError, UsageError
-    from bireme.core.files import storage_errors
     from bireme.job.output.model import load_values
-    from bireme.view.plain import count
 
-    values = load_values(directory)
+    values, tables = _split(load_values(directory))
     if target.exists():
         raise OutputExistsError(f"{target} exists", fix="choose another name")
     source = directory / "model.safetensors"
@@ -152,8 +141,6 @@ def export(directory: Path, target: Path, as_json: bool) -> None:
             from safetensors.numpy import load_file
 
             np.savez(target, **load_file(source))  # type: ignore[arg-type]
-    tables = _tables(values)
-    names = [n for n in values if not _is_about(n, tables)]
-    lines = [f"wrote {count(len(names), 'parameter')} to {target}"]
+    lines = [f"wrote {count(len(values), 'parameter')} to {target}"]
     lines += [f"  {n}: {_rows_of(values[n].size, rows)}, by the ids in {n}.ids" for n, rows in tables.items()]
-    emit({"model": str(directory), "file": str(target), "parameters": names}, lines, as_json=as_json)
+    emit({"model": str(directory), "file": str(target), "parameters": list(values)}, lines, as_json=as_json)

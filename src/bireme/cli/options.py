@@ -20,28 +20,24 @@ job_argument = click.argument("job", required=False)
 job_file_argument = click.argument("job_file", metavar="JOB.yaml", type=Path)
 image_option = click.option("--image", help="Image instead of that in the file.")
 pod_image_option = click.option("--image", help="Image for the pod on the volume, where the job itself is gone.")
-_HELP = {
+_OVERRIDES = {
     "trainers": "Trainers instead of those in the file.",
     "pservers": "Pservers instead of those in the file.",
-    "ports_num": "Dense lanes of each pserver.",
+    "ports-num": "Dense lanes of each pserver.",
     "passes": "Passes over the data, counted from the first.",
     "seed": "Decides first values and shuffling.",
 }
 
 
-def overrides(*names: str) -> Callable[[Command], Command]:
-    """Options that replace keys of the job file, in this order."""
-
-    def add(command: Command) -> Command:
-        for name in reversed(names):
-            command = click.option(f"--{name.replace('_', '-')}", type=int, help=_HELP[name])(command)
-        return command
-
-    return add
+def overrides(command: Command) -> Command:
+    """Options that replace keys of the job file."""
+    for name, text in reversed(_OVERRIDES.items()):
+        command = click.option(f"--{name}", type=int, help=text)(command)
+    return command
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that name a cluster, as one value `where`."""
+    """Options that name a cluster, as one argument `where`."""
 
     @functools.wraps(command)
     def located(*args: Any, context: str | None, namespace: str | None, kube: bool = False, **rest: Any) -> Any:

@@ -51,6 +51,15 @@ class Started:
         assert self.job is not None and self.rank is not None and self.run is not None
         return self.job, self.rank, self.run
 
+    def run_child(self, role: str, work: Callable[[Job, int, Path], object]) -> None:
+        """Work as the node's pserver or trainer; `work` gets the job, the rank and the run's directory."""
+        from bireme.job.node.entry import read_job
+
+        path, rank, run = self.place()
+        job = read_job(path)
+        _settle(self, job, role)
+        _guarded(run, f"{role} {rank}", lambda: work(job, rank, run))
+
 
 def _supervised(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the flags that a supervising process adds, in one value."""
@@ -84,7 +93,7 @@ def _settle(started: Started, job: Job | None = None, role: str = "") -> None:
 
 
 def _guarded(run: Path | None, process: str, work: Callable[[], object]) -> None:
-    """Do the work; a failure is logged, and reported to the family where there is one."""
+    """Do the work; a failure is logged, and reported in the run's directory if there is one."""
     from bireme.job.node.failure_reports import report_failure
 
     try:
@@ -92,8 +101,7 @@ def _guarded(run: Path | None, process: str, work: Callable[[], object]) -> None
     except BiremeError as e:
         log = logging.getLogger("bireme")
         log.log(logging.INFO if isinstance(e, Cancelled) else logging.ERROR, "%s", e)
-        is_own_fault = not isinstance(e, Cancelled | ProcessError)
-        if run is not None and is_own_fault:
+        if run is not None and not isinstance(e, Cancelled | ProcessError):  # those follow from another failure
             report_failure(run, process, e)
         raise SystemExit(0 if isinstance(e, Cancelled) else e.exit_code) from e
 
@@ -132,7 +140,7 @@ def fork_server(parent: int) -> None:
 
 
 def _pin() -> None:
-    """Start once more with the environment that equal bits need, unless this process has it."""
+    """Restart this program in the environment that equal bits need, unless it has it."""
     from bireme.spec.load import child_environment, is_pinned
 
     if not is_pinned():
@@ -176,7 +184,6 @@ def pserver(
     --pservers list also coordinates the job.
     """
     from bireme.job.node.discovery import discovery_of
-    from bireme.job.node.entry import read_job
     from bireme.job.node.pserver import PserverOptions, PserverProcess, options_of_job
 
     if started.job is None:
@@ -184,16 +191,13 @@ def pserver(
         by_hand = PserverOptions(num_gradient_servers, port, ports_num, ports_num_for_sparse, nics)
         _guarded(None, "pserver", lambda: PserverProcess(by_hand).run())
         return
-    path, rank, run = started.place()
-    job = read_job(path)
-    _settle(started, job, "pserver")
 
-    def serve() -> None:
+    def serve(job: Job, rank: int, run: Path) -> None:
         options = options_of_job(job, rank, started.host, started.mark)
         started.check_lease()
         PserverProcess(options).run(discovery_of(job, run))
 
-    _guarded(run, f"pserver {rank}", serve)
+    started.run_child("pserver", serve)
 
 
 @click.command(
@@ -226,7 +230,6 @@ def pserver(
 def trainer(started: Started, **flags: Any) -> None:
     """Compute gradients on one shard of the data, and train with the pservers."""
     from bireme.job.node.discovery import HostList, discovery_of
-    from bireme.job.node.entry import read_job
     from bireme.job.node.trainer import TrainerProcess
     from bireme.job.node.trainer_options import options_of_flags, options_of_job
 
@@ -238,13 +241,10 @@ def trainer(started: Started, **flags: Any) -> None:
         hosts = HostList(flags["pservers"].split(","), flags["port"], lanes)
         _guarded(None, f"trainer {by_hand.trainer}", lambda: TrainerProcess(by_hand).run(hosts))
         return
-    path, rank, run = started.place()
-    job = read_job(path)
-    _settle(started, job, "trainer")
 
-    def train() -> None:
+    def train(job: Job, rank: int, run: Path) -> None:
         options = options_of_job(job, rank, started.scratch or run, started.mark)
         started.check_lease()
         TrainerProcess(options).run(discovery_of(job, run))
 
-    _guarded(run, f"trainer {rank}", train)
+    started.run_child("trainer", train)

@@ -38,22 +38,22 @@ def demo(prepare_dir: Path | None, directory: Path, passes: int, as_json: bool) 
     purpose, so the best possible error is known.
     """
     target = prepare_dir or directory
+    job_file = target / "job.yaml"
     begun = time.monotonic()
-    if prepare_dir is not None or not (target / "job.yaml").is_file():
+    if prepare_dir is not None or not job_file.is_file():
         _prepare(target, as_json=as_json)
     if prepare_dir is not None:
-        ready = f"ready: change what you like, then `{command_name()} train {target / 'job.yaml'}`"
-        emit({"job": str(target / "job.yaml"), "shards": 3}, ready, as_json=as_json)
+        ready = f"ready: change what you like, then `{command_name()} train {job_file}`"
+        emit({"job": str(job_file), "shards": 3}, ready, as_json=as_json)
         return
     output = _free_output(target)
-    job = load_job(target / "job.yaml", {"output": output, "passes": passes})
+    job = load_job(job_file, {"output": output, "passes": passes})
     if not as_json:
-        click.echo(
-            f"training: {job.pservers} pservers and {job.trainers} trainers, {passes} passes, output in {output}"
-        )
+        counts = f"{job.pservers} pservers and {job.trainers} trainers, {passes} passes"
+        click.echo(f"training: {counts}, output in {output}")
     from bireme.api.foreground import run_to_end
 
-    done = run_to_end(job, str(target / "job.yaml"), is_silent=as_json)
+    done = run_to_end(job, str(job_file), is_silent=as_json)
     summary = _summary(done, time.monotonic() - begun)
     emit(summary, _describe(summary, target), as_json=as_json)
 
@@ -77,26 +77,21 @@ def _prepare(target: Path, *, as_json: bool) -> None:
     facts = prepare(target, on_progress=progress)
     if shows:
         click.echo("\r" + " " * 60 + "\r", nl=False, err=True)
-    click.echo(
-        f"  {facts.train:,} training and {facts.test:,} test reviews, {facts.words:,} words, "
-        f"in 3 shards under {target}/ "
-        f"({time.monotonic() - begun:.1f} s)"
-    )
+    written = f"{facts.train:,} training and {facts.test:,} test reviews, {facts.words:,} words"
+    click.echo(f"  {written}, in 3 shards under {target}/ ({time.monotonic() - begun:.1f} s)")
 
 
 def _free_output(target: Path) -> Path:
     """The first of output, output-2, output-3 … that no run has used."""
-    for number in range(1, 1000):
-        output = target / ("output" if number == 1 else f"output-{number}")
-        if not output.exists():
-            return output
+    for name in ("output", *(f"output-{number}" for number in range(2, 1000))):
+        if not (target / name).exists():
+            return target / name
     raise UsageError(f"{target} holds a thousand runs", fix="remove some of its output directories")
 
 
 def _summary(done: Finished, seconds: float) -> dict[str, Any]:
     passes = done.status.passes_done
-    samples = sum(p.samples for p in passes)
-    busy = sum(p.seconds for p in passes)
+    samples, busy = sum(p.samples for p in passes), sum(p.seconds for p in passes)
     return {
         "passes": msgspec.to_builtins(passes),
         "best_error": 0.05,

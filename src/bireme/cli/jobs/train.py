@@ -16,7 +16,7 @@ from bireme.spec.load import load_job
 
 @click.command(epilog="\b\nExample: bireme demo --prepare first-job && bireme train first-job/job.yaml --trainers 2")
 @job_file_argument
-@overrides("trainers", "pservers", "ports_num", "passes", "seed")
+@overrides
 @click.option("--output", type=Path, help="Where logs and models go.")
 @click.option(
     "--start-pass",
@@ -33,12 +33,10 @@ def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **chang
     the same bits for every number of trainers, pservers and lanes, except in the modes `bounded` and `async`.
     """
     if job_file.suffix == ".py" and job_file.is_file():
-        fix = (
-            f"name a job.yaml whose `program.config` is {job_file.name}; `bireme demo --prepare DIR` writes an example"
-        )
+        wanted = f"name a job.yaml whose `program.config` is {job_file.name}"
+        fix = f"{wanted}; `bireme demo --prepare DIR` writes an example"
         raise SpecError(f"{job_file} is a config, not a job.yaml", fix=fix)
-    job = load_job(job_file, changes)
-    job = msgspec.structs.replace(job, start_pass=start_pass)
+    job = msgspec.structs.replace(load_job(job_file, changes), start_pass=start_pass)
     if dry_run:
         from bireme.job.planning import describe
         from bireme.view.plan import render
