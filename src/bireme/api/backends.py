@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Note = Callable[[str], None]
 
 
-def no_note(text: str) -> None:
-    """Drop a remark."""
+def no_note(_: str) -> None:
+    return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,11 @@ class RunStatus:
     state: str
     """Here: running, finished, failed, cancelled or died. On a cluster also pending, starting, queued or suspended."""
     reason: str
-    """Why it ended."""
     started: float
     job: JobStatus
-    """The coordinator's report."""
     passes_done: int
     """Passes of the job that count, with those of earlier runs."""
     passes: int
-    """How many passes the job is to have."""
     place: str
     """The output directory, or `kubernetes/NAMESPACE`."""
     output: Path | None = None
@@ -48,11 +45,9 @@ class RunStatus:
     closed: Sequence[PassSummary] = ()
     """Finished passes, with those of earlier runs where they are known."""
     error: BiremeError | None = None
-    """What ended it early."""
     next_step: str = ""
     """How to resume it, where it can be resumed."""
     where: str = ""
-    """A line with the place."""
     hints: Sequence[str] = ()
     """What it waits for before it trains."""
     notices: Sequence[str] = ()
@@ -60,38 +55,34 @@ class RunStatus:
     is_gone: bool = False
     """Whether nothing is left of it but its record."""
     row: Mapping[str, Any] = field(repr=False)
-    """For programs, as in a list."""
+    """What `--json` prints of it in a list; `details` is what a list leaves out."""
     details: Mapping[str, Any] = field(repr=False, default_factory=dict)
-    """For programs, what a list leaves out."""
 
     @property
     def progress(self) -> str:
         """Passes for people; '' where they are not known."""
         return f"{self.passes_done}/{self.passes} passes" if self.passes else ""
 
+    # What the coordinator reports, as `JobStatus` explains it, at hand for a notebook.
+
     @property
     def phase(self) -> str:
-        """What the job does: starting, gathering, setting-up, training, or how it ended."""
         return self.job.phase
 
     @property
     def round(self) -> int:
-        """The round of the trainer that is farthest ahead."""
         return self.job.round
 
     @property
     def samples_per_s(self) -> float:
-        """The rates of all trainers together."""
         return self.job.samples_per_s
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """Members that hold the job up, each with what is wrong with it."""
         return self.job.waits_for
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Problems that do not stop training, but need attention."""
         return self.job.warnings
 
 
@@ -101,9 +92,8 @@ class Listing:
 
     jobs: Sequence[RunStatus] = ()
     more: int = 0
-    """Left out by the limit."""
+    """Left out by the limit; `hidden` ones are those of which nothing is left but a record."""
     hidden: int = 0
-    """Left out because nothing is left of them."""
     note: str = ""
     """Why the list is not complete."""
 
@@ -118,7 +108,7 @@ class Diagnosis:
     causes: list[Cause]
     """The most urgent first."""
     notes: list[str]
-    """What could not be looked at."""
+    """What could not be examined."""
 
 
 @dataclass(frozen=True, slots=True)

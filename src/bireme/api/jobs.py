@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bireme.api.backends import Backend, no_note
 from bireme.api.backends import RunStatus as RunStatus
@@ -14,11 +14,11 @@ from bireme.api.local import LocalBackend
 from bireme.api.models import Model
 from bireme.api.where import Where, backend_of
 from bireme.core.errors import BiremeError, UsageError
+from bireme.diagnose.facts import Cause
+from bireme.job.output.logs import LogFilter
+from bireme.spec.job import Job as JobSpec
 from bireme.spec.load import load_cluster_job, load_job
-
-if TYPE_CHECKING:
-    from bireme.diagnose.facts import Cause
-    from bireme.spec.job import Job as JobSpec
+from bireme.view.readers import choose_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,10 @@ class Job:
         `replace` deletes a job of that name first if it differs, has failed or is suspended; its volume stays. Ctrl-C
         while waiting leaves the job running.
         """
-        from bireme.api.kube import KubeBackend
-
         changes = self._changes(trainers=trainers, pservers=pservers, passes=passes, seed=seed)
-        backend = KubeBackend(Where(context, namespace, is_kube=True))
+        backend = Where(context, namespace, is_kube=True).backend()
         done, where = backend.submit(self.file, changes, image=image, is_replacing=replace)
-        run = Run(KubeBackend(where), self.spec.name, self.spec.name)
+        run = Run(where.backend(), self.spec.name, self.spec.name)
         return run.wait(progress=progress) if wait and not done.is_suspended else run
 
     def _changes(self, **flags: Any) -> dict[str, Any]:
@@ -96,23 +94,19 @@ class Run:
 
     @property
     def output(self) -> Path:
-        """The output directory of a run on this machine."""
         output = self.status().output
         if output is None:
             raise UsageError(f"the files of {self.name} are on a cluster", fix="`run.fetch(DIR)` copies them")
         return output
 
     def status(self) -> RunStatus:
-        """How it is doing now."""
         return self._backend.status(self.id)
 
     def wait(self, *, progress: bool = False) -> Run:
         """Wait until it has ended, and raise what ended it early; with `progress`, show it as the terminal does.
 
-        Ctrl-C stops a run on this machine; a job on a cluster goes on.
+        Ctrl-C stops a run on this machine; a job on a cluster keeps running.
         """
-        from bireme.view.readers import choose_view
-
         try:
             end = self._backend.follow(self.id, choose_view(is_silent=not progress), lambda: False)
         except KeyboardInterrupt:
@@ -137,15 +131,13 @@ class Run:
         wait: bool = True,
         progress: bool = True,
     ) -> Run:
-        """Go on from the newest snapshot; here in a new run of the same output directory."""
+        """Continue from the newest snapshot; here in a new run of the same output directory."""
         changes = {"trainers": trainers, "pservers": pservers, "passes": passes}
         run = Run(self._backend, self._backend.resume(self.id, changes), self.name)
         return run.wait(progress=progress) if wait else run
 
     def logs(self, last: int | None = None, *, node: int | None = None, role: str | None = None) -> list[str]:
         """Lines of all logs in the order of time, each behind its log's name; of each log the `last` ones if given."""
-        from bireme.job.output.logs import LogFilter
-
         lines = self._backend.logs(self.id, LogFilter(node=node, role=role, last=last))
         return [f"{line.log}: {line.text}" for line in lines]
 
@@ -186,11 +178,7 @@ def load(file: str | Path, *, kube: bool = False, **overrides: Any) -> Job:
 def runs(*, kube: bool = False, context: str | None = None, namespace: str | None = None) -> list[Run]:
     """The newest run of each job on this machine, newest first; or the jobs in a namespace of a cluster."""
     where = Where(context, namespace, kube)
-    backend: Backend = LocalBackend()
-    if where.is_asked:
-        from bireme.api.kube import KubeBackend
-
-        backend = KubeBackend(where)
+    backend = where.backend() if where.is_asked else LocalBackend()
     return [Run(backend, job.id, job.name) for job in backend.list().jobs]
 
 

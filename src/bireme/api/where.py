@@ -12,6 +12,7 @@ from bireme.core.errors import UsageError
 from bireme.spec.load import kubeconfig_files, places
 
 if TYPE_CHECKING:
+    from bireme.api.kube import KubeBackend
     from bireme.kube.api.client import Cluster
 
 
@@ -28,6 +29,12 @@ class Where:
     def is_asked(self) -> bool:
         """Whether a cluster is meant for certain."""
         return self.is_kube or self.context is not None or self.namespace is not None
+
+    def backend(self) -> KubeBackend:
+        """Jobs on that cluster: the current one, if none is named."""
+        from bireme.api.kube import KubeBackend  # here: commands about jobs on this machine do without it
+
+        return KubeBackend(self)
 
     def connect(self, namespace: str | None = None, **more: Any) -> Cluster:
         """Log in; `namespace` is the default where none is chosen."""
@@ -76,16 +83,12 @@ def backend_of(job: str | None, where: Where, note: Callable[[str], None]) -> Ba
         from bireme.api.local import LocalBackend
 
         return LocalBackend()
-    from bireme.api.kube import KubeBackend
-
-    return KubeBackend(where)
+    return where.backend()
 
 
 def list_cluster(where: Where, limit: int | None) -> Listing:
     """The jobs on the cluster; one that was not asked for is left out if it does not answer soon."""
     if not (where.is_asked or has_cluster()):
         return Listing()
-    from bireme.api.kube import KubeBackend
-
-    backend = KubeBackend(where)
+    backend = where.backend()
     return backend.list(limit) if where.is_asked else backend.list_if_reachable(limit)

@@ -44,10 +44,8 @@ def push(
     The volume claim is made if there is none. Every byte is checked; what is there already is not sent again, and a
     transfer that was broken off resumes.
     """
-    from bireme.api.kube import KubeBackend
-
     with progress("pushing", as_json) as on_progress:
-        done = KubeBackend(where).push(job_file, source, target, image, on_progress)
+        done = where.backend().push(job_file, source, target, image, on_progress)
     sent = f"{done['files'] - done['skipped']} files, {done['nbytes']:,} bytes to {done['to']} on the volume"
     emit(done, f"{sent}; {done['skipped']} were there already", as_json=as_json)
 
@@ -80,9 +78,7 @@ def split(
     makes jobs/reviews/0/data, 1/data, 2/data and jobs/reviews/shards.json.
     """
     if job_file is not None:
-        from bireme.api.kube import KubeBackend
-
-        done = KubeBackend(where).split(job_file, str(source), shards, str(job), image, note)
+        done = where.backend().split(job_file, str(source), shards, str(job), image, note)
         line = f"{count(done['shards'], 'shard')} in {done['job']} on the volume: {sum(done['lines']):,} lines"
     else:
         if where.is_asked or image is not None:

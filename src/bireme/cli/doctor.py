@@ -115,9 +115,7 @@ def doctor(volume: Path | None, job_file: Path | None, image: str | None, where:
     if volume is not None:
         rows.append(on_volume(volume))
     if job_file is not None:
-        from bireme.api.kube import KubeBackend
-
-        words, is_fit = KubeBackend(where).probe_volume(job_file, image)  # a pod there tries
+        words, is_fit = where.backend().probe_volume(job_file, image)  # a pod there tries
         rows.append(_volume(words, is_fit=is_fit))
     is_fine = all(f.state != "missing" for f in rows)
     value = {"ok": is_fine, "findings": [asdict(f) for f in rows]}

@@ -1,3 +1,3 @@
 """Text and pictures of status and metrics for people; read-only."""
 
-__all__ = ["plain", "plan", "readers"]
+__all__ = ["plain", "readers"]

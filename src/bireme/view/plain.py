@@ -1,9 +1,10 @@
-"""A job's progress as plain lines: for pipes, logs and people without a terminal."""
+"""A job's plan and progress as plain lines: for pipes, logs and people without a terminal."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -83,12 +84,32 @@ def best_pass(closed: Iterable[PassSummary]) -> tuple[int, str] | None:
 
 
 def time_left(status: JobStatus) -> str:
-    """How long a job will go on if its passes last as long as those before; '' while that is not known."""
+    """How long a job will last if its passes take as long as those before; '' while that is not known."""
     closed, left = status.passes_done, status.total - status.done
     if not closed or left <= 0:
         return ""
     left_s = left * sum(c.seconds for c in closed) / len(closed)
     return f"about {duration(left_s, is_exact=True)} left"
+
+
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
+    """What `train --dry-run` prints."""
+    tables = [p for p in plan["parameters"] if p["is_sparse"]]
+    dense = [p["values"] for p in plan["parameters"] if not p["is_sparse"]]
+    size = f"{count(sum(dense), 'value')} in {count(len(dense), 'dense parameter')}"
+    passes, processes = count(plan["passes"], "pass", "passes"), count(plan["processes"], "process", "processes")
+    yield f"{plan['job']}: {plan['program']}, {size}, {passes}, batch {plan['batch_size']} per shard"
+    yield f"mode {plan['mode']}, {processes}, {plan['bytes_per_round']:,} bytes per round, output in {plan['output']}"
+    for p in tables:
+        yield f"{p['name']}: {count(p['shape'][0], 'row')} of {p['shape'][1]}, on the sparse lanes of all pservers"
+    for p in plan["pservers"]:
+        ports = p["ports"] if isinstance(p["ports"], str) else f"{p['ports'][0]}–{p['ports'][-1]}"
+        yield f"pserver {p['pserver']}, ports {ports}"
+        for lane in p["lanes"]:
+            held = ", ".join(f"{h['parameter']}[{h['from']}:{h['to']}]" for h in lane["holds"]) or "nothing"
+            yield f"  lane {lane['lane']}: {held} ({lane['bytes']:,} bytes)"
+    for t in plan["trainers"]:
+        yield f"trainer {t['trainer']} reads shard {', '.join(map(str, t['shards']))}"
 
 
 _PHASE_LINES = {
@@ -111,15 +132,14 @@ class PlainView(View):
         self._warnings: tuple[str, ...] = ()
 
     def _update(self, status: JobStatus) -> None:
-        for line in self._news(status):
+        for line in self._changes(status):
             self._note(line)
 
     def _note(self, text: str) -> None:
         click.echo(text)
 
-    def _news(self, status: JobStatus, width: int | None = None) -> Iterator[str]:
-        """What is new in a status, in lines."""
-        yield from (f"{loss}; started again, the job goes on" for loss in status.losses if loss not in self._losses)
+    def _changes(self, status: JobStatus, width: int | None = None) -> Iterator[str]:
+        yield from (f"{loss}; restarted, the job continues" for loss in status.losses if loss not in self._losses)
         if not self._warnings:  # a text names files, so each attempt has another: the first one is enough
             yield from (f"warning: {warning}" for warning in status.warnings)
         if not self.has_panel and status.phase != self._phase and status.phase in _PHASE_LINES:

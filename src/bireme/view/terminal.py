@@ -43,7 +43,7 @@ class LiveView(PlainView):
             self._live.stop()
 
     def _update(self, status: JobStatus) -> None:
-        for line in self._news(status, self._console.width):
+        for line in self._changes(status, self._console.width):
             self._note(line)
         self._live.update(draw(status, self._console.width), refresh=True)
 

@@ -17,8 +17,7 @@ from tests.unit.kube.making import PLAIN, write_job
 from bireme.api.kube import certificate_lines
 from bireme.api.where import Where, is_here
 from bireme.cli.jobs.control import cancel, delete
-from bireme.cli.jobs.listing import list_, status
-from bireme.cli.jobs.logs import logs
+from bireme.cli.jobs.listing import list_, logs, status
 from bireme.cli.jobs.submit import submit
 from bireme.core.errors import BiremeError, SpecError, UsageError
 from bireme.job.status import JobStatus

@@ -16,7 +16,7 @@ from tests.unit.kube.volume.test_transfer import Volume, contents
 
 from bireme.api.kube import is_file_name
 from bireme.api.where import Where
-from bireme.cli.jobs.fetch import fetch
+from bireme.cli.jobs.control import fetch
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.job.output.model import model_hash, save_model
 from bireme.kube.api.client import CLAIM, CONFIG_MAP, SECRET, ForbiddenError, Kind

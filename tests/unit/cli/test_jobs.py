@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from tests.unit.cli.conftest import Leave, closed
 
 from bireme.api import local
-from bireme.cli.jobs.listing import list_, status
-from bireme.cli.jobs.logs import logs
+from bireme.cli.jobs.listing import list_, logs, status
 from bireme.core.errors import UsageError
 from bireme.core.processes import birth_of
 from bireme.job.coordination import messages

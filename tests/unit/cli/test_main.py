@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bireme.cli.jobs.resume import resume
-from bireme.cli.jobs.train import train
+from bireme.cli.jobs.train import resume, train
 from bireme.cli.main import COMMANDS, MEANT, main
 from bireme.spec.job import MEANT as KEYS_MEANT
 from bireme.spec.job import JobFile

@@ -15,7 +15,7 @@ from tests.unit.cli.conftest import Leave
 
 from bireme.api.progress import job_in, progress_in
 from bireme.api.resuming import describe_start, find_output, job_to_resume, moved_note
-from bireme.cli.jobs.resume import resume
+from bireme.cli.jobs.train import resume
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.job.output.manifest import Inputs, Manifest
 from bireme.job.output.model import model_hash

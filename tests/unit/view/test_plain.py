@@ -15,6 +15,7 @@ from bireme.view.plain import (
     count,
     pass_line,
     pass_lines,
+    plan_lines,
     sparkline,
 )
 from bireme.view.readers import View, alert
@@ -110,9 +111,9 @@ def test_a_loss_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]
     for status in (lost, lost, JobStatus(phase="training"), lost):
         view.update(status)
     assert capsys.readouterr().out.splitlines() == [
-        "trainer 1 was lost; started again, the job goes on",
+        "trainer 1 was lost; restarted, the job continues",
         "training",
-        "trainer 1 was lost; started again, the job goes on",
+        "trainer 1 was lost; restarted, the job continues",
     ]
 
 
@@ -133,3 +134,19 @@ def test_of_many_passes_ten_are_shown_and_the_others_counted() -> None:
     assert [line[:8] for line in lines[1:]] == [f"pass {number:>3}" for number in range(15, 25)]
     assert len(list(pass_lines(closed, shows_all=True))) == 25
     assert len(list(pass_lines(closed[:10], shows_all=False))) == 10
+
+
+def test_a_plan_speaks_of_one_thing_in_the_singular() -> None:
+    parameters = [
+        {"name": "w", "shape": [50, 2], "values": 100, "is_sparse": True},
+        {"name": "b", "shape": [2], "values": 2, "is_sparse": False},
+    ]
+    plan = {
+        "job": "small", "program": "c.py", "parameters": parameters, "passes": 1, "batch_size": 4, "mode": "sync",
+        "processes": 1, "bytes_per_round": 9, "output": "out", "pservers": [], "trainers": [],
+    }  # fmt: skip
+    assert list(plan_lines(plan)) == [
+        "small: c.py, 2 values in 1 dense parameter, 1 pass, batch 4 per shard",
+        "mode sync, 1 process, 9 bytes per round, output in out",
+        "w: 50 rows of 2, on the sparse lanes of all pservers",
+    ]

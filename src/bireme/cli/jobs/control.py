@@ -1,18 +1,21 @@
-"""`bireme why | cancel | delete`: what keeps a job from running, stop it, and delete it from a cluster."""
+"""`bireme why | cancel | fetch | delete`: what keeps a job from running, stop it; copy and delete it on a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from bireme.api.backends import Diagnosis
 from bireme.api.where import Where, backend_of
-from bireme.cli.options import cluster_options, either_options, job_argument, json_option
-from bireme.cli.output import emit, note
+from bireme.cli.options import cluster_options, either_options, job_argument, json_option, pod_image_option
+from bireme.cli.output import emit, note, progress
 
 if TYPE_CHECKING:
-    from bireme.diagnose.facts import Cause
+    from bireme.api.kube import Fetched
 
 
 @click.command(epilog="\b\nExample: bireme why quick-start --namespace training")
@@ -28,13 +31,13 @@ def why(job: str | None, where: Where, as_json: bool) -> None:
     result = backend_of(job, where, note).why(job)
     causes = [{"situation": c.situation, "cause": c.cause, "advice": c.advice, "about": c.about} for c in result.causes]
     value = {"job": result.job, "where": result.where, "namespace": result.namespace, "causes": causes}
-    emit({**value, "notes": result.notes}, _describe(result.causes), as_json=as_json)
+    emit({**value, "notes": result.notes}, _describe_causes(result), as_json=as_json)
     for text in () if as_json else result.notes:
         note(f"({text})")
 
 
-def _describe(causes: list[Cause]) -> Iterator[str]:
-    for number, cause in enumerate(causes):
+def _describe_causes(result: Diagnosis) -> Iterator[str]:
+    for number, cause in enumerate(result.causes):
         if number == 1:
             yield "\nalso:"
         yield f"{cause.cause} {cause.advice}" if number else f"{cause.cause}\n{cause.advice}"
@@ -54,6 +57,42 @@ def cancel(job: str | None, now: bool, where: Where, as_json: bool) -> None:
     emit({"job": done.job, "state": done.state}, str(done), as_json=as_json)
 
 
+@click.command(epilog="\b\nExample: bireme fetch quick-start results --namespace training")
+@click.argument("job", metavar="JOB|JOB.yaml")
+@click.argument("directory", metavar="DIR", type=Path)
+@click.option("--all", "wants_all", is_flag=True, help="Snapshots too, so that `bireme resume` can continue here.")
+@click.option("--model", "only_model", is_flag=True, help="Only the model of the last pass.")
+@pod_image_option
+@cluster_options
+@json_option
+def fetch(
+    job: str, directory: Path, wants_all: bool, only_model: bool, image: str | None, where: Where, as_json: bool
+) -> None:
+    """Bring the models and logs of JOB, which runs or ran on a cluster, into the directory DIR.
+
+    What is there already with the same content is not brought again, and what was broken off resumes. Works also
+    when the job is deleted but its volume is not: then name an image, and instead of JOB its file, which says where
+    its volume and its output are (`bireme fetch first-job/job.yaml results --image registry.local/bireme:1`).
+    """
+    with progress("fetching", as_json) as on_progress:
+        done = where.backend().fetch(
+            job, directory, wants_all=wants_all, only_model=only_model, image=image, on_progress=on_progress
+        )
+    if done.note:
+        note(f"note: {done.note}")
+    row = {"job": done.job, "directory": str(directory), "models": done.models, **asdict(done.transfer)}
+    emit({**row, "hash": done.hash} if done.hash else row, _describe_fetched(done), as_json=as_json)
+
+
+def _describe_fetched(done: Fetched) -> Iterator[str]:
+    files, kept = done.transfer.files - done.transfer.skipped, done.transfer.skipped
+    yield f"{files} files, {done.transfer.nbytes:,} bytes into {done.directory}; {kept} were there"
+    if done.models:
+        yield f"the last model is {done.directory / done.models[-1]}"
+    if done.hash:
+        yield f"hash: {done.hash}"
+
+
 @click.command(epilog="\b\nExample: bireme delete quick-start --namespace training")
 @click.argument("job")
 @click.option("--volume", "with_volume", is_flag=True, help="Its volume too, with all its models and data.")
@@ -64,9 +103,7 @@ def delete(job: str, with_volume: bool, where: Where, as_json: bool) -> None:
 
     A volume claim that bireme did not make is never deleted.
     """
-    from bireme.api.kube import KubeBackend
-
-    done = KubeBackend(where).delete(job, with_volume=with_volume)
+    done = where.backend().delete(job, with_volume=with_volume)
     value = {"job": job, "deleted": done.things, "claim": done.claim, "volume": done.volume}
     more = {"note": f"--volume was ignored: {done.ignored}"} if done.ignored else {}
     emit(value | more, done.words(job), as_json=as_json)

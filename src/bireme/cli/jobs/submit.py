@@ -56,14 +56,14 @@ def submit(  # noqa: PLR0913 - its flags
     The same file as for `bireme train`; its section `kubernetes` says how pods are placed. The data goes to the job's
     volume with `bireme data push`. Submitting the same file twice is safe.
     """
-    from bireme.api.kube import KubeBackend, as_yaml, permissions
+    from bireme.api.kube import as_yaml, permissions
 
     if shows_permissions:
         click.echo(as_yaml([permissions(where.namespace or "default")]), nl=False)
         return
     if job_file is None:
         raise UsageError("which job?", fix="`bireme submit JOB.yaml`")
-    backend = KubeBackend(where)
+    backend = where.backend()
     if dry_run is not None:
         made = backend.objects(job_file, changes, image, is_checked_there=dry_run == "server")
         emit({"objects": made}, as_yaml(made).removesuffix("\n"), as_json=as_json)
@@ -88,11 +88,10 @@ def follow_to_end(cluster: Where, name: str, *, is_silent: bool, as_json: bool) 
     After Ctrl-C the exit code is that of a stop, though the job keeps running.
     """
     from bireme.api.foreground import Interrupts
-    from bireme.api.kube import KubeBackend
     from bireme.view.readers import choose_view
 
     with Interrupts() as interrupts:
-        last = KubeBackend(cluster).follow(name, choose_view(is_silent=is_silent), lambda: bool(interrupts.count))
+        last = cluster.backend().follow(name, choose_view(is_silent=is_silent), lambda: bool(interrupts.count))
     if last is not None and last.error is not None:
         raise last.error
     value = {"job": name, "namespace": cluster.namespace, "state": last.state if last else "unknown"}
