@@ -17,10 +17,10 @@ def test_a_job_that_died_is_found_explained_and_finished(cli: Cli, often: Path, 
 
     listed = cli.run("list").out
     assert re.search(r"small +died .* [1-3]/4 passes", listed)
-    assert f"go on with `bireme resume {output}`" in listed
+    assert f"continue with `bireme resume {output}`" in listed
     refused = cli.run("train", often, "--output", output)
     assert refused.code == 7
-    assert f"fix: go on with `bireme resume {output}`" in refused.err
+    assert f"fix: continue with `bireme resume {output}`" in refused.err
 
     logs = {path: path.stat().st_size for path in output.glob("node_*/*.log")}
     edit(
@@ -37,7 +37,7 @@ def test_a_job_that_died_is_found_explained_and_finished(cli: Cli, often: Path, 
 
     done = cli.run("resume")
     assert done.code == 0, done.err
-    assert re.match(r"going on from round \d+, batch \d+ of pass \d \(snapshot of \d\d:\d\d:\d\d\)\n", done.out)
+    assert re.match(r"resuming from round \d+, batch \d+ of pass \d \(snapshot of \d\d:\d\d:\d\d\)\n", done.out)
     assert re.search(r"small +finished .* 4/4 passes", cli.run("list").out)
     assert len(cli.run("list").out.splitlines()) == 2  # a header, and the job
     again = cli.run("resume", output)

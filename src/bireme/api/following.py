@@ -20,7 +20,7 @@ from bireme.view.readers import View
 POLL_S = 0.5
 PODS_EVERY_S = 2.0
 REASON_S = 5.0
-"""How long a failed job may take to report its reason: Kubernetes knows first that it failed, its pods know why."""
+"""How long a failed job may take to report its reason: Kubernetes sees a failure before its pods have reported why."""
 
 
 def follow(cluster: Cluster, name: str, view: View, is_left: Callable[[], bool] = lambda: False) -> JobView | None:
@@ -44,21 +44,21 @@ def follow(cluster: Cluster, name: str, view: View, is_left: Callable[[], bool] 
 
 
 def parting_words(name: str, namespace: str, state: str) -> str:
-    """How a job goes on that the user follows no longer, by its state; empty: not known."""
+    """What happens to a job that the user follows no longer, by its state; empty: not known."""
     named, bireme = f"{name} --namespace {namespace}", command_name()
     if state == "suspended":
-        return f"{name} is suspended; `{bireme} resume {named}` goes on with it"
+        return f"{name} is suspended; `{bireme} resume {named}` resumes it"
     if state in ("pending", "queued"):
         ways = f"`{bireme} why {named}` shows what it waits for, `… cancel {named}` stops it"
         return f"{name} does not run yet: it is {state}, and starts as soon as it can; {ways}"
     back = f"come back with `{bireme} status {named}`"
     if not state:
-        return f"the cluster has not said how {name} is doing; {back}"
-    return f"{name} goes on without you; {back}, stop it with `… cancel {named}`"
+        return f"the cluster has not reported the state of {name}; {back}"
+    return f"{name} keeps running; {back}, stop it with `… cancel {named}`"
 
 
-def _rests(job: JobView) -> bool:
-    """Whether a job has no pods, so that its last status is of another time."""
+def _has_no_pods(job: JobView) -> bool:
+    """Whether its last status is therefore of another time."""
     return job.state in ("suspended", "queued")
 
 
@@ -90,7 +90,7 @@ class _Watch:
 
     def status(self, job: JobView) -> JobStatus:
         """What a view draws: the coordinator's status, or before its first one the state of the pods."""
-        if not _rests(job) and (job.status.trainers or job.state in ("finished", "failed")):
+        if not _has_no_pods(job) and (job.status.trainers or job.state in ("finished", "failed")):
             return job.status
         return JobStatus(phase=self._gathering(job))
 
@@ -107,7 +107,7 @@ class _Watch:
 
     def show_changes(self, view: View, job: JobView) -> None:
         """Print the state of the pods when it has changed, for views without a panel; and that versions differ."""
-        text = self._gathering(job) if _rests(job) or not job.status.phase else ""
+        text = self._gathering(job) if _has_no_pods(job) or not job.status.phase else ""
         if text and text != self._shown and not view.has_panel:
             view.note(text)
             self._shown = text
@@ -124,7 +124,7 @@ def error_of(job: JobView) -> BiremeError | None:
     if job.state == "finished":
         return None
     if job.state == "cancelled":
-        return Cancelled(f"{job.name} was stopped", fix=f"go on with `{command_name()} resume {named}`")
+        return Cancelled(f"{job.name} was stopped", fix=f"continue with `{command_name()} resume {named}`")
     if error := job.error:
         return error_in({**error, "fix": error.get("fix") or fix}, ProcessError)
-    return ClusterError(f"{job.name} has failed: {job.reason or 'Kubernetes says no more'}", fix=fix)
+    return ClusterError(f"{job.name} has failed: {job.reason or 'Kubernetes gives no reason'}", fix=fix)

@@ -155,7 +155,7 @@ def follow(
 
 
 def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | None = None) -> Finished:
-    """Run a job with its progress on the screen; an error that ends it early says how to go on."""
+    """Run a job with its progress on the screen; an error that ends it early says how to resume it."""
     try:
         return follow(job, job_file, choose_view(is_silent=is_silent), program=program)
     except (Cancelled, *_TEMPORARY) as e:
@@ -165,7 +165,7 @@ def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | N
 
 
 def explain_end(job: Job, error: BiremeError) -> BiremeError:
-    """Add how to go on after a stop, or after a failure that may not come again."""
+    """Add how to resume after a stop, or after a failure that may not come again."""
     output = Path(job.output)
     if isinstance(error, Cancelled):
         made = sorted(p.parent.name for p in Path(job.snapshots.path).glob("*/manifest.json"))

@@ -45,7 +45,7 @@ OnProgress = Callable[[int, int], None] | None
 
 
 class Resumed(NamedTuple):
-    """A job that goes on, or that has no passes left."""
+    """A job that continues, or that has no passes left."""
 
     job: str
     namespace: str
@@ -129,7 +129,6 @@ class KubeBackend:
     def logs(
         self, name: str | None, wanted: LogFilter, *, image: str | None = None, note: Note = no_note
     ) -> Iterator[LogLine]:
-        """Lines of a job's logs by time, from its pods or its volume."""
         with self.where.connect() as cluster:
             yield from logs.lines_of(cluster, named(name), wanted, image, note)
 
@@ -148,15 +147,14 @@ class KubeBackend:
                 raise UsageError(f"{name} does not run: its state is {view.state}")
             has_left = lifecycle.suspend(cluster, name, is_hasty=now)
         state = "suspended" if has_left else "suspended, but some pods have not left yet"
-        return Stopped(name, state, f"go on with `{command_name()} resume {name} --namespace {cluster.namespace}`")
+        return Stopped(name, state, f"continue with `{command_name()} resume {name} --namespace {cluster.namespace}`")
 
     def resume(self, name: str, changes: Mapping[str, Any]) -> str:
-        """Resume a job that was stopped, has failed, or gets more passes; returns its name."""
         self.resume_job(name, changes)
         return name
 
     def resume_job(self, name: str | None, changes: Mapping[str, Any]) -> Resumed:
-        """As `resume`; what was done."""
+        """Resume a job that was stopped, has failed, or gets more passes."""
         name = named(name)
         changes = {key: value for key, value in changes.items() if value is not None}
         with self.where.connect() as cluster:
@@ -240,8 +238,8 @@ def certificate_lines(status: JobStatus, now: float) -> Iterator[str]:
     """A warning while there is time: nothing renews a job's certificate by itself."""
     left_days = ((status.certificate_until or math.inf) - now) / 86400
     if left_days < RENEW_BELOW_DAYS:
-        left = max(left_days, 0.0)
-        yield f"its certificate is good for {left:.0f} more days; to renew it, submit the same file again"
+        left = f"{max(left_days, 0.0):.0f} more days"
+        yield f"its certificate is good for {left}; to renew it, submit the same file again"
 
 
 def is_file_name(job: str) -> bool:

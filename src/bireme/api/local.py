@@ -1,7 +1,7 @@
 """Jobs that run on this machine: every use case, by the runs that the registry has.
 
-A run is a process of its own, the one that `bireme train` is: it goes on when Python or a notebook's kernel ends, and
-every other terminal sees it.
+A run is a process of its own, the one that `bireme train` is: it survives the end of Python or of a notebook's kernel,
+and every other terminal sees it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import msgspec
 from bireme.api.backends import Diagnosis, Listing, Note, RunStatus, Stopped, no_note
 from bireme.api.progress import progress_of, way_on
 from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError, error_in
+from bireme.job.node.failure_reports import last_status
+from bireme.job.output.kept import metrics_in
 from bireme.job.output.logs import LogFilter, LogLine, followed, log_files
 from bireme.job.status import JobStatus
 from bireme.local import registry
@@ -32,7 +34,7 @@ from bireme.view.readers import View
 
 POLL_S = 0.1
 CANCEL_S = 15.0
-"""How long a run may take to stop cleanly before `cancel` returns all the same."""
+"""How long `cancel` waits for a clean stop before it returns all the same."""
 AGAIN_S = 0.3
 """Pause between two SIGTERMs: if both were pending, they would count once."""
 SILENT = "pserver 0 (the coordinator), which does not answer"
@@ -74,14 +76,13 @@ class LocalBackend:
     def logs(
         self, name: str | None, wanted: LogFilter, *, image: str | None = None, note: Note = no_note
     ) -> Iterator[LogLine]:
-        """Lines of the logs of a run's trainers and pservers, by time."""
         record = registry.find_run(name)
         logs: dict[str, Sequence[Path]] = {}
         for role in [wanted.role] if wanted.role else ["trainer", "pserver"]:
             logs |= log_files(Path(record.output), wanted.node, role)
         if not logs:
-            what = f"{record.name} has no such log under {record.output}"
-            raise UsageError(what, fix="leave --node and --role out to see all")
+            fix = "leave --node and --role out to see all"
+            raise UsageError(f"{record.name} has no such log under {record.output}", fix=fix)
         return followed(logs, wanted, lambda: registry.find_run(record.id).state != "running")
 
     def why(self, name: str | None) -> Diagnosis:
@@ -89,14 +90,14 @@ class LocalBackend:
         from bireme.diagnose.facts import Facts
 
         record = registry.find_run(name)
-        now = _report(record, is_newest=True)
+        now, output, here = _report(record, is_newest=True), Path(record.output), Path.cwd()
         known = {**msgspec.to_builtins(record), **now.details, "passes_done": now.passes_done, "passes": now.passes}
-        known["output"] = _short_path(record.output)
+        if output.is_relative_to(here):  # as people would type it from here
+            known["output"] = str(output.relative_to(here))
         facts = Facts(job=record.name, where="local", now=time.time(), command=command_name(), record=known)
         return Diagnosis(facts.job, facts.where, facts.namespace, explain(facts), [])
 
     def cancel(self, name: str | None, *, now: bool = False) -> Stopped:
-        """Stop a run with signals to its process."""
         record = registry.find_run(name)
         if record.state != "running":
             raise UsageError(f"{record.name} does not run: its state is {record.state}")
@@ -114,7 +115,7 @@ class LocalBackend:
         return Stopped(record.name, registry.find_run(record.id).state)
 
     def resume(self, name: str, changes: Mapping[str, Any]) -> str:
-        """Start a process that goes on with a run, in the same output directory; the id of the new run."""
+        """Start a process that resumes a run, in the same output directory; the id of the new run."""
         return _start("resume", registry.find_run(name).output, *_flags(changes))
 
     def fetch(self, name: str, directory: Path) -> NoReturn:
@@ -147,8 +148,6 @@ def status_of(record: registry.RunRecord) -> JobStatus:
 
 def _last_known(record: registry.RunRecord) -> JobStatus:
     """The status of a job whose coordinator does not answer: it is paused, or is being restarted."""
-    from bireme.job.node.failure_reports import last_status
-
     status = last_status(Path(record.output))
     status = status if status.phase else record.status
     if status.ending:
@@ -165,12 +164,6 @@ def _has_trained(record: registry.RunRecord) -> bool:
     return any(row.get("event") == "view" and row.get("unix", 0.0) >= record.started for row in views)
 
 
-def _short_path(path: str) -> str:
-    """A path as people would type it from here."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
-
-
 def runs_in(output: Path) -> bool:
     """Whether a job of this machine runs in a directory."""
     return any(run.state == "running" and run.output == str(output.absolute()) for run in registry.all_runs())
@@ -182,8 +175,6 @@ def report_of(record: registry.RunRecord) -> RunStatus:
 
 
 def _report(record: registry.RunRecord, *, is_newest: bool, has_passes: bool = False) -> RunStatus:
-    from bireme.job.output.kept import metrics_in
-
     status, output = status_of(record), Path(record.output)
     done, passes = progress_of(record, status, is_newest=is_newest)
     row: dict[str, Any] = msgspec.to_builtins(record)
@@ -221,7 +212,7 @@ def _error_of(record: registry.RunRecord) -> BiremeError | None:
     if record.state in ("running", "finished"):
         return None
     if record.state == "cancelled":
-        return Cancelled(f"{record.name} was stopped", fix="`run.resume()` goes on from its newest snapshot")
+        return Cancelled(f"{record.name} was stopped", fix="`run.resume()` continues from its newest snapshot")
     what = record.error.get("what") or record.reason or f"{record.name} has {record.state}"
     return error_in({**record.error, "what": what}, ProcessError)
 

@@ -7,12 +7,15 @@ has the passes of all runs.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from bireme.job.status import JobStatus
-    from bireme.local.registry import RunRecord
-    from bireme.spec.job import Job
+from bireme.core.errors import SpecError
+from bireme.job.node.entry import read_job
+from bireme.job.output.kept import early_end
+from bireme.job.status import JobStatus
+from bireme.local.registry import RunRecord
+from bireme.spec.job import Job
+from bireme.spec.load import command_name
 
 
 class Progress(NamedTuple):
@@ -23,10 +26,6 @@ class Progress(NamedTuple):
 
 
 def job_in(output: Path) -> Job | None:
-    """The job that an output directory is of; None where it does not say."""
-    from bireme.core.errors import SpecError
-    from bireme.job.node.entry import read_job
-
     try:
         return read_job(output / "job.json")
     except SpecError:
@@ -38,8 +37,7 @@ def progress_in(output: Path, job: Job) -> Progress:
 
     A job that `stop_when` has ended has no more passes than it has done.
     """
-    from bireme.job.output import journal
-    from bireme.job.output.kept import early_end
+    from bireme.job.output import journal  # here, as they import NumPy, which `bireme list` rarely needs
     from bireme.job.output.model import finished_passes
 
     ledger = journal.rows_of(output / journal.LEDGER)
@@ -59,12 +57,9 @@ def progress_of(record: RunRecord, status: JobStatus, *, is_newest: bool = True)
 
 
 def has_snapshot(output: Path) -> bool:
-    """Whether there is anything to go on from."""
     return any((output / "snapshots").glob("*/manifest.json"))
 
 
 def way_on(output: Path) -> str:
-    """What to type to go on with the job in an output directory, as people type it here."""
-    from bireme.spec.load import command_name
-
-    return f"go on with `{command_name()} resume {output}`"
+    """How to resume the job in an output directory, as people type it here."""
+    return f"continue with `{command_name()} resume {output}`"

@@ -27,7 +27,7 @@ from bireme.spec.load import command_name, load_job
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """A job that is ready to go on, or one that is finished."""
+    """A job that is ready to resume, or one that is finished."""
 
     output: Path
     job: Job
@@ -58,7 +58,7 @@ def prepare(
     done = progress.done
     if done >= progress.passes:
         if asked is not None and asked < done:
-            fix = f"the model of that pass is {output / pass_name(asked - 1)}; ask for more than {done} to go on"
+            fix = f"the model of that pass is {output / pass_name(asked - 1)}; ask for more than {done} to continue"
             raise SpecError(f"--passes {asked}, but the job in {output} has done {done} passes already", fix=fix)
         return Resumption(output, job, passes_done=done)
     share_out(job.shards, job.trainers)
@@ -89,9 +89,12 @@ def moved_note(place: Path, job: Job, changes: dict[str, Any]) -> list[str]:
 
 
 def find_output(name: str | None) -> Path:
-    """The output directory that is meant by a path, a job's name, a run's id, or nothing."""
+    """The output directory that is meant by a path, a job's name, a run's id, or nothing: the newest unfinished job."""
     if name is None:
-        return _newest_unfinished()
+        for record in registry.newest_runs():
+            if _is_unfinished(record):
+                return Path(record.output)
+        raise UsageError("no job on this machine waits to be resumed", fix=f"`{command_name()} list` shows all jobs")
     path = Path(name)
     if (path / "job.json").is_file():
         return path
@@ -102,17 +105,9 @@ def find_output(name: str | None) -> Path:
             raise UsageError(f"there is neither a directory nor a job {name!r} on this machine", fix=fix)
         unfinished = [r.output for r in known if _is_unfinished(r)]
         return Path((unfinished or [known[0].output])[0])
-    hint = path / "output"
-    is_above = (hint / "job.json").is_file()
-    fix = f"did you mean {hint}?" if is_above else "name the directory with pass-00000"
+    below = path / "output"
+    fix = f"did you mean {below}?" if (below / "job.json").is_file() else "name the directory with pass-00000"
     raise SpecError(f"{name} is not a job's output: there is no {path / 'job.json'}", fix=fix)
-
-
-def _newest_unfinished() -> Path:
-    for record in registry.newest_runs():
-        if _is_unfinished(record):
-            return Path(record.output)
-    raise UsageError("no job on this machine waits to be resumed", fix=f"`{command_name()} list` shows all jobs")
 
 
 def _refuse_running(output: Path) -> None:
@@ -125,8 +120,8 @@ def _refuse_running(output: Path) -> None:
 def _is_unfinished(record: registry.RunRecord) -> bool:
     if record.state == "running" or job_in(Path(record.output)) is None:
         return False
-    done, passes = progress_of(record, record.status)
-    return done < passes
+    progress = progress_of(record, record.status)
+    return progress.done < progress.passes
 
 
 def job_to_resume(output: Path, changes: dict[str, Any]) -> Job:
@@ -143,7 +138,7 @@ def job_to_resume(output: Path, changes: dict[str, Any]) -> Job:
 
 
 def find_base(job: Job) -> tuple[Manifest | None, list[str]]:
-    """The snapshot to go on from, None where there is none yet, and remarks on newer ones that cannot be used."""
+    """The snapshot to resume from, None where there is none yet, and remarks on newer ones that cannot be used."""
     place = Path(job.snapshots.path)
     if not any(place.glob("*/manifest.json")):
         return None, []
@@ -156,4 +151,4 @@ def describe_start(base: Manifest | None) -> str:
         return "no snapshot yet: from the beginning"
     made, today = time.localtime(base.created), time.localtime()
     when = time.strftime("%H:%M:%S" if made[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", made)
-    return f"going on from round {base.round}, batch {base.batch} of pass {base.pass_id} (snapshot of {when})"
+    return f"resuming from round {base.round}, batch {base.batch} of pass {base.pass_id} (snapshot of {when})"

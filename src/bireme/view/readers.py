@@ -1,4 +1,4 @@
-"""Output whose reader goes away: a pipe may break and a terminal may be closed, and the job goes on all the same."""
+"""Output whose reader goes away: a pipe may break and a terminal may be closed; the job continues all the same."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self, TextIO, TypeVar
+from typing import Self, TextIO, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from bireme.job.status import JobStatus
+from bireme.job.status import JobStatus
 
 T = TypeVar("T")
 
@@ -65,11 +64,9 @@ class View:
         return
 
     def update(self, status: JobStatus) -> None:
-        """Show the newest status."""
         self._guarded(self._update, status)
 
     def note(self, text: str) -> None:
-        """Show a remark."""
         self._guarded(self._note, text)
 
     def alert(self, text: str) -> None:

@@ -64,7 +64,7 @@ def test_leaving_has_a_stops_exit_code_and_the_job_goes_on(
     told = capsys.readouterr()
     assert told.out == "training\n"
     assert told.err == (
-        f"reviews goes on without you; come back with `bireme status {NAMED}`, stop it with `… cancel {NAMED}`\n"
+        f"reviews keeps running; come back with `bireme status {NAMED}`, stop it with `… cancel {NAMED}`\n"
     )
     leave(standing, as_json=True)
     assert json.loads(capsys.readouterr().out)["state"] == "running"
@@ -89,12 +89,12 @@ def test_of_a_job_that_is_suspended_no_old_status_is_shown(
     leave(standing)
     told = capsys.readouterr()
     assert told.out == "suspended\n"
-    assert told.err == f"reviews is suspended; `bireme resume {NAMED}` goes on with it\n"
+    assert told.err == f"reviews is suspended; `bireme resume {NAMED}` resumes it\n"
 
 
 def test_a_cluster_that_never_answered_is_told_as_such() -> None:
-    assert parting_words("reviews", "ns", "").startswith("the cluster has not said how reviews is doing; come back")
-    assert "goes on without you" not in parting_words("reviews", "ns", "queued")
+    assert parting_words("reviews", "ns", "").startswith("the cluster has not reported the state of reviews; come back")
+    assert "keeps running" not in parting_words("reviews", "ns", "queued")
 
 
 def test_a_job_that_has_ended_is_told_also_to_whoever_leaves(standing: Standing) -> None:
@@ -132,4 +132,4 @@ def test_whoever_leaves_does_not_wait_for_the_reason(
     monkeypatch.setattr(following, "REASON_S", 3600.0)
     with pytest.raises(ClusterError, match="exit code 5"):
         follow_to_end(WHERE, "reviews", is_silent=False, as_json=False)
-    assert "goes on" not in capsys.readouterr().err
+    assert "keeps running" not in capsys.readouterr().err

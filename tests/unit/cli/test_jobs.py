@@ -48,11 +48,11 @@ def test_a_run_that_died_shows_its_passes_and_how_to_go_on(leave: Leave) -> None
     made = record(output, "running", 1.0, birth="another boot/1")
     lines = run(list_).splitlines()[1:]
     assert "died" in lines[0] and "3/4 passes" in lines[0]
-    assert lines[1].strip() == f"go on with `bireme resume {output}`"
+    assert lines[1].strip() == f"continue with `bireme resume {output}`"
     told = run(status, made.id)
     assert "died (its process is gone)" in told and "3/4 passes" in told
     assert [line[:8] for line in told.splitlines() if line.startswith("pass ")] == ["pass   0", "pass   1", "pass   2"]
-    assert f"go on with `bireme resume {output}`" in told
+    assert f"continue with `bireme resume {output}`" in told
 
 
 def test_a_killed_and_resumed_job_is_listed_once(leave: Leave) -> None:
@@ -74,7 +74,7 @@ def test_a_resume_that_failed_takes_no_pass_away(leave: Leave) -> None:
     assert "2/4 passes" in run(list_)
     told = run(status)
     assert "failed (no snapshot can be used)" in told and "2/4 passes" in told
-    assert "go on with" in told
+    assert "continue with" in told
 
 
 def test_a_list_is_as_long_as_asked_for(leave: Leave) -> None:

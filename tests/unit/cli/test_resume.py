@@ -125,7 +125,7 @@ def snapshot(created: float) -> Manifest:
 def test_where_it_begins_is_told_with_the_time_of_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "localtime", lambda s=90_000.0: time.gmtime(s))
     assert describe_start(snapshot(86_400.0 + 43_390)) == (
-        "going on from round 1800, batch 3 of pass 21 (snapshot of 12:03:10)"
+        "resuming from round 1800, batch 3 of pass 21 (snapshot of 12:03:10)"
     )
     assert describe_start(snapshot(61.0)).endswith("(snapshot of 1970-01-01 00:01:01)")
     assert describe_start(None) == "no snapshot yet: from the beginning"

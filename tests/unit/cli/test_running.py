@@ -43,8 +43,8 @@ def test_a_job_that_is_given_up_is_told_with_how_to_go_on(leave: Leave, error: t
     output = leave(has_snapshot=True)
     told = explain_end(job_of(output), error("trainer 1 died 11 times", fix="its last words are in train.log"))
     assert type(told) is error
-    assert told.fix == f"its last words are in train.log; then go on with `bireme resume {output}`"
-    assert explain_end(job_of(output), error("gone")).fix == f"go on with `bireme resume {output}`"
+    assert told.fix == f"its last words are in train.log; then continue with `bireme resume {output}`"
+    assert explain_end(job_of(output), error("gone")).fix == f"continue with `bireme resume {output}`"
 
 
 def test_without_a_snapshot_there_is_no_way_on_to_tell(leave: Leave) -> None:
@@ -56,7 +56,7 @@ def test_a_stop_names_the_newest_snapshot_and_how_to_go_on(leave: Leave) -> None
     output = leave(has_snapshot=True)
     told = explain_end(job_of(output), Cancelled("stopped on request"))
     assert told.what == "stopped on request; the newest snapshot is of round 7"
-    assert told.fix == f"go on with `bireme resume {output}`"
+    assert told.fix == f"continue with `bireme resume {output}`"
     before = explain_end(job_of(leave("early")), Cancelled("stopped on request"))
     assert "no snapshot was made yet" in before.what
 

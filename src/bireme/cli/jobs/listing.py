@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from bireme.api.kube import PodView
 
 LISTED = 20
-"""Jobs that `list` shows by default, and lines of each file that `logs` shows."""
+"""How many jobs `list` shows by default."""
+LAST_LINES = 20
 
 
 def ago(moment: float) -> str:
@@ -127,10 +128,8 @@ def _describe(run: RunStatus, *, shows_all: bool) -> Iterator[str]:
 def trainer_lines(status: JobStatus) -> Iterator[str]:
     for t in status.trainers:
         if t.pass_id is not UNSET:
-            yield (
-                f"trainer {t.trainer} (pid {t.pid}): pass {t.pass_id}, batch {t.batch}/{t.batches}, "
-                f"cost {number(t.cost)}, {t.rate:,.0f} samples/s"
-            )
+            done = f"pass {t.pass_id}, batch {t.batch}/{t.batches}, cost {number(t.cost)}, {t.rate:,.0f} samples/s"
+            yield f"trainer {t.trainer} (pid {t.pid}): {done}"
 
 
 def pod_lines(pods: Sequence[PodView]) -> Iterator[str]:
@@ -143,12 +142,9 @@ def pod_lines(pods: Sequence[PodView]) -> Iterator[str]:
     for pod, state in zip(pods, states, strict=True):
         trainer = pod.trains if pod.trains and pod.trains.pass_id is not UNSET else None
         at, rate = (trainer.pass_id, f"{trainer.rate:,.0f}") if trainer else ("–", "–")
-        late = "  all wait for it" if pod.is_straggler else ""
-        waits = f"  {pod.waits}" if pod.waits else ""
-        yield (
-            f"{pod.name:<{width}}  {pod.role:<8} {pod.machine or '–':<12} {state:<{wide}} {pod.restarts:>8}  "
-            f"{at!s:>4}  {rate:>10}{late}{waits}"
-        )
+        remarks = ("  all wait for it" if pod.is_straggler else "") + (f"  {pod.waits}" if pod.waits else "")
+        row = f"{pod.name:<{width}}  {pod.role:<8} {pod.machine or '–':<12} {state:<{wide}}"
+        yield f"{row} {pod.restarts:>8}  {at!s:>4}  {rate:>10}{remarks}"
 
 
 def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
@@ -177,7 +173,7 @@ def logs(  # noqa: PLR0913 - its flags
 
     Of a job on a cluster also when its pods are gone.
     """
-    last = lines if lines is not None or since is not None else LISTED
+    last = lines if lines is not None or since is not None else LAST_LINES
     wanted = LogFilter(node, role, last, since, is_following, from_volume)
     for line in backend_of(job, where, note).logs(job, wanted, image=image, note=note):
         click.echo(json.dumps({"log": line.log, "line": line.text}) if as_json else f"{line.log}: {line.text}")
