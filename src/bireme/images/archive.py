@@ -83,7 +83,6 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """The image's identity in any registry."""
         return digest_of(self.manifest)
 
 
@@ -126,12 +125,11 @@ def write_archive(image: Image, target: Path) -> None:
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [{**head, "annotations": names}]}
     config = _blob(digest_of(image.config))
     layers = {_blob(layer.digest): layer for layer in image.layers}
+    docker = {"Config": config, "RepoTags": [image.name], "Layers": [_blob(layer.digest) for layer in image.layers]}
     small = {
         "oci-layout": _encode({"imageLayoutVersion": "1.0.0"}),
         "index.json": _encode(index),
-        "manifest.json": _encode(
-            [{"Config": config, "RepoTags": [image.name], "Layers": [_blob(layer.digest) for layer in image.layers]}]
-        ),
+        "manifest.json": _encode([docker]),
         config: image.config,
         _blob(image.digest): image.manifest,
     }

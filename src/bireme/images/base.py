@@ -47,11 +47,10 @@ class Base:
     tree: Path
     layers: tuple[Layer, ...]
     python: str
-    """Path of the interpreter: /usr/bin/python3.11."""
+    """Path of the interpreter: /usr/bin/python3.11; its `version` is then 3.11."""
 
     @property
     def version(self) -> str:
-        """Python's version as in its directories: 3.11."""
         return self.python.rpartition("python")[2]
 
 
@@ -79,9 +78,8 @@ def _debootstrap(tree: Path, on_step: Callable[[str], None]) -> None:
         raise ImageError("debootstrap needs root", why="it makes files that belong to other users", fix=fix)
     on_step(f"Debian {SUITE} by debootstrap, once: a minute or two")
     command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(tree), MIRROR]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
-    )
+    environment = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         last = (done.stdout.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ImageError(f"debootstrap failed: {last}", fix=f"is {MIRROR} reachable? A base can also be given")

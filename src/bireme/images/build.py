@@ -79,38 +79,32 @@ class Builder:
         self._trees.append(base.tree)
         for layer in base.layers:
             self._note(layer)
-        site = contents.site_of(base)
+        site, pinned = contents.site_of(base), contents.pins(wanted)
         library = f"{Path(base.python).parents[1]}/lib/python{base.version}"
-        self._add("python", [], self._compiling(base, library, "-f", "-x", _STDLIB_UNUSED))
-        self._add_dependencies(base, wanted)
+        self._add("python", [], lambda tree: self._compile(tree, base, library, "-f", "-x", _STDLIB_UNUSED))
+
+        def fill_dependencies(tree: Path) -> None:
+            contents.install(wanted, pinned, base.version, tree / site)
+            self._compile(tree, base, f"/{site}")
+
+        self._add("dependencies", [platform.machine(), *wanted, "--", *pinned], fill_dependencies)
         with tempfile.TemporaryDirectory() as folder:
             # A copy: the original may change during the build, and a layer must match its key.
             package = Path(folder) / "bireme"
             contents.copy_tree(installed, package)
-            compiling = self._compiling(base, f"/{site}/bireme")
 
-            def fill(tree: Path) -> None:
+            def fill_bireme(tree: Path) -> None:
                 contents.write_environment(tree, base)
                 contents.write_package(tree, package, site, wanted)
-                compiling(tree)
+                self._compile(tree, base, f"/{site}/bireme")
 
-            self._add("bireme", [*wanted, key_of_tree(package, contents.is_stale)], fill)
+            self._add("bireme", [*wanted, key_of_tree(package, contents.is_stale)], fill_bireme)
             sources = [path.read_text("utf-8") for path in kernels.kernel_sources(package)]
             self._add("kernels", [kernels.processor(recipe.cpu), *sources], self._compile_kernels, "dependencies")
         for source, place in recipe.programs:
             self._add_program(base, source, place)
         labels = {"org.opencontainers.image.version": bireme.__version__, "dev.bireme.python": base.version}
         return make_image(recipe.tag, tuple(self._layers), start_config(recipe), labels)
-
-    def _add_dependencies(self, base: Base, wanted: list[str]) -> None:
-        site, pinned = contents.site_of(base), contents.pins(wanted)
-        compiling = self._compiling(base, f"/{site}")
-
-        def fill(tree: Path) -> None:
-            contents.install(wanted, pinned, base.version, tree / site)
-            compiling(tree)
-
-        self._add("dependencies", [platform.machine(), *wanted, "--", *pinned], fill)
 
     def _compile_kernels(self, tree: Path) -> None:
         chosen = kernels.cpu_environment(self._recipe.cpu)
@@ -121,12 +115,10 @@ class Builder:
         kernels.blank_addresses(tree / cache)
 
     def _add_program(self, base: Base, source: Path, place: str) -> None:
-        # A program may hold files for another Python; only those that compile get byte code.
-        compiling = self._compiling(base, place, is_strict=False)
-
         def fill(tree: Path) -> None:
             contents.copy_tree(source, tree / place.lstrip("/"))
-            compiling(tree)
+            # A program may hold files for another Python; only those that compile get byte code.
+            self._compile(tree, base, place, is_strict=False)
 
         self._add("program", [place, key_of_tree(source, contents.is_stale)], fill)
 
@@ -149,22 +141,19 @@ class Builder:
     def _note(self, layer: Layer) -> None:
         plain = layer
         if self._recipe.is_compressed and plain.media_type == TAR:
-            key = key_of(plain.digest)
-            layer = self._cache.layer(
-                f"gz-{plain.name}", key, lambda folder: compress(plain, folder / "layer.tar"), plain
-            )
+            name, key = f"gz-{plain.name}", key_of(plain.digest)
+            layer = self._cache.layer(name, key, lambda folder: compress(plain, folder / "layer.tar"), plain)
         now = time.monotonic()
         self.steps.append(Step(layer.name, layer.nbytes, layer.digest, round(now - self._begun, 2), not layer.is_new))
         self._layers.append(layer)
         self._begun = now
 
-    def _compiling(self, base: Base, folder: str, *flags: str, is_strict: bool = True) -> Callable[[Path], None]:
-        """A function that adds byte code to a tree; never checked against the source, so file times do not matter."""
+    def _compile(self, tree: Path, base: Base, folder: str, *flags: str, is_strict: bool = True) -> None:
+        """Add byte code to a tree; never checked against the source, so file times do not matter."""
         command = [base.python, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", *flags, folder]
         if not is_strict:
             command = ["/bin/sh", "-c", '"$@" >/dev/null 2>&1 || true', "sh", *command]
-        environment = {"PATH": SYSTEM_PATH, "PYTHONHASHSEED": "0"}
-        return lambda tree: run_inside(self._trees, tree, command, environment)
+        run_inside(self._trees, tree, command, {"PATH": SYSTEM_PATH, "PYTHONHASHSEED": "0"})
 
 
 def start_config(recipe: Recipe) -> dict[str, Any]:

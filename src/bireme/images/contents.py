@@ -35,7 +35,6 @@ _STALE = re.compile(r"__pycache__|\.git|\.mypy_cache|\.pytest_cache|\.DS_Store|.
 
 
 def site_of(base: Base) -> str:
-    """Where packages are, below the root."""
     return f"{HOME}/lib/python{base.version}/site-packages"
 
 
@@ -134,9 +133,8 @@ def copy_tree(source: Path, target: Path) -> None:
 
     def left_out(folder: str, names: list[str]) -> list[str]:
         kinds = {name: stat.S_IFMT((Path(folder) / name).lstat().st_mode) for name in names}
-        return [
-            name for name in names if is_stale(name) or kinds[name] not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
-        ]
+        copied = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+        return [name for name in names if is_stale(name) or kinds[name] not in copied]
 
     shutil.copytree(source, target, symlinks=True, ignore=left_out, dirs_exist_ok=True)
 

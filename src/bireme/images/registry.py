@@ -24,7 +24,6 @@ from bireme.images.credentials import Login
 from bireme.images.layers import digest_of
 
 ATTEMPTS = 4
-"""Attempts of an upload before it fails."""
 TIMEOUT_S = 60.0
 _HUB = "docker.io"
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
@@ -85,13 +84,11 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The result of a push."""
+    """The result of a push; bytes that the registry had already were skipped."""
 
     digest: str
     sent: int
-    """Bytes that had to be sent."""
     skipped: int
-    """Bytes that the registry had."""
 
 
 @dataclass(frozen=True, slots=True)
