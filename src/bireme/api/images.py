@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from bireme.api.where import Where, has_cluster
 from bireme.core.errors import UsageError
 from bireme.images.archive import Image, read_archive
 from bireme.images.credentials import Login, config_files, find_login
-from bireme.images.registry import Pushed, Reference, Registry, parse_reference
+from bireme.images.registry import OnProgress, Pushed, Reference, Registry, parse_reference
 from bireme.kube.api.cluster_facts import NAME, read_facts, record_image
 
 _ECR = re.compile(r"\d+\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
@@ -35,13 +34,7 @@ class PushedImage:
 
 
 def push_image(
-    archive: Path,
-    name: str | None,
-    where: Where,
-    *,
-    is_plain: bool,
-    ca: Path | None,
-    on_progress: Callable[[int, int], None],
+    archive: Path, name: str | None, where: Where, *, is_plain: bool, ca: Path | None, on_progress: OnProgress
 ) -> PushedImage:
     """Push an image under a name, or to the repository of the current cluster."""
     if name is not None and where.is_asked:

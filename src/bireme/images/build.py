@@ -22,7 +22,7 @@ import bireme
 from bireme.images import contents, kernels
 from bireme.images.archive import Image, make_image
 from bireme.images.base import MOUNTED, SYSTEM_PATH, Base, open_base, run_inside
-from bireme.images.layers import TAR, Cache, Layer, compress, key_of, key_of_tree, write_tar
+from bireme.images.layers import TAR, Cache, Layer, key_of, key_of_tree, write_tar
 
 _STDLIB_UNUSED = r"/(test|tests|idlelib|lib2to3|turtledemo|site-packages|dist-packages)/"
 _ENVIRONMENT = {
@@ -139,10 +139,8 @@ class Builder:
         self._note(layer)
 
     def _note(self, layer: Layer) -> None:
-        plain = layer
-        if self._recipe.is_compressed and plain.media_type == TAR:
-            name, key = f"gz-{plain.name}", key_of(plain.digest)
-            layer = self._cache.layer(name, key, lambda folder: compress(plain, folder / "layer.tar"), plain)
+        if self._recipe.is_compressed and layer.media_type == TAR:
+            layer = self._cache.compressed(layer)
         now = time.monotonic()
         self.steps.append(Step(layer.name, layer.nbytes, layer.digest, round(now - self._begun, 2), not layer.is_new))
         self._layers.append(layer)
@@ -157,7 +155,6 @@ class Builder:
 
 
 def start_config(recipe: Recipe) -> dict[str, Any]:
-    """The start configuration of the image, which a pod may override."""
     environment = {**_ENVIRONMENT, **kernels.cpu_environment(recipe.cpu)}
     return {
         "User": f"{recipe.user}:{recipe.user}",

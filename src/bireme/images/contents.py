@@ -79,7 +79,6 @@ def pins(wanted: Iterable[str]) -> list[str]:
 
 
 def install(wanted: list[str], pinned: list[str], python: str, site: Path) -> None:
-    """Put the packages of requirements into a site directory for a Python of this version."""
     machine = platform.machine()
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC] + [f"manylinux2014_{machine}"]
     constraints = site.with_name("constraints.txt")

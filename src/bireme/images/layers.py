@@ -14,7 +14,7 @@ import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bireme.core.files import half_of, storage_errors
@@ -52,7 +52,6 @@ class Layer:
     """Whether the cache did not have it."""
 
     def blocks(self, start: int = 0) -> Iterator[bytes]:
-        """The blob's bytes from `start` on, a block at a time."""
         with self.path.open("rb") as f:
             f.seek(self.offset + start)
             left = self.nbytes - start
@@ -172,8 +171,8 @@ class Cache:
             shutil.rmtree(old, ignore_errors=True)
         return target, True
 
-    def layer(self, name: str, key: str, write: Callable[[Path], None], plain: Layer | None = None) -> Layer:
-        """The layer of this key; `write` makes `layer.tar` in a directory, of `plain` a compressed one."""
+    def layer(self, name: str, key: str, write: Callable[[Path], None]) -> Layer:
+        """The layer of this key; `write` makes `layer.tar` in a directory."""
 
         def fill(half: Path) -> None:
             write(half)
@@ -183,7 +182,9 @@ class Cache:
 
         folder, is_new = self.folder(name, key, fill)
         path, digest = folder / "layer.tar", (folder / "digest").read_text("ascii")
-        nbytes = path.stat().st_size
-        if plain is not None:
-            return Layer(plain.name, digest, nbytes, plain.diff_id, path, media_type=TAR_GZIP, is_new=is_new)
-        return Layer(name, digest, nbytes, digest, path, is_new=is_new)
+        return Layer(name, digest, path.stat().st_size, digest, path, is_new=is_new)
+
+    def compressed(self, plain: Layer) -> Layer:
+        name, key = f"gz-{plain.name}", key_of(plain.digest)
+        packed = self.layer(name, key, lambda folder: compress(plain, folder / "layer.tar"))
+        return replace(packed, name=plain.name, diff_id=plain.diff_id, media_type=TAR_GZIP)

@@ -23,6 +23,8 @@ from bireme.images.archive import MANIFEST, Image
 from bireme.images.credentials import Login
 from bireme.images.layers import digest_of
 
+OnProgress = Callable[[int, int], None]
+"""Gets the bytes that are done, and all bytes."""
 ATTEMPTS = 4
 TIMEOUT_S = 60.0
 _HUB = "docker.io"
@@ -123,7 +125,7 @@ class Registry:
         self._context = None if is_plain else _trust(ca)
         self._authorization = ""
 
-    def push(self, image: Image, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Pushed:
+    def push(self, image: Image, on_progress: OnProgress = lambda done, total: None) -> Pushed:
         """Send what the registry lacks of an image, and give it its tag."""
         blobs = {layer.digest: Blob(layer.digest, layer.nbytes, layer.blocks) for layer in image.layers}
         config = digest_of(image.config)
@@ -169,7 +171,6 @@ class Registry:
         return self._location(self._ask("POST", "blobs/uploads/", (202,), "let us begin an upload")), 0
 
     def _resume(self, place: str) -> tuple[str, int]:
-        """URL and offset to resume an upload at."""
         reply = self._ask("GET", place, None, "")
         last = reply.headers.get("Range", "").rpartition("-")[2]
         if reply.status == 204 and last.isdecimal() and int(last):

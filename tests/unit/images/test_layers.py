@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.images.making import compressed, write_layer
 
-from bireme.images.layers import EPOCH, KEPT, TAR_GZIP, Cache, compress, key_of, key_of_tree, write_tar
+from bireme.images.layers import EPOCH, KEPT, TAR_GZIP, Cache, key_of, key_of_tree, write_tar
 
 
 def make_tree(root: Path, names: list[str]) -> Path:
@@ -108,7 +108,7 @@ def test_a_layer_is_made_once_for_a_key(tmp_path: Path) -> None:
 def test_a_compressed_layer_keeps_its_files_name_and_digest(tmp_path: Path) -> None:
     plain = write_layer("base", make_tree(tmp_path / "tree", ["a"]), tmp_path / "x.tar")
     expected = compressed(plain, tmp_path / "x.gz")
-    found = Cache(tmp_path).layer("gz-base", "a" * 64, lambda folder: compress(plain, folder / "layer.tar"), plain)
+    found = Cache(tmp_path).compressed(plain)
     assert (found.name, found.diff_id, found.media_type) == (expected.name, expected.diff_id, TAR_GZIP)
     assert found.digest == expected.digest
 
