@@ -86,14 +86,9 @@ def free_directory(parent: Path) -> Path:
     return next(place for n in range(1, 10_000) if not (place := parent / f"drill-{n}").exists())
 
 
-def is_same_expected(job: Job) -> bool:
-    """Whether the job's result must be the same in every run."""
-    return not updates_of(check_program(job), job.updates, job.wire).is_streamed
-
-
 def _error(report: dict[str, Any], job: Job, output: Path) -> BiremeError | None:
-    """Other bits, or faults that were requested and did not happen."""
-    if report["same"] is False and is_same_expected(job):
+    """Other bits in a mode that promises the same, or faults that were requested and did not happen."""
+    if report["same"] is False and not updates_of(check_program(job), job.updates, job.wire).is_streamed:
         disturbed, undisturbed = report["hash"][:12], report["undisturbed"][:12]
         return DeterminismError(
             f"the disturbed run ended with {disturbed}, the undisturbed one with {undisturbed}",

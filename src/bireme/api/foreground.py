@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 import bireme
+from bireme.api.backends import Backend, RunStatus
 from bireme.api.progress import has_snapshot, way_on
 from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
 from bireme.job.output.inputs import origin_of, write_origin
@@ -162,6 +163,12 @@ def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | N
         raise explain_end(job, e) from e
     finally:
         leave_closed_terminals()
+
+
+def watch(backend: Backend, name: str | None, *, is_silent: bool) -> RunStatus | None:
+    """Show a job that another process or a cluster runs, until it ends or until Ctrl-C, which leaves it running."""
+    with Interrupts() as interrupts:
+        return backend.follow(name, choose_view(is_silent=is_silent), lambda: bool(interrupts.count))
 
 
 def explain_end(job: Job, error: BiremeError) -> BiremeError:

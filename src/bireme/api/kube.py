@@ -189,7 +189,6 @@ class KubeBackend:
     def push(
         self, file: Path, source: Path | None, target: str | None, image: str | None, on_progress: OnProgress = None
     ) -> dict[str, Any]:
-        """Copy a job's shards, or another directory, to the job's volume."""
         spec = load_cluster_job(file, {})
         root, files = volumes.files_to_push(spec, source, target)
         with (

@@ -157,7 +157,6 @@ def _last_known(record: registry.RunRecord) -> JobStatus:
 
 
 def _has_trained(record: registry.RunRecord) -> bool:
-    """Whether this run has begun to train, by the job's journal."""
     from bireme.job.output.journal import METRICS, rows_of
 
     views = rows_of(Path(record.output) / METRICS, b'"view"')
@@ -165,7 +164,6 @@ def _has_trained(record: registry.RunRecord) -> bool:
 
 
 def runs_in(output: Path) -> bool:
-    """Whether a job of this machine runs in a directory."""
     return any(run.state == "running" and run.output == str(output.absolute()) for run in registry.all_runs())
 
 

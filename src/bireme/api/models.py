@@ -66,7 +66,6 @@ class Model:
             return list(predictions(self._job(), self.path, Path(file.name)))
 
     def test(self) -> Measured:
-        """Measure the model on the job's test data."""
         from bireme.job.inference import measure
 
         totals = measure(self._job(), self.path)

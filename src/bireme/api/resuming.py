@@ -75,7 +75,6 @@ def prepare(
 
 
 def is_here(name: str | None) -> bool:
-    """Whether a directory or a job of this machine has this name."""
     return name is None or Path(name).exists() or any(name in (r.name, r.id) for r in registry.newest_runs())
 
 

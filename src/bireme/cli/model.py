@@ -1,7 +1,9 @@
-"""`bireme model`: look into, hash, compare and export saved models."""
+"""`bireme model | predict | test`: look into, hash, compare, export and use saved models."""
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,15 @@ from typing import Any
 import click
 
 from bireme.cli.options import json_option
-from bireme.cli.output import emit
-from bireme.core.errors import ModelError, OutputExistsError, UsageError
+from bireme.cli.output import emit, note
+from bireme.core.errors import DataError, ModelError, OutputExistsError, UsageError
 from bireme.core.files import storage_errors
 from bireme.view.plain import count, pass_line
+
+_pass_dir = click.argument("directory", metavar="PASS_DIR", type=Path)
+_job_option = click.option(
+    "--job", "job_file", type=Path, help="The job, where the model lies apart from its output directory."
+)
 
 
 @click.group()
@@ -21,7 +28,7 @@ def model() -> None:
 
 
 @model.command(epilog="\b\nExample: bireme model show output/pass-00009")
-@click.argument("directory", metavar="PASS_DIR", type=Path)
+@_pass_dir
 @json_option
 def show(directory: Path, as_json: bool) -> None:
     """List a model's parameters with their sizes and spread, and what its pass came to."""
@@ -77,7 +84,7 @@ def _rows_of(values: int, rows: int) -> str:
 
 
 @model.command("hash", epilog="\b\nExample: bireme model hash output/pass-00009")
-@click.argument("directory", metavar="PASS_DIR", type=Path)
+@_pass_dir
 @json_option
 def hash_(directory: Path, as_json: bool) -> None:
     """Print one sha256 over all values: equal models have equal hashes, wherever they were trained."""
@@ -118,7 +125,7 @@ def _difference(name: str, a: Any, b: Any) -> dict[str, Any]:
 
 
 @model.command(epilog="\b\nExample: bireme model export output/pass-00009 model.npz")
-@click.argument("directory", metavar="PASS_DIR", type=Path)
+@_pass_dir
 @click.argument("target", metavar="FILE", type=Path)
 @json_option
 def export(directory: Path, target: Path, as_json: bool) -> None:
@@ -144,3 +151,55 @@ def export(directory: Path, target: Path, as_json: bool) -> None:
     lines = [f"wrote {count(len(values), 'parameter')} to {target}"]
     lines += [f"  {n}: {_rows_of(values[n].size, rows)}, by the ids in {n}.ids" for n, rows in tables.items()]
     emit({"model": str(directory), "file": str(target), "parameters": list(values)}, lines, as_json=as_json)
+
+
+@click.command(epilog="\b\nExample: echo 'a truly wonderful camera' | bireme predict output/pass-00009 -")
+@_pass_dir
+@click.argument("samples", metavar="[FILE]", required=False)
+@_job_option
+@json_option
+def predict(directory: Path, samples: str | None, job_file: Path | None, as_json: bool) -> None:
+    """Use the model in PASS_DIR on new samples, one line each.
+
+    FILE holds samples as the config's predict provider reads them; `-` reads standard input; left
+    out, the config's own data/pred.list is used. Prints one line per sample: the class, a
+    semicolon, and the probabilities.
+    """
+    from bireme.api.models import Model
+
+    used = Model(directory, job_file)
+    with tempfile.NamedTemporaryFile(suffix=".txt") as typed:
+        path = Path(samples) if samples else None
+        if samples is None:
+            note("predicting on the config's own list; give a file, or `-` for standard input")
+        if samples == "-":
+            if sys.stdin.isatty():
+                note("type one sample a line; Ctrl-D ends the input")
+            typed.write(sys.stdin.buffer.read())
+            typed.flush()
+            path = Path(typed.name)
+        if path is not None and not path.is_file():
+            raise DataError(f"there is no file {path}")
+        rows = [{name: row.tolist() for name, row in sample.items()} for sample in used.predict(path)]
+    lines = (";".join(_cell(value) for value in row.values()) for row in rows)
+    emit({"model": str(directory), "predictions": rows}, lines, as_json=as_json)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(_cell(v) for v in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@click.command(epilog="\b\nExample: bireme test output/pass-00009")
+@_pass_dir
+@_job_option
+@json_option
+def test(directory: Path, job_file: Path | None, as_json: bool) -> None:
+    """Measure the model in PASS_DIR on the job's test data."""
+    from bireme.api.models import Model
+
+    result = Model(directory, job_file).test()
+    evals = "  ".join(f"{name}={value:g}" for name, value in result.evals.items())
+    value = {"model": str(directory), "samples": result.samples, "cost": result.cost, "evals": result.evals}
+    emit(value, f"Test samples={result.samples} cost={result.cost:g} Eval: {evals}", as_json=as_json)

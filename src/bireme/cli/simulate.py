@@ -86,7 +86,6 @@ def bits_of(text: str) -> float:
 
 
 def _latency_s(text: str) -> float:
-    """A time such as 100us, 0.2ms or 0s, in seconds."""
     try:
         return parse_duration(text, "ns us µs ms s")
     except ValueError as e:
@@ -131,14 +130,10 @@ def _describe(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advi
     for limit, share in outcome.shares.items():
         yield f"  {limit.words:<18} {share:6.1%}  {'█' * round(40 * share)}".rstrip()
     yield ""
-    yield _advice_words(cluster, advice)
-    yield f"costs measured on {costs.source}"
-
-
-def _advice_words(cluster: Cluster, advice: Advice) -> str:
     needed = count(advice.pservers, "pserver") + (", as it has" if advice.pservers == cluster.pservers else "")
-    least = _time(advice.best_round_s)
-    return f"this job needs {needed}: a round of {_time(advice.round_s)} in step, where no number comes below {least}"
+    needs, least = f"a round of {_time(advice.round_s)} in step", _time(advice.best_round_s)
+    yield f"this job needs {needed}: {needs}, where no number comes below {least}"
+    yield f"costs measured on {costs.source}"
 
 
 def _time(seconds: float) -> str:

@@ -112,11 +112,7 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"trainer {t['trainer']} reads shard {', '.join(map(str, t['shards']))}"
 
 
-_PHASE_LINES = {
-    "gathering": "waiting for trainers",
-    "setting-up": "handing out parameters",
-    "training": "training",
-}
+_PHASE_LINES = {"gathering": "waiting for trainers", "setting-up": "handing out parameters", "training": "training"}
 
 
 class PlainView(View):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bireme.cli.predict import predict
+from bireme.cli.model import predict
 from bireme.core.errors import DataError, ModelError
 from bireme.job.output.model import save_model
 from bireme.programs.loading import ProgramSpec, load_program

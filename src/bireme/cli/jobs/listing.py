@@ -93,11 +93,9 @@ def status(job: str | None, shows_all: bool, is_watching: bool, where: Where, as
         raise UsageError("--watch and --json do not go together", fix="ask again and again with --json alone")
     backend = backend_of(job, where, note)
     if is_watching:
-        from bireme.api.foreground import Interrupts
-        from bireme.view.readers import choose_view
+        from bireme.api.foreground import watch
 
-        with Interrupts() as interrupts:
-            last = backend.follow(job, choose_view(is_silent=False), lambda: bool(interrupts.count))
+        last = watch(backend, job, is_silent=False)
         job = last.id if last else job
     report = backend.status(job)
     emit({**report.row, **report.details}, _describe(report, shows_all=shows_all), as_json=as_json)

@@ -87,11 +87,9 @@ def follow_to_end(cluster: Where, name: str, *, is_silent: bool, as_json: bool) 
 
     After Ctrl-C the exit code is that of a stop, though the job keeps running.
     """
-    from bireme.api.foreground import Interrupts
-    from bireme.view.readers import choose_view
+    from bireme.api.foreground import watch
 
-    with Interrupts() as interrupts:
-        last = cluster.backend().follow(name, choose_view(is_silent=is_silent), lambda: bool(interrupts.count))
+    last = watch(cluster.backend(), name, is_silent=is_silent)
     if last is not None and last.error is not None:
         raise last.error
     value = {"job": name, "namespace": cluster.namespace, "state": last.state if last else "unknown"}
