@@ -106,7 +106,7 @@ class ClusterLayout:
 def choose_zones(file: ClusterFile, offered: Sequence[str] = ()) -> tuple[str, ...]:
     """The two zones of a cluster: those that the file names first, then others on offer.
 
-    Without `offered` (no credentials) the region's first letters stand in: such a layout is only shown, never created.
+    Without `offered` (no credentials) zones a, b and c are assumed: such a layout is only shown, never created.
     """
     others = offered or [f"{file.region}{letter}" for letter in "abc"]
     return tuple(itertools.islice(dict.fromkeys([*file.zones, *others]), 2))

@@ -259,7 +259,7 @@ def _quotas(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
 def _machines(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
     workers = layout.file.workers
     if not (workers.servers.count or workers.trainers.count) and find_stack(aws, layout.stack("workers")) is None:
-        text = "no machine is asked for, and the cluster's add-ons need one to start on"
+        text = "no machine is requested, and the cluster's add-ons need one to start on"
         yield Finding("machines", "wrong", text, "set `workers.servers.count: 1`; `scale 0` works afterwards")
 
 

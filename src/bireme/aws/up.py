@@ -53,8 +53,8 @@ def parameters_of(
         return {}
     if kind == "workers":
         workers = layout.file.workers
-        handed = {name: outputs[name] for name in ("ClusterName", "NodeRoleArn", "WorkerSubnet")}
-        return handed | {
+        passed_on = {name: outputs[name] for name in ("ClusterName", "NodeRoleArn", "WorkerSubnet")}
+        return passed_on | {
             "ServersCount": str(workers.servers.count),
             "TrainersCount": str(workers.trainers.count),
         }

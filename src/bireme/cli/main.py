@@ -79,7 +79,7 @@ MEANT = {
     "up": "cluster up",
     "down": "cluster down",
 }
-"""What people may mean by a command that there is not."""
+"""Names that do not exist here but in other tools, with what does the same here."""
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ def importing() -> Iterator[None]:
 
 
 class Front(click.Group):
-    """A group that knows its commands' names and one-line helps without importing them."""
+    """A group that has its commands' names and one-line helps without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -2,7 +2,7 @@
 
 Entries are sorted, belong to root, and carry one fixed time and no set-id bits, so the same tree gives the same digest
 on any machine. Layers are not compressed unless asked for: digests would depend on the compressor's version too, and
-containerd unpacks them faster. The cache knows a layer by a hash of all its inputs; removing it is always safe.
+containerd unpacks them faster. The cache finds a layer by a hash of all its inputs; removing it is always safe.
 """
 
 from __future__ import annotations

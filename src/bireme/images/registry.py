@@ -168,7 +168,7 @@ class Registry:
                 self._pause(2.0 ** (attempt - 1))
 
     def _begin(self) -> tuple[str, int]:
-        return self._location(self._ask("POST", "blobs/uploads/", (202,), "let us begin an upload")), 0
+        return self._location(self._ask("POST", "blobs/uploads/", (202,), "begin an upload")), 0
 
     def _resume(self, place: str) -> tuple[str, int]:
         reply = self._ask("GET", place, None, "")
@@ -192,7 +192,7 @@ class Registry:
     def _location(self, reply: Reply) -> str:
         place = reply.headers.get("Location", "")
         if not place:
-            raise ImageError(f"{self._reference.host} does not say where to upload to", why="the protocol wants it")
+            raise ImageError(f"{self._reference.host} names no place to upload to", why="the protocol requires it")
         return str(place)
 
     def _ask(
@@ -259,7 +259,7 @@ class Registry:
             return self._login.header()
         realm = asked.get("realm", "")
         if scheme.lower() != "bearer" or not realm:
-            raise self._denied("it wants a name and a password")
+            raise self._denied("it requires a name and a password")
         issuer = urllib.parse.urlsplit(realm).netloc
         reply = self._ask_for_token(realm, asked)
         if reply.status != 200:
@@ -295,4 +295,4 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
             context.load_verify_locations(ca)
         return context
     except (OSError, ssl.SSLError) as e:
-        raise ImageError(f"cannot read certificates from {ca}: {e}", fix="`--ca` wants a file in PEM format") from e
+        raise ImageError(f"cannot read certificates from {ca}: {e}", fix="`--ca` takes a file in PEM format") from e

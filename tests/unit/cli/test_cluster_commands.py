@@ -46,7 +46,7 @@ def test_a_plan_without_credentials_shows_stacks_and_price() -> None:
     assert "bireme-paddle-platform: 34 resources" in told
     assert "private 10.0.128.0/18 10.0.192.0/18" in told
     assert "about $0.39 an hour" in told
-    assert "AWS was not asked (there are no AWS credentials here)" in told
+    assert "AWS was not queried (there are no AWS credentials here)" in told
     assert told.splitlines()[-1] == "next: `bireme cluster up`"
 
 

@@ -35,7 +35,7 @@ _ABSENT = re.compile(r"NotFound|NoSuch|NotExist|Absent", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One thing that goes wrong at AWS."""
+    """One kind of failure at AWS: how to recognise it, what it means, how to fix it."""
 
     name: str
     pattern: str

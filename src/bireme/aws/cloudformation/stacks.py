@@ -175,7 +175,7 @@ class Stacks:
                 return Stack(name, id_, "DELETE_COMPLETE")
             elif waited >= UNSEEN_S:
                 raise CloudError(
-                    f"CloudFormation does not know the stack {name} that it was asked to create",
+                    f"CloudFormation does not list the stack {name}, though it accepted its creation",
                     fix="run the same command again",
                 )
             self.aws.clock.sleep(POLL_S[min(looks, len(POLL_S) - 1)])
@@ -183,11 +183,11 @@ class Stacks:
 
     def _report_events(self, name: str, stack: Stack) -> str:
         """Report new events; return the stack's own state in them, empty without one."""
-        news = events_of(self.aws, stack.id, self._seen.get(name, ""))
-        if news:
-            self._seen[name] = news[-1].id
-            self.on_events(name, news)
-        return next((event.status for event in reversed(news) if event.resource == stack.name), "")
+        events = events_of(self.aws, stack.id, self._seen.get(name, ""))
+        if events:
+            self._seen[name] = events[-1].id
+            self.on_events(name, events)
+        return next((event.status for event in reversed(events) if event.resource == stack.name), "")
 
     def why_failed(self, stack: Stack) -> BiremeError:
         """The root cause of a stack's last failure."""

@@ -42,7 +42,7 @@ class Workloads(Protocol):
     """The workloads of the cluster; injected, because this package does not import Kubernetes."""
 
     def clear(self, note: Note) -> None:
-        """Delete jobs, load balancers' Services and claims; a BiremeError if the cluster cannot be asked."""
+        """Delete jobs, load balancers' Services and claims; a BiremeError if the cluster cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _clear_workloads(stacks: Stacks, cluster: str, workloads: Workloads | None, 
         try:
             workloads.clear(note)
         except BiremeError as e:
-            note(f"the API server cannot be asked ({e.what}); what its jobs have made is cleared at AWS instead")
+            note(f"the API server cannot be reached ({e.what}); what its jobs have made is cleared at AWS instead")
     if not scope.vpc:
         return
     until = aws.clock.now() + BALANCERS_S

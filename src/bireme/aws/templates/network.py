@@ -26,7 +26,7 @@ def vpc_id(layout: ClusterLayout) -> str | Resource:
 
 
 def network(layout: ClusterLayout) -> dict[str, Resource]:
-    """Everything that has to do with addresses and routes; nothing in a VPC that is the user's own."""
+    """The resources for addresses and routes; none in a VPC of the user's own."""
     return dict(_network(layout)) if layout.makes_network else {}
 
 

@@ -31,17 +31,17 @@ def resource(kind: str, properties: Mapping[str, Any], **more: Any) -> Resource:
 
 
 def tag_list(tags: Mapping[str, str], **more: str) -> list[Resource]:
-    """Tags as most types want them."""
+    """Tags in the form of most types."""
     return [{"Key": key, "Value": value} for key, value in {**tags, **more}.items()]
 
 
 def parameter(description: str, kind: str = "String", **more: Any) -> Resource:
-    """A value that is given when the stack is made."""
+    """A value that is passed when the stack is created."""
     return {"Type": kind, "Description": description, **more}
 
 
 def trust(service: str, *actions: str) -> Resource:
-    """The policy that lets a service take a role."""
+    """The policy that lets a service assume a role."""
     statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": list(actions) or ["sts:AssumeRole"]}
     return {"Version": "2012-10-17", "Statement": [statement]}
 

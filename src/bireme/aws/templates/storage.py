@@ -7,7 +7,7 @@ from bireme.aws.templates.parts import Template, outputs, ref, resource, tag_lis
 
 
 def storage(layout: ClusterLayout) -> Template:
-    """An encrypted EFS file system. CloudFormation keeps it when the stack goes, unless its creation failed."""
+    """An encrypted EFS file system. CloudFormation retains it when the stack is deleted, unless its creation failed."""
     properties = {
         "Encrypted": True,
         "PerformanceMode": "generalPurpose",

@@ -78,8 +78,8 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
     else:
         print_plan(found)
         if not has_credentials:
-            why = "as asked" if offline else "there are no AWS credentials here"
-            click.echo(f"\nAWS was not asked ({why}): quotas, zones and free names are not checked")
+            why = "as requested" if offline else "there are no AWS credentials here"
+            click.echo(f"\nAWS was not queried ({why}): quotas, zones and free names are not checked")
         if not found.wrong:
             click.echo(f"next: `{command_name()} cluster up{'' if path == DEFAULT_FILE else f' -f {path}'}`")
     if found.wrong:

@@ -146,7 +146,7 @@ def interruptible(command: str) -> Iterator[None]:
 
 
 def confirm(question: str, *, is_sure: bool) -> None:
-    """Ask before something costs or goes."""
+    """Ask before anything is created that costs money, or deleted."""
     if is_sure:
         return
     if not sys.stdin.isatty():

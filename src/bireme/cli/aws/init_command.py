@@ -128,7 +128,7 @@ def _keys(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameter(flag: str) -> str:
-    """The name by which click hands over a flag's value."""
+    """The name by which click passes a flag's value."""
     return flag.strip("-").replace("-", "_").lower()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Submit(click.Command):
-    """A command whose `--dry-run` may stand alone, also before the file."""
+    """A command whose `--dry-run` needs no value, also before the file."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, ["--dry-run=client" if a == "--dry-run" else a for a in args])
