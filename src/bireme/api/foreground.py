@@ -57,6 +57,7 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    # Only counts: it runs between any two instructions of the main thread, also while that draws or holds a lock.
     def _count(self, number: int, _: object) -> None:
         if number != signal.SIGHUP or not self._outlives_terminal:
             self.count += 1

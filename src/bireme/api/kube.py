@@ -91,6 +91,8 @@ class KubeBackend:
         """As `list`; a cluster that does not answer soon is left out, with a note."""
         answers: queue.Queue[Listing] = queue.Queue()
 
+        # In a thread: a name look-up or a log-in program of the kubeconfig may last beyond any timeout of ours. An
+        # answer that comes too late stays in the queue, and the thread ends with the process.
         def ask() -> None:
             try:
                 answers.put(self.list(limit, timeout_s=LIST_PATIENCE_S))

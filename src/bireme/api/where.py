@@ -47,12 +47,6 @@ def has_cluster() -> bool:
     return bool(kubeconfig_files()) or Path("/var/run/secrets/kubernetes.io/serviceaccount/token").is_file()
 
 
-def was_submitted(job: str) -> bool:
-    """Whether a job of this name was submitted to some cluster from here, and not deleted there since."""
-    # Each has an authority of its own (kube/submit/certificates.py), by which it is known without asking a cluster.
-    return any(path.name == job for path in (places().state / "ca").glob("*/*/*"))
-
-
 def named(job: str | None) -> str:
     """The name of a job on a cluster, where no job is the default."""
     if job is None:
@@ -73,7 +67,8 @@ def is_here(job: str | None, where: Where, note: Callable[[str], None]) -> bool:
         if job is None or not has_cluster():
             raise
         return False
-    if job == record.name and was_submitted(job):
+    # A job that was submitted from here, and not deleted since, has an authority of its own (submit/certificates.py).
+    if job == record.name and any(path.name == job for path in (places().state / "ca").glob("*/*/*")):
         note("note: this is the job on this machine; for the one on the cluster, add --kube")
     return True
 

@@ -1,8 +1,4 @@
-"""`bireme data`: cut training data into shards, and look it over before training.
-
-Results go to stdout (one JSON object with --json); progress and warnings go to stderr, drawn on
-a terminal and as a few plain lines anywhere else.
-"""
+"""`bireme data`: cut training data into shards, check it before training, and bring it to a cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`bireme image`: container images without a container engine.
-
-Results go to stdout (one JSON object with --json); what is being done goes to stderr.
-"""
+"""`bireme image`: container images without a container engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: a result as JSON or as lines, errors, and the progress of transfers."""
+"""What commands print: results on stdout, as one JSON object or as lines; remarks and progress on stderr; errors."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Registry:
                 url = f"{place}{mark}digest={urllib.parse.quote(blob.digest)}"
                 self._ask("PUT", url, (201,), f"accept {blob.digest}")
                 return
-            except NetworkError:
+            except NetworkError:  # an ImageError would come again
                 if attempt == ATTEMPTS:
                     raise
                 self._pause(2.0 ** (attempt - 1))

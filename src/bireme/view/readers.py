@@ -78,7 +78,7 @@ class View:
             return
         try:
             show(what)
-            sys.stdout.flush()
+            sys.stdout.flush()  # a reader that went away shows up here, and not at the exit as an error of Python's
         except OSError:
             self.is_silent = True
             fall_silent(sys.stdout)
