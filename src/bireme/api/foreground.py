@@ -107,11 +107,8 @@ def are_kernels_compiled() -> bool:
     """Whether this machine has run the kernels as they are now: compiling them takes longer than a small job."""
     source = Path(bireme.__file__).parent / "ps" / "optim" / "kernels.py"
     name = f"kernels.*.py{sys.version_info[0]}{sys.version_info[1]}.nbi"
-    compiled = (
-        path
-        for cache in kernel_caches(source.parent)
-        for path in (*cache.glob(name), *cache.glob(f"{source.parent.name}_*/{name}"))
-    )
+    places = (name, f"{source.parent.name}_*/{name}")
+    compiled = (path for cache in kernel_caches(source.parent) for place in places for path in cache.glob(place))
     return any(path.stat().st_mtime >= source.stat().st_mtime for path in compiled)
 
 

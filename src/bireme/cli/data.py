@@ -116,10 +116,8 @@ def _describe_split(report: SplitReport) -> str:
     low, high = min(report.lines), max(report.lines)
     each = f"{low:,}" if low == high else f"{low:,} or {high:,}"
     copied = f"; {count(len(report.copied), 'other file')} copied to each" if report.copied else ""
-    return (
-        f"{count(report.shards, 'shard')} in {report.job}: {sum(report.lines):,} lines of "
-        f"{', '.join(report.split)}, {each} in each{copied}"
-    )
+    lines = f"{sum(report.lines):,} lines of {', '.join(report.split)}, {each} in each"
+    return f"{count(report.shards, 'shard')} in {report.job}: {lines}{copied}"
 
 
 def _describe_check(report: CheckReport) -> Iterator[str]:

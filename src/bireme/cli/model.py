@@ -62,10 +62,8 @@ def _describe(shown: Mapping[str, Any]) -> Iterator[str]:
     yield f"{shown['model']}: {shown['config']}, {count(sum(row['values'] for row in rows), 'value')}"
     for row in rows:
         size = _rows_of(row["values"], row["rows"]) if "rows" in row else f"{row['values']:,}"
-        yield (
-            f"  {row['name']:<32} {size:>10}  mean {row['mean']:+.3e}  std {row['std']:.3e}  "
-            f"largest {row['largest']:.3e}"
-        )
+        spread = f"mean {row['mean']:+.3e}  std {row['std']:.3e}  largest {row['largest']:.3e}"
+        yield f"  {row['name']:<32} {size:>10}  {spread}"
     if (summary := summary_of(Path(shown["model"]))) is not None:
         yield pass_line(summary)
 

@@ -114,10 +114,8 @@ def _as_json(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advic
 
 
 def _describe(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advice: Advice) -> Iterator[str]:
-    yield (
-        f"{load.name}: {load.values:,} values, batch {load.batch}, gradients as {load.wire.gradients}; "
-        f"{cluster.trainers:,} trainers at {cluster.samples_s:,.5g} samples/s"
-    )
+    size = f"{load.values:,} values, batch {load.batch}, gradients as {load.wire.gradients}"
+    yield f"{load.name}: {size}; {cluster.trainers:,} trainers at {cluster.samples_s:,.5g} samples/s"
     machines = f"{cluster.pservers:,} pservers with {count(cluster.lanes, 'lane')} each"
     network = f"{cluster.network_bit_s / 1e9:g} Gbit/s, {cluster.latency_s * 1e6:g} µs"
     yield f"{machines}, {network}; computing times spread by {costs.spread:.1%}"

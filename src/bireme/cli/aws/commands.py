@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.cli.aws.common import DEFAULT_FILE, Target, file_option, json_option, say, target_options
+from bireme.cli.aws.common import DEFAULT_FILE, Target, file_option, json_option, target_options
 from bireme.cli.aws.down import down, status
 from bireme.cli.aws.init_command import init
 from bireme.cli.aws.up import scale, up
+from bireme.cli.output import emit, note
 from bireme.spec.load import command_name
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def plan(path: Path, render: Path | None, offline: bool, as_json: bool) -> None:
         from bireme.cli.aws.up import ask_aws
 
         found, identity, _ = ask_aws(aws, file)
-        say(f"account {identity.account} as {identity.arn}")
+        note(f"account {identity.account} as {identity.arn}")
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:
@@ -95,14 +96,13 @@ def _render(found: ClusterPlan, folder: Path) -> None:
         for kind in found.layout.stacks:
             path = folder / f"{found.layout.stack(kind)}.json"
             path.write_text(json.dumps(template_of(found.layout, kind), indent=2) + "\n", encoding="utf-8")
-            say(f"wrote {path}")
+            note(f"wrote {path}")
     except OSError as e:
         fix = "name a directory that you may write to, or one that is not there yet"
         raise StorageError(f"cannot write templates into {folder}: {e.strerror or e}", fix=fix) from e
 
 
 def print_plan(found: ClusterPlan) -> None:
-    """Print the plan."""
     layout, file = found.layout, found.layout.file
     click.echo(f"cluster {layout.name} in {file.region} ({', '.join(layout.zones)}), Kubernetes {file.kubernetes}")
     if layout.makes_network:
@@ -133,8 +133,8 @@ def _print_stack(found: ClusterPlan, kind: Any) -> None:
         changes = found.changes[kind]
         click.echo(f"\n{name}: {'nothing to change' if changes is None else 'would change'}")
         for change in changes.changes if changes else ():
-            note = "  REPLACED" if change.replaces else "  may be replaced" if change.may_replace else ""
-            click.echo(f"  {change.action:<8} {change.resource:<26} {change.kind}{note}")
+            remark = "  REPLACED" if change.replaces else "  may be replaced" if change.may_replace else ""
+            click.echo(f"  {change.action:<8} {change.resource:<26} {change.kind}{remark}")
         return
     resources = found.resources(kind)
     counted = Counter(type_.removeprefix("AWS::") for type_ in resources.values())
@@ -144,7 +144,6 @@ def _print_stack(found: ClusterPlan, kind: Any) -> None:
 
 
 def print_price(estimate: Estimate) -> None:
-    """Print the price."""
     from bireme.aws import prices
 
     for item in estimate.items:
@@ -155,8 +154,8 @@ def print_price(estimate: Estimate) -> None:
         f"at least ${total:.2f} an hour, and what has no price" if estimate.unknown else f"about ${total:.2f} an hour"
     )
     click.echo(f"{about}, ${month:,.0f} a month (list prices of {prices.DATE}, an estimate)")
-    for note in prices.usage_notes():
-        click.echo(f"  and by use: {note}")
+    for text in prices.usage_notes():
+        click.echo(f"  and by use: {text}")
 
 
 @cluster.command()
@@ -224,10 +223,7 @@ def kubeconfig(target: Target, out: Path | None, as_json: bool) -> None:
     from bireme.cli.aws.up import write_access
 
     path, context = write_access(target.aws(), target.name, out)
-    if as_json:
-        click.echo(json.dumps({"file": str(path), "context": context}))
-    else:
-        click.echo(f"{path}: the current context is {context}")
+    emit({"file": str(path), "context": context}, f"{path}: the current context is {context}", as_json=as_json)
 
 
 @cluster.command(hidden=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bireme.cli.output import note
 from bireme.core.errors import Cancelled, SpecError, UsageError
 from bireme.spec.load import aws_region, command_name
 
@@ -38,7 +39,6 @@ class Target:
     file: ClusterFile | None = None
 
     def aws(self) -> Aws:
-        """The account, in the cluster's region."""
         from bireme.aws.client import Aws
 
         return Aws(self.region)
@@ -66,7 +66,6 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def find_target(name: str | None, region: str | None, path: Path) -> Target:
-    """Find the target cluster by name or by its file."""
     from bireme.spec.cluster_load import load_cluster
 
     if name is None and not path.exists():
@@ -86,11 +85,6 @@ def find_target(name: str | None, region: str | None, path: Path) -> Target:
     return Target(name, where)
 
 
-def say(text: str) -> None:
-    """Report progress on stderr; results go to stdout."""
-    click.echo(text, err=True)
-
-
 class Watcher:
     """Prints stacks' events; on a terminal also a live line with the resources in work."""
 
@@ -101,7 +95,6 @@ class Watcher:
         self._live: Any = None
 
     def __call__(self, stack: str, events: list[Event]) -> None:
-        """Print a stack's new events."""
         for line in self._progress.take(stack, events):
             self.note(f"  {line}")
 
@@ -110,7 +103,7 @@ class Watcher:
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
-            say(text)
+            note(text)
 
     def __rich__(self) -> str:
         waiting = self._progress.waiting(self._now())

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bireme.cli.aws.common import Target, Watcher, api_server, confirm, interruptible, json_option, say, target_options
+from bireme.cli.aws.common import Target, Watcher, api_server, confirm, interruptible, json_option, target_options
+from bireme.cli.output import note
 from bireme.core.errors import BiremeError, CloudError, LeftoversError, UsageError
 from bireme.spec.load import command_name
 
@@ -130,7 +131,6 @@ class _Jobs:
         self._aws, self._cluster = aws, cluster
 
     def clear(self, note: Note) -> None:
-        """Delete jobs, load balancers and claims."""
         from bireme.kube.api.platform import clear
 
         with api_server(self._aws, self._cluster, timeout_s=8.0) as cluster:
@@ -165,7 +165,7 @@ def down(target: Target, delete_data: str | None, is_sure: bool, as_json: bool) 
             _nothing_here(aws, target, deletes_data=delete_data is not None, is_sure=is_sure, as_json=as_json)
             return
         role = execution_role(aws)
-        say(f"{target.name} in {target.region}, account {identify(aws).account}:")
+        note(f"{target.name} in {target.region}, account {identify(aws).account}:")
     except AwsError as e:
         raise to_error(e, f"look for {target.name}") from e
     _announce(there, deletes_data=delete_data is not None)
@@ -191,11 +191,11 @@ def _nothing_here(aws: Aws, target: Target, *, deletes_data: bool, is_sure: bool
         raise CloudError(f"{target.name} is not in {target.region}, but in {', '.join(others)}", fix=fix)
     kept = list(file_systems(aws, target.name)) if deletes_data else []
     for resource in kept:
-        say(f"the file system {resource.id} ({resource.note}) goes, WITH ALL DATA")
+        note(f"the file system {resource.id} ({resource.note}) goes, WITH ALL DATA")
     if kept:
         confirm(f"delete the data of {target.name}?", is_sure=is_sure)
-    say(f"there is no stack of a cluster {target.name} in {target.region}; looking for what it may have left")
-    outcome = take_down(Stacks(aws), target.name, None, say, deletes_data=deletes_data)
+    note(f"there is no stack of a cluster {target.name} in {target.region}; looking for what it may have left")
+    outcome = take_down(Stacks(aws), target.name, None, note, deletes_data=deletes_data)
     _forget_access(target)
     _report(target, outcome, deletes_data=deletes_data, as_json=as_json, was_there=bool(kept))
 
@@ -205,8 +205,8 @@ def _announce(there: ExistingStacks, *, deletes_data: bool) -> None:
         stays = kind == "storage" and not deletes_data
         what = "stays, with all data" if stays else "goes, WITH ALL DATA" if kind == "storage" else "goes"
         by_hand = ", protected by hand" if stack.is_protected and kind != "storage" else ""
-        say(f"{stack.name} ({stack.status}{by_hand}) {what}")
-    say("jobs, load balancers and volumes that were made on the cluster go with it")
+        note(f"{stack.name} ({stack.status}{by_hand}) {what}")
+    note("jobs, load balancers and volumes that were made on the cluster go with it")
 
 
 def _forget_access(target: Target) -> None:
@@ -223,7 +223,7 @@ def _forget_access(target: Target) -> None:
             write_kubeconfig(Path(path), after)
     except (BiremeError, OSError) as e:
         # The cluster is gone all the same, and what is left of it must still be reported.
-        say(f"the context {name} could not be taken out of {path}: {e}")
+        note(f"the context {name} could not be taken out of {path}: {e}")
 
 
 def _report(target: Target, outcome: Outcome, *, deletes_data: bool, as_json: bool, was_there: bool = True) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +20,8 @@ from bireme.cli.aws.common import (
     interruptible,
     json_option,
     own_command,
-    say,
 )
+from bireme.cli.output import emit, note
 from bireme.core.errors import CloudError, ClusterError, SpecError, UsageError
 from bireme.core.files import write_atomic
 from bireme.spec.load import command_name, kubeconfig_files
@@ -80,7 +80,7 @@ def up(
         config, context = write_access(aws, layout.name, None)
         nodes = make_ready(aws, layout, outputs, watcher)
     result = {"cluster": layout.name, "region": file.region, "context": context, "nodes": nodes, **outputs}
-    click.echo(json.dumps(result) if as_json else _next(layout, str(config), context, nodes))
+    emit(result, _next(layout, str(config), context, nodes), as_json=as_json)
 
 
 def ask_aws(aws: Aws, file: ClusterFile) -> tuple[ClusterPlan, Identity, ClusterLayout]:
@@ -185,22 +185,19 @@ def _ready(nodes: int) -> str:
     return "1 machine is Ready" if nodes == 1 else f"{nodes} machines are Ready"
 
 
-def _next(layout: ClusterLayout, config: str, context: str, nodes: int) -> str:
+def _next(layout: ClusterLayout, config: str, context: str, nodes: int) -> Iterator[str]:
     me = command_name()
     is_default = not kubeconfig_files() or str(kubeconfig_files()[0]) == config
-    return "\n".join(
-        [
-            f"\n{layout.name} is up: {_ready(nodes)}; the current context of {config} is {context}",
-            *([] if is_default else [f"  export KUBECONFIG={config}"]),
-            "the demo on it:",
-            f"  {me} demo --prepare first-job",
-            f"  {me} image build --cpu x86-64-v3 --output bireme.tar && {me} image push bireme.tar",
-            f"  {me} data push first-job/job.yaml",
-            f"  {me} submit first-job/job.yaml --wait",
-            "and back to nothing:",
-            f"  {me} cluster down",
-        ]
-    )
+    yield f"\n{layout.name} is up: {_ready(nodes)}; the current context of {config} is {context}"
+    if not is_default:
+        yield f"  export KUBECONFIG={config}"
+    yield "the demo on it:"
+    yield f"  {me} demo --prepare first-job"
+    yield f"  {me} image build --cpu x86-64-v3 --output bireme.tar && {me} image push bireme.tar"
+    yield f"  {me} data push first-job/job.yaml"
+    yield f"  {me} submit first-job/job.yaml --wait"
+    yield "and back to nothing:"
+    yield f"  {me} cluster down"
 
 
 @click.command(epilog="\b\nExample: bireme cluster scale 5")
@@ -227,7 +224,7 @@ def scale(count: int, servers: int | None, path: Path, is_sure: bool, as_json: b
     aws = Target(file.name, file.region, file).aws()
     layout = ClusterLayout(wanted_file, choose_zones(wanted_file))
     before = estimate(ClusterLayout(file, layout.zones))
-    say(f"about ${estimate(layout).usd_h:.2f} an hour instead of ${before.usd_h:.2f}")
+    note(f"about ${estimate(layout).usd_h:.2f} an hour instead of ${before.usd_h:.2f}")
     confirm(f"scale {file.name} to {count} machines for trainers?", is_sure=is_sure)
     watcher = Watcher(aws.clock.now)
     again = f"scale {count}{'' if servers is None else f' --servers {servers}'} -f {path}"
@@ -241,7 +238,7 @@ def scale(count: int, servers: int | None, path: Path, is_sure: bool, as_json: b
         with api_server(aws, layout.name) as cluster:
             nodes = _wait_for_nodes(aws, layout, cluster, watcher)
     result = {"cluster": file.name, "trainers": count, "servers": wanted_file.workers.servers.count, "nodes": nodes}
-    click.echo(json.dumps(result) if as_json else f"{file.name}: {_ready(nodes)}")
+    emit(result, f"{file.name}: {_ready(nodes)}", as_json=as_json)
 
 
 def _wait_for_nodes(aws: Aws, layout: ClusterLayout, cluster: Cluster, watcher: Watcher) -> int:

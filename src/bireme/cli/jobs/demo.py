@@ -110,10 +110,8 @@ def _describe(summary: Mapping[str, Any], target: Path) -> Iterator[str]:
     me, model = command_name(), summary["model"]
     yield ""
     yield from best_of(Path(model).parent)
-    yield (
-        f"test error {percent(summary['test_error'])} (best possible: 5.00 %), "
-        f"{summary['samples_per_s']:,.0f} samples/s, {summary['seconds']} s in all"
-    )
+    speed = f"{summary['samples_per_s']:,.0f} samples/s, {summary['seconds']} s in all"
+    yield f"test error {percent(summary['test_error'])} (best possible: 5.00 %), {speed}"
     yield f"model: {model}"
     yield f"hash:  {summary['hash']}"
     yield ""

@@ -92,7 +92,5 @@ def _describe_end(verdict: Verdict) -> str:
         return f"the job has not finished, and {command} cannot continue it"
     if not point.name:
         return f"the job has not finished; {command} would begin with pass {point.pass_id}"
-    return (
-        f"the job has not finished; {command} would continue from round {point.round}, "
-        f"batch {point.batch} of pass {point.pass_id}"
-    )
+    place = f"round {point.round}, batch {point.batch} of pass {point.pass_id}"
+    return f"the job has not finished; {command} would continue from {place}"
