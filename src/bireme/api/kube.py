@@ -26,13 +26,11 @@ from bireme.kube.api import naming
 from bireme.kube.api.client import JOB, POD, TIMEOUT_S
 from bireme.kube.api.naming import Object
 from bireme.kube.jobs import fetching, lifecycle, logs, submitting, volumes
-from bireme.kube.jobs.fetching import Fetched as Fetched
-from bireme.kube.jobs.listing import JobView, by_name, gathering, is_ended, job_view, pod_views
-from bireme.kube.jobs.listing import PodView as PodView
-from bireme.kube.jobs.submitting import Submitted as Submitted
+from bireme.kube.jobs.fetching import Fetched
+from bireme.kube.jobs.listing import JobView, PodView, by_name, gathering, is_ended, job_view, pod_views
+from bireme.kube.jobs.submitting import Submitted
 from bireme.kube.submit.certificates import RENEW_BELOW_DAYS, JobIdentity, forget
-from bireme.kube.submit.objects import as_yaml as as_yaml
-from bireme.kube.submit.objects import build
+from bireme.kube.submit.objects import as_yaml, build
 from bireme.kube.submit.objects import user_role as permissions
 from bireme.kube.volume import transfer
 from bireme.kube.volume.helper_pod import VolumePod

@@ -47,39 +47,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "volume": ("bireme.cli.volume", ""),
 }
 
-MEANT = {
-    "version": "--version",
-    "help": "--help",
-    "run": "train",
-    "start": "train",
-    "fit": "train",
-    "stop": "cancel",
-    "kill": "cancel",
-    "ls": "list",
-    "ps": "list",
-    "jobs": "list",
-    "watch": "status --watch",
-    "top": "status --watch",
-    "tail": "logs --follow",
-    "log": "logs",
-    "plot": "status --all",
-    "metrics": "status --all",
-    "eval": "test",
-    "evaluate": "test",
-    "infer": "predict",
-    "init": "demo --prepare DIR",
-    "new": "demo --prepare DIR",
-    "split": "data split",
-    "check": "data check",
-    "push": "data push",
-    "show": "model show",
-    "hash": "model hash",
-    "diff": "model diff",
-    "export": "model export",
-    "up": "cluster up",
-    "down": "cluster down",
+_OTHER_NAMES = {
+    "--version": "version",
+    "--help": "help",
+    "train": "run start fit",
+    "cancel": "stop kill",
+    "list": "ls ps jobs",
+    "status --watch": "watch top",
+    "logs --follow": "tail",
+    "logs": "log",
+    "status --all": "plot metrics",
+    "test": "eval evaluate",
+    "predict": "infer",
+    "demo --prepare DIR": "init new",
 }
-"""Names that do not exist here but in other tools, with what does the same here."""
+_INNER_NAMES = {"data": "split check push", "model": "show hash diff export", "cluster": "up down"}
+MEANT = {name: command for command, names in _OTHER_NAMES.items() for name in names.split()}
+"""Names of other tools, and of inner commands without their group, with the command that is probably meant."""
+MEANT |= {name: f"{group} {name}" for group, names in _INNER_NAMES.items() for name in names.split()}
 
 
 @contextlib.contextmanager
