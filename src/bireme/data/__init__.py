@@ -1,3 +1,3 @@
-"""Preparing training data: splitting and checking."""
+"""Training data: split into shards, checked, and compared between shards."""
 
 __all__ = ["check", "layout", "scan", "split", "staging"]
