@@ -63,12 +63,10 @@ class SavedModel:
         self._tables = [(p, load_rows(model, p)) for p in program.parameters if p.is_sparse]
 
     def evaluate(self, batch: Batch) -> Sums:
-        """Measure the model on a batch."""
         computation, ready = self._bind(batch)
         return computation.evaluate(ready)
 
     def predict(self, batch: Batch) -> Arrays:
-        """Ask the model about a batch."""
         computation, ready = self._bind(batch)
         return computation.predict(ready)
 

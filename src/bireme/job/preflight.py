@@ -36,7 +36,6 @@ def updates_of(program: Program, asked: Updates | None, wire: Wire) -> Updates:
 
 
 def check_lanes(program: Program, sparse_lanes: int) -> None:
-    """Refuse sparse parameters where there is no lane for them."""
     tables = [p.name for p in program.parameters if p.is_sparse]
     if tables and not sparse_lanes:
         raise SpecError(
@@ -46,7 +45,6 @@ def check_lanes(program: Program, sparse_lanes: int) -> None:
 
 
 def check_stop(program: Program, stop_after: int) -> None:
-    """Refuse a job that ends by its test costs and has none."""
     if stop_after and program.source("test") is None:
         fix = "give define_py_data_sources2 a test_list, or leave `stop_when` out"
         raise SpecError(f"`stop_when` is about the test cost, and {program.name} defines no test data", fix=fix)

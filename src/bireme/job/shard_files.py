@@ -80,12 +80,10 @@ def _different(shards: Sequence[Files]) -> Iterator[tuple[int, str, int]]:
 
 
 def _is_listed(data: Path, shard: int, name: str) -> bool:
-    """Whether a file is a list or named in one: these may differ from shard to shard."""
     return name.endswith(".list") or any(name in _entries(data, shard, each) for each in (TRAIN_LIST, _TEST_LIST))
 
 
 def _entries(data: Path, shard: int, name: str) -> list[str]:
-    """The files of a shard that one of its lists names."""
     path = data / str(shard) / "data" / name
     entries = list_entries(path) if path.is_file() else []
     return [inner for _, entry in entries if (inner := inside_data(entry)) is not None]

@@ -148,7 +148,6 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename={"pass_id": "p
 
     @property
     def samples_per_s(self) -> float:
-        """The rates of all trainers together."""
         return sum(trainer.rate for trainer in self.trainers)
 
 

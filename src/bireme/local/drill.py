@@ -95,7 +95,6 @@ class Drill:
         return bool(pids)
 
     def _pids(self, who: str) -> list[int]:
-        """Ids of this job's processes that `who` names."""
         pids = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):

@@ -35,7 +35,6 @@ class Fault:
 
     action: Action
     who: str
-    """`trainer:0`, `pserver:1`, `node:2` or `all`."""
     when: str
     """As it was written, for messages."""
     round: int | None = None
@@ -50,17 +49,14 @@ class Fault:
 
     @property
     def role(self) -> str:
-        """`trainer`, `pserver`, `node` or `all`."""
         return self.who.partition(":")[0]
 
     @property
     def is_inside(self) -> bool:
-        """Whether the process strikes itself."""
         return self.action == "cut" or (self.after_s is None and self.role in _DEFAULT_POINT)
 
     @property
     def waits_for_drill(self) -> bool:
-        """Whether the drill decides when it happens."""
         return not self.is_inside or self.after_s is not None
 
     def __str__(self) -> str:
@@ -152,7 +148,6 @@ def _check_moment(fault: Fault, options: dict[str, str], text: str) -> None:
 
 
 def check_recoveries(faults: Sequence[Fault]) -> None:
-    """Refuse a first fault that is to hit a recovery: there would be none."""
     if faults and faults[0].is_in_recovery:
         raise UsageError(
             f"{faults[0]}: there is no fault before it to recover from",

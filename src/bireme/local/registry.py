@@ -41,16 +41,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, str] = {}
     """What went wrong: kind, what, why and fix; empty where nothing did."""
     status: JobStatus = JobStatus()
-    """The coordinator's last status."""
 
 
 def runs_directory() -> Path:
-    """Where runs are recorded."""
     return places().state / "runs"
 
 
 def new_run(name: str, job_file: str, output: str) -> tuple[RunRecord, Path]:
-    """Make a run's directory and its record."""
     root = runs_directory()
     with storage_errors(str(root)):
         root.mkdir(parents=True, exist_ok=True)
@@ -80,7 +77,6 @@ def new_run(name: str, job_file: str, output: str) -> tuple[RunRecord, Path]:
 
 
 def save(record: RunRecord) -> None:
-    """Write a record."""
     write_atomic(runs_directory() / record.id / "record.json", msgspec.json.encode(record))
 
 

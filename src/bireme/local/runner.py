@@ -74,7 +74,6 @@ def lock_output(output: Path) -> int:
 
 
 def unlock_output(output: Path, fd: int) -> None:
-    """Give a directory back."""
     # Before the lock is released: afterwards the file may be another run's.
     try:
         (output / LOCK_FILE).unlink(missing_ok=True)
@@ -83,7 +82,6 @@ def unlock_output(output: Path, fd: int) -> None:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Whether an open file still has this name."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:
@@ -182,12 +180,10 @@ class LocalRun:
 
     @property
     def fired(self) -> Path:
-        """The directory with a file for each fault rule that has fired."""
         return self._run / "fired"
 
     @property
     def status(self) -> JobStatus:
-        """The last status that the coordinator gave."""
         return self._status
 
     def cancel(self) -> None:
@@ -197,7 +193,6 @@ class LocalRun:
         self._patience_ends = time.monotonic() + patience_s
 
     def kill(self) -> None:
-        """End everything at once."""
         self._is_cancelled = True
         self._processes.end(0.0)
 

@@ -207,7 +207,6 @@ class Coordinator:
         return []
 
     def lost(self, connection: int, now_s: float) -> list[Effect]:
-        """Handle a closed connection; only a member's matters."""
         if (rank := self.members.trainer_gone(connection)) is not None:
             if not self.members.trainers and not self.begun_s:
                 self.facts = None  # training has not begun: the next trainer may bring another job
@@ -247,7 +246,6 @@ class Coordinator:
         return self._advance(now_s)
 
     def missing(self) -> list[str]:
-        """The members that are not connected, with the reason where there is one."""
         return self.members.missing(self.expected, self.facts.pservers if self.facts else 0)
 
     # Views
@@ -367,7 +365,6 @@ class Coordinator:
         return [*effects, self._event("progress", now_s, **progress_facts(message), **history)]
 
     def lane_passed(self, history: int, totals: PassTotals, now_s: float) -> list[Effect]:
-        """Handle a pass closed by the first lane: these samples were applied."""
         if history != self.history:
             return []
         self.passes.lane_passed(totals)

@@ -35,11 +35,9 @@ class Cuts:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a snapshot was requested and is not committed yet."""
         return self._wanted is not None
 
     def want(self, round_: int) -> None:
-        """Request a snapshot of this round or a later one."""
         self._wanted = max(round_, self._wanted or 0)
 
     def is_to_be_asked(self, now_s: float) -> bool:
@@ -78,7 +76,6 @@ class Cuts:
 
 
 def part_of(setup: Setup, done: FileWritten) -> m.CutPart:
-    """The coordinator's message about a pserver's written part."""
     counts, written = done.counts, done.written
     return m.CutPart(
         pserver=setup.pserver,

@@ -68,7 +68,6 @@ class Base:
     """The state that a job resumes from."""
 
     manifest: Manifest | None
-    """None: there is no snapshot, the job starts from the beginning."""
     files: tuple[tuple[str, ...], ...]
     """Its parts, after those of the snapshots that it builds on."""
     past: JournalSummary = JournalSummary()  # noqa: RUF009 - a tuple

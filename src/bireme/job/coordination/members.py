@@ -79,11 +79,9 @@ class Members:
         return trainer if trainer is not None and trainer.connection == connection else None
 
     def trainer_gone(self, connection: int) -> int | None:
-        """Forget the trainer of a closed connection; its rank, if it was one."""
         return _forget(self.trainers, connection)
 
     def pserver_gone(self, connection: int) -> int | None:
-        """Forget the pserver of a closed connection; its rank, if it was one."""
         return _forget(self.pservers, connection)
 
     def pserver_lives(self, rank: int, incarnation: int) -> bool:
@@ -93,7 +91,6 @@ class Members:
         return incarnation > before
 
     def missing(self, trainers: int, pservers: int) -> list[str]:
-        """The members not connected of so many, with the reason where there is one."""
         names = [f"trainer {rank}" for rank in range(trainers) if rank not in self.trainers]
         for rank in range(pservers):
             if rank not in self.pservers:

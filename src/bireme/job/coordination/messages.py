@@ -257,7 +257,6 @@ class Line:
             send(self.sock, message)
 
     def beat(self) -> None:
-        """Send heartbeats until the connection closes."""
         threading.Thread(target=self._beat, name="alive", daemon=True).start()
 
     def _beat(self) -> None:
@@ -273,7 +272,6 @@ class Line:
 
 
 def receive(sock: socket.socket, head: Head) -> Message:
-    """Read the message that follows a CONTROL head."""
     try:
         message: Message = _decoder.decode(frame_io.receive_bytes(sock, head.nbytes))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:

@@ -105,7 +105,6 @@ class CoordinatorService:
             self._fail(kind(f"{type(e).__name__} in the coordinator: {e}", why=why, fix="see node 0's server.log"))
 
     def stop(self) -> None:
-        """End the tick and disk threads."""
         self._over.set()
         self._disk_work.put(None)
 
@@ -262,7 +261,6 @@ class CoordinatorService:
             self._do(self._machine.loaded(effect.view, base, time.monotonic()))
 
     def _find_base(self, facts: Facts, effect: Load) -> Base:
-        """The newest intact snapshot, or none before this run's first commit."""
         faults.at("snapshot.load")
         output = Path(facts.output) if facts.output else None
         place = Path(facts.snapshots.path) if facts.snapshots.path else None

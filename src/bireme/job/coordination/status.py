@@ -68,7 +68,6 @@ def _name(text: str) -> tuple[str, ...]:
 
 
 def _stragglers(machine: Coordinator, late: Awaited | None) -> list[str]:
-    """The connected members that are slower than all others."""
     if machine.phase != "training":
         return []
     return [*(_slow_trainers(late) if late is not None else ()), *_slow_pservers(machine)]

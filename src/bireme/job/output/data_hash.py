@@ -55,7 +55,6 @@ def _print_of(path: Path) -> tuple[int, str]:
 
 
 def check_shards(data: Path, shards: int, fix: str) -> None:
-    """Refuse to begin where a shard is missing."""
     for shard in range(shards):
         place = data / str(shard) / "data"
         if not place.is_dir():

@@ -165,7 +165,6 @@ def _pass_of(row: Row) -> int:
 
 
 def _closed(row: Row) -> m.PassClosed | None:
-    """A line's PassClosed; None for any other line, or a damaged one."""
     fields = {name: row[name] for name in m.PassClosed.__struct_fields__ if name in row}
     try:
         return msgspec.convert(fields, m.PassClosed) if row.get("event") == "pass" else None

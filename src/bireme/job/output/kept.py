@@ -22,7 +22,6 @@ Metrics = Mapping[int, PassSummary]
 
 
 def metrics_in(output: Path) -> dict[int, PassSummary]:
-    """The metrics.json of each finished model, by pass."""
     from bireme.job.output.model import finished_passes, pass_name  # here: it imports NumPy, `bireme list` need not
 
     metrics = {}

@@ -33,14 +33,12 @@ class LogFilter:
     last: int | None = None
     """Of each log at most this many lines."""
     since_s: float | None = None
-    """Only lines younger than this."""
     is_following: bool = False
     from_volume: bool = False
     """On a cluster: lines of earlier pods too, from the volume."""
 
     @property
     def since(self) -> float:
-        """The moment before which no line counts."""
         return 0.0 if self.since_s is None else time.time() - self.since_s
 
 
@@ -54,7 +52,6 @@ class LogLine(NamedTuple):
 
 
 def log_files(output: Path, node: int | None, role: str | None) -> dict[str, list[Path]]:
-    """The files of each log, rotated ones first."""
     names = [FILES[role]] if role else list(FILES.values())
     folders = sorted(output.glob("node_*"), key=lambda d: int(d.name[5:]) if d.name[5:].isdecimal() else -1)
     logs = {}
@@ -82,7 +79,6 @@ def moment_of(text: str, year: int, latest: float, *, is_utc: bool = False) -> f
 
 
 def lines_of(log: str, files: Iterable[Path]) -> Iterator[LogLine]:
-    """The lines of one log, from all its files."""
     when = 0.0
     for path in files:
         latest = path.stat().st_mtime

@@ -43,11 +43,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The inputs that determine the job's result: a snapshot of other inputs belongs to another job."""
 
     program: str
-    """Fingerprint of the computation."""
     data: str
-    """Fingerprint of the shards."""
     rules: str
-    """`rules_hash` of the update rules."""
     shards: int
     seed: int
 
@@ -62,12 +59,10 @@ class EndedPass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def of(cls, totals: PassTotals) -> EndedPass:
-        """From lane 0's totals."""
         shards = {shard: Sums.of(own) for shard, own in totals.shards.items()}
         return cls(pass_id=totals.pass_id, samples=totals.samples, shards=shards)
 
     def totals(self) -> PassTotals:
-        """Back to lane 0's totals."""
         shards = {shard: sums.totals() for shard, sums in self.shards.items()}
         return PassTotals(self.pass_id, self.samples, shards, {})
 
@@ -97,7 +92,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def name(self) -> str:
-        """The snapshot's directory."""
         return snapshot_name(self.round, self.view)
 
 

@@ -34,7 +34,6 @@ _HEADER = struct.Struct("<iIQ")
 
 
 def write_parameter(path: Path, values: Array) -> None:
-    """Write one parameter in the original's format."""
     raw = _raw(values)
     _write(path, _HEADER.pack(0, raw.itemsize, raw.size), raw.data)
 
@@ -72,12 +71,10 @@ def read_parameter(path: Path) -> Array:
 
 
 def pass_name(pass_id: int) -> str:
-    """The directory of a pass."""
     return f"pass-{pass_id:05d}"
 
 
 def finished_passes(output: Path) -> set[int]:
-    """Passes whose models are complete."""
     return {int(p.name[5:]) for p in output.glob("pass-[0-9][0-9][0-9][0-9][0-9]") if (p / "done").is_file()}
 
 
@@ -141,7 +138,6 @@ def parameter_names(directory: Path) -> list[str]:
 
 
 def config_name(directory: Path) -> str:
-    """The config that a model was trained with."""
     path = directory / "path.txt"
     return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
@@ -200,7 +196,6 @@ def table_arrays(parameter: Parameter, seed: int, block: Block) -> dict[str, Arr
 
 
 def load_rows(directory: Path, parameter: Parameter) -> Block:
-    """A sparse parameter's rows from a model made for it."""
     width = parameter.shape[1]
     values = read_parameter(directory / parameter.name)
     ids = np.arange(len(values) // width, dtype=np.uint64)
@@ -236,5 +231,4 @@ def hash_values(values: Values) -> str:
 
 
 def model_hash(directory: Path) -> str:
-    """The hash of a saved model."""
     return hash_values(load_values(directory))

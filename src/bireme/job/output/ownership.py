@@ -39,12 +39,10 @@ _ELSEWHERE = "set another `output` in job.yaml and submit it again with `--repla
 
 
 def job_file(job: Job) -> Path:
-    """The file from which a job's processes read it."""
     return Path(job.output) / JOB_FILE
 
 
 def write_job(job: Job) -> Path:
-    """Write the job for all its processes."""
     path = job_file(job)
     write_atomic(path, msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
     return path
@@ -144,7 +142,6 @@ def claim(given: Job) -> Job:
 
 
 def _on_other_data(given: Job, refusal: OutputExistsError) -> OutputExistsError:
-    """The refusal of the same job with other shards."""
     resume = f"`{command_name()} resume {given.name}"
     ways = [f"put the data back as they were and go on with {resume}`"]
     if _has_snapshot(Path(given.output)):
@@ -171,7 +168,6 @@ def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError
 
 
 def _differences(then: Job, now: Job) -> Iterator[str]:
-    """Describe how a job differs from the settled one."""
     was, is_ = (msgspec.to_builtins(job) for job in (_as_given(then, now), now))
     if (then.pservers, then.trainers) != (now.pservers, now.trainers):
         is_["hosts"] = was["hosts"]  # which follow from these
@@ -188,7 +184,6 @@ def changed(at: str, was: Any, is_: Any) -> Iterator[str]:
 
 
 def _as_given(job: Job, given: Job) -> Job:
-    """A settled job without the fields that settling has filled in."""
     return msgspec.structs.replace(job, **{name: getattr(given, name) for name in _FILLED_IN})
 
 

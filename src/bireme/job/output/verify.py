@@ -83,16 +83,13 @@ class Verdict:
     """What `bireme resume` would resume from: one without a name is the beginning; None if it is over or cannot."""
 
     def add(self, where: str, state: Literal["good", "note"], what: str) -> None:
-        """Note a good finding, or a harmless one."""
         self.findings.append(Finding(where, state, what))
 
     def blame(self, where: str, what: str, *, means: str, fix: str = _FROM_COPY) -> None:
-        """Note a fault."""
         self.findings.append(Finding(where, "bad", what, means, fix))
 
     @property
     def problems(self) -> list[Finding]:
-        """The faults."""
         return [f for f in self.findings if f.state == "bad"]
 
 
@@ -232,7 +229,6 @@ def _wrong_counts(place: Path, manifest: Manifest) -> str:
 
 
 def _check_counts(verdict: Verdict, journal: _Journal, good: list[Manifest]) -> None:
-    """Compare all lanes' counts at each snapshot with the ledger, which has the first lane's."""
     shards = verdict.job.shards if verdict.job else 0
     applied = {
         pass_id: {row.shard: row.applied for row in rows}
@@ -362,7 +358,6 @@ def _difference(name: str, own: Array | None, twin: Array | None) -> str:
 
 
 def _check_lack_of_rows(verdict: Verdict, journal: _Journal, pass_id: int) -> None:
-    """Decide whether a pass may be without rows in the ledger."""
     if pass_id == journal.open_pass:
         verdict.add(LEDGER, "note", f"pass {pass_id} is not there yet: it is written next, or when the job is resumed")
     elif pass_id < min(journal.rows, default=-1) and pass_id not in journal.samples:
@@ -400,7 +395,6 @@ def _check_rows(verdict: Verdict, journal: _Journal, pass_id: int) -> bool:
 
 
 def _check_totals(verdict: Verdict, journal: _Journal, pass_id: int) -> None:
-    """Check that all files have the same number of samples for a pass."""
     applied = sum(row.applied for row in journal.rows[pass_id])
     where = f"{pass_name(pass_id)}/metrics.json"
     counts = [(METRICS, samples) for samples in sorted(journal.samples.get(pass_id, ()))]

@@ -37,7 +37,6 @@ class Probed:
 
     @property
     def words(self) -> str:
-        """The result in one line."""
         named = f"{NAMES[self.kind]} ({self.kind})" if self.kind in NAMES else self.kind
         return f"{self.directory} is on {named}" + (f", which cannot {'; '.join(self.lacks)}" if self.lacks else "")
 
