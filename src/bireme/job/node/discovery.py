@@ -50,7 +50,6 @@ class SharedDirectory:
         self._pservers = pservers
 
     def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
-        """Write this pserver's file, beside those of its earlier incarnations."""
         self._directory.mkdir(parents=True, exist_ok=True)
         write_atomic(self._directory / f"pserver-{pserver}.{incarnation:08d}.json", msgspec.json.encode(address))
 
@@ -73,21 +72,12 @@ class HostList:
     """Pservers at known hosts, each with the same ports unless it says otherwise (`HOST:PORT`)."""
 
     def __init__(self, hosts: Iterable[str], port: int, ports_num: int) -> None:
-        self._addresses = [self._parse(host.strip(), port, ports_num) for host in hosts if host.strip()]
+        self._addresses = [_parse(host.strip(), port, ports_num) for host in hosts if host.strip()]
         if not self._addresses:
-            raise UsageError(
-                "--pservers names no host", fix="give the pservers' hosts, e.g. --pservers=10.0.0.1,10.0.0.2"
-            )
+            fix = "give the pservers' hosts, e.g. --pservers=10.0.0.1,10.0.0.2"
+            raise UsageError("--pservers names no host", fix=fix)
         self._unknown: dict[int, str] = {}
         self._turns: dict[int, int] = {}
-
-    @staticmethod
-    def _parse(host: str, port: int, ports_num: int) -> Address:
-        name, colon, own = host.partition(":")
-        if colon and not (own.isdecimal() and 0 < int(own) < 65536):
-            raise UsageError(f"--pservers: {host!r} has no valid port after the colon", fix="write HOST or HOST:PORT")
-        first = int(own) if colon else port
-        return Address(host=name, ports=tuple(range(first, first + ports_num)))
 
     def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
         """Nothing to do: all processes have the list."""
@@ -111,8 +101,15 @@ class HostList:
         return self._unknown.get(pserver, "it was not looked up")
 
 
+def _parse(host: str, port: int, ports_num: int) -> Address:
+    name, colon, own = host.partition(":")
+    if colon and not (own.isdecimal() and 0 < int(own) < 65536):
+        raise UsageError(f"--pservers: {host!r} has no valid port after the colon", fix="write HOST or HOST:PORT")
+    first = int(own) if colon else port
+    return Address(host=name, ports=tuple(range(first, first + ports_num)))
+
+
 def discovery_of(job: Job, run: Path) -> Discovery:
-    """How the processes of a job find its pservers."""
     if not job.hosts:
         return SharedDirectory(run / "meet", job.pservers)
     return HostList(job.hosts, job.first_port, job.ports_num + job.ports_num_for_sparse)

@@ -76,13 +76,11 @@ def read_job(path: Path) -> Job:
 
 
 def roles_of(job: Job, rank: int, only: Role | None = None) -> list[Role]:
-    """What a node of this rank runs, pserver first."""
     counts: dict[Role, int] = {"pserver": job.pservers, "trainer": job.trainers}
     return [role for role, count in counts.items() if rank < count and only in (None, role)]
 
 
 def children_of(job: Job, config: NodeConfig) -> list[Child]:
-    """The processes that this node runs, pserver first."""
     node, children = Path(job.output) / f"node_{config.rank}", []
     for role in roles_of(job, config.rank, config.role):
         command = [
@@ -130,7 +128,6 @@ def run_node(
 
 def _supervise(job: Job, config: NodeConfig, group: ProcessGroup, watch: NodeWatch, stops: list[int]) -> None:
     children = children_of(job, config)
-    logs = {child.name: child.log for child in children}
     supervisor = Supervisor(group, children, job.restarts, job.logs, Headway(Path(job.output)).look)
     while not stops or (len(stops) == 1 and not watch.may_leave()):
         for name, pid, why in supervisor.started:
@@ -141,7 +138,7 @@ def _supervise(job: Job, config: NodeConfig, group: ProcessGroup, watch: NodeWat
             raise SystemExit(STOPPED)
         outcome = supervisor.look(lambda: has_ended(Path(job.output)))
         if isinstance(outcome, Ended):
-            raise _cause(outcome, job, config.run, logs[outcome.name])
+            raise _cause(outcome, job, config.run, next(child.log for child in children if child.name == outcome.name))
         if outcome:
             return
         time.sleep(WATCH_EVERY_S)
@@ -150,7 +147,6 @@ def _supervise(job: Job, config: NodeConfig, group: ProcessGroup, watch: NodeWat
 
 
 def _cause(ended: Ended, job: Job, run: Path, log_file: Path) -> BiremeError:
-    """The first cause of a failure, as far as this node's reports say."""
     reports = [report for report in read_reports(run) if report.process == ended.name]
     cause = first_cause(reports) if is_error(ended.code) else None
     if cause is not None:
@@ -162,13 +158,12 @@ def _cause(ended: Ended, job: Job, run: Path, log_file: Path) -> BiremeError:
 
 
 def too_many_deaths(ended: Ended, job: Job, where: str) -> ProcessError:
-    """The error for a process that will not be restarted."""
     how = describe_exit(ended.code)
     if ended.deaths == 1:
         return ProcessError(f"{ended.name} {how}", fix=where)
     when, why = f"within {job.restarts.within_s:g} s", ""
     if ended.stuck_at is not None:
-        where_stuck = f"than round {ended.stuck_at}" if ended.stuck_at >= 0 else "than its beginning"
-        when = f"while the job got no further {where_stuck}"
+        reached = f"round {ended.stuck_at}" if ended.stuck_at >= 0 else "its beginning"
+        when = f"while the job got no further than {reached}"
         why = "what ends it there, for example too little memory for the next batch, would end it again"
     return ProcessError(f"{ended.name} died {ended.deaths} times {when}; at last it {how}", why=why, fix=where)

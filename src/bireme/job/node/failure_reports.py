@@ -47,12 +47,10 @@ def last_status(output: Path) -> JobStatus:
 
 
 def has_ended(output: Path) -> bool:
-    """Whether the coordinator has written its final status."""
     return last_status(output).ending is not None
 
 
 def report_failure(run: Path, process: str, error: BiremeError) -> None:
-    """Write a report for the supervisor into the run's directory."""
     report = FailureReport(process=process, time=time.time(), **error.as_dict())
     write_atomic(run / REPORTS / f"{process.replace(' ', '-')}.json", msgspec.json.encode(report))
 

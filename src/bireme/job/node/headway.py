@@ -6,7 +6,7 @@ supervisor started do not count: they belong to an earlier run, or to processes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,6 @@ class JobProgress:
     """A job's position at one moment."""
 
     history: int = 0
-    """The history of the last line."""
     round: int = -1
     """The highest round of this history; -1 before the first."""
     highest: int = -1
@@ -50,9 +49,8 @@ NOWHERE = JobProgress()
 
 
 class _Line(msgspec.Struct):
-    """The fields of a progress line; other lines have no history."""
-
     history: int = 0
+    """Progress lines have one."""
     round: int = -1
 
 
@@ -65,10 +63,15 @@ class Headway:
         self._reached = NOWHERE
 
     def look(self) -> JobProgress:
-        """The job's progress, as far as its metrics show."""
-        for line in self._tail():
-            if line.history:
-                self._reached = self._reached.after(line.history, line.round)
+        size = self._size()
+        begin = min(self._begin, size)  # smaller if `journal.repair_tail` has cut off half a line
+        with suppress(OSError), self._path.open("rb") as f:
+            f.seek(max(begin, size - TAIL_NBYTES))
+            for text in f.read(TAIL_NBYTES).splitlines():
+                with suppress(msgspec.MsgspecError):  # half a line
+                    line = msgspec.json.decode(text, type=_Line)
+                    if line.history:
+                        self._reached = self._reached.after(line.history, line.round)
         return self._reached
 
     def _size(self) -> int:
@@ -76,18 +79,3 @@ class Headway:
             return self._path.stat().st_size if self._path.is_file() else 0
         except OSError:
             return 0
-
-    def _tail(self) -> Iterator[_Line]:
-        size = self._size()
-        begin = min(self._begin, size)  # smaller if `journal.repair_tail` has cut off half a line
-        try:
-            with self._path.open("rb") as f:
-                f.seek(max(begin, size - TAIL_NBYTES))
-                data = f.read(TAIL_NBYTES)
-        except OSError:
-            return
-        for line in data.splitlines():
-            try:
-                yield msgspec.json.decode(line, type=_Line)
-            except msgspec.MsgspecError:
-                continue  # half of one

@@ -15,7 +15,6 @@ HOLDER = "holder"
 
 
 def take(output: Path, who: str) -> int:
-    """Take the next number for the process `who`."""
     directory = output / DIRECTORY
     with storage_errors(str(directory)):
         directory.mkdir(parents=True, exist_ok=True)
@@ -56,7 +55,6 @@ class Lease:
 
     @classmethod
     def take(cls, directory: Path, who: str) -> Lease:
-        """Take the lease from its current holder."""
         lease = cls(directory, take(directory, who))
         lease._write_holder()
         return lease
@@ -65,18 +63,11 @@ class Lease:
         write_atomic(self.directory / HOLDER, f"{self.number}\n".encode())
 
     def is_lost(self) -> bool:
-        """Whether a later node has taken this lease.
-
-        Reads both the numbers and the holder file: a network volume may list a new name late, but reads a known
-        file afresh.
-        """
-        holder = self._read_holder()
+        # The holder file and the numbers: a network volume may list a new name late, but reads a known file afresh.
+        try:
+            holder = int((self.directory / HOLDER).read_text())
+        except (OSError, ValueError):
+            holder = 0
         if holder < self.number:
             self._write_holder()  # an earlier holder wrote its number after ours
         return max(holder, newest(self.directory)) > self.number
-
-    def _read_holder(self) -> int:
-        try:
-            return int((self.directory / HOLDER).read_text())
-        except (OSError, ValueError):
-            return 0

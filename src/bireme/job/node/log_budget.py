@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,7 +54,6 @@ class Copier:
         self._half = dict.fromkeys(logs, b"")
 
     def copy(self) -> None:
-        """Copy new whole lines."""
         for name, path in self._logs.items():
             while new := self._take(name, path):
                 whole, newline, self._half[name] = (self._half[name] + new).rpartition(b"\n")
@@ -65,21 +65,17 @@ class Copier:
         self.copy()
         for name, half in self._half.items():
             self._write(name, half + b"\n" if half else b"")
-        self._half = dict.fromkeys(self._half, b"")
+            self._half[name] = b""
         self._out.flush()
 
     def _take(self, name: str, path: Path) -> bytes:
-        size = _size_of(path)
-        if size < self._read[name]:
+        size, new = _size_of(path), b""
+        if size < self._read[name]:  # `rotate` has truncated it
             self._read[name] = 0
-        if size == self._read[name]:
-            return b""
-        try:
-            with path.open("rb") as f:
+        if size != self._read[name]:
+            with suppress(OSError), path.open("rb") as f:
                 f.seek(self._read[name])
                 new = f.read(AT_ONCE_NBYTES)
-        except OSError:
-            return b""
         self._read[name] += len(new)
         return new
 

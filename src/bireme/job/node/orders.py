@@ -36,7 +36,6 @@ class Orders:
         self.put(None)
 
     def put(self, order: Order) -> None:
-        """Put an order, or None for a lost connection."""
         with self._changed:
             if isinstance(order, m.Begin):
                 self._begin = order

@@ -45,7 +45,6 @@ def evals_text(totals: Running) -> str:
 
 
 def difference(now: Running, before: Running) -> Running:
-    """What was added since."""
     evals = {name: value - before.evals.get(name, 0.0) for name, value in now.evals.items()}
     return Running(now.samples - before.samples, now.cost - before.cost, evals)
 
@@ -97,8 +96,8 @@ class PassReporter:
                 evals_text(totals), evals_text(current),
             )  # fmt: skip
             self._logged = replace(totals, evals=dict(totals.evals))
-        is_first = self._pushed == 2
-        if number == batches or is_first or time.monotonic() - self._reported[0] >= REPORT_EVERY_S:
+        # 2: then the first round of this view is closed, and the job has recovered.
+        if number == batches or self._pushed == 2 or time.monotonic() - self._reported[0] >= REPORT_EVERY_S:
             self._report(at, batches, totals)
 
     def _report(self, at: Position, batches: int, totals: Running) -> None:
@@ -124,29 +123,21 @@ class PassReporter:
         if result.test is not None:
             n = max(result.test.samples, 1)
             log.info(
-                " Test samples=%d cost=%g Eval: %s",
-                result.test.samples,
-                result.test.cost / n,
-                evals_text(result.test),
+                " Test samples=%d cost=%g Eval: %s", result.test.samples, result.test.cost / n, evals_text(result.test)
             )
         if result.pass_id <= self._begin.saved:
             return  # it was saved before a rewind to a cut within it
-        self._control.send(self._pass_message(result))
+        self._control.send(
+            m.PassDone(
+                trainer=self._trainer, pass_id=result.pass_id, round=result.round,
+                read={shard: counts.read for shard, counts in result.ledger.items()},
+                trained={shard: counts.trained for shard, counts in result.ledger.items()},
+                test=_finite(result.test) if result.test else None,
+                wire_error=result.wire_error, spent=dict(result.spent),
+            )
+        )  # fmt: skip
         if self._trainer == 0:
             self._save(result.pass_id, values, tables)
-
-    def _pass_message(self, result: PassResult) -> m.PassDone:
-        test = result.test
-        return m.PassDone(
-            trainer=self._trainer,
-            pass_id=result.pass_id,
-            round=result.round,
-            read={shard: counts.read for shard, counts in result.ledger.items()},
-            trained={shard: counts.trained for shard, counts in result.ledger.items()},
-            test=_finite(test) if test else None,
-            wire_error=result.wire_error,
-            spent=dict(result.spent),
-        )
 
     def _save(self, pass_id: int, values: NDArray[np.float32], tables: Tables) -> None:
         closed = self._await(m.PassClosed, pass_id)
@@ -174,7 +165,6 @@ class PassReporter:
         save_model(target, arrays, Path(self._job.config), metrics, incarnation=self._options.incarnation)
 
     def _await(self, kind: type[Reply], pass_id: int) -> Reply:
-        """Wait for a reply of this kind about a pass."""
         while (reply := self.closed.get()) is not None:
             if isinstance(reply, kind) and reply.pass_id == pass_id:
                 return reply

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import logging
 import math
-import signal
 import socket
 import struct
 import threading
@@ -25,6 +24,7 @@ from bireme.job.coordination.cuts import part_of
 from bireme.job.coordination.service import CoordinatorService
 from bireme.job.node import incarnations
 from bireme.job.node.discovery import Discovery
+from bireme.job.node.entry import note_signals
 from bireme.job.node.supervisor import put_mark
 from bireme.ps.client.carriers import connect
 from bireme.ps.lanes.authority import Authority
@@ -84,7 +84,6 @@ def options_of_job(job: Job, rank: int, host: str | None, mark: Path | None) -> 
 
 
 def address_of(nic: str) -> str:
-    """The IPv4 address of a network interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             packed = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", nic.encode()[:15]))
@@ -103,15 +102,12 @@ def open_ports(options: PserverOptions) -> list[socket.socket]:
     if len(nics) > 1:
         raise UsageError("--nics with several interfaces is not supported", fix="name one, or leave it empty for all")
     host = address_of(nics[0]) if nics else options.host
-    opened: list[socket.socket] = []
-    try:
-        for i in range(options.ports_num + options.ports_num_for_sparse):
-            opened.append(listen(host, 0 if options.port is None else options.port + i))
-    except BaseException:
-        for sock in opened:
-            sock.close()
-        raise
-    return opened
+    with contextlib.ExitStack() as opened:
+        lanes = range(options.ports_num + options.ports_num_for_sparse)
+        ports = [0 if options.port is None else options.port + lane for lane in lanes]
+        sockets = [opened.enter_context(listen(host, port)) for port in ports]
+        opened.pop_all()  # else they are closed here
+    return sockets
 
 
 class PserverProcess:
@@ -147,10 +143,7 @@ class PserverProcess:
         if discovery is not None:
             discovery.announce(self._options.rank, self._address, self._options.incarnation)
         put_mark(self._options.mark)
-        # The handler takes no lock: the main thread may hold that lock when the signal interrupts it.
-        signals: list[int] = []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda received, _: signals.append(received))
+        signals = note_signals()
         while not self._over.wait(SIGNAL_LOOK_S):
             if signals:
                 self._leave("asked to stop by a signal")
@@ -245,8 +238,8 @@ class PserverProcess:
             raise NetworkError(f"this is pserver {self._options.rank}, which runs no coordinator")
         with self._founding:
             if self._coordinating is None:
-                log.info("coordinating trainers=%d", self._options.trainers)
                 options = self._options
+                log.info("coordinating trainers=%d", options.trainers)
                 self._coordinating = CoordinatorService(
                     options.trainers, self._leave, self._discovery, options.incarnation, self._awaited
                 )

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from bireme.core.files import storage_errors
 from bireme.core.forking import Forked
@@ -35,7 +34,6 @@ LOGS_EVERY_S = 1.0
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -74,7 +72,6 @@ class RestartPolicy:
 
     @property
     def is_too_often(self) -> bool:
-        """Whether the last deaths came too soon one after the other, with or without progress."""
         return len(self.ended_s) > self.rule.limit
 
 
@@ -131,15 +128,12 @@ class ProcessGroup:
             # Append: a restarted child continues its log, and `rotate` may truncate the file under it.
             out = child.log.open("ab")
         with out:
-            process = self._launch(child.command, out)
-        self._running[child.name] = process
+            forked = self._fork(child.command, out.fileno()) if self._fork is not None else None
+            process = self._running[child.name] = forked or subprocess.Popen(
+                child.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                env=child_environment(),
+            )  # fmt: skip
         return process.pid
-
-    def _launch(self, command: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
-        forked = self._fork(command, out.fileno()) if self._fork is not None else None
-        return forked or subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=child_environment()
-        )
 
     def codes(self) -> dict[str, int | None]:
         """Exit codes by name; None while a child runs."""
@@ -150,10 +144,8 @@ class ProcessGroup:
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         for process in self._running.values():
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                continue
         self._signal(signal.SIGKILL)
         for process in self._running.values():
             process.wait()
@@ -207,7 +199,10 @@ class Supervisor:
 
     def look(self, is_over: Callable[[], bool]) -> Ended | bool:
         """Restart the children that are due; returns the child that ended the job, or whether all have exited."""
-        self._rotate_logs(time.monotonic())
+        if time.monotonic() >= self._look_at_logs_s:
+            self._look_at_logs_s = time.monotonic() + LOGS_EVERY_S
+            for child in self._children.values():
+                rotate(child.log, self._logs)
         codes = self._group.codes()
         gone = {name: code for name, code in codes.items() if code is not None}
         for name, code in gone.items():
@@ -219,15 +214,11 @@ class Supervisor:
             return len(gone) == len(codes) or self._has_lingered(time.monotonic())
         for name, code in gone.items():
             if not self._revive(name, code, time.monotonic()):
-                return self._last(name, code)
+                policy = self._policies[name]
+                if policy.is_too_often:
+                    return Ended(name, code, len(policy.ended_s))
+                return Ended(name, code, policy.in_vain, policy.reached.highest)
         return False
-
-    def _last(self, name: str, code: int) -> Ended:
-        """The child that has died too often, with the limit that it hit."""
-        policy = self._policies[name]
-        if policy.is_too_often:
-            return Ended(name, code, len(policy.ended_s))
-        return Ended(name, code, policy.in_vain, policy.reached.highest)
 
     def _has_lingered(self, now_s: float) -> bool:
         """End children that got no Stop, as they were starting or disconnected when the job ended."""
@@ -236,13 +227,6 @@ class Supervisor:
             return False
         self._group.end(GRACE_S)
         return True
-
-    def _rotate_logs(self, now_s: float) -> None:
-        if now_s < self._look_at_logs_s:
-            return
-        self._look_at_logs_s = now_s + LOGS_EVERY_S
-        for child in self._children.values():
-            rotate(child.log, self._logs)
 
     def _revive(self, name: str, code: int, now_s: float) -> bool:
         """Restart a child once it is due; False if it has died too often."""

@@ -91,8 +91,7 @@ class TrainerProcess:
             try:
                 line, orders = self._join(program, discovery)
             except NetworkError:
-                stop = self._final_stop()
-                if stop is None:
+                if (stop := self._final_stop()) is None:
                     raise
             else:
                 put_mark(mark)
@@ -120,8 +119,7 @@ class TrainerProcess:
                     self._send(line, m.LinkLost(trainer=self._options.trainer, view=view, what=e.what))
             except BiremeError as e:
                 if not orders.has_newer(view):
-                    failed = m.Failed(trainer=self._options.trainer, what=e.what, why=e.why, fix=e.fix)
-                    self._send(line, failed)
+                    self._send(line, m.Failed(trainer=self._options.trainer, what=e.what, why=e.why, fix=e.fix))
                     raise
                 log.warning("ignored error of an ended view=%x cause=%s", view, e.what)
             finally:
@@ -142,8 +140,7 @@ class TrainerProcess:
             log.warning("lost coordinator cause=%s", e.what)
 
     def _own_shards(self) -> Span:
-        rank = self._options.trainer
-        by_hand = self._job.trainers == 0
+        rank, by_hand = self._options.trainer, self._job.trainers == 0
         return Span(rank, rank + 1) if by_hand else share_out(self._job.shards, self._job.trainers)[rank]
 
     def _open(self, program: Program, role: Role, shard: int) -> Reader | None:
@@ -155,7 +152,6 @@ class TrainerProcess:
         return source.reader(workdir, shard, seed=self._job.seed, batch_size=program.batch_size, cache=cache)
 
     def _readers(self, program: Program, own: Span) -> list[Reader]:
-        """Readers of the shards this trainer owns, their samples packed and ready."""
         readers = [reader for shard in own.shards if (reader := self._open(program, "train", shard)) is not None]
         if not readers:
             raise DataError(f"{program.name} defines no training data", fix="give define_py_data_sources2 a train_list")
@@ -245,13 +241,12 @@ class TrainerProcess:
             shards = begin.shares[-1].hi
             how = LocalRule(self._updates, program.optimizer, shards, self._job.start_pass, begin.start_samples)
             return LocalLoop(worker, exchange, reporter, how)
-        kind = ApartLoop if self._updates.is_streamed else Loop
-        return kind(worker, exchange, reporter)
+        return (ApartLoop if self._updates.is_streamed else Loop)(worker, exchange, reporter)
 
     def _open_exchange(self, worker: Worker, begin: m.Begin) -> Exchange:
         job, pservers = self._job, begin.pservers
         lanes, wire = job.ports_num, job.wire
-        dense = self._connect_all(pservers, range(lanes))
+        dense = self._connect(pservers, range(lanes))
         faults.on_cut(lambda peer: _cut(dense, int(peer.partition(":")[2]), lanes))
         parts = worker.layout.slices(len(dense))
         links = [Link(sock, parts[i], i // lanes) for i, sock in enumerate(dense)]
@@ -260,23 +255,24 @@ class TrainerProcess:
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
         slow_pservers = SlowPservers(len(pservers), worker.share.lo)
-        rows = self._open_rows(worker, pservers, slow_pservers) if worker.tables else None
+        rows = None
+        if worker.tables:
+            connections = self._connect(pservers, range(lanes, lanes + job.ports_num_for_sparse))
+            owners = [i // job.ports_num_for_sparse for i in range(len(connections))]
+            rows = RowLinks(connections, worker.tables, owners, slow_pservers)
         coder = None if wire.is_exact else Coder(wire, worker.layout)
         me = Identity(begin.job, begin.view, self._options.incarnation)
         return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, slow_pservers)
 
-    def _open_rows(self, worker: Worker, pservers: tuple[m.Address, ...], slow_pservers: SlowPservers) -> RowLinks:
-        lanes = range(self._job.ports_num, self._job.ports_num + self._job.ports_num_for_sparse)
-        links = self._connect_all(pservers, lanes)
-        return RowLinks(links, worker.tables, [i // len(lanes) for i in range(len(links))], slow_pservers)
-
-    def _connect_all(self, pservers: tuple[m.Address, ...], lanes: range) -> list[socket.socket]:
-        return [self._connect(pservers, rank, lane) for rank in range(len(pservers)) for lane in lanes]
-
-    def _connect(self, pservers: tuple[m.Address, ...], rank: int, lane: int) -> socket.socket:
-        host, port = pservers[rank].host, pservers[rank].ports[lane]
-        near = connect_near(host, port) if self._job.carrier != "tcp" else None
-        return near or connect(host, port, timeout_s=LANE_S, what=f"pserver {rank}, lane {lane}")
+    def _connect(self, pservers: tuple[m.Address, ...], lanes: range) -> list[socket.socket]:
+        """Connections to these lanes of all pservers, one pserver's after the other's."""
+        connections = []
+        for rank, address in enumerate(pservers):
+            for lane in lanes:
+                host, port = address.host, address.ports[lane]
+                near = connect_near(host, port) if self._job.carrier != "tcp" else None
+                connections.append(near or connect(host, port, timeout_s=LANE_S, what=f"pserver {rank}, lane {lane}"))
+        return connections
 
     def _listen(self, line: m.Line, orders: Orders) -> None:
         try:
@@ -286,9 +282,8 @@ class TrainerProcess:
                     orders.put(message)
                 elif isinstance(message, m.PassClosed | m.Counted):
                     with self._lock:
-                        reporter = self._reporter
-                    if reporter is not None:
-                        reporter.closed.put(message)
+                        if self._reporter is not None:
+                            self._reporter.closed.put(message)
         except RefusedError as e:
             orders.refuse(e)
         except BiremeError as e:
@@ -297,7 +292,6 @@ class TrainerProcess:
 
 
 def _cut(connections: list[socket.socket], pserver: int, lanes: int) -> None:
-    """Break the connections to a pserver's lanes, as a network failure would."""
     for sock in connections[pserver * lanes : (pserver + 1) * lanes]:
         # `shutdown` wakes the thread that receives, which `close` would not.
         with contextlib.suppress(OSError):  # it is down already

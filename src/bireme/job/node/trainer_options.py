@@ -48,13 +48,10 @@ def options_of_flags(flags: Mapping[str, Any], here: Path) -> TrainerOptions:
     config = (here / flags["config"]).absolute()
     if not config.is_file():
         raise UsageError(f"--config: there is no file {config}")
-    for flag, meaning in (("local", "--local=1"), ("use_gpu", "--use_gpu=1")):
+    for flag in ("local", "use_gpu"):
         if str(flags[flag]).lower() in ("1", "true"):
-            raise UsageError(
-                f"{meaning} is not supported",
-                why="bireme trains on CPUs with pservers",
-                fix=f"leave --{flag} out",
-            )
+            why = "bireme trains on CPUs with pservers"
+            raise UsageError(f"--{flag}=1 is not supported", why=why, fix=f"leave --{flag} out")
     save_dir = (here / flags["save_dir"]).absolute()
     save_dir.mkdir(parents=True, exist_ok=True)
     model = flags["init_model_path"]
