@@ -1,4 +1,4 @@
-"""Admission of trainers, and the SetUp and Begin messages that follow from the job's facts. No I/O."""
+"""Admission of trainers: the facts that each brings must be those of the job. No I/O."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import msgspec
 
 from bireme.core.text import shortened
 from bireme.job.coordination import messages as m
-from bireme.job.coordination.effects import Base
-from bireme.ps.setup import Setup
-from bireme.ps.tree import share_out
 from bireme.spec.terms import Facts, JobTerms
 
 _TRAINER_0_KNOWS = ("output", "start_samples")
@@ -25,23 +22,13 @@ def settle_facts(facts: Facts, trainers: int) -> Facts:
     return msgspec.structs.replace(facts, trainers=trainers, shards=trainers) if facts.trainers == 0 else facts
 
 
-def wrong_rank(rank: int, trainers: int) -> tuple[str, str] | None:
-    """What is wrong with a rank, and how to fix it; None if nothing is."""
-    if 0 <= rank < trainers:
-        return None
-    return (
-        f"trainer_id {rank}, but this job has trainers 0 to {trainers - 1}",
-        f"start pserver 0 with --num_gradient_servers={rank + 1}, or use a smaller --trainer_id",
-    )
-
-
 def why_not(
     join: m.Join, facts: Facts, present: m.Join | None, known: Facts | None, trainers: int
 ) -> tuple[str, str] | None:
     """Why a trainer may not join, and how to fix it; None if it may. `present` holds its rank, `known` is the job."""
-    wrong = wrong_rank(join.trainer, trainers)
-    if wrong:
-        return wrong
+    if not 0 <= join.trainer < trainers:
+        fix = f"start pserver 0 with --num_gradient_servers={join.trainer + 1}, or use a smaller --trainer_id"
+        return f"trainer_id {join.trainer}, but this job has trainers 0 to {trainers - 1}", fix
     if present is not None and not _is_later(present, join):
         return f"trainer {join.trainer} has joined already", "give each trainer its own --trainer_id"
     if facts.shards < facts.trainers:
@@ -80,24 +67,3 @@ def difference(ours: Facts | None, theirs: Facts, trainers: int) -> str:
             there, others = (shortened(repr(facts[name]), 60) for facts in (right, left))
             return f"`{name}` is {there} there and {others} with the others"
     return ""
-
-
-def setup_of(facts: Facts, ids: tuple[int, int], rank: int, base: Base) -> Setup:
-    """A pserver's SetUp for a view that resumes from `base`; `ids` are the job's and the view's."""
-    shares = share_out(facts.shards, facts.trainers)
-    return Setup(job=ids[0], view=ids[1], pserver=rank, facts=facts, shares=shares, base=base.files)
-
-
-def begin_of(
-    facts: Facts, ids: tuple[int, int], pservers: tuple[m.Address, ...], *, saved: int, has_base: bool
-) -> m.Begin:
-    """The trainers' Begin for a view whose pservers are ready."""
-    return m.Begin(
-        job=ids[0],
-        view=ids[1],
-        shares=share_out(facts.shards, facts.trainers),
-        pservers=pservers,
-        wants_values=facts.is_set_by_trainer and not has_base,
-        start_samples=facts.start_samples,
-        saved=saved,
-    )

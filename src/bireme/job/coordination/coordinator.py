@@ -22,7 +22,7 @@ import msgspec
 
 from bireme.core.draws import stream_key
 from bireme.job.coordination import messages as m
-from bireme.job.coordination.admission import begin_of, settle_facts, setup_of, why_not
+from bireme.job.coordination.admission import settle_facts, why_not
 from bireme.job.coordination.cuts import CutFailure, Cuts, inputs_of, manifest_of
 from bireme.job.coordination.effects import (
     Base,
@@ -38,14 +38,15 @@ from bireme.job.coordination.effects import (
     Send,
     Write,
 )  # fmt: skip
-from bireme.job.coordination.members import Members, Pserver, Trainer, is_noted, progress_facts
+from bireme.job.coordination.members import Members, Pserver, Trainer, forget, is_noted, progress_facts
 from bireme.job.coordination.passes import Passes
 from bireme.job.output.kept import early_end
 from bireme.job.output.manifest import Manifest
 from bireme.job.status import ENDED, Ending
 from bireme.ps.lanes.authority import view_of
 from bireme.ps.lanes.rounds import PassTotals
-from bireme.ps.setup import cuts_only_at_passes, has_private_state
+from bireme.ps.setup import Setup, cuts_only_at_passes, has_private_state
+from bireme.ps.tree import share_out
 from bireme.spec.terms import Facts
 
 Phase = Literal["gathering", "setting-up", "training"] | Ending
@@ -156,27 +157,23 @@ class Coordinator:
     def joined(self, connection: int, join: m.Join, now_s: float) -> list[Effect]:
         """Handle a trainer's Join; the first one brings the facts, the others must agree."""
         if self.phase in ENDED:
-            return [self._turn_away(connection)]
+            if self.reason == TAKEN_OVER:
+                return [HangUp(connection)]  # another coordinator runs the job
+            how = next(ending for ending in ENDED if ending == self.phase)
+            return [Send(connection, m.Stop(reason=self.reason, how=how))]
         facts = settle_facts(join.facts, self.expected)
         present = self.members.trainers.get(join.trainer)
         refusal = why_not(join, facts, present.join if present else None, self.facts, self.expected)
         if refusal is not None:
             return [RefuseJoin(connection, *refusal)]
         effects: list[Effect] = []
-        before = self.members.trainers.pop(join.trainer, None)
-        if before is not None:  # its successor joined before the old connection was seen to close
-            effects = [HangUp(before.connection), *self._disturb(f"trainer {join.trainer} was replaced", now_s)]
+        if present is not None:  # its successor joined before the old connection was seen to close
+            del self.members.trainers[join.trainer]
+            effects = [HangUp(present.connection), *self._disturb(f"trainer {join.trainer} was replaced", now_s)]
         if self.facts is None or join.trainer == 0:
             self.facts = facts
         self.members.trainers[join.trainer] = Trainer(connection, now_s, join)
         return [*effects, *self._advance(now_s)]
-
-    def _turn_away(self, connection: int) -> Effect:
-        """Answer a Join after the end with Stop, or just hang up if another coordinator runs the job."""
-        if self.reason == TAKEN_OVER:
-            return HangUp(connection)
-        how = next(ending for ending in ENDED if ending == self.phase)
-        return Send(connection, m.Stop(reason=self.reason, how=how))
 
     def pserver_reached(self, rank: int, connection: int, address: m.Address, now_s: float) -> list[Effect]:
         self.members.reaching.discard(rank)
@@ -207,11 +204,11 @@ class Coordinator:
         return []
 
     def lost(self, connection: int, now_s: float) -> list[Effect]:
-        if (rank := self.members.trainer_gone(connection)) is not None:
+        if (rank := forget(self.members.trainers, connection)) is not None:
             if not self.members.trainers and not self.begun_s:
                 self.facts = None  # training has not begun: the next trainer may bring another job
             return self._disturb(f"trainer {rank} was lost", now_s)
-        if (rank := self.members.pserver_gone(connection)) is not None:
+        if (rank := forget(self.members.pservers, connection)) is not None:
             self._must_rewind = True
             return self._disturb(f"pserver {rank} was lost", now_s)
         return []
@@ -240,9 +237,8 @@ class Coordinator:
             return self._end("failed", f"waited {waited_s:.0f} s for {missing}", own_fault="process")
         if self.phase == "setting-up" and waited_s > self.facts.connect_timeout_s + SET_UP_PATIENCE_S:
             late = [f"pserver {r}" for r, p in self.members.pservers.items() if p.ready_in != self.view]
-            return self._end(
-                "failed", f"waited {waited_s:.0f} s for {', '.join(late)} to get ready", own_fault="process"
-            )
+            reason = f"waited {waited_s:.0f} s for {', '.join(late)} to get ready"
+            return self._end("failed", reason, own_fault="process")
         return self._advance(now_s)
 
     def missing(self) -> list[str]:
@@ -258,8 +254,7 @@ class Coordinator:
         if self.begun_s:
             self.losses.append(what)
             effects = [self._event("lost", now_s, what=what)]
-            # These trainers have state that lanes lack (`local`, `top_k`), so the lost one's can only be computed
-            # again.
+            # Trainers have state that lanes lack (`local`, `top_k`): a lost one's can only be computed again.
             if self.facts is not None and has_private_state(self.facts.updates, self.facts.wire):
                 self._must_rewind = True
         if self.phase != "gathering":
@@ -316,9 +311,12 @@ class Coordinator:
             self.passes.closed = list(past.closed)
         if ending := self._end_if_done(facts):
             return ending  # the coordinator before this one died after the last ledger row, before the final status
-        ids = (self.job_id, self.view)
-        orders = [setup_of(facts, ids, rank, base) for rank in range(facts.pservers)]
-        return [Send(self.members.pservers[setup.pserver].connection, m.SetUp(setup=setup)) for setup in orders]
+        job, shares = self.job_id, share_out(facts.shards, facts.trainers)
+        effects: list[Effect] = []
+        for rank in range(facts.pservers):
+            setup = Setup(job=job, view=self.view, pserver=rank, facts=facts, shares=shares, base=base.files)
+            effects.append(Send(self.members.pservers[rank].connection, m.SetUp(setup=setup)))
+        return effects
 
     def ready(self, connection: int, message: m.Ready, now_s: float) -> list[Effect]:
         """Handle a pserver's Ready; after the last one, send Begin."""
@@ -340,7 +338,11 @@ class Coordinator:
         event = self._event("view", now_s, kind=kind, round=self._base_round, run=facts.since)
         self.begun_s = self.begun_s or now_s
         where = tuple(self.members.pservers[rank].address for rank in range(facts.pservers))
-        begin = begin_of(facts, (self.job_id, self.view), where, saved=self.passes.saved, has_base=self._has_base)
+        begin = m.Begin(
+            job=self.job_id, view=self.view, shares=share_out(facts.shards, facts.trainers), pservers=where,
+            wants_values=facts.is_set_by_trainer and not self._has_base, start_samples=facts.start_samples,
+            saved=self.passes.saved,
+        )  # fmt: skip
         return [event, *(Send(trainer.connection, begin) for _, trainer in sorted(self.members.trainers.items()))]
 
     def _event(self, name: str, now_s: float, **more: object) -> Write:
@@ -408,10 +410,10 @@ class Coordinator:
         ended = manifest.pass_id - 1 if manifest.ended is not None else None
         if failure:
             return self._cut_lost(CutFailure(manifest.round, failure), ended, now_s)
-        effects: list[Effect] = []
         self.cuts.committed(manifest)
         if self.cut_failure is not None and self.cut_failure.round < manifest.round:
             self.cut_failure = None
+        effects: list[Effect] = []
         if self.facts is not None and any(p.is_sparse for p in self.facts.parameters):
             committed = m.Committed(history=self.history, round=manifest.round, chain=len(manifest.base))
             effects = self._to_pservers(committed)

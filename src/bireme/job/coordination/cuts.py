@@ -94,11 +94,7 @@ def part_of(setup: Setup, done: FileWritten) -> m.CutPart:
 
 
 def manifest_of(
-    facts: Facts,
-    incarnation: int,
-    parts: Sequence[m.CutPart],
-    ended: PassTotals | None,
-    base: tuple[str, ...] = (),
+    facts: Facts, incarnation: int, parts: Sequence[m.CutPart], ended: PassTotals | None, base: tuple[str, ...]
 ) -> Manifest:
     """The manifest of a complete cut; `ended` has the totals of the pass that ended with it, if one did."""
     last = parts[-1]

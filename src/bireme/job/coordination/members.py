@@ -78,12 +78,6 @@ class Members:
         trainer = self.trainers.get(rank)
         return trainer if trainer is not None and trainer.connection == connection else None
 
-    def trainer_gone(self, connection: int) -> int | None:
-        return _forget(self.trainers, connection)
-
-    def pserver_gone(self, connection: int) -> int | None:
-        return _forget(self.pservers, connection)
-
     def pserver_lives(self, rank: int, incarnation: int) -> bool:
         """Note a pserver's incarnation; True if it is later than any seen before."""
         before = self.lives.get(rank, 0)
@@ -98,7 +92,8 @@ class Members:
         return names
 
 
-def _forget(members: dict[int, Trainer] | dict[int, Pserver], connection: int) -> int | None:
+def forget(members: dict[int, Trainer] | dict[int, Pserver], connection: int) -> int | None:
+    """Forget the member of a closed connection; its rank, if it was one."""
     for rank, member in members.items():
         if member.connection == connection:
             del members[rank]

@@ -273,10 +273,9 @@ class Line:
 
 def receive(sock: socket.socket, head: Head) -> Message:
     try:
-        message: Message = _decoder.decode(frame_io.receive_bytes(sock, head.nbytes))
+        return _decoder.decode(frame_io.receive_bytes(sock, head.nbytes))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise FrameError(f"malformed control message: {e}", fix="run the same bireme on every node") from e
-    return message
 
 
 def expect(sock: socket.socket) -> Message:
@@ -286,8 +285,7 @@ def expect(sock: socket.socket) -> Message:
 
 def ask(address: Address, message: GetStatus | SaveSoon | Cancel) -> JobStatus:
     """Send a job's coordinator one request and return the status it answers with."""
-    sock = connect(address.host, address.ports[0], timeout_s=0.0, what="the coordinator")
-    with sock:
+    with connect(address.host, address.ports[0], timeout_s=0.0, what="the coordinator") as sock:
         sock.settimeout(ASK_TIMEOUT_S)
         send(sock, message)
         reply = expect(sock)

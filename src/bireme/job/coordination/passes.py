@@ -9,7 +9,7 @@ method may be called twice for a pass.
 from __future__ import annotations
 
 from bireme.job.coordination import messages as m
-from bireme.ps.lanes.rounds import PassTotals, Totals
+from bireme.ps.lanes.rounds import PassTotals
 from bireme.spec.terms import Facts
 
 
@@ -93,19 +93,9 @@ class Passes:
         self.closed.append(closed)
         self.costs[pass_id] = closed.test_cost
         self.saved, self._unsaved, self._begun_s = pass_id, None, now_s
-        return closed, _ledger_rows(pass_id, totals.shards, list(reports.values()))
-
-
-def _ledger_rows(pass_id: int, totals: dict[int, Totals], done: list[m.PassDone]) -> list[dict[str, object]]:
-    read = {shard: n for report in done for shard, n in report.read.items()}
-    trained = {shard: n for report in done for shard, n in report.trained.items()}
-    return [
-        {
-            "pass": pass_id,
-            "shard": s,
-            "read": read.get(s, 0),
-            "trained": trained.get(s, 0),
-            "applied": t.samples,
-        }
-        for s, t in sorted(totals.items())
-    ]
+        read = {shard: n for report in reports.values() for shard, n in report.read.items()}
+        trained = {shard: n for report in reports.values() for shard, n in report.trained.items()}
+        return closed, [
+            {"pass": pass_id, "shard": s, "read": read.get(s, 0), "trained": trained.get(s, 0), "applied": t.samples}
+            for s, t in sorted(totals.shards.items())
+        ]

@@ -199,8 +199,7 @@ class CoordinatorService:
         sock = self._connections.pop(connection, None)
         if sock is not None:
             with contextlib.suppress(OSError):
-                # Not closed: the thread that reads it does that, and a closed descriptor might be another connection's
-                # by then.
+                # The thread that reads it closes it: closed here, its descriptor might be another connection's by then.
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _reach(self, effect: Reach) -> None:
@@ -268,13 +267,12 @@ class CoordinatorService:
         with self._lock:  # `_write` must not append to the files while they are repaired
             if output is not None:
                 past = journal.repair_tail(output, facts.shards, facts.since)
-            if output is not None and facts.stop_after:
-                past = past._replace(costs=journal.costs_in(output, past.saved))
+                if facts.stop_after:
+                    past = past._replace(costs=journal.costs_in(output, past.saved))
         base, problems = snapshots.find_base(past, place, facts, effect)
         for problem in problems:
             log.warning("skipped snapshot=%s cause=%s", problem.name, problem.what)
-        at = base.manifest
-        if at is not None:
+        if (at := base.manifest) is not None:
             log.info("resuming round=%d batch=%d pass=%d", at.round, at.batch, at.pass_id)
         return base
 
@@ -346,9 +344,7 @@ class CoordinatorService:
         elif effect.own_fault == "process":
             self.failure = self.failure or ProcessError(reason, fix="look into the logs in node_*/")
         facts = self._machine.facts
-        if facts is None or not Path(facts.output).is_dir():
-            return
-        if self._is_superseded(Path(facts.output)):
+        if facts is None or not Path(facts.output).is_dir() or self._is_superseded(Path(facts.output)):
             return
         status = status_of(self._machine, time.monotonic())
         try:

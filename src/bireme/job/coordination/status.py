@@ -17,6 +17,8 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
     """The status now; `late` lists the trainers that the first lane waits for."""
     facts, members = machine.facts, machine.members
     progress = [t.progress for t in members.trainers.values() if t.progress]
+    newest, failure = machine.snapshot_round, machine.cut_failure
+    since = f"no snapshot since round {newest}" if newest is not None else "no snapshot yet"
     return JobStatus(
         phase=machine.phase,
         reason=machine.reason,
@@ -35,18 +37,10 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
         losses=tuple(dict.fromkeys(machine.losses)),
         passes_done=tuple(machine.passes.closed),
         saved=machine.passes.saved,
-        snapshot=machine.snapshot_round,
+        snapshot=newest,
         snapshot_wanted=machine.cuts.is_wanted,
-        warnings=tuple(warnings_of(machine)),
+        warnings=(f"{since}: {failure.what}",) if failure is not None else (),
     )
-
-
-def warnings_of(machine: Coordinator) -> list[str]:
-    failure, newest = machine.cut_failure, machine.snapshot_round
-    if failure is None:
-        return []
-    since = f"no snapshot since round {newest}" if newest is not None else "no snapshot yet"
-    return [f"{since}: {failure.what}"]
 
 
 def waits_for(machine: Coordinator, now_s: float, late: Awaited | None = None) -> list[str]:
