@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, takewhile, zip_longest
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from bireme.core.errors import SnapshotError
 from bireme.core.files import storage_errors, write_atomic
 from bireme.core.text import LISTED_CHANGES, first_of
 from bireme.job.output.data_hash import files_of, fingerprint_of
-from bireme.job.output.manifest import Inputs, Manifest, rules_hash
+from bireme.job.output.manifest import Inputs, Manifest, rules_hash, seal
 from bireme.job.preflight import updates_of
 from bireme.programs.program import Program
 from bireme.spec.job import Job
@@ -56,8 +57,9 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def origin_of(job: Job, program: Program) -> Origin:
     """The origin of a job that started now; reads the shards' files."""
     updates, data = updates_of(program, job.updates, job.wire), Path(job.data)
+    folders = takewhile(Path.is_dir, (data / str(shard) / "data" for shard in count()))
     with storage_errors(str(data)):
-        shards = tuple(files_of(data / str(shard) / "data") for shard in _shards_in(data))
+        shards = tuple(files_of(folder) for folder in folders)
     return Origin(
         inputs=Inputs(
             program=program.fingerprint,
@@ -79,13 +81,6 @@ def origin_of(job: Job, program: Program) -> Origin:
     )
 
 
-def _shards_in(data: Path) -> Iterator[int]:
-    shard = 0
-    while (data / str(shard) / "data").is_dir():
-        yield shard
-        shard += 1
-
-
 def _scripts_of(config: Path) -> dict[str, str]:
     """The config and all scripts beside it that it mentions, or that those mention, with their hashes."""
     beside = {path.stem: path for path in config.parent.glob("*.py") if path != config}
@@ -101,11 +96,9 @@ def _scripts_of(config: Path) -> dict[str, str]:
 
 def write_origin(snapshots: Path, since: int, origin: Origin) -> None:
     """Write the origin of the run whose runner has this incarnation."""
-    body = msgspec.json.format(msgspec.json.encode(origin), indent=2)
     with storage_errors(str(snapshots)):
         snapshots.mkdir(parents=True, exist_ok=True)
-    seal = hashlib.sha256(body).hexdigest().encode()
-    write_atomic(snapshots / f"inputs-{since:08d}.json", b'{"sha256": "%b", "origin": %b}\n' % (seal, body))
+    write_atomic(snapshots / f"inputs-{since:08d}.json", seal(origin, "origin"))
 
 
 def ensure_origin(job: Job, program: Program) -> None:
@@ -141,7 +134,7 @@ def refuse_changes(job: Job, base: Manifest | None, now: Origin) -> None:
         raise SnapshotError(
             f"the snapshot {base.name} was made from other inputs" if base else "the job was begun with other inputs",
             why=first_of(changes, LISTED_CHANGES, "; "),
-            fix="put back what was changed, or go on all the same with --accept-changes",
+            fix="put back what was changed, or resume all the same with --accept-changes",
         )
 
 
@@ -177,12 +170,9 @@ def _plain(value: object) -> str:
 
 
 def _rules(then: Origin, now: Origin) -> Iterator[str]:
-    for title, was, is_ in (
-        ("optimizer:", then.optimizer, now.optimizer),
-        ("updates:", then.updates, now.updates),
-        ("wire:", then.wire, now.wire),
-    ):
-        yield from _fields(title, was, is_)
+    yield from _fields("optimizer: ", then.optimizer, now.optimizer)
+    yield from _fields("updates: ", then.updates, now.updates)
+    yield from _fields("wire: ", then.wire, now.wire)
     before, after = ({p.name: p for p in origin.parameters} for origin in (then, now))
     for name in [n for n in before if n not in after]:
         yield f"parameter `{name}` is gone"
@@ -200,15 +190,14 @@ def _rules(then: Origin, now: Origin) -> Iterator[str]:
 
 def _fields(title: str, then: msgspec.Struct, now: msgspec.Struct) -> Iterator[str]:
     for name, value in msgspec.structs.asdict(then).items():
-        yield from _change(f"{title} {name}".lstrip(), value, getattr(now, name))
+        yield from _change(title + name, value, getattr(now, name))
 
 
 def _data(then: Sequence[Mapping[str, tuple[int, str]]], now: Sequence[Mapping[str, tuple[int, str]]]) -> Iterator[str]:
-    for shard in range(max(len(then), len(now))):
-        if shard >= len(then) or shard >= len(now):
-            yield f"shard {shard} is {'new' if shard >= len(then) else 'gone'}"
+    for shard, (before, after) in enumerate(zip_longest(then, now)):
+        if before is None or after is None:
+            yield f"shard {shard} is {'new' if before is None else 'gone'}"
             continue
-        before, after = then[shard], now[shard]
         for name in sorted({*before, *after}):
             if name not in before or name not in after:
                 yield f"shard {shard}: {name} is {'gone' if name in before else 'new'}"

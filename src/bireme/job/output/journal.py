@@ -61,7 +61,13 @@ def repair_tail(output: Path, shards: int, run: int) -> JournalSummary:
     _cut_tail(output / METRICS)
     _cut_tail(output / LEDGER)
     ledger = list(rows_of(output / LEDGER))[::-1]
-    _make_safe(output)
+    # Files that a crashed writer may have left unsynced, before decisions depend on them.
+    with storage_errors(str(output)):
+        if (output / LEDGER).is_file():
+            with (output / LEDGER).open("rb") as f:
+                volume().sync(f)
+        if output.is_dir():
+            sync_directory(output)
     saved = max(counted(ledger, shards) & finished_passes(output), default=-1)
     if any(_pass_of(row) > saved for row in ledger):
         kept = [row for row in ledger if _pass_of(row) <= saved]
@@ -77,16 +83,6 @@ def repair_tail(output: Path, shards: int, run: int) -> JournalSummary:
 def costs_in(output: Path, saved: int) -> dict[int, float | None]:
     """The test cost of each pass up to the last one that counts, from the metrics.json beside its model."""
     return {pass_id: each.test_cost for pass_id, each in metrics_in(output).items() if pass_id <= saved}
-
-
-def _make_safe(output: Path) -> None:
-    """fsync files that a crashed writer may have left unsynced, before decisions depend on them."""
-    with storage_errors(str(output)):
-        if (output / LEDGER).is_file():
-            with (output / LEDGER).open("rb") as f:
-                volume().sync(f)
-        if output.is_dir():
-            sync_directory(output)
 
 
 def _cut_tail(path: Path) -> None:

@@ -24,11 +24,8 @@ Metrics = Mapping[int, PassSummary]
 def metrics_in(output: Path) -> dict[int, PassSummary]:
     from bireme.job.output.model import finished_passes, pass_name  # here: it imports NumPy, `bireme list` need not
 
-    metrics = {}
-    for pass_id in sorted(finished_passes(output)):
-        if (summary := summary_of(output / pass_name(pass_id))) is not None:
-            metrics[pass_id] = summary
-    return metrics
+    summaries = {pass_id: summary_of(output / pass_name(pass_id)) for pass_id in sorted(finished_passes(output))}
+    return {pass_id: summary for pass_id, summary in summaries.items() if summary is not None}
 
 
 def summary_of(model: Path) -> PassSummary | None:

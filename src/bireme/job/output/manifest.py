@@ -104,10 +104,10 @@ class _Versioned(msgspec.Struct, frozen=True):
     version: int
 
 
-def seal(manifest: Manifest) -> bytes:
-    """The manifest's file: readable, and with a hash of itself."""
-    body = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    return b'{"sha256": "%b", "manifest": %b}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
+def seal(content: msgspec.Struct, key: str = "manifest") -> bytes:
+    """A file with this content: readable, and with a hash of itself."""
+    body = msgspec.json.format(msgspec.json.encode(content), indent=2)
+    return b'{"sha256": "%b", "%b": %b}\n' % (hashlib.sha256(body).hexdigest().encode(), key.encode(), body)
 
 
 def unseal(data: bytes, name: str) -> Manifest:

@@ -54,16 +54,16 @@ def check_output(job: Job) -> Job:
     if job.is_resumed:
         return job
     passes = sorted(p.name for p in output.iterdir() if re.fullmatch(r"pass-\d{5}", p.name))
-    if job.start_pass == 0:
-        if passes or _has_snapshot(output):
-            how_far = f"up to {passes[-1]}" if passes else "that was stopped in its first pass"
-            raise OutputExistsError(
-                f"{output} already holds a run {how_far}",
-                why="a new run would mix its logs and models with the old ones",
-                fix=_ways_out(job, output, int(passes[-1][5:10]) + 1 if passes else 0),
-            )
-        return job
-    return _go_on(job, output, passes)
+    if job.start_pass > 0:
+        return _continued(job, output, passes)
+    if passes or _has_snapshot(output):
+        how_far = f"up to {passes[-1]}" if passes else "that was stopped in its first pass"
+        raise OutputExistsError(
+            f"{output} already holds a run {how_far}",
+            why="a new run would mix its logs and models with the old ones",
+            fix=_ways_out(job, output, int(passes[-1][5:10]) + 1 if passes else 0),
+        )
+    return job
 
 
 def _has_snapshot(output: Path) -> bool:
@@ -86,25 +86,20 @@ def _ways_out(job: Job, output: Path, next_pass: int) -> str:
     return f"{elsewhere}, or go on with `{command_name()} train JOB.yaml --start-pass {next_pass}`, {fresh}"
 
 
-def _go_on(job: Job, output: Path, passes: list[str]) -> Job:
+def _continued(job: Job, output: Path, passes: list[str]) -> Job:
     from bireme.job.output.model import pass_name
 
     model = output / pass_name(job.start_pass - 1)
     if not (model / "done").is_file():
-        raise SpecError(
-            f"--start-pass {job.start_pass} needs the model {model}, which is not there", fix="start from 0"
-        )
+        what = f"--start-pass {job.start_pass} needs the model {model}, which is not there"
+        raise SpecError(what, fix="start from 0")
     if job.start_pass >= job.passes:
-        raise SpecError(
-            f"--start-pass {job.start_pass}, but the job has only passes 0 to {job.passes - 1}",
-            fix="raise --passes",
-        )
+        what = f"--start-pass {job.start_pass}, but the job has only passes 0 to {job.passes - 1}"
+        raise SpecError(what, fix="raise --passes")
     later = [p for p in passes if p > model.name]
     if later:
-        raise OutputExistsError(
-            f"{output / later[0]} exists already",
-            fix=f"use --start-pass {int(later[-1][5:10]) + 1}, or move it away",
-        )
+        fix = f"use --start-pass {int(later[-1][5:10]) + 1}, or move it away"
+        raise OutputExistsError(f"{output / later[0]} exists already", fix=fix)
     return msgspec.structs.replace(job, init_model=str(model))
 
 
@@ -152,8 +147,12 @@ def _on_other_data(given: Job, refusal: OutputExistsError) -> OutputExistsError:
 
 def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError:
     """The refusal of another job; it must not offer to resume the given one, which would be refused again."""
-    output, there = Path(given.output), _job_there(given)
-    changes = [] if there is None else list(_differences(there, given))
+    output, there, changes = Path(given.output), _job_there(given), []
+    if there is not None:
+        was, is_ = (msgspec.to_builtins(job) for job in (_as_given(there, given), given))
+        if (there.pservers, there.trainers) != (given.pservers, given.trainers):
+            is_["hosts"] = was["hosts"]  # which follow from these
+        changes = list(changed("", was, is_))
     differs = first_of(changes, LISTED_CHANGES, "; ") or "it was begun by another version of bireme"
     ways = [_ELSEWHERE]
     if changes:
@@ -165,13 +164,6 @@ def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError
         ways.insert(0, f"go on from there with `{command_name()} resume {given.name} --passes {given.passes}`")
     why = f"{differs}; {refusal.why}"
     return OutputExistsError(f"{refusal.what} of another job", why=why, fix="; or ".join(ways))
-
-
-def _differences(then: Job, now: Job) -> Iterator[str]:
-    was, is_ = (msgspec.to_builtins(job) for job in (_as_given(then, now), now))
-    if (then.pservers, then.trainers) != (now.pservers, now.trainers):
-        is_["hosts"] = was["hosts"]  # which follow from these
-    yield from changed("", was, is_)
 
 
 def changed(at: str, was: Any, is_: Any) -> Iterator[str]:

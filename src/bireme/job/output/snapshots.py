@@ -76,15 +76,11 @@ def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
     return manifests, problems
 
 
-def has_any(directory: Path, since: int) -> bool:
-    """Whether a coordinator of a later incarnation than this has committed anything, readable or not."""
+def _later_ones(directory: Path, since: int) -> tuple[list[Manifest], list[Problem]]:
+    """Candidates of later incarnations; of an unreadable manifest only the directory's name says which."""
     manifests, problems = candidates(directory)
-    return any(manifest.incarnation > since for manifest in manifests) or bool(_later(problems, since))
-
-
-def _later(problems: Iterable[Problem], since: int) -> list[Problem]:
-    """Problems of later incarnations, by the directory's name, as the manifest may be unreadable."""
-    return [problem for problem in problems if not since or _age(problem.name)[0] >> 32 > since]
+    later = [problem for problem in problems if not since or _age(problem.name)[0] >> 32 > since]
+    return [manifest for manifest in manifests if manifest.incarnation > since], later
 
 
 def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple[Manifest, list[Problem]]:
@@ -93,14 +89,17 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
     Also returns the problems of newer ones. Refuses a snapshot of other inputs; None accepts any. Skips those of
     incarnations up to `since`, which belong to an earlier run in the same directory.
     """
-    manifests, problems = candidates(directory)
-    manifests = [manifest for manifest in manifests if manifest.incarnation > since]
-    problems = _later(problems, since)
+    manifests, problems = _later_ones(directory, since)
     check = _Check(directory, manifests)
     for manifest in manifests:
         wrong = check.snapshot(manifest)
         if not wrong:
-            _refuse_changes(manifest, inputs)
+            if inputs is not None and (changes := differences(manifest, inputs)):
+                raise SnapshotError(
+                    f"the snapshot {manifest.name} was made from other inputs",
+                    why="; ".join(changes),
+                    fix="put back what was changed, or resume all the same with --accept-changes",
+                )
             return manifest, sorted((p for p in problems if p.name > manifest.name), reverse=True)
         problems.append(Problem(manifest.name, wrong))
     if not problems:
@@ -118,7 +117,7 @@ def find_base(past: JournalSummary, directory: Path | None, facts: Facts, load: 
     Without a snapshot, a run that has not committed one yet starts from the beginning. If it has, and none can be used,
     the job fails: an operator should look at a volume that damages them all before everything is computed again.
     """
-    if directory is None or not (facts.is_resumed or has_any(directory, load.since)):
+    if directory is None or not (facts.is_resumed or any(_later_ones(directory, load.since))):
         return Base(None, (), past), []
     manifest, problems = load_newest(directory, load.inputs, load.since)
     with storage_errors(str(directory / manifest.name)):
@@ -141,16 +140,6 @@ def check_all(directory: Path) -> tuple[list[Manifest], list[Problem]]:
     wrong = {manifest.name: check.snapshot(manifest) for manifest in manifests}
     problems += [Problem(name, what) for name, what in wrong.items() if what]
     return [m for m in manifests if not wrong[m.name]], sorted(problems, reverse=True)
-
-
-def _refuse_changes(manifest: Manifest, inputs: Inputs | None) -> None:
-    changes = differences(manifest, inputs) if inputs is not None else []
-    if changes:
-        raise SnapshotError(
-            f"the snapshot {manifest.name} was made from other inputs",
-            why="; ".join(changes),
-            fix="put back what was changed, or go on all the same with --accept-changes",
-        )
 
 
 class _Check:

@@ -29,16 +29,10 @@ def counts_in(place: Path, manifest: Manifest) -> LaneCounts:
         for shard, totals in agreed.totals.items():
             if shard not in own.totals or own.totals[shard].samples != totals.samples:
                 raise SnapshotError(f"{part.name} has not counted as many samples of shard {shard} as {parts[0].name}")
-    sealed, counted = (
-        (manifest.round, manifest.pass_id, manifest.samples),
-        (agreed.round, agreed.pass_id, agreed.samples),
-    )
+    sealed, counted = ((at.round, at.pass_id, at.samples) for at in (manifest, agreed))
     if sealed != counted:
-        raise SnapshotError(
-            "its manifest has round {}, pass {} and {:,} samples, its parts have round {}, pass {} and {:,}".format(
-                *sealed, *counted
-            )
-        )
+        words = "its manifest has round {}, pass {} and {:,} samples, its parts have round {}, pass {} and {:,}"
+        raise SnapshotError(words.format(*sealed, *counted))
     return agreed
 
 

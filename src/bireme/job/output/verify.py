@@ -134,7 +134,9 @@ def verify(output: Path, *, is_running: bool = False) -> Verdict:
     models = {int(p.name[5:]) for p in output.glob("pass-" + "[0-9]" * 5) if p.is_dir()}
     verdict.resume_from = _resume_point(verdict, good, models)
     last = max(models, default=-1)
-    if is_running or (verdict.phase != "finished" and good and _repeats_end(good[0], last)):
+    # A job resumed from the newest snapshot reaches the end of that pass, or begins there.
+    repeats_end = good and (good[0].pass_id <= last or (good[0].ended is not None and good[0].ended.pass_id == last))
+    if is_running or (verdict.phase != "finished" and repeats_end):
         journal.open_pass = last
     _read_ledger(verdict, journal)
     _read_metrics(verdict, journal)
@@ -213,9 +215,8 @@ def _check_snapshots(verdict: Verdict) -> list[Manifest]:
     if not verdict.snapshots and verdict.phase != "running":
         verdict.add(SNAPSHOTS, "note", "there are none: `bireme resume` has nothing to resume from")
     for half in sorted([*verdict.output.glob(".*.tmp"), *place.glob("*/.*.tmp")]):
-        verdict.add(
-            str(half.relative_to(verdict.output)), "note", "unfinished: no process reads it, and it may be removed"
-        )
+        where = str(half.relative_to(verdict.output))
+        verdict.add(where, "note", "unfinished: no process reads it, and it may be removed")
     return list(good.values())
 
 
@@ -254,11 +255,6 @@ def _resume_point(verdict: Verdict, good: list[Manifest], models: set[int]) -> S
     return SnapshotFound("", "not committed", 0, begin, 0) if can_begin else None
 
 
-def _repeats_end(newest: Manifest, pass_id: int) -> bool:
-    """Whether a job resumed from this snapshot reaches the end of that pass, or stands there."""
-    return newest.pass_id <= pass_id or (newest.ended is not None and newest.ended.pass_id == pass_id)
-
-
 def _lines(path: Path, kind: type[_T]) -> Iterator[tuple[int, _T | None, bool]]:
     """A file's lines: number, content or None if malformed, and whether the line is torn."""
     decoder = msgspec.json.Decoder(kind)
@@ -278,7 +274,7 @@ def _read_ledger(verdict: Verdict, journal: _Journal) -> None:
             journal.rows.setdefault(row.pass_id, []).append(row)
         if is_torn:
             means = "the job was killed while it wrote the line"
-            fix = _FROM_COPY if verdict.phase == "finished" else "`bireme resume` removes it before it goes on"
+            fix = _FROM_COPY if verdict.phase == "finished" else "`bireme resume` removes it before it starts the job"
             verdict.blame(LEDGER, f"line {number}, the last one, is torn", means=means, fix=fix)
         elif row is None:
             verdict.blame(LEDGER, f"line {number} is not a row of a ledger", means="the counts of a shard are lost")

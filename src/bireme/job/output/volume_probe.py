@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,10 @@ def probe(directory: Path) -> Probed:
             lacks = tuple(words for words, attempt in ABILITIES.items() if not _can(attempt, place))
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return Probed(str(directory), file_system_of(directory.resolve(), _mounts()), lacks)
+    mounts = ""
+    with suppress(OSError):
+        mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    return Probed(str(directory), file_system_of(directory.resolve(), mounts), lacks)
 
 
 def _can(attempt: Callable[[Path], bool], place: Path) -> bool:
@@ -122,13 +126,6 @@ ABILITIES: dict[str, Callable[[Path], bool]] = {
     "fsync a directory": _sync_directory,
     "delete a file": _delete,
 }
-
-
-def _mounts() -> str:
-    try:
-        return MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return ""
 
 
 def file_system_of(directory: Path, mounts: str) -> str:

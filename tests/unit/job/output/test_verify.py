@@ -493,7 +493,7 @@ def test_half_a_last_ledger_row_is_repaired_by_a_resume(killed: Path) -> None:
         f.write('{"pass":2,"shard":0,"read":7,"trained":7,"applied":7}\n{"pass":2,"sh')
     problems = {p.what: p.fix for p in verify(killed).problems if p.where == "ledger.jsonl"}
     assert problems == {
-        "line 8, the last one, is torn": "`bireme resume` removes it before it goes on",
+        "line 8, the last one, is torn": "`bireme resume` removes it before it starts the job",
         "pass 2 has no row of shards 1, 2": "`bireme resume` writes all of this pass again",
     }
 
