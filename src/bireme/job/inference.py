@@ -15,7 +15,7 @@ from bireme.job.output.model import check_copy, load_into, load_rows
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.lookups import RowIds
-from bireme.programs.program import Arrays, Batch, Computation, Program, Source, Sums
+from bireme.programs.program import Batch, Computation, Program, Source
 from bireme.ps.plan import Layout, aligned_zeros
 from bireme.ps.wire.row_frames import Block
 from bireme.spec.job import Job
@@ -27,25 +27,18 @@ def job_of(model: Path) -> Job:
     """The job that a model came from, written beside its pass directories."""
     path = model.resolve().parent / "job.json"
     if not path.is_file():
-        raise SpecError(
-            f"there is no {path} that names the model's config and data",
-            fix="name the job with --job JOB.yaml",
-        )
+        what = f"there is no {path} that names the model's config and data"
+        raise SpecError(what, fix="name the job with --job JOB.yaml")
     job = read_job(path)
-    _refuse_far(job, path)
-    return job
-
-
-def _refuse_far(job: Job, path: Path) -> None:
-    """Refuse the description of a job that ran on a cluster, where its program and its data are still."""
     needed = (Path(job.config), Path(job.data) / "0" / "data")
     missing = [each for each in needed if not each.exists()]
-    if job.hosts and missing:
+    if job.hosts and missing:  # it ran on a cluster, where its program and its data are still
         raise SpecError(
             f"the model comes from a cluster, and there is no {missing[0]} on this machine",
             why=f"{path} says where the program and the data are in the job's pods",
             fix="give `--job JOB.yaml`, the job's file here, which says where they are on this machine",
         )
+    return job
 
 
 class SavedModel:
@@ -55,22 +48,14 @@ class SavedModel:
         self._program = program
         self._seed = seed
         layout = Layout([p for p in program.parameters if not p.is_sparse])
-        flat = aligned_zeros(layout.size)
-        self._values = layout.views(flat)
+        self._values = layout.views(aligned_zeros(layout.size))
         self._grads = layout.views(aligned_zeros(layout.size))
         check_copy(model)
         load_into(model, layout.parameters, self._values)
         self._tables = [(p, load_rows(model, p)) for p in program.parameters if p.is_sparse]
 
-    def evaluate(self, batch: Batch) -> Sums:
-        computation, ready = self._bind(batch)
-        return computation.evaluate(ready)
-
-    def predict(self, batch: Batch) -> Arrays:
-        computation, ready = self._bind(batch)
-        return computation.predict(ready)
-
-    def _bind(self, batch: Batch) -> tuple[Computation[Batch], Batch]:
+    def bind(self, batch: Batch) -> tuple[Computation[Batch], Batch]:
+        """A computation over the model's values, and the batch in the form that it takes."""
         part = batch.compact(self._program.lookups)
         values, grads = dict(self._values), dict(self._grads)
         for parameter, saved in self._tables:
@@ -109,14 +94,15 @@ def program_with(
 
 def measure(job: Job, model: Path) -> Running:
     """Sums over the test data of shard 0."""
-    with program_with(job, model, {}) as (program, bound, workdir):
+    with program_with(job, model, {}) as (program, saved, workdir):
         source = program.source("test")
         if source is None:
             raise DataError(f"{program.name} defines no test data", fix="give define_py_data_sources2 a test_list")
         reader = source.reader(workdir, 0, seed=job.seed, batch_size=program.batch_size, cache=None)
         totals = Running()
         for index in range(reader.batches(0)):
-            totals.add(bound.evaluate(reader.batch(0, index)))
+            computation, batch = saved.bind(reader.batch(0, index))
+            totals.add(computation.evaluate(batch))
         return totals
 
 
@@ -133,7 +119,7 @@ def _files_of(source: Source, workdir: Path, *, is_given: bool) -> tuple[str, ..
 
 def predictions(job: Job, model: Path, samples: Path | None) -> Iterator[dict[str, NDArray[np.float32]]]:
     """One set of outputs per sample, in order. The config is loaded with is_predict=1."""
-    with program_with(job, model, {"is_predict": "1"}, instead=samples) as (program, bound, workdir):
+    with program_with(job, model, {"is_predict": "1"}, instead=samples) as (program, saved, workdir):
         source = program.source("predict")
         if source is None:
             raise DataError(
@@ -149,6 +135,7 @@ def predictions(job: Job, model: Path, samples: Path | None) -> Iterator[dict[st
             )
         reader = source.reader(workdir, 0, seed=job.seed, batch_size=128, cache=None)
         for index in range(reader.batches(0)):
-            found = bound.predict(reader.batch(0, index))
+            computation, batch = saved.bind(reader.batch(0, index))
+            found = computation.predict(batch)
             for row in range(len(next(iter(found.values())))):
                 yield {name: array[row] for name, array in found.items()}

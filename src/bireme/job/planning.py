@@ -21,8 +21,8 @@ def describe(job: Job) -> dict[str, Any]:
     layout = Layout([p for p in program.parameters if not p.is_sparse])
     slices = layout.slices(job.pservers * job.ports_num)
     shares = share_out(job.shards, job.trainers)
-    apart = is_apart(updates, job.wire)
-    rows = sum(len(rows_of(share, job.shards, is_apart=apart)) for share in shares)
+    rows_each = [len(rows_of(share, job.shards, is_apart=is_apart(updates, job.wire))) for share in shares]
+    rows = sum(rows_each)
     heads = len(slices) * (2 * HEAD_NBYTES * rows + HEAD_NBYTES * job.trainers + RECORD_NBYTES * job.shards)
     return {
         "job": job.name,
@@ -36,12 +36,7 @@ def describe(job: Job) -> dict[str, Any]:
         "passes": job.passes,
         "pservers": [_pserver(job, i, layout) for i in range(job.pservers)],
         "trainers": [
-            {
-                "trainer": t,
-                "node": t,
-                "shards": list(share.shards),
-                "rows": len(rows_of(share, job.shards, is_apart=apart)),
-            }
+            {"trainer": t, "node": t, "shards": list(share.shards), "rows": rows_each[t]}
             for t, share in enumerate(shares)
         ],
         "processes": job.nodes + job.pservers + job.trainers,
@@ -70,10 +65,6 @@ def _holds(layout: Layout, part: Slice) -> list[dict[str, Any]]:
 
 def _push_nbytes(layout: Layout, wire: Wire) -> int:
     """How long one gradient is on the wire."""
-    match wire.gradients:
-        case "float32":
-            return 4 * layout.size
-        case "top_k":
-            return 8 * math.ceil(wire.top_k * sum(p.size for p in layout.parameters))
-        case _:
-            return 2 * layout.size
+    if wire.gradients == "top_k":  # a position and a value each
+        return 8 * math.ceil(wire.top_k * sum(p.size for p in layout.parameters))
+    return (4 if wire.is_exact else 2) * layout.size

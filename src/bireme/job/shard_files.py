@@ -29,11 +29,10 @@ def check_alike(job: Job, program: Program, shards: Sequence[Files]) -> None:
     for problem in _missing(data, used):
         raise _refusal(data, problem)
     for shard, name, other in _different(used):
+        what = f"shard {shard}'s {name} differs from shard {other}'s"
         if name == DICTIONARY:
-            what = f"shard {shard}'s {name} differs from shard {other}'s"
             raise _refusal(data, what, "the same word would have different ids")
         if not _is_listed(data, shard, name) and _makes_another_program(job, program, shard):
-            what = f"shard {shard}'s {name} differs from shard {other}'s"
             raise _refusal(data, what, f"{program.name} makes another program of it")
 
 

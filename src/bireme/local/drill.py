@@ -80,19 +80,15 @@ class Drill:
         return fault.round is not None and status.round >= fault.round
 
     def _strike(self, place: int, fault: Fault, round_: int, fired: Path) -> None:
-        if not fault.is_inside and not self._hit(fault, round_):
-            return  # it is being started again: the next look tries once more
+        if not fault.is_inside:
+            pids = [pid for who in _targets_of(fault) for pid in self._pids(who)]
+            if not pids:
+                return  # it is being started again: the next look tries once more
+            self.struck.append(Struck(fault, time.time(), round_, pids))
+            _signal(pids, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
         del self._waiting[place]
         # Open the gate of this fault's own rule, or of the fault that is to hit the recovery from it.
         (fired / str(gate(self.faults, place))).touch()
-
-    def _hit(self, fault: Fault, round_: int) -> bool:
-        """Signal the processes that a fault targets; returns whether there were any."""
-        pids = [pid for who in _targets_of(fault) for pid in self._pids(who)]
-        if pids:
-            self.struck.append(Struck(fault, time.time(), round_, pids))
-            _signal(pids, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
-        return bool(pids)
 
     def _pids(self, who: str) -> list[int]:
         pids = []
@@ -130,16 +126,14 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 def cost_of(struck: Sequence[Struck], metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each fault: when it happened, how long it was until the next new round, how many rounds were redone."""
     begun = next((row["unix"] for row in metrics if row.get("event") == "view"), 0.0)
-    costs = []
-    for one in sorted(struck, key=lambda s: s.unix):
-        cost: dict[str, Any] = {"fault": str(one.fault), "at_s": round(one.unix - begun, 2)}
-        cost |= _return(one, metrics)
-        costs.append(cost)
-    return costs
+    return [
+        {"fault": str(one.fault), "at_s": round(one.unix - begun, 2), **_return(one, metrics)}
+        for one in sorted(struck, key=lambda s: s.unix)
+    ]
 
 
 def _return(one: Struck, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """When rounds went on after a fault, and from where."""
+    """When rounds continued after a fault, and from where."""
     later = [row for row in metrics if row.get("unix", 0.0) >= one.unix]
     lost = next((row for row in later if row.get("event") == "lost"), None)
     back = next((row for row in later if row.get("event") == "recovered"), None)

@@ -21,6 +21,8 @@ from bireme.job.status import JobStatus
 from bireme.spec.load import places
 
 KEEP = 50
+PARTS = ("meet", "reports", "work", "fired")
+"""Directories that a run needs only while it runs."""
 State = Literal["running", "finished", "failed", "cancelled", "died"]
 
 
@@ -60,19 +62,16 @@ def new_run(name: str, job_file: str, output: str) -> tuple[RunRecord, Path]:
             break
         except FileExistsError:
             continue
-    for part in ("meet", "reports", "work", "fired"):
+    for part in PARTS:
         (run / part).mkdir()
     record = RunRecord(
-        id=run.name,
-        name=name,
-        pid=os.getpid(),
-        birth=birth_of(os.getpid()),
-        started=started,
-        job_file=job_file,
+        id=run.name, name=name, pid=os.getpid(), birth=birth_of(os.getpid()), started=started, job_file=job_file,
         output=output,
-    )
+    )  # fmt: skip
     save(record)
-    _forget_old(root)
+    for old in all_runs()[KEEP:]:
+        if old.state != "running":
+            shutil.rmtree(root / old.id, ignore_errors=True)
     return record, run
 
 
@@ -81,8 +80,7 @@ def save(record: RunRecord) -> None:
 
 
 def clear(run: Path) -> None:
-    """Remove what a run needed only while it ran."""
-    for part in ("meet", "reports", "work", "fired"):
+    for part in PARTS:
         shutil.rmtree(run / part, ignore_errors=True)
 
 
@@ -117,10 +115,8 @@ def find_run(name: str | None) -> RunRecord:
         return (running or matching)[0]
     names = sorted({r.name for r in runs})
     hint = f"known jobs: {', '.join(names)}" if names else "start one with `bireme train JOB.yaml`"
-    raise UsageError(
-        f"there is no job {name!r} on this machine" if name else "no job has run on this machine yet",
-        fix=hint,
-    )
+    what = f"there is no job {name!r} on this machine" if name else "no job has run on this machine yet"
+    raise UsageError(what, fix=hint)
 
 
 def check_one(name: str | None) -> None:
@@ -130,9 +126,3 @@ def check_one(name: str | None) -> None:
         which = f"{len(meant)} jobs run now" if name is None else f"{len(meant)} jobs named {name} run now"
         places = "; ".join(f"{r.id} in {r.output}" for r in meant)
         raise UsageError(which, fix=f"name one by its id or its output directory: {places}")
-
-
-def _forget_old(root: Path) -> None:
-    for record in all_runs()[KEEP:]:
-        if record.state != "running":
-            shutil.rmtree(root / record.id, ignore_errors=True)

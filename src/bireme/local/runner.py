@@ -16,14 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from bireme.core.errors import (
-    BiremeError,
-    Cancelled,
-    NetworkError,
-    OutputExistsError,
-    ProcessError,
-    RefusedError,
-)
+from bireme.core.errors import BiremeError, Cancelled, NetworkError, OutputExistsError, ProcessError, RefusedError
 from bireme.core.files import make_directory, storage_errors
 from bireme.core.forking import Forked, ForkServer
 from bireme.job.coordination import messages as m
@@ -74,8 +67,8 @@ def lock_output(output: Path) -> int:
 
 
 def unlock_output(output: Path, fd: int) -> None:
-    # Before the lock is released: afterwards the file may be another run's.
     try:
+        # Before the lock is released: afterwards the file may be another run's.
         (output / LOCK_FILE).unlink(missing_ok=True)
     finally:
         os.close(fd)
@@ -96,7 +89,8 @@ class LocalRun:
         self._job_file = job_file
         self._server: ForkServer | None = None
         self._processes = ProcessGroup(self._fork)
-        self._status = JobStatus()
+        self.status = JobStatus()
+        """The last one that the coordinator gave."""
         self._is_cancelled = False
         self._patience_ends = math.inf
 
@@ -108,7 +102,11 @@ class LocalRun:
             if self.job.nodes > 1:  # one node loads as fast by itself
                 command = [sys.executable, "-m", "bireme", "fork-server", f"--parent={os.getpid()}"]
                 self._server = ForkServer(command, child_environment())
-            path = self._prepare(output)
+            fingerprint = data_fingerprint(Path(self.job.data), self.job.shards)
+            job, since = check_output(self.job), incarnations.take(output, "runner")
+            self.job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
+            (output / STATUS_FILE).unlink(missing_ok=True)
+            path = write_job(self.job)
             self._record, self._run = registry.new_run(self.job.name, self._job_file, self.job.output)
         except BaseException:
             self._close()
@@ -119,14 +117,6 @@ class LocalRun:
             self.__exit__(type(e), e, None)
             raise
         return self
-
-    def _prepare(self, output: Path) -> Path:
-        """Write job.json; returns its path."""
-        fingerprint = data_fingerprint(Path(self.job.data), self.job.shards)
-        job, since = check_output(self.job), incarnations.take(output, "runner")
-        self.job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
-        (output / STATUS_FILE).unlink(missing_ok=True)
-        return write_job(self.job)
 
     def _start_nodes(self, path: Path) -> None:
         nodes = []
@@ -147,7 +137,7 @@ class LocalRun:
             state = "cancelled" if isinstance(error, Cancelled | KeyboardInterrupt) else "failed"
         reason = error.what if isinstance(error, BiremeError) else ""
         cause = error.as_dict() if isinstance(error, BiremeError) and state == "failed" else {}
-        ended = {"state": state, "reason": reason, "ended": time.time(), "error": cause, "status": self._status}
+        ended = {"state": state, "reason": reason, "ended": time.time(), "error": cause, "status": self.status}
         registry.save(msgspec.structs.replace(self._record, **ended))
         registry.clear(self._run)
         self._close()
@@ -167,24 +157,19 @@ class LocalRun:
             if time.monotonic() > self._patience_ends:
                 self._processes.end(1.0)
             self._ask(m.GetStatus())
-            return self._status
+            return self.status
         last = last_status(Path(self.job.output))
-        self._status = last if last.phase else self._status
-        phase = self._status.phase
+        self.status = last if last.phase else self.status
+        phase = self.status.phase
         if phase == "finished" and not self._has_cause():
             return None
         if phase != "finished" and (self._is_cancelled or phase == "cancelled"):
             raise Cancelled("stopped on request")
-        self._raise(outcome if isinstance(outcome, Ended) else None)
-        return None
+        raise self._error(outcome if isinstance(outcome, Ended) else None)
 
     @property
     def fired(self) -> Path:
         return self._run / "fired"
-
-    @property
-    def status(self) -> JobStatus:
-        return self._status
 
     def cancel(self) -> None:
         """Ask the job to stop cleanly; processes that have not within a few seconds are killed."""
@@ -201,7 +186,7 @@ class LocalRun:
         if address is None:
             return False
         try:
-            self._status = m.ask(address, message)
+            self.status = m.ask(address, message)
         except BiremeError:
             return False  # it is not up yet or has just left; the next poll or the exit codes decide
         return True
@@ -211,7 +196,7 @@ class LocalRun:
         cause = first_cause(read_reports(self._run))
         return cause is not None and cause.kind != ProcessError.__name__
 
-    def _raise(self, gone: Ended | None) -> None:
+    def _error(self, gone: Ended | None) -> BiremeError:
         # Give the others time to write their reports: the first to exit need not be the cause.
         time.sleep(0.3)
         cause = first_cause(read_reports(self._run))
@@ -219,16 +204,13 @@ class LocalRun:
         # A killed node writes no report, and its peers report only that a connection closed.
         is_silent = any(code is not None and code < 0 for code in codes.values())
         if cause is not None and not (is_silent and cause.kind in (NetworkError.__name__, RefusedError.__name__)):
-            raise cause.error()
+            return cause.error()
         if gone is not None and gone.deaths > 1:
-            raise too_many_deaths(gone, self.job, f"look at the logs in {self.job.output}/node_*/")
-        ended = [f"{name} {describe_exit(code)}" for name, code in sorted(codes.items(), key=_killed_first) if code]
-        reason = self._status.reason if self._status.phase == "failed" else ""
-        raise ProcessError(
+            return too_many_deaths(gone, self.job, f"look at the logs in {self.job.output}/node_*/")
+        killed_first = sorted(codes.items(), key=lambda each: (each[1] or 0) >= 0)
+        ended = [f"{name} {describe_exit(code)}" for name, code in killed_first if code]
+        reason = self.status.reason if self.status.phase == "failed" else ""
+        return ProcessError(
             reason or (ended[0] if ended else "all processes left before the job was finished"),
             fix=f"look at the logs in {self.job.output}/node_*/",
         )
-
-
-def _killed_first(ended: tuple[str, int | None]) -> bool:
-    return (ended[1] or 0) >= 0
