@@ -20,8 +20,7 @@ from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError,
 from bireme.job.output.inputs import origin_of, write_origin
 from bireme.job.output.kept import metrics_in
 from bireme.job.output.model import model_hash, pass_name
-from bireme.job.preflight import check_program
-from bireme.job.shard_files import check_alike, empty_shards
+from bireme.job.preflight import check_alike, check_program, empty_shards
 from bireme.job.status import JobStatus
 from bireme.local.runner import LocalRun
 from bireme.programs.program import Program

@@ -15,7 +15,7 @@ from bireme.job.output.model import check_copy, load_into, load_rows
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.lookups import RowIds
-from bireme.programs.program import Batch, Computation, Program, Source
+from bireme.programs.program import Batch, Computation, Program
 from bireme.ps.plan import Layout, aligned_zeros
 from bireme.ps.wire.row_frames import Block
 from bireme.spec.job import Job
@@ -106,17 +106,6 @@ def measure(job: Job, model: Path) -> Running:
         return totals
 
 
-def _files_of(source: Source, workdir: Path, *, is_given: bool) -> tuple[str, ...]:
-    """The files to predict on; where the config's own list cannot be read, say what to give in its place."""
-    try:
-        return source.facts(workdir).files
-    except DataError as e:
-        if is_given:
-            raise
-        why = "without FILE, `bireme predict` reads the list that the config names"
-        raise DataError(e.what, why=why, fix="give a file with one sample a line, or `-` for standard input") from e
-
-
 def predictions(job: Job, model: Path, samples: Path | None) -> Iterator[dict[str, NDArray[np.float32]]]:
     """One set of outputs per sample, in order. The config is loaded with is_predict=1."""
     with program_with(job, model, {"is_predict": "1"}, instead=samples) as (program, saved, workdir):
@@ -126,7 +115,13 @@ def predictions(job: Job, model: Path, samples: Path | None) -> Iterator[dict[st
                 f"{program.name} has no data source for prediction",
                 fix="let the config define one when get_config_arg('is_predict', bool) is true",
             )
-        read = _files_of(source, workdir, is_given=samples is not None)
+        try:
+            read = source.facts(workdir).files
+        except DataError as e:
+            if samples is not None:
+                raise
+            why = "without FILE, `bireme predict` reads the list that the config names"
+            raise DataError(e.what, why=why, fix="give a file with one sample a line, or `-` for standard input") from e
         if samples is not None and read != (str(samples.resolve()),):
             raise DataError(
                 f"{program.name} predicts on {', '.join(read) or 'nothing'} and does not read data/pred.list",

@@ -11,7 +11,7 @@ import pytest
 
 from bireme.core.errors import DataError
 from bireme.job.output.data_hash import files_of
-from bireme.job.shard_files import check_alike, empty_shards
+from bireme.job.preflight import check_alike, empty_shards
 
 FILES = {"train.list": "data/train.txt\n", "train.txt": "1\ta\n", "dict.txt": "unk\t-1\na\t1\n", "sizes.txt": "4"}
 CONFIG = """

@@ -1,6 +1,6 @@
 """Who is in the job, in which view, and when it ends. No sockets, no files, no clock.
 
-The coordinator is not on the data path: rounds go on between trainers and lanes without it.
+The coordinator is not on the data path: trainers and lanes run rounds without it.
 Each method takes an event with its time and returns effects.
 
     gathering ──all members joined──► setting-up ──all pservers ready──► training ──last pass saved──► finished
@@ -11,7 +11,7 @@ Each way through setting-up makes a new view. If only trainers or connections we
 (a mend); if a pserver was, all lanes load the last committed cut (a rewind, which begins a new history).
 
 The file is long because the machine is one: the reaction to an event depends on the phase, the view and the cuts at
-once. The separable parts are in members.py, passes.py, cuts.py and admission.py.
+once. The separable parts are in members.py, passes.py and cuts.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import msgspec
 
 from bireme.core.draws import stream_key
 from bireme.job.coordination import messages as m
-from bireme.job.coordination.admission import settle_facts, why_not
 from bireme.job.coordination.cuts import CutFailure, Cuts, inputs_of, manifest_of
 from bireme.job.coordination.effects import (
     Base,
@@ -38,7 +37,7 @@ from bireme.job.coordination.effects import (
     Send,
     Write,
 )  # fmt: skip
-from bireme.job.coordination.members import Members, Pserver, Trainer, forget, is_noted, progress_facts
+from bireme.job.coordination.members import Members, Pserver, Trainer, forget, is_noted, progress_facts, why_not
 from bireme.job.coordination.passes import Passes
 from bireme.job.output.kept import early_end
 from bireme.job.output.manifest import Manifest
@@ -161,7 +160,9 @@ class Coordinator:
                 return [HangUp(connection)]  # another coordinator runs the job
             how = next(ending for ending in ENDED if ending == self.phase)
             return [Send(connection, m.Stop(reason=self.reason, how=how))]
-        facts = settle_facts(join.facts, self.expected)
+        facts = join.facts
+        if facts.trainers == 0:  # started by hand: as in the original, only pservers know how many there are
+            facts = msgspec.structs.replace(facts, trainers=self.expected, shards=self.expected)
         present = self.members.trainers.get(join.trainer)
         refusal = why_not(join, facts, present.join if present else None, self.facts, self.expected)
         if refusal is not None:
@@ -390,7 +391,6 @@ class Coordinator:
         return [Send(self.members.trainers[0].connection, closed)]
 
     def part_done(self, message: m.CutPart, now_s: float) -> list[Effect]:
-        """Handle a pserver's part of a cut, or its failure; the last part completes the cut."""
         if self.facts is None or message.history != self.history or self.phase in ENDED:
             return []
         parts = self.cuts.add(message, self.facts.pservers)

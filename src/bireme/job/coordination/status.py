@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from bireme.job.coordination.coordinator import Coordinator
-from bireme.job.coordination.members import Pserver, Trainer
+from bireme.job.coordination.members import Trainer
 from bireme.job.status import ENDED, JobStatus, PserverStatus, TrainerStatus
 from bireme.ps.lanes.slow_trainers import STRAGGLES_ABOVE, Awaited
 
@@ -31,7 +31,10 @@ def status_of(machine: Coordinator, now_s: float, late: Awaited | None = None) -
         round=max((p.round for p in progress), default=0),
         trainers=tuple(_trainer(rank, t, now_s) for rank, t in sorted(members.trainers.items())),
         trainers_missing=tuple(rank for rank in range(machine.expected) if rank not in members.trainers),
-        pservers=tuple(_pserver(rank, p, now_s) for rank, p in sorted(members.pservers.items())),
+        pservers=tuple(
+            PserverStatus(pserver=r, host=p.address.host, ports=p.address.ports, silent_s=round(now_s - p.heard_s, 1))
+            for r, p in sorted(members.pservers.items())
+        ),
         waits_for=tuple(waits_for(machine, now_s, late)),
         stragglers=tuple(_stragglers(machine, late)),
         losses=tuple(dict.fromkeys(machine.losses)),
@@ -105,8 +108,3 @@ def _trainer(rank: int, trainer: Trainer, now_s: float) -> TrainerStatus:
         status, pass_id=p.pass_id, batch=p.batch, batches=p.batches, samples=p.samples,
         cost=p.cost / n, evals=tuple(e / n for e in p.evals), rate=p.rate,
     )  # fmt: skip
-
-
-def _pserver(rank: int, pserver: Pserver, now_s: float) -> PserverStatus:
-    address, silent_s = pserver.address, round(now_s - pserver.heard_s, 1)
-    return PserverStatus(pserver=rank, host=address.host, ports=address.ports, silent_s=silent_s)

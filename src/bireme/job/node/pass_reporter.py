@@ -49,11 +49,6 @@ def difference(now: Running, before: Running) -> Running:
     return Running(now.samples - before.samples, now.cost - before.cost, evals)
 
 
-def _finite(totals: Running) -> m.Sum:
-    cost = totals.cost if math.isfinite(totals.cost) else None
-    return m.Sum(samples=totals.samples, cost=cost, evals=totals.evals)
-
-
 class PassReporter:
     """The loop's listener in a trainer process."""
 
@@ -120,19 +115,18 @@ class PassReporter:
             " Pass=%d Batch=%d samples=%d AvgCost=%g Eval: %s", result.pass_id, result.batches, totals.samples,
             totals.cost / max(totals.samples, 1), evals_text(totals),
         )  # fmt: skip
-        if result.test is not None:
-            n = max(result.test.samples, 1)
-            log.info(
-                " Test samples=%d cost=%g Eval: %s", result.test.samples, result.test.cost / n, evals_text(result.test)
-            )
+        if (test := result.test) is not None:
+            mean = test.cost / max(test.samples, 1)
+            log.info(" Test samples=%d cost=%g Eval: %s", test.samples, mean, evals_text(test))
         if result.pass_id <= self._begin.saved:
             return  # it was saved before a rewind to a cut within it
+        cost = test.cost if test and math.isfinite(test.cost) else None
         self._control.send(
             m.PassDone(
                 trainer=self._trainer, pass_id=result.pass_id, round=result.round,
                 read={shard: counts.read for shard, counts in result.ledger.items()},
                 trained={shard: counts.trained for shard, counts in result.ledger.items()},
-                test=_finite(result.test) if result.test else None,
+                test=m.Sum(samples=test.samples, cost=cost, evals=test.evals) if test else None,
                 wire_error=result.wire_error, spent=dict(result.spent),
             )
         )  # fmt: skip

@@ -246,7 +246,7 @@ class PserverProcess:
             return self._coordinating
 
     def _awaited(self) -> Awaited | None:
-        lanes = self._server.lanes
+        lanes = self._server.lanes  # read once: a SetUp in another thread replaces the list
         return lanes[0].awaited() if lanes else None
 
     def _closed(self, sock: socket.socket) -> None:

@@ -22,7 +22,6 @@ from bireme.core.errors import (
     NetworkError,
     ProcessError,
     RefusedError,
-    SpecError,
     StaleError,
 )
 from bireme.job.coordination import messages as m
@@ -35,7 +34,7 @@ from bireme.job.node.trainer_options import TrainerOptions
 from bireme.job.output.inputs import ensure_origin
 from bireme.job.output.kept import summary_of
 from bireme.job.output.model import load_into, load_trained
-from bireme.job.preflight import check_lanes, updates_of
+from bireme.job.preflight import check_parameters
 from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.program import Program, Reader, Role
 from bireme.ps.client.carriers import connect, connect_near, is_near
@@ -44,7 +43,7 @@ from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Identity, Link
 from bireme.ps.client.push_pull_rows import RowLinks
 from bireme.ps.client.slow_pservers import SlowPservers
-from bireme.ps.plan import aligned_zeros, check_names
+from bireme.ps.plan import aligned_zeros
 from bireme.ps.setup import is_apart
 from bireme.ps.tree import Span, rows_of, share_out
 from bireme.spec.load import places
@@ -73,17 +72,14 @@ class TrainerProcess:
 
     def run(self, discovery: Discovery) -> None:
         """Train until the coordinator's Stop; one on request raises Cancelled."""
-        job, mark = self._job, self._options.mark
-        own = self._own_shards()
+        job, mark, rank = self._job, self._options.mark, self._options.trainer
+        # Started by hand, it owns the shard of its own number.
+        own = share_out(job.shards, job.trainers)[rank] if job.trainers else Span(rank, rank + 1)
         program = load_program(ProgramSpec(job.config, self._options.workdirs(own.lo), job.config_args))
-        if not program.parameters:
-            raise SpecError(f"{program.name} defines nothing to train: no layer has a parameter")
+        self._updates = check_parameters(program, job)
         # Shard 0's owner tests for all trainers: as in the original, every shard carries the same test files.
         tester = self._open(program, "test", 0) if own.lo == 0 else None
-        self._updates = updates_of(program, job.updates, job.wire)
-        check_lanes(program, job.ports_num_for_sparse)
-        check_names(program.parameters)
-        if self._options.trainer == 0:
+        if rank == 0:
             ensure_origin(job, program)
         worker = Worker(program, self._readers(program, own), tester)
         worker.rehearse(job.start_pass)
@@ -139,10 +135,6 @@ class TrainerProcess:
         except NetworkError as e:
             log.warning("lost coordinator cause=%s", e.what)
 
-    def _own_shards(self) -> Span:
-        rank, by_hand = self._options.trainer, self._job.trainers == 0
-        return Span(rank, rank + 1) if by_hand else share_out(self._job.shards, self._job.trainers)[rank]
-
     def _open(self, program: Program, role: Role, shard: int) -> Reader | None:
         """A reader of one shard, or None where the program defines no such data."""
         source = program.source(role)
@@ -176,7 +168,6 @@ class TrainerProcess:
         )
 
     def _join(self, program: Program, discovery: Discovery) -> tuple[m.Line, Orders]:
-        """Find the coordinator, send Join, and start to listen for its orders."""
         options = self._options
         addresses = discovery.find()
         join = m.Join(

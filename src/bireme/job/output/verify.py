@@ -4,7 +4,7 @@ A pass that ends leaves a model with its `metrics.json`, then rows in `ledger.js
 A job that was killed may lack such a line, and the rows of its last pass as long as there is a snapshot from which
 they would be written again. Any other disagreement is a fault. A pass holds parameters twice, in the original's
 files and in `model.safetensors`, so that a change of one shows. Snapshots carry hashes; an uncommitted one is no fault,
-as no process uses it. Each part of a snapshot has the counts of its lanes (tallies.py).
+as no process uses it. Each part of a snapshot has the counts of its lanes (`snapshots.counts_in`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from bireme.job.node.failure_reports import STATUS_FILE
 from bireme.job.output import snapshots
 from bireme.job.output.manifest import MANIFEST, Manifest
 from bireme.job.output.model import Array, config_name, hash_values, load_values, pass_name
-from bireme.job.output.tallies import counts_in, ledger_differs
 from bireme.spec.job import Job
 
 JOB, LEDGER, METRICS, SNAPSHOTS = "job.json", "ledger.jsonl", "metrics.jsonl", "snapshots"
@@ -223,7 +222,7 @@ def _check_snapshots(verdict: Verdict) -> list[Manifest]:
 def _wrong_counts(place: Path, manifest: Manifest) -> str:
     """What is wrong with files whose hashes are right: no parts, or lanes with different counts."""
     try:
-        counts_in(place / manifest.name, manifest)
+        snapshots.counts_in(place / manifest.name, manifest)
     except SnapshotError as e:
         return e.what.replace(f"{place / manifest.name}/", "")
     return ""
@@ -238,8 +237,8 @@ def _check_counts(verdict: Verdict, journal: _Journal, good: list[Manifest]) -> 
     }
     for manifest in good:
         with suppress(SnapshotError):  # a running job has just deleted it
-            counts = counts_in(verdict.output / SNAPSHOTS / manifest.name, manifest)
-            if what := ledger_differs(manifest, counts, applied):
+            counts = snapshots.counts_in(verdict.output / SNAPSHOTS / manifest.name, manifest)
+            if what := snapshots.ledger_differs(manifest, counts, applied):
                 means = "an update was lost or applied twice, or one of the two was changed"
                 verdict.blame(f"{SNAPSHOTS}/{manifest.name}", what, means=means)
 
