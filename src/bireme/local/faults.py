@@ -171,7 +171,8 @@ def at_random(job: Job, seed: int, mtbf_s: float, count: int) -> list[Fault]:
 
 def plan_of(faults: Sequence[Fault]) -> str:
     """The rules for those faults that processes bring on themselves, in the faults' order; '' for none."""
-    numbers = _rule_numbers(faults)
+    inside = [place for place, fault in enumerate(faults) if fault.is_inside]
+    numbers = {place: number for number, place in enumerate(inside)}
     rules = [
         Rule(
             action=fault.action,
@@ -181,25 +182,18 @@ def plan_of(faults: Sequence[Fault]) -> str:
             after=_awaited(faults, place, numbers),
             target=fault.target,
         )
-        for place, fault in enumerate(faults)
-        if fault.is_inside
+        for place, fault in ((place, faults[place]) for place in inside)
     ]
     return msgspec.json.encode(rules).decode() if rules else ""
 
 
-def _rule_numbers(faults: Sequence[Fault]) -> dict[int, int]:
-    """The number of each rule, by the place of its fault among all."""
-    inside = [place for place, fault in enumerate(faults) if fault.is_inside]
-    return {place: number for number, place in enumerate(inside)}
-
-
 def gate(faults: Sequence[Fault], place: int) -> int:
     """The number of the file that lets a waiting rule fire: one that no rule has."""
-    return len(_rule_numbers(faults)) + place
+    return sum(fault.is_inside for fault in faults) + place
 
 
 def _awaited(faults: Sequence[Fault], place: int, numbers: dict[int, int]) -> int:
     """What a fault's rule waits for: another rule's number, a gate, or -1 for nothing."""
     if faults[place].is_in_recovery:  # from the fault before this one
-        return numbers[place - 1] if place - 1 in numbers else gate(faults, place - 1)
+        return numbers.get(place - 1, gate(faults, place - 1))
     return gate(faults, place) if faults[place].waits_for_drill else -1

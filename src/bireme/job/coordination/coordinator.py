@@ -1,17 +1,12 @@
-"""Who is in the job, in which view, and when it ends. No sockets, no files, no clock.
-
-The coordinator is not on the data path: trainers and lanes run rounds without it.
-Each method takes an event with its time and returns effects.
+"""Who is in the job, in which view, and when it ends: events with their times in, effects out. No I/O, no clock.
 
     gathering ──all members joined──► setting-up ──all pservers ready──► training ──last pass saved──► finished
         ▲                                  │                                │
         └───────── a member was lost ──────┴────────────────────────────────┘      anywhere: failed | cancelled
 
-Each way through setting-up makes a new view. If only trainers or connections were lost, lanes keep their state
-(a mend); if a pserver was, all lanes load the last committed cut (a rewind, which begins a new history).
-
-The file is long because the machine is one: the reaction to an event depends on the phase, the view and the cuts at
-once. The separable parts are in members.py, passes.py and cuts.py.
+Each way through setting-up makes a new view. If only trainers or connections were lost, lanes keep their state (a
+mend); if a pserver was, all lanes load the last committed cut (a rewind, which begins a new history). The file is long
+because an event's effects depend on phase, view and cuts at once; members.py, passes.py and cuts.py have the rest.
 """
 
 from __future__ import annotations
@@ -54,13 +49,13 @@ Reason = Literal[
     "all pservers are ready",
     "a member was lost",
     "the last model is saved",
-    "it cannot go on",
+    "it cannot continue",
     "a stop was requested",
 ]
 LIVE: tuple[Phase, ...] = ("gathering", "setting-up", "training")
 ENDINGS: dict[Ending, Reason] = {
     "finished": "the last model is saved",
-    "failed": "it cannot go on",
+    "failed": "it cannot continue",
     "cancelled": "a stop was requested",
 }
 TRANSITIONS: dict[tuple[Phase, Reason], Phase] = {
@@ -479,7 +474,7 @@ class Coordinator:
         """Leave without a Stop: a later coordinator runs the job."""
         if self.phase in ENDED:
             return []
-        self._to("it cannot go on")
+        self._to("it cannot continue")
         self.reason = TAKEN_OVER
         return [Leave(self.reason)]
 

@@ -242,15 +242,14 @@ class CoordinatorService:
 
     def _work_on_disk(self) -> None:
         while (work := self._disk_work.get()) is not None:
-            if isinstance(work, Load):
-                self._load(work)
-            else:
-                self._commit(work)
+            facts = self._machine.facts  # read without the lock: once there are cuts, facts are not cleared any more
+            if isinstance(work, Commit):
+                assert facts is not None
+                self._commit(facts, work)
+            elif facts is not None:  # else all trainers left meanwhile, and the job's facts with them
+                self._load(facts, work)
 
-    def _load(self, effect: Load) -> None:
-        facts = self._machine.facts
-        if facts is None:
-            return  # all trainers left meanwhile, and the job's facts with them
+    def _load(self, facts: Facts, effect: Load) -> None:
         try:
             base = self._find_base(facts, effect)
         except BiremeError as e:
@@ -276,9 +275,7 @@ class CoordinatorService:
             log.info("resuming round=%d batch=%d pass=%d", at.round, at.batch, at.pass_id)
         return base
 
-    def _commit(self, effect: Commit) -> None:
-        facts = self._machine.facts  # read without the lock: once there are cuts, facts are not cleared any more
-        assert facts is not None
+    def _commit(self, facts: Facts, effect: Commit) -> None:
         place = Path(facts.snapshots.path)
         manifest = msgspec.structs.replace(effect.manifest, created=time.time())
         failure = ""

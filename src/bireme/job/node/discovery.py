@@ -1,9 +1,8 @@
 """How processes of a job find the pservers.
 
-`Discovery` is the seam that each place to run fills: a shared directory (locally, and on a shared volume),
-or a list of hosts, given by hand or by the cluster as names of its pods. A pserver announces itself;
-the others look it up until it is found. Names are resolved anew each time: a replacement has the same
-name and another address.
+`Discovery` is the seam that each place to run fills: a shared directory (locally, and on a shared volume), or a list of
+hosts, given by hand or by the cluster as names of its pods. A pserver announces itself; the others look it up until it
+is found. Names are resolved anew each time: a replacement has the same name and another address.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """A saved model: one directory `pass-%05d`, with the original's parameter files in it.
 
-Each parameter is a file named after it: a 16-byte header (int32 version 0, uint32 value size 4,
-uint64 count, little-endian) and the raw float32 values. A sparse parameter with known rows is
-written in full; of an unbounded one the rows that exist, by ascending id, with the ids in NAME.ids
-(value size 8). `model.safetensors` holds the same values with shapes, `metrics.json` what the pass
-came to, `path.txt` the config's name. The directory appears under its name in one rename, with
-`done` in it: there is no half-saved model.
+Each parameter is a file named after it: a 16-byte header (int32 version 0, uint32 value size 4, uint64 count,
+little-endian) and the raw float32 values. A sparse parameter with known rows is written in full; of an unbounded one
+the rows that exist, by ascending id, with the ids in NAME.ids (value size 8). `model.safetensors` holds the same values
+with shapes, `metrics.json` what the pass came to, `path.txt` the config's name. The directory appears under its name in
+one rename, with `done` in it: there is no half-saved model.
 """
 
 from __future__ import annotations

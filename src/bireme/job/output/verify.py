@@ -256,15 +256,15 @@ def _resume_point(verdict: Verdict, good: list[Manifest], models: set[int]) -> S
 
 def _lines(path: Path, kind: type[_T]) -> Iterator[tuple[int, _T | None, bool]]:
     """A file's lines: number, content or None if malformed, and whether the line is torn."""
-    decoder = msgspec.json.Decoder(kind)
     if not path.is_file():
         return
+    decoder = msgspec.json.Decoder(kind)
     with path.open("rb") as f:
         for number, line in enumerate(f, 1):
-            try:
-                yield number, decoder.decode(line), not line.endswith(b"\n")
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                yield number, None, not line.endswith(b"\n")
+            content = None
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                content = decoder.decode(line)
+            yield number, content, not line.endswith(b"\n")
 
 
 def _read_ledger(verdict: Verdict, journal: _Journal) -> None:
@@ -336,8 +336,7 @@ def _check_model(verdict: Verdict, name: str) -> str:
         verdict.blame(name, what.replace(f"{place}/", ""), means=means, fix=fix)
         return ""
     for one in sorted({*values, *twins}):
-        what = _difference(one, values.get(one), twins.get(one))
-        if what:
+        if what := _difference(one, values.get(one), twins.get(one)):
             verdict.blame(name, what, means="one of the two was changed after the pass was saved", fix=fix)
     return hash_values(values)
 
