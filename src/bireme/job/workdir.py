@@ -39,7 +39,6 @@ def lay_workdir(root: Path, program: Path, data: Path) -> Path:
 
 @contextmanager
 def borrowed_workdir(job: Job, shard: int = 0) -> Iterator[Path]:
-    """A temporary working directory for one shard."""
     with tempfile.TemporaryDirectory(prefix="bireme-") as folder:
         yield lay_workdir(Path(folder), Path(job.config).parent, Path(job.data) / str(shard) / "data")
 

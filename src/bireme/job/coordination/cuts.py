@@ -41,7 +41,6 @@ class Cuts:
         self._wanted = max(round_, self._wanted or 0)
 
     def is_to_be_asked(self, now_s: float) -> bool:
-        """Whether to send the pservers CutSoon now, for the first time or again."""
         if not self.is_wanted or now_s - self._asked_s < ASK_AGAIN_S:
             return False
         self._asked_s = now_s

@@ -54,7 +54,6 @@ class Passes:
         self._settled.add(pass_id)
 
     def seen(self, pass_id: int) -> m.PassClosed | None:
-        """The results of a pass that was saved; None for any other."""
         return next((closed for closed in self.closed if closed.pass_id == pass_id), None)
 
     def close(self, pass_id: int, facts: Facts, now_s: float) -> m.PassClosed | None:

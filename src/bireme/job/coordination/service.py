@@ -222,7 +222,6 @@ class CoordinatorService:
         self._listen(rank, sock)
 
     def _listen(self, rank: int, sock: socket.socket) -> None:
-        """Handle a pserver's messages until its connection closes."""
         cause = "connection closed"
         try:
             while True:

@@ -29,7 +29,6 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     time: float = 0.0
 
     def error(self) -> BiremeError:
-        """The error in its own class, with the process in front of the message."""
         return error_class(self.kind, ProcessError)(f"{self.process}: {self.what}", why=self.why, fix=self.fix)
 
 

@@ -32,7 +32,7 @@ class Orders:
 
     def refuse(self, refusal: BiremeError) -> None:
         """Raise the coordinator's refusal in the thread that waits."""
-        self._refusal = refusal
+        self._refusal = refusal  # before `put` wakes that thread
         self.put(None)
 
     def put(self, order: Order) -> None:

@@ -136,7 +136,6 @@ class ProcessGroup:
         return process.pid
 
     def codes(self) -> dict[str, int | None]:
-        """Exit codes by name; None while a child runs."""
         return {name: process.poll() for name, process in self._running.items()}
 
     def end(self, grace_s: float) -> None:

@@ -290,7 +290,6 @@ def _cut(connections: list[socket.socket], pserver: int, lanes: int) -> None:
 
 
 def _raise_unless_finished(stop: m.Stop) -> None:
-    """Raise the error that makes this process exit as the job has ended."""
     if stop.how == "failed":
         raise ProcessError(f"stopped because the job failed: {stop.reason}")
     if stop.how == "cancelled":

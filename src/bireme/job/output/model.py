@@ -103,8 +103,7 @@ def save_model(
             _write(half / "path.txt", config.name.encode())
             _write(half / "metrics.json", msgspec.json.format(msgspec.json.encode(metrics), indent=2), b"\n")
             _write(half / "done", f"bireme {__version__}, float32\n".encode())
-            # Files, then their directory, then the name, then its directory: after a power cut a named model is a whole
-            # one.
+            # Files, their directory, the name, its directory: after a power cut a named model is a whole one.
             sync_directory(half)
             half.replace(target)
             is_renamed = True

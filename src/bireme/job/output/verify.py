@@ -291,7 +291,6 @@ def _read_metrics(verdict: Verdict, journal: _Journal) -> None:
 
 
 def _check_pass(verdict: Verdict, journal: _Journal, pass_id: int) -> None:
-    """Check one pass: its model, its rows of the ledger, and whether all counts agree."""
     name, rows, before = pass_name(pass_id), journal.rows.get(pass_id), len(verdict.problems)
     digest, has_model = "", not _was_dropped(verdict, journal, pass_id)
     if (verdict.output / name).is_dir():
