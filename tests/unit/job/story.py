@@ -1,4 +1,4 @@
-"""What the coordinator's tests share: a small job, and a coordinator to whom things happen one after the other."""
+"""What the coordinator's tests share: a small job, and a coordinator that gets one event after the other."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class Story:
     def load(self, base: Base = NO_BASE) -> list[Effect]:
         return self.machine.loaded(self.machine.view, base, self.now_s)
 
-    def tell(self, connection: int, message: m.Message) -> list[Effect]:
+    def deliver(self, connection: int, message: m.Message) -> list[Effect]:
         return self.machine.receive(connection, message, self.now_s)
 
     def ready(self) -> list[Effect]:
         """Every pserver is in the current view."""
-        told = [(p.connection, rank) for rank, p in self.machine.members.pservers.items()]
-        return [e for to, rank in told for e in self.tell(to, m.Ready(pserver=rank, view=self.machine.view))]
+        members = [(p.connection, rank) for rank, p in self.machine.members.pservers.items()]
+        return [e for to, rank in members for e in self.deliver(to, m.Ready(pserver=rank, view=self.machine.view))]
 
     def lose(self, connection: int) -> list[Effect]:
         return self.machine.lost(connection, self.now_s)
@@ -84,7 +84,7 @@ class Story:
         return self.machine.tick(self.now_s)
 
     def gather(self) -> list[Effect]:
-        """Everybody comes; returns what the last one sets off."""
+        """All members join; returns what the last one sets off."""
         for rank in range(self.machine.expected):
             self.join(rank)
         return [e for rank in range(self.facts.pservers) for e in self.reach(rank)]
@@ -102,14 +102,14 @@ class Story:
         machine = self.machine
         found = machine.lane_passed(machine.history, totals(pass_id, 33 * (pass_id + 1)), self.now_s)
         for rank, trainer in sorted(machine.members.trainers.items(), reverse=True):
-            found = self.tell(trainer.connection, pass_done(rank, pass_id))
+            found = self.deliver(trainer.connection, pass_done(rank, pass_id))
         return found
 
     def save_pass(self, pass_id: int) -> list[Effect]:
         """A pass from its end to its model."""
         self.close_pass(pass_id)
         to = self.machine.members.trainers[0].connection
-        return self.tell(to, m.Saved(trainer=0, pass_id=pass_id))
+        return self.deliver(to, m.Saved(trainer=0, pass_id=pass_id))
 
 
 def pass_done(rank: int, pass_id: int = 0, test: m.Sum | None = None) -> m.PassDone:
@@ -166,7 +166,7 @@ def only(kind: type[One], effects: list[Effect]) -> One:
     return found
 
 
-def told(kind: type[One], effects: list[Effect]) -> dict[int, One]:
+def messages_of(kind: type[One], effects: list[Effect]) -> dict[int, One]:
     """Messages of a kind, by connection."""
     return {e.to: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)}
 

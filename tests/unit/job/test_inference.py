@@ -27,10 +27,10 @@ def leave(output: Path, *, config: str, data: str, hosts: tuple[str, ...] = ()) 
 
 def test_a_model_from_a_cluster_asks_for_the_job_s_file(tmp_path: Path) -> None:
     model = leave(tmp_path / "got", config="/no/config.py", data="/no/job", hosts=("small-0",))
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as refusal:
         job_of(model)
-    assert told.value.what == "the model comes from a cluster, and there is no /no/config.py on this machine"
-    assert "give `--job JOB.yaml`" in told.value.fix and "data split" not in str(told.value)
+    assert refusal.value.what == "the model comes from a cluster, and there is no /no/config.py on this machine"
+    assert "give `--job JOB.yaml`" in refusal.value.fix and "data split" not in str(refusal.value)
     (tmp_path / "config.py").touch()
     model = leave(tmp_path / "again", config=str(tmp_path / "config.py"), data="/no/job", hosts=("small-0",))
     with pytest.raises(SpecError, match="there is no /no/job/0/data on this machine"):
@@ -49,6 +49,6 @@ def test_what_a_local_job_lacks_is_named_when_it_is_needed(tmp_path: Path) -> No
 
 
 def test_a_model_without_its_job_asks_for_the_job_s_file(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"there is no .*job\.json") as told:
+    with pytest.raises(SpecError, match=r"there is no .*job\.json") as refusal:
         job_of(tmp_path / "pass-00000")
-    assert "--job JOB.yaml" in told.value.fix
+    assert "--job JOB.yaml" in refusal.value.fix

@@ -48,8 +48,8 @@ def test_all_other_modes_take_sparse_and_coded_gradients(mode: str) -> None:
 
 
 def test_sparse_parameters_without_a_lane_have_two_fixes() -> None:
-    told = "config.py has a sparse parameter, emb, and pservers have no sparse lane"
-    with pytest.raises(SpecError, match=told) as caught:
+    refusal = "config.py has a sparse parameter, emb, and pservers have no sparse lane"
+    with pytest.raises(SpecError, match=refusal) as caught:
         check_lanes(program(DENSE, TABLE), 0)
     assert "lanes.ports_num_for_sparse" in caught.value.fix and "--ports_num_for_sparse" in caught.value.fix
     check_lanes(program(DENSE, TABLE), 1)

@@ -87,7 +87,7 @@ def test_only_trainers_and_pservers_are_struck_at_a_point(who: str) -> None:
         ("trainer:1@point=model.saved", "only trainer:0 does"),
     ],
 )
-def test_nobody_is_to_be_struck_where_it_never_comes_by(text: str, who: str) -> None:
+def test_a_fault_at_a_point_never_passed_is_refused(text: str, who: str) -> None:
     with pytest.raises(UsageError, match=who):
         parse("kill", text, JOB)
     assert parse("kill", "coordinator@point=snapshot.commit", JOB).who == "pserver:0"
@@ -186,7 +186,7 @@ def test_of_drawn_faults_only_those_that_were_due_are_missed(world: World, tmp_p
         drill.look(TRAINING, tmp_path)
         world.now += 1
     assert [struck.fault for struck in drill.struck] == drawn[:1]
-    assert drill.never == drawn[1:2], "nobody was there to be killed; the last one was for after the end"
+    assert drill.never == drawn[1:2], "no process was there to be killed; the last one was for after the end"
 
 
 def test_the_same_seed_draws_the_same_faults() -> None:

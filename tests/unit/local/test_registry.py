@@ -1,4 +1,4 @@
-"""Runs on this machine are told apart by more than their process id."""
+"""Runs on this machine are distinguished by more than their process id."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_name_of_several_running_jobs_names_none_of_them() -> None:
     registry.check_one("/two")
 
 
-def test_an_unknown_job_is_told_with_the_known_ones() -> None:
+def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
     registry.new_run("job", "job.yaml", "/out")
     with pytest.raises(UsageError, match="there is no job 'jab'") as caught:
         registry.find_run("jab")

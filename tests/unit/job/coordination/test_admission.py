@@ -1,4 +1,4 @@
-"""Who may join a job, and what everybody is told when it begins, as the coordinator does it."""
+"""Who may join a job, and the messages with which it begins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.job.story import CUTS, Story, manifest, only, told
+from tests.unit.job.story import CUTS, Story, manifest, messages_of, only
 
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.effects import Base, HangUp, RefuseJoin
@@ -18,7 +18,7 @@ def test_pservers_are_set_up_with_what_was_loaded() -> None:
     often = msgspec.structs.replace(CUTS, every_rounds=7)
     story = Story(snapshots=often, updates=Updates(mode="bounded", staleness=2), wire=Wire(gradients="top_k"))
     story.gather()
-    setups = [message.setup for message in told(m.SetUp, story.load(Base(manifest(9), (("a", "b"),)))).values()]
+    setups = [message.setup for message in messages_of(m.SetUp, story.load(Base(manifest(9), (("a", "b"),)))).values()]
     assert [s.pserver for s in setups] == [0, 1]
     assert {(s.job, s.view, s.shares) for s in setups} == {
         (story.machine.job_id, story.machine.view, (Span(0, 2), Span(2, 3)))
@@ -31,8 +31,8 @@ def test_pservers_are_set_up_with_what_was_loaded() -> None:
 def test_a_saved_model_is_loaded_only_without_a_later_snapshot(base: Base, wants_values: bool) -> None:
     story = Story(is_set_by_trainer=True)
     story.gather()
-    assert [s.setup.is_set_by_trainer for s in told(m.SetUp, story.load(base)).values()] == [wants_values] * 2
-    assert [b.wants_values for b in told(m.Begin, story.ready()).values()] == [wants_values] * 2
+    assert [s.setup.is_set_by_trainer for s in messages_of(m.SetUp, story.load(base)).values()] == [wants_values] * 2
+    assert [b.wants_values for b in messages_of(m.Begin, story.ready()).values()] == [wants_values] * 2
 
 
 @pytest.mark.parametrize("rank", [2, 7, -1])
@@ -86,8 +86,8 @@ def test_only_trainer_0_has_a_say_in_where_models_go() -> None:
     story.join(0, output="/out", start_samples=70)
     story.reach(0)
     story.reach(1)
-    assert {s.setup.facts.start_samples for s in told(m.SetUp, story.load()).values()} == {70}
-    assert {b.start_samples for b in told(m.Begin, story.ready()).values()} == {70}
+    assert {s.setup.facts.start_samples for s in messages_of(m.SetUp, story.load()).values()} == {70}
+    assert {b.start_samples for b in messages_of(m.Begin, story.ready()).values()} == {70}
     assert story.machine.facts is not None and story.machine.facts.output == "/out"
 
 
@@ -96,7 +96,7 @@ def test_trainers_by_hand_take_the_count_from_the_pserver() -> None:
     for rank in range(2):
         story.join(rank, incarnation=0, trainers=0, shards=0)
         story.reach(rank)
-    setups = [message.setup for message in told(m.SetUp, story.load()).values()]
+    setups = [message.setup for message in messages_of(m.SetUp, story.load()).values()]
     assert [(s.facts.shards, s.shares) for s in setups] == [(2, (Span(0, 1), Span(1, 2)))] * 2
 
 
@@ -113,7 +113,7 @@ def test_a_trainer_lost_before_the_start_may_run_another_job() -> None:
 
 
 @pytest.mark.parametrize("incarnation", [0, 2], ids=["by hand", "a predecessor"])
-def test_one_trainer_too_many_is_refused_and_disturbs_nobody(incarnation: int) -> None:
+def test_one_trainer_too_many_is_refused_without_effect(incarnation: int) -> None:
     story = Story()
     for rank in range(2):
         story.join(rank, incarnation=3)

@@ -8,7 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.job.story import ADDRESSES, CUTS, Story, leaves, lines, manifest, only, progress, sent, told, totals
+from tests.unit.job.story import (
+    ADDRESSES,
+    CUTS,
+    Story,
+    leaves,
+    lines,
+    manifest,
+    messages_of,
+    only,
+    progress,
+    sent,
+    totals,
+)
 
 from bireme.job.coordination import coordinator as c
 from bireme.job.coordination import messages as m
@@ -21,7 +33,7 @@ from bireme.spec.model import Updates, Wire
 def test_the_first_trainers_addresses_reach_the_pservers() -> None:
     story = Story()
     assert story.join(1) == [Reach(0, ADDRESSES[0]), Reach(1, ADDRESSES[1])]
-    assert story.join(0) == [], "nobody is reached for twice at a time"
+    assert story.join(0) == [], "no pserver is reached for twice at a time"
 
 
 def test_a_coordinator_without_addresses_looks_them_up() -> None:
@@ -55,8 +67,8 @@ def test_training_begins_only_when_all_pservers_are_ready() -> None:
     story.gather()
     story.load()
     view = story.machine.view
-    assert story.tell(21, m.Ready(pserver=1, view=view)) == []
-    effects = story.tell(20, m.Ready(pserver=0, view=view))
+    assert story.deliver(21, m.Ready(pserver=1, view=view)) == []
+    effects = story.deliver(20, m.Ready(pserver=0, view=view))
     begin = m.Begin(job=story.machine.job_id, view=view, shares=(Span(0, 2), Span(2, 3)), pservers=ADDRESSES, saved=-1)
     assert sent(effects) == [(10, begin), (11, begin)]
     (event,) = lines("metrics.jsonl", effects)
@@ -69,10 +81,10 @@ def test_a_ready_of_another_view_or_sender_begins_nothing() -> None:
     story.gather()
     story.load()
     view = story.machine.view
-    story.tell(20, m.Ready(pserver=0, view=view))
-    assert story.tell(21, m.Ready(pserver=1, view=view - 1)) == []
-    assert story.tell(20, m.Ready(pserver=1, view=view)) == []
-    assert story.tell(99, m.Ready(pserver=1, view=view)) == []
+    story.deliver(20, m.Ready(pserver=0, view=view))
+    assert story.deliver(21, m.Ready(pserver=1, view=view - 1)) == []
+    assert story.deliver(20, m.Ready(pserver=1, view=view)) == []
+    assert story.deliver(99, m.Ready(pserver=1, view=view)) == []
     assert story.machine.phase == "setting-up"
 
 
@@ -86,12 +98,12 @@ def test_lanes_keep_their_state_when_a_trainer_is_replaced() -> None:
     change = m.ChangeView(view=first + 1, history=history)
     assert sent(story.join(1, connection=12, incarnation=2)) == [(20, change), (21, change)]
     effects = story.ready()
-    assert {to: b.view for to, b in told(m.Begin, effects).items()} == {10: first + 1, 12: first + 1}
+    assert {to: b.view for to, b in messages_of(m.Begin, effects).items()} == {10: first + 1, 12: first + 1}
     assert [line["kind"] for line in lines("metrics.jsonl", effects)] == ["mend"]
     assert (story.machine.phase, story.machine.history) == ("training", history)
 
 
-def test_a_lost_pserver_takes_everybody_back_to_the_last_cut() -> None:
+def test_a_lost_pserver_rewinds_all_to_the_last_cut() -> None:
     story = Story(snapshots=CUTS).train()
     first = story.machine.view
     effects = story.lose(21)
@@ -100,11 +112,11 @@ def test_a_lost_pserver_takes_everybody_back_to_the_last_cut() -> None:
     assert only(Load, story.reach(1, connection=22)).view == first + 1
     assert story.machine.history == first + 1
     effects = story.load(Base(manifest(first), (("a", "b"),)))
-    setups = told(m.SetUp, effects)
+    setups = messages_of(m.SetUp, effects)
     assert set(setups) == {20, 22}
     assert [(s.setup.view, s.setup.base) for s in setups.values()] == [(first + 1, (("a", "b"),))] * 2
     effects = story.ready()
-    assert set(told(m.Begin, effects)) == {10, 11}
+    assert set(messages_of(m.Begin, effects)) == {10, 11}
     (event,) = lines("metrics.jsonl", effects)
     assert (event["kind"], event["round"]) == ("rewind", 5)
 
@@ -116,15 +128,15 @@ def test_losing_a_pserver_in_the_setup_begins_it_again(has_loaded: bool) -> None
     first = story.machine.view
     if has_loaded:
         story.load()
-        story.tell(20, m.Ready(pserver=0, view=first))
+        story.deliver(20, m.Ready(pserver=0, view=first))
     story.lose(21)
     assert story.machine.phase == "gathering"
     assert story.machine.loaded(first, Base(None, ()), story.now_s) == [], "what was loaded for that view is not used"
     assert only(Load, story.reach(1, connection=22)).view == first + 1
     assert story.machine.loaded(first, Base(None, ()), story.now_s) == []
-    assert set(told(m.SetUp, story.load())) == {20, 22}
-    assert story.tell(22, m.Ready(pserver=1, view=first + 1)) == [], "pserver 0 was ready in the view before only"
-    assert set(told(m.Begin, story.tell(20, m.Ready(pserver=0, view=first + 1)))) == {10, 11}
+    assert set(messages_of(m.SetUp, story.load())) == {20, 22}
+    assert story.deliver(22, m.Ready(pserver=1, view=first + 1)) == [], "pserver 0 was ready in the view before only"
+    assert set(messages_of(m.Begin, story.deliver(20, m.Ready(pserver=0, view=first + 1)))) == {10, 11}
 
 
 def test_a_pserver_lost_during_a_mend_makes_it_a_rewind() -> None:
@@ -140,13 +152,13 @@ def test_losing_a_trainer_in_the_setup_begins_it_again() -> None:
     story = Story()
     story.gather()
     story.load()
-    story.tell(20, m.Ready(pserver=0, view=story.machine.view))
+    story.deliver(20, m.Ready(pserver=0, view=story.machine.view))
     assert lines("metrics.jsonl", story.lose(11)) == [], "the job's own time has not begun"
-    late = story.tell(21, m.Ready(pserver=1, view=story.machine.view))
+    late = story.deliver(21, m.Ready(pserver=1, view=story.machine.view))
     assert late == [] and story.machine.phase == "gathering"
     only(Load, story.join(1, connection=12, incarnation=2))
     story.load()
-    assert set(told(m.Begin, story.ready())) == {10, 12}
+    assert set(messages_of(m.Begin, story.ready())) == {10, 12}
 
 
 def test_a_trainer_lost_during_a_mend_makes_another_mend() -> None:
@@ -156,8 +168,8 @@ def test_a_trainer_lost_during_a_mend_makes_another_mend() -> None:
     story.join(1, connection=12, incarnation=2)
     story.lose(12)
     effects = story.join(1, connection=13, incarnation=3)
-    assert {c.view for c in told(m.ChangeView, effects).values()} == {first + 2}
-    assert {c.history for c in told(m.ChangeView, effects).values()} == {first}
+    assert {c.view for c in messages_of(m.ChangeView, effects).values()} == {first + 2}
+    assert {c.history for c in messages_of(m.ChangeView, effects).values()} == {first}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +181,7 @@ def test_losing_a_trainer_with_state_of_its_own_is_a_rewind(changes: dict[str, A
     only(Load, story.join(1, connection=12, incarnation=2))
     story.load()
     story.ready()
-    story.tell(10, m.LinkLost(trainer=0, view=story.machine.view, what="cut"))
+    story.deliver(10, m.LinkLost(trainer=0, view=story.machine.view, what="cut"))
     only(Load, story.wait(2.1))
 
 
@@ -179,35 +191,35 @@ def test_a_trainers_new_connection_replaces_its_old_one(incarnation: int) -> Non
     effects = story.join(1, connection=12, incarnation=incarnation)
     assert effects[0] == HangUp(11)
     assert [line["what"] for line in lines("metrics.jsonl", effects)] == ["trainer 1 was replaced"]
-    assert set(told(m.ChangeView, effects)) == {20, 21}
+    assert set(messages_of(m.ChangeView, effects)) == {20, 21}
     assert story.lose(11) == []
-    assert set(told(m.Begin, story.ready())) == {10, 12}
+    assert set(messages_of(m.Begin, story.ready())) == {10, 12}
 
 
 def test_a_lost_connection_to_a_lane_is_mended_after_a_moment() -> None:
     story = Story().train()
     view = story.machine.view
-    effects = story.tell(11, m.LinkLost(trainer=1, view=view, what="the lane hung up"))
+    effects = story.deliver(11, m.LinkLost(trainer=1, view=view, what="the lane hung up"))
     (event,) = lines("metrics.jsonl", effects)
     assert event["what"] == "trainer 1 lost a connection: the lane hung up"
-    assert not told(m.ChangeView, effects)
+    assert not messages_of(m.ChangeView, effects)
     assert story.wait(0.05) == []
-    assert set(told(m.ChangeView, story.wait(0.1))) == {20, 21}
-    assert story.tell(10, m.LinkLost(trainer=0, view=view, what="me too")) == [], "that view is over for everybody"
+    assert set(messages_of(m.ChangeView, story.wait(0.1))) == {20, 21}
+    assert story.deliver(10, m.LinkLost(trainer=0, view=view, what="me too")) == [], "that view is over for all members"
 
 
 def test_links_that_keep_breaking_back_off_and_end_the_job() -> None:
     story = Story().train()
     waits = []
     for _ in range(c.MAX_MENDS):
-        story.tell(11, m.LinkLost(trainer=1, view=story.machine.view, what="the cable"))
+        story.deliver(11, m.LinkLost(trainer=1, view=story.machine.view, what="the cable"))
         began_s = story.now_s
-        while not told(m.ChangeView, story.wait(0.0625)):
+        while not messages_of(m.ChangeView, story.wait(0.0625)):
             assert story.now_s - began_s < 3.0
         waits.append(story.now_s - began_s)
         story.ready()
     assert waits == sorted(waits) and waits[0] < 0.2 and 1.9 < waits[-1] < 2.2
-    effects = story.tell(11, m.LinkLost(trainer=1, view=story.machine.view, what="the cable"))
+    effects = story.deliver(11, m.LinkLost(trainer=1, view=story.machine.view, what="the cable"))
     assert leaves(effects) == Leave("trainer 1 cannot keep its connections: the cable")
     assert effects[0] == Conclude()
 
@@ -215,11 +227,11 @@ def test_links_that_keep_breaking_back_off_and_end_the_job() -> None:
 def test_a_round_after_a_mend_makes_the_past_forgotten() -> None:
     story = Story().train()
     for _ in range(c.MAX_MENDS + 5):
-        story.tell(11, m.LinkLost(trainer=1, view=story.machine.view, what="the cable"))
+        story.deliver(11, m.LinkLost(trainer=1, view=story.machine.view, what="the cable"))
         story.wait(2.1)
         story.ready()
-        assert lines("metrics.jsonl", story.tell(10, progress(0, story.machine.view - 1)))[0]["event"] == "progress"
-        recovered, _ = lines("metrics.jsonl", story.tell(10, progress(0, story.machine.view)))
+        assert lines("metrics.jsonl", story.deliver(10, progress(0, story.machine.view - 1)))[0]["event"] == "progress"
+        recovered, _ = lines("metrics.jsonl", story.deliver(10, progress(0, story.machine.view)))
         assert (recovered["event"], recovered["round"]) == ("recovered", 2)
         assert recovered["after"] == ["trainer 1 lost a connection: the cable"]
     assert story.machine.phase == "training"
@@ -245,18 +257,18 @@ def test_a_second_connection_to_a_pserver_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("connection", "words"), [(11, "trainer 1"), (21, r"pserver 1 (nobody is there)")], ids=["trainer", "pserver"]
+    ("connection", "words"), [(11, "trainer 1"), (21, r"pserver 1 (no process is there)")], ids=["trainer", "pserver"]
 )
 def test_a_missing_member_is_named_when_patience_runs_out(connection: int, words: str) -> None:
     story = Story().train()
     story.lose(connection)
-    story.machine.pserver_out_of_reach(1, "nobody is there")
+    story.machine.pserver_out_of_reach(1, "no process is there")
     assert not [e for e in story.wait(60.0) if isinstance(e, Leave)]
     effects = story.wait(1.0)
     assert leaves(effects) == Leave(f"waited 61 s for {words}")
     assert effects[0] == Conclude(own_fault="process")
     assert story.machine.phase == "failed"
-    assert set(told(m.Stop, effects)) == {10, 11, 20, 21} - {connection}
+    assert set(messages_of(m.Stop, effects)) == {10, 11, 20, 21} - {connection}
     assert story.wait(1.0) == []
 
 
@@ -279,9 +291,9 @@ def test_waiting_ends_when_all_trainers_left_before_the_start() -> None:
     story.join(1, connection=13)
     story.wait(0.1)
     assert story.machine.phase == "gathering", story.machine.reason
-    story.machine.pserver_out_of_reach(1, "nobody is there")
+    story.machine.pserver_out_of_reach(1, "no process is there")
     assert not [e for e in story.wait(59.0) if isinstance(e, Leave)]
-    assert leaves(story.wait(1.0)).reason == "waited 60 s for pserver 1 (nobody is there)"
+    assert leaves(story.wait(1.0)).reason == "waited 60 s for pserver 1 (no process is there)"
 
 
 def test_waiting_ends_when_the_only_trainer_left_in_the_setup() -> None:
@@ -301,7 +313,7 @@ def test_slow_pservers_get_more_time_and_are_named_after_it() -> None:
     story = Story()
     story.gather()
     story.load()
-    story.tell(20, m.Ready(pserver=0, view=story.machine.view))
+    story.deliver(20, m.Ready(pserver=0, view=story.machine.view))
     assert story.wait(60.0 + c.SET_UP_PATIENCE_S) == []
     effects = story.wait(1.0)
     assert effects[0] == Conclude(own_fault="process")
@@ -325,8 +337,8 @@ def test_a_restarted_coordinator_continues_from_the_journal() -> None:
     effects = story.ready()
     (event,) = lines("metrics.jsonl", effects)
     assert (event["kind"], event["t"], event["round"]) == ("rewind", 40.0, 5)
-    assert {b.saved for b in told(m.Begin, effects).values()} == {0}
-    recovered, _ = lines("metrics.jsonl", story.tell(10, progress(0, story.machine.view)))
+    assert {b.saved for b in messages_of(m.Begin, effects).values()} == {0}
+    recovered, _ = lines("metrics.jsonl", story.deliver(10, progress(0, story.machine.view)))
     assert recovered["after"] == ["the coordinator was lost"]
     assert story.machine.passes.closed == [closed]
 
@@ -337,7 +349,7 @@ def here(rank: int, incarnation: int, host: str = "elsewhere") -> m.Here:
 
 def test_a_younger_pserver_elsewhere_replaces_a_silent_one() -> None:
     story = Story().train()
-    effects = story.tell(55, here(1, 9))
+    effects = story.deliver(55, here(1, 9))
     assert effects[0] == HangUp(21)
     assert [line["what"] for line in lines("metrics.jsonl", effects)] == ["pserver 1 was replaced"]
     assert only(Reach, effects) == Reach(1, ADDRESSES[1])
@@ -346,19 +358,19 @@ def test_a_younger_pserver_elsewhere_replaces_a_silent_one() -> None:
 
 def test_an_older_pserver_has_nothing_to_say_any_more() -> None:
     story = Story().train()
-    story.tell(21, m.Ready(pserver=1, view=story.machine.view, incarnation=9))
-    assert story.tell(55, here(1, 8)) == []
-    assert story.tell(55, here(1, 9)) == [], "it is the very one"
+    story.deliver(21, m.Ready(pserver=1, view=story.machine.view, incarnation=9))
+    assert story.deliver(55, here(1, 8)) == []
+    assert story.deliver(55, here(1, 9)) == [], "it is the very one"
     assert story.machine.phase == "training"
 
 
-def test_a_pserver_that_is_where_it_was_is_no_news() -> None:
+def test_a_pserver_at_its_old_address_changes_nothing() -> None:
     story = Story().train()
-    assert story.tell(55, here(1, 9, ADDRESSES[1].host)) == []
+    assert story.deliver(55, here(1, 9, ADDRESSES[1].host)) == []
 
 
-def test_a_pserver_that_nobody_talks_to_yet_is_found_in_its_turn() -> None:
+def test_an_unconnected_pserver_is_reached_in_its_turn() -> None:
     story = Story()
     story.join(0)
-    assert story.tell(55, here(1, 9)) == []
+    assert story.deliver(55, here(1, 9)) == []
     assert story.machine.members.lives == {1: 9}

@@ -1,10 +1,10 @@
-"""When a cut is complete, what it builds on, and who is told that it counts."""
+"""When a cut is complete, what it builds on, and which pservers get Committed."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.job.story import CUTS, Story, cut_part, only, progress, told
+from tests.unit.job.story import CUTS, Story, cut_part, messages_of, only, progress
 
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.cuts import Cuts
@@ -25,8 +25,8 @@ def part(pserver: int, history: int, round_: int, *, is_delta: bool) -> m.CutPar
 def cut(story: Story, round_: int, *, is_delta: tuple[bool, bool] = (False, False)) -> Manifest:
     """Both parts of a cut come in."""
     history = story.machine.history
-    story.tell(20, part(0, history, round_, is_delta=is_delta[0]))
-    return only(Commit, story.tell(21, part(1, history, round_, is_delta=is_delta[1]))).manifest
+    story.deliver(20, part(0, history, round_, is_delta=is_delta[0]))
+    return only(Commit, story.deliver(21, part(1, history, round_, is_delta=is_delta[1]))).manifest
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_nothing_builds_on_a_cut_that_was_lost(story: Story) -> None:
 
 def test_pservers_with_tables_learn_which_cut_counts(story: Story) -> None:
     effects = story.machine.cut_settled(cut(story, 5), story.now_s)
-    word = m.Committed(history=story.machine.history, round=5)
-    assert told(m.Committed, effects) == {20: word, 21: word}
+    committed = m.Committed(history=story.machine.history, round=5)
+    assert messages_of(m.Committed, effects) == {20: committed, 21: committed}
     effects = story.machine.cut_settled(cut(story, 7, is_delta=(True, False)), story.now_s)
-    assert told(m.Committed, effects)[20].chain == 1
+    assert messages_of(m.Committed, effects)[20].chain == 1
     dense = Story(snapshots=CUTS).train()
     assert dense.machine.cut_settled(cut(dense, 5), dense.now_s) == []
 
@@ -92,16 +92,16 @@ def test_a_new_history_builds_on_nothing_before_it(story: Story) -> None:
     story.ready()
     assert story.machine.cut_settled(old, story.now_s) == [], "it is of the history before"
     history = story.machine.history
-    story.tell(20, part(0, history, 7, is_delta=False))
-    assert only(Commit, story.tell(22, part(1, history, 7, is_delta=False))).manifest.base == ()
+    story.deliver(20, part(0, history, 7, is_delta=False))
+    assert only(Commit, story.deliver(22, part(1, history, 7, is_delta=False))).manifest.base == ()
 
 
 def asked(effects: list[Effect]) -> set[int]:
-    return set(told(m.CutSoon, effects))
+    return set(messages_of(m.CutSoon, effects))
 
 
-def test_whoever_is_about_to_leave_has_a_cut_made_at_once(story: Story) -> None:
-    story.tell(10, progress(0))
+def test_a_client_about_to_leave_has_a_cut_made_at_once(story: Story) -> None:
+    story.deliver(10, progress(0))
     assert asked(story.machine.snapshot_wanted(story.now_s)) == {20, 21}
     status = status_of(story.machine, story.now_s)
     assert (status.snapshot, status.snapshot_wanted) == (None, True)
@@ -121,7 +121,7 @@ def test_a_cut_that_is_not_made_is_asked_for_again(story: Story) -> None:
     assert asked(story.wait(5.0)) == set()
 
 
-def test_nobody_is_asked_for_a_cut_that_cannot_be_made() -> None:
+def test_a_cut_that_cannot_be_made_is_not_requested() -> None:
     gathering = Story(snapshots=CUTS)
     gathering.gather()
     nowhere = Story().train()
@@ -140,7 +140,7 @@ def test_a_wish_ends_with_the_history_that_it_was_about(story: Story) -> None:
 
 def fail(story: Story, round_: int) -> None:
     lost = msgspec.structs.replace(part(1, story.machine.history, round_, is_delta=False), sha256="", failure="no room")
-    assert story.tell(21, lost) == []
+    assert story.deliver(21, lost) == []
 
 
 def warnings(story: Story) -> list[str]:
@@ -159,7 +159,7 @@ def test_a_failed_part_is_reported_until_a_later_cut_counts(story: Story) -> Non
     assert warnings(story) == ["no snapshot since round 7: pserver 1: no room"]
 
 
-def test_a_manifest_that_could_not_be_written_is_told_too(story: Story) -> None:
+def test_a_manifest_that_could_not_be_written_is_shown(story: Story) -> None:
     story.machine.cut_settled(cut(story, 5), story.now_s, failure="the disk is full")
     assert warnings(story) == ["no snapshot yet: the disk is full"]
     story.machine.cut_settled(cut(story, 7), story.now_s)

@@ -14,11 +14,11 @@ from tests.unit.job.story import (
     leaves,
     lines,
     manifest,
+    messages_of,
     only,
     pass_done,
     progress,
     sent,
-    told,
     totals,
 )
 
@@ -51,8 +51,8 @@ def test_a_pass_closes_when_lane_and_trainers_have_reported(order: str) -> None:
     story = training()
     machine = story.machine
     steps: list[Callable[[], list[Effect]]] = [
-        lambda: story.tell(10, pass_done(0)),
-        lambda: story.tell(11, pass_done(1)),
+        lambda: story.deliver(10, pass_done(0)),
+        lambda: story.deliver(11, pass_done(1)),
     ]
     at = ["lane first", "lane between", "lane last"].index(order)
     steps.insert(at, lambda: machine.lane_passed(machine.history, totals(), story.now_s))
@@ -69,7 +69,7 @@ def test_a_pass_closes_when_lane_and_trainers_have_reported(order: str) -> None:
 def test_a_saved_pass_has_one_ledger_row_per_shard() -> None:
     story = training()
     assert lines("ledger.jsonl", story.close_pass(0)) == []
-    effects = story.tell(10, m.Saved(trainer=0, pass_id=0))
+    effects = story.deliver(10, m.Saved(trainer=0, pass_id=0))
     assert lines("ledger.jsonl", effects) == [
         {"pass": 0, "shard": s, "read": 10 + s, "trained": 10 + s, "applied": 10 + s} for s in range(3)
     ]
@@ -79,37 +79,39 @@ def test_a_saved_pass_has_one_ledger_row_per_shard() -> None:
     assert (story.machine.passes.saved, [p.pass_id for p in story.machine.passes.closed]) == (0, [0])
 
 
-def test_the_test_result_of_whoever_tested_is_in_the_closed_pass() -> None:
+def test_the_result_of_the_tester_is_in_the_closed_pass() -> None:
     story = training()
     story.machine.lane_passed(story.machine.history, totals(), story.now_s)
-    story.tell(11, pass_done(1))
-    effects = story.tell(10, pass_done(0, test=m.Sum(samples=4, cost=8.0, evals={"error": 1.0})))
-    closed = told(m.PassClosed, effects)[10]
+    story.deliver(11, pass_done(1))
+    effects = story.deliver(10, pass_done(0, test=m.Sum(samples=4, cost=8.0, evals={"error": 1.0})))
+    closed = messages_of(m.PassClosed, effects)[10]
     assert (closed.test_samples, closed.test_cost, closed.test_evals) == (4, 2.0, {"error": 0.25})
 
 
 def test_a_closed_pass_has_staleness_and_the_worst_error() -> None:
     story = training()
     story.machine.lane_passed(story.machine.history, totals(staleness={1: 4, 0: 9}), story.now_s)
-    story.tell(11, msgspec.structs.replace(pass_done(1), wire_error=0.25))
-    closed = told(m.PassClosed, story.tell(10, msgspec.structs.replace(pass_done(0), wire_error=0.125)))[10]
+    story.deliver(11, msgspec.structs.replace(pass_done(1), wire_error=0.25))
+    closed = messages_of(m.PassClosed, story.deliver(10, msgspec.structs.replace(pass_done(0), wire_error=0.125)))[10]
     assert (list(closed.staleness.items()), closed.wire_error) == ([("0", 9), ("1", 4)], 0.25)
 
 
 def test_totals_of_another_history_close_nothing() -> None:
     story = training()
     for rank in range(2):
-        story.tell(10 + rank, pass_done(rank))
+        story.deliver(10 + rank, pass_done(rank))
     assert story.machine.lane_passed(story.machine.history - 1, totals(), story.now_s) == []
-    assert set(told(m.PassClosed, story.machine.lane_passed(story.machine.history, totals(), story.now_s))) == {10}
+    assert set(messages_of(m.PassClosed, story.machine.lane_passed(story.machine.history, totals(), story.now_s))) == {
+        10
+    }
 
 
 @pytest.mark.parametrize("ends_pass", [False, True], ids=["within a pass", "at its end"])
 def test_a_cut_is_committed_when_the_last_part_is_in(ends_pass: bool) -> None:
     story = with_cuts()
     history = story.machine.history
-    assert story.tell(21, cut_part(1, history, ends_pass=ends_pass)) == []
-    (effect,) = story.tell(20, cut_part(0, history, ends_pass=ends_pass))
+    assert story.deliver(21, cut_part(1, history, ends_pass=ends_pass)) == []
+    (effect,) = story.deliver(20, cut_part(0, history, ends_pass=ends_pass))
     assert isinstance(effect, Commit)
     found = effect.manifest
     assert ([p.file for p in found.parts], found.view, found.round) == (["part-0.bin", "part-1.bin"], history, 5)
@@ -119,34 +121,34 @@ def test_a_cut_is_committed_when_the_last_part_is_in(ends_pass: bool) -> None:
 def test_a_pass_is_closed_when_the_cut_that_ends_it_is_settled() -> None:
     story = with_cuts()
     history = story.machine.history
-    story.tell(20, cut_part(0, history))
-    commit = only(Commit, story.tell(21, cut_part(1, history)))
-    assert set(told(m.PassClosed, story.machine.cut_settled(commit.manifest, story.now_s))) == {10}
+    story.deliver(20, cut_part(0, history))
+    commit = only(Commit, story.deliver(21, cut_part(1, history)))
+    assert set(messages_of(m.PassClosed, story.machine.cut_settled(commit.manifest, story.now_s))) == {10}
 
 
 def test_a_failed_part_at_the_end_of_a_pass_is_not_awaited() -> None:
     story = with_cuts()
     history = story.machine.history
-    assert story.tell(20, cut_part(0, history, ends_pass=False, sha256="")) == []
-    assert set(told(m.PassClosed, story.tell(20, cut_part(0, history, sha256="")))) == {10}
-    assert story.tell(21, cut_part(1, history)) == [], "a cut without one of its parts is none"
+    assert story.deliver(20, cut_part(0, history, ends_pass=False, sha256="")) == []
+    assert set(messages_of(m.PassClosed, story.deliver(20, cut_part(0, history, sha256="")))) == {10}
+    assert story.deliver(21, cut_part(1, history)) == [], "a cut without one of its parts is none"
 
 
 def test_in_async_mode_a_pass_without_a_cut_ends_the_job() -> None:
     story = with_cuts(updates=Updates(mode="async"))
     history = story.machine.history
-    assert story.tell(20, cut_part(0, history, ends_pass=False, sha256="")) == [], "within a pass it is left out"
+    assert story.deliver(20, cut_part(0, history, ends_pass=False, sha256="")) == [], "within a pass it is left out"
     lost = msgspec.structs.replace(cut_part(0, history, sha256=""), failure="no room")
-    effects = story.tell(20, lost)
+    effects = story.deliver(20, lost)
     assert only(Conclude, effects).own_fault == "storage"
     assert leaves(effects).reason == "there is no snapshot at the end of pass 0: pserver 0: no room"
-    assert not told(m.PassClosed, effects)
+    assert not messages_of(m.PassClosed, effects)
 
 
 def test_so_does_one_whose_manifest_cannot_be_written() -> None:
     story = with_cuts(updates=Updates(mode="async"))
     for rank in (0, 1):
-        effects = story.tell(20 + rank, cut_part(rank, story.machine.history))
+        effects = story.deliver(20 + rank, cut_part(rank, story.machine.history))
     effects = story.machine.cut_settled(only(Commit, effects).manifest, story.now_s, failure="no room")
     assert leaves(effects).reason == "there is no snapshot at the end of pass 0: no room"
 
@@ -154,11 +156,11 @@ def test_so_does_one_whose_manifest_cannot_be_written() -> None:
 def test_parts_and_commits_of_another_history_count_for_nothing() -> None:
     story = with_cuts()
     history = story.machine.history
-    assert story.tell(20, cut_part(0, history - 1, sha256="")) == []
-    story.tell(20, cut_part(0, history))
+    assert story.deliver(20, cut_part(0, history - 1, sha256="")) == []
+    story.deliver(20, cut_part(0, history))
     story.lose(21)
     story.reach(1, connection=22)
-    assert story.tell(22, cut_part(1, history)) == [], "the other part is of the history before"
+    assert story.deliver(22, cut_part(1, history)) == [], "the other part is of the history before"
     assert story.machine.cut_settled(manifest(history, ended=totals()), story.now_s) == []
 
 
@@ -167,10 +169,10 @@ def test_a_pass_ended_at_the_cut_is_saved_again_after_a_rewind() -> None:
     story.lose(21)
     story.reach(1, connection=22)
     story.load(Base(manifest(story.machine.history, ended=totals()), (("a",),)))
-    assert {b.saved for b in told(m.Begin, story.ready()).values()} == {-1}
-    assert story.tell(11, pass_done(1)) == []
-    assert told(m.PassClosed, story.tell(10, pass_done(0)))[10].samples == 33
-    assert len(lines("ledger.jsonl", story.tell(10, m.Saved(trainer=0, pass_id=0)))) == 3
+    assert {b.saved for b in messages_of(m.Begin, story.ready()).values()} == {-1}
+    assert story.deliver(11, pass_done(1)) == []
+    assert messages_of(m.PassClosed, story.deliver(10, pass_done(0)))[10].samples == 33
+    assert len(lines("ledger.jsonl", story.deliver(10, m.Saved(trainer=0, pass_id=0)))) == 3
 
 
 def test_an_unsaved_pass_is_closed_again_for_a_new_trainer_0() -> None:
@@ -178,31 +180,31 @@ def test_an_unsaved_pass_is_closed_again_for_a_new_trainer_0() -> None:
     story.close_pass(0)
     story.lose(10)
     story.join(0, connection=12, incarnation=2)
-    assert {b.saved for b in told(m.Begin, story.ready()).values()} == {-1}
-    assert set(told(m.PassClosed, story.tell(12, pass_done(0)))) == {12}
-    assert story.tell(10, m.Saved(trainer=0, pass_id=0)) == [], "its predecessor has no say any more"
-    assert len(lines("ledger.jsonl", story.tell(12, m.Saved(trainer=0, pass_id=0)))) == 3
+    assert {b.saved for b in messages_of(m.Begin, story.ready()).values()} == {-1}
+    assert set(messages_of(m.PassClosed, story.deliver(12, pass_done(0)))) == {12}
+    assert story.deliver(10, m.Saved(trainer=0, pass_id=0)) == [], "its predecessor has no say any more"
+    assert len(lines("ledger.jsonl", story.deliver(12, m.Saved(trainer=0, pass_id=0)))) == 3
     assert story.machine.passes.saved == 0
 
 
 def test_a_pass_that_ends_without_trainer_0_waits_for_the_next() -> None:
     story = training()
     story.machine.lane_passed(story.machine.history, totals(), story.now_s)
-    story.tell(10, pass_done(0))
+    story.deliver(10, pass_done(0))
     story.lose(10)
-    assert story.tell(11, pass_done(1)) == []
+    assert story.deliver(11, pass_done(1)) == []
     story.join(0, connection=12, incarnation=2)
     story.ready()
-    assert set(told(m.PassClosed, story.tell(12, pass_done(0)))) == {12}
+    assert set(messages_of(m.PassClosed, story.deliver(12, pass_done(0)))) == {12}
 
 
 def test_trainer_0_gets_a_saved_pass_as_it_was() -> None:
     story = training()
     story.save_pass(0)
     (closed,) = story.machine.passes.closed
-    assert story.tell(10, pass_done(0)) == [Send(10, closed)]
-    assert story.tell(11, pass_done(1)) == []
-    assert story.tell(10, m.Saved(trainer=0, pass_id=0)) == [Send(10, m.Counted(pass_id=0))]
+    assert story.deliver(10, pass_done(0)) == [Send(10, closed)]
+    assert story.deliver(11, pass_done(1)) == []
+    assert story.deliver(10, m.Saved(trainer=0, pass_id=0)) == [Send(10, m.Counted(pass_id=0))]
 
 
 def test_a_resumed_job_ends_after_its_own_passes() -> None:
@@ -214,9 +216,9 @@ def test_a_resumed_job_ends_after_its_own_passes() -> None:
 
 def test_only_trainer_0_can_say_that_a_closed_pass_is_saved() -> None:
     story = training()
-    assert story.tell(10, m.Saved(trainer=0, pass_id=1)) == []
+    assert story.deliver(10, m.Saved(trainer=0, pass_id=1)) == []
     story.close_pass(0)
-    assert story.tell(11, m.Saved(trainer=1, pass_id=0)) == []
+    assert story.deliver(11, m.Saved(trainer=1, pass_id=0)) == []
     assert story.machine.passes.saved == -1
 
 
@@ -226,14 +228,14 @@ def test_messages_on_a_foreign_connection_are_ignored(connection: int, rank: int
     done = m.PassDone(trainer=rank, pass_id=0, round=1, read={}, trained={})
     lost = m.LinkLost(trainer=rank, view=story.machine.view, what="a lie")
     for message in (progress(rank), done, lost, m.Failed(trainer=rank, what="a lie")):
-        assert story.tell(connection, message) == []
+        assert story.deliver(connection, message) == []
     assert story.machine.phase == "training"
     assert all(trainer.progress is None for trainer in story.machine.members.trainers.values())
 
 
 def test_a_coordinator_ignores_messages_of_its_own_kinds() -> None:
     story = training()
-    assert story.tell(10, m.Stop(reason="", how="failed")) == []
+    assert story.deliver(10, m.Stop(reason="", how="failed")) == []
     assert story.machine.phase == "training"
 
 
@@ -253,16 +255,16 @@ def test_the_last_models_status_is_written_before_the_end() -> None:
 def test_the_coordinator_fails_a_job_with_an_empty_pass() -> None:
     story = training()
     for rank in range(2):
-        story.tell(10 + rank, pass_done(rank))
+        story.deliver(10 + rank, pass_done(rank))
     empty = PassTotals(0, 0, {s: Totals() for s in range(3)}, {})
     effects = story.machine.lane_passed(story.machine.history, empty, story.now_s)
-    assert effects[0] == Conclude(own_fault="data"), "before anybody is told"
+    assert effects[0] == Conclude(own_fault="data"), "before any Stop"
     assert leaves(effects) == Leave("there is not one training sample in all shards")
 
 
 def test_a_trainers_failure_stops_all_members_once() -> None:
     story = training()
-    effects = story.tell(11, m.Failed(trainer=1, what="a NaN"))
+    effects = story.deliver(11, m.Failed(trainer=1, what="a NaN"))
     assert leaves(effects) == Leave("trainer 1: a NaN")
     assert {message for _, message in sent(effects)} == {m.Stop(reason="trainer 1: a NaN", how="failed")}
     assert effects[0] == Conclude()
@@ -289,7 +291,7 @@ def test_a_coordinator_that_was_superseded_leaves_without_a_word() -> None:
     assert (story.lose(11), story.wait(1e6), story.machine.cancelled()) == ([], [], [])
 
 
-def test_a_lost_visitor_matters_to_nobody() -> None:
+def test_a_lost_visitor_has_no_effect() -> None:
     assert training().lose(99) == []
 
 

@@ -71,7 +71,7 @@ def test_a_pserver_answers_while_it_enters_a_view(monkeypatch: pytest.MonkeyPatc
         assert isinstance(ready, m.Ready) and ready.view == 5
 
 
-def test_a_pserver_0_obeys_no_coordinator_of_an_earlier_life() -> None:
+def test_pserver_0_obeys_no_earlier_coordinator() -> None:
     with serving(PserverOptions(1, host="127.0.0.1", incarnation=5)) as (_, call):
         old = call()
         m.send(old, m.ChangeView(view=view_of(4, 9), history=view_of(4, 1)))
@@ -117,7 +117,7 @@ def test_an_error_of_the_volume_ends_the_job_instead_of_a_thread(
     assert coordinating.failure is not None and "Stale file handle" in coordinating.failure.what
 
 
-def test_unlistable_old_snapshots_stay_and_the_job_goes_on(
+def test_unlistable_old_snapshots_stay_and_the_job_continues(
     coordinating: CoordinatorService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def iterdir(path: Path) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from bireme.ps.lanes.slow_trainers import Awaited, Slowest
 def test_progress_is_written_as_means_and_shown_in_the_status() -> None:
     story = Story().train()
     story.now_s += 3
-    (line,) = lines("metrics.jsonl", story.tell(11, progress(1)))
+    (line,) = lines("metrics.jsonl", story.deliver(11, progress(1)))
     assert (line["cost"], line["t"], line["trainer"]) == (0.5, 3.0, 1)
     status = status_of(story.machine, story.now_s + 1)
     assert (status.phase, status.seconds, status.trainers_missing) == ("training", 4.0, ())
@@ -27,7 +27,7 @@ def test_the_first_status_waits_for_the_trainers() -> None:
     assert (status.phase, status.trainers_missing, status.seconds) == ("gathering", (0, 1), 0.0)
 
 
-def test_the_status_tells_where_pservers_are() -> None:
+def test_the_status_has_the_addresses_of_pservers() -> None:
     story = Story().train()
     pservers = status_of(story.machine, story.now_s).pservers
     assert pservers == tuple(PserverStatus(pserver=r, host=a.host, ports=a.ports) for r, a in enumerate(ADDRESSES))
@@ -43,19 +43,19 @@ def test_missing_members_are_named_with_their_reasons() -> None:
     assert status_of(story.machine, story.now_s).waits_for == ("trainer 1", "pserver 0 (connection refused)")
 
 
-def test_whoever_says_nothing_is_named_until_it_speaks_again() -> None:
+def test_a_silent_member_is_named_until_its_next_message() -> None:
     story = Story().train()
     story.now_s += SILENT_S + 4
     for connection in (10, 20):
-        story.tell(connection, m.Alive())
+        story.deliver(connection, m.Alive())
     said = f"which has said nothing for {SILENT_S + 4:.0f} s"
     assert waits_for(story.machine, story.now_s) == [f"trainer 1, {said}", f"pserver 1, {said}"]
-    story.tell(11, progress(1))
-    story.tell(21, m.Alive())
+    story.deliver(11, progress(1))
+    story.deliver(21, m.Alive())
     assert waits_for(story.machine, story.now_s) == []
 
 
-def test_a_straggler_is_named_beside_whoever_has_a_longer_number() -> None:
+def test_a_straggler_is_named_beside_a_longer_number() -> None:
     story = Story(trainers=13, shards=13)
     for rank in range(13):
         story.join(rank, 100 + rank)
@@ -65,7 +65,7 @@ def test_a_straggler_is_named_beside_whoever_has_a_longer_number() -> None:
     story.ready()
     story.now_s += SILENT_S + 1
     for connection in (20, 21, *range(100, 112)):
-        story.tell(connection, m.Alive())
+        story.deliver(connection, m.Alive())
     said = waits_for(story.machine, story.now_s, Awaited(missing=[1, 12], seconds=5.0))
     assert said == [
         f"trainer 12, which has said nothing for {SILENT_S + 1:.0f} s",
@@ -98,7 +98,7 @@ def test_a_straggler_is_named_beside_whoever_has_a_longer_number() -> None:
         ),
     ],
 )
-def test_whoever_is_slower_than_all_others_is_named(late: Awaited | None, said: list[str]) -> None:
+def test_a_trainer_slower_than_all_others_is_named(late: Awaited | None, said: list[str]) -> None:
     story = Story().train()
     status = status_of(story.machine, story.now_s, late)
     assert (status.stragglers, status.waits_for) == (tuple(said), tuple(said))
@@ -108,7 +108,7 @@ def test_whoever_is_slower_than_all_others_is_named(late: Awaited | None, said: 
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("reports", "said"),
     [
         (
             (Slowest(1, 0.82, 7.0), Slowest(1, 0.71, 8.0)),
@@ -119,17 +119,17 @@ def test_whoever_is_slower_than_all_others_is_named(late: Awaited | None, said: 
         ((Slowest(1, 0.82, 7.0), None), []),
     ],
 )
-def test_the_pserver_that_every_trainer_waits_for_is_named(told: tuple[Slowest | None, ...], said: list[str]) -> None:
+def test_a_pserver_that_all_trainers_wait_for_is_named(reports: tuple[Slowest | None, ...], said: list[str]) -> None:
     story = Story().train()
-    for rank, slowest in enumerate(told):
-        story.tell(10 + rank, msgspec.structs.replace(progress(rank, story.machine.view), slowest_pserver=slowest))
+    for rank, slowest in enumerate(reports):
+        story.deliver(10 + rank, msgspec.structs.replace(progress(rank, story.machine.view), slowest_pserver=slowest))
     status = status_of(story.machine, story.now_s)
     assert (status.stragglers, status.waits_for) == (tuple(said), tuple(said))
-    story.tell(11, progress(1, story.machine.view - 1))
+    story.deliver(11, progress(1, story.machine.view - 1))
     assert waits_for(story.machine, story.now_s) == [], "that was in an earlier view"
 
 
-def test_nobody_is_waited_for_when_the_job_is_over() -> None:
+def test_a_job_that_is_over_waits_for_no_member() -> None:
     story = Story().train()
     story.lose(11)
     story.machine.cancelled()

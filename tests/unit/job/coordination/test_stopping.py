@@ -24,8 +24,8 @@ COSTS = [0.5, 0.3, 0.4, 0.3, 0.2]
 def save(story: Story, pass_id: int, cost: float) -> list[Effect]:
     """A pass up to its model, with a test cost."""
     story.close_pass(pass_id)
-    story.tell(10, pass_done(0, pass_id, m.Sum(samples=1, cost=cost, evals={})))
-    return story.tell(10, m.Saved(trainer=0, pass_id=pass_id))
+    story.deliver(10, pass_done(0, pass_id, m.Sum(samples=1, cost=cost, evals={})))
+    return story.deliver(10, m.Saved(trainer=0, pass_id=pass_id))
 
 
 def walk(story: Story, begin: int = 0) -> int:
@@ -42,12 +42,12 @@ def test_a_job_ends_once_so_many_passes_are_no_better() -> None:
 
 
 @pytest.mark.parametrize("saved", [0, 1, 2])
-def test_a_job_that_goes_on_ends_with_the_same_pass(saved: int) -> None:
+def test_a_job_that_resumes_ends_with_the_same_pass(saved: int) -> None:
     past = JournalSummary(saved, costs=dict(enumerate(COSTS[: saved + 1])))
     assert walk(Story(passes=9, stop_after=2).train(Base(None, (), past)), saved + 1) == 3
 
 
-def test_a_job_that_was_over_ends_at_once_when_it_goes_on() -> None:
+def test_a_job_that_was_over_ends_at_once_when_resumed() -> None:
     story = Story(passes=9, stop_after=2)
     story.gather()
     effects = story.load(Base(None, (), JournalSummary(3, costs=dict(enumerate(COSTS[:4])))))

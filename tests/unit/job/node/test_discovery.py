@@ -28,7 +28,7 @@ def test_a_pserver_that_comes_back_elsewhere_is_found_there(tmp_path: Path) -> N
     assert place.find() == [THERE]
 
 
-def test_a_coordinator_that_did_not_come_is_told_as_such(tmp_path: Path) -> None:
+def test_a_coordinator_that_did_not_start_is_named(tmp_path: Path) -> None:
     place = SharedDirectory(tmp_path, 3)
     place.announce(1, HERE)
     with pytest.raises(NetworkError, match="waited 0 s for pserver 0: it has not announced itself") as caught:
@@ -43,7 +43,7 @@ class Moving:
         self._places = list(places)
 
     def announce(self, pserver: int, address: Address, incarnation: int = 1) -> None:
-        raise AssertionError("nobody announces anything here")
+        raise AssertionError("no pserver announces itself here")
 
     def find(self) -> list[Address | None]:
         raise AssertionError("only one is looked for")
@@ -86,7 +86,7 @@ def test_a_host_with_a_port_that_is_none_is_refused_by_name(hosts: str) -> None:
         HostList([hosts], 7164, 1)
 
 
-def test_an_empty_list_of_hosts_is_told_as_such() -> None:
+def test_an_empty_list_of_hosts_is_refused() -> None:
     with pytest.raises(UsageError, match="names no host"):
         HostList([" ", " "], 7164, 1)
 
@@ -132,7 +132,7 @@ def test_a_coordinator_with_an_unresolved_name_is_named(names: Names) -> None:
         reach_coordinator(HostList(["demo-0"], 7164, 1), 0.0)
 
 
-def test_the_word_of_a_later_life_counts_whoever_speaks_last(tmp_path: Path) -> None:
+def test_the_later_incarnation_counts_in_any_order(tmp_path: Path) -> None:
     place = SharedDirectory(tmp_path, 1)
     place.announce(0, HERE, incarnation=12)
     place.announce(0, THERE, incarnation=7)  # it was stopped before it could say so, and has been replaced

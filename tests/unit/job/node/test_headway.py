@@ -31,7 +31,7 @@ def test_the_highest_round_is_remembered_after_a_rewind(tmp_path: Path) -> None:
     note(tmp_path, (4, 5), (4, 6))
     assert seen.look() == JobProgress(4, 6, 9)
     note(tmp_path, (1, 10))
-    assert seen.look() == JobProgress(4, 6, 9), "nobody is in that history any more"
+    assert seen.look() == JobProgress(4, 6, 9), "no member is in that history any more"
 
 
 def test_what_earlier_runs_have_noted_does_not_count(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_a_book_that_was_cut_off_or_cannot_be_read_is_no_harm(tmp_path: Path) ->
 
 def test_progress_from_before_a_rewind_is_of_no_history() -> None:
     story = Story().train()
-    (fresh,) = lines(METRICS, story.tell(10, progress(0, story.machine.view)))
+    (fresh,) = lines(METRICS, story.deliver(10, progress(0, story.machine.view)))
     assert fresh["history"] == story.machine.history
     story.lose(21)
-    (stale,) = lines(METRICS, story.tell(10, progress(0, story.machine.view - 1)))
+    (stale,) = lines(METRICS, story.deliver(10, progress(0, story.machine.view - 1)))
     assert "history" not in stale and stale["round"] == fresh["round"]
 
 
@@ -73,13 +73,13 @@ def test_a_day_of_progress_is_some_thousand_lines_a_trainer() -> None:
     noted = [story.now_s]
     for tenth in range(1, 36_000):
         story.now_s = 100.0 + tenth / 5
-        if lines(METRICS, story.tell(10, progress(0, story.machine.view))):
+        if lines(METRICS, story.deliver(10, progress(0, story.machine.view))):
             noted.append(story.now_s)
     # Two hours with five words a second: all of them at first, then one in a thousandth of the job's age.
     assert sum(moment < 300.0 for moment in noted) > 990
     assert 4000 < len(noted) < 5000
     story.now_s += 3 * 86400
-    assert lines(METRICS, story.tell(10, progress(0, story.machine.view)))
+    assert lines(METRICS, story.deliver(10, progress(0, story.machine.view)))
     for seconds, count in ((9.9, 0), (10.1, 1)):
         moment = story.now_s + seconds
         assert len(lines(METRICS, story.machine.receive(10, progress(0, story.machine.view), moment))) == count
@@ -88,9 +88,9 @@ def test_a_day_of_progress_is_some_thousand_lines_a_trainer() -> None:
 def test_the_first_progress_in_a_view_is_noted_at_any_age() -> None:
     story = Story().train()
     story.now_s += 86400
-    assert lines(METRICS, story.tell(10, progress(0, story.machine.view)))
-    assert not lines(METRICS, story.tell(10, progress(0, story.machine.view)))
+    assert lines(METRICS, story.deliver(10, progress(0, story.machine.view)))
+    assert not lines(METRICS, story.deliver(10, progress(0, story.machine.view)))
     story.lose(11)
     story.join(1, 31)
     story.ready()
-    assert lines(METRICS, story.tell(10, progress(0, story.machine.view)))
+    assert lines(METRICS, story.deliver(10, progress(0, story.machine.view)))

@@ -48,7 +48,7 @@ def test_many_at_once_take_different_numbers(tmp_path: Path) -> None:
     assert sorted(taken) == list(range(1, 81))
 
 
-def test_an_output_that_is_a_file_is_told_as_such(tmp_path: Path) -> None:
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / DIRECTORY).touch()
     with pytest.raises(StorageError, match=DIRECTORY):
         take(tmp_path, "runner")
@@ -61,14 +61,14 @@ def test_the_newest_number_of_one_process_is_known(tmp_path: Path) -> None:
     assert newest_of(tmp_path, "pserver 1") == taken[1]
 
 
-def test_the_newest_number_is_whoever_took_it(tmp_path: Path) -> None:
+def test_the_newest_number_belongs_to_its_process(tmp_path: Path) -> None:
     assert newest(tmp_path) == 0
     take(tmp_path, "a")
     take(tmp_path, "b")
     assert newest(tmp_path) == 2
 
 
-def test_a_seat_is_lost_to_whoever_sits_down_later(tmp_path: Path) -> None:
+def test_a_lease_is_lost_to_a_later_holder(tmp_path: Path) -> None:
     old = Lease.take(tmp_path, "pod-a")
     assert not old.is_lost()
     new = Lease.take(tmp_path, "pod-b")
@@ -76,7 +76,7 @@ def test_a_seat_is_lost_to_whoever_sits_down_later(tmp_path: Path) -> None:
     assert Lease(tmp_path, old.number).is_lost(), "its processes see it too"
 
 
-def test_a_seat_is_lost_by_either_sign(tmp_path: Path) -> None:
+def test_a_lease_is_lost_by_either_sign(tmp_path: Path) -> None:
     """On a network's volume a new name may be seen late; and the holder's word may be written by the older one."""
     old, new = Lease.take(tmp_path, "pod-a"), Lease.take(tmp_path, "pod-b")
     (tmp_path / DIRECTORY / f"{new.number:08d}").unlink()

@@ -1,4 +1,4 @@
-"""Logs are kept within their budget while somebody appends to them."""
+"""Logs are kept within their budget while a process appends to them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_full_log_moves_aside_and_the_oldest_is_forgotten(tmp_path: Path) -> N
     }
 
 
-def test_whoever_appends_goes_on_in_the_emptied_file(tmp_path: Path) -> None:
+def test_a_writer_continues_in_the_emptied_file(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     with path.open("ab", buffering=0) as writer:
         writer.write(b"x" * 200)

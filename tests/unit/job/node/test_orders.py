@@ -17,7 +17,7 @@ def begin(view: int) -> m.Begin:
 
 
 class Heard:
-    """Orders, and how often whoever trains was woken."""
+    """Orders, and how often the training thread was woken."""
 
     def __init__(self) -> None:
         self.woken = 0
@@ -27,7 +27,7 @@ class Heard:
         self.woken += 1
 
 
-def test_only_a_later_view_is_news() -> None:
+def test_only_a_later_view_is_a_newer_order() -> None:
     heard = Heard()
     assert not heard.orders.has_newer(0)
     heard.orders.put(begin(4))
@@ -66,7 +66,7 @@ def test_a_loss_comes_before_a_view() -> None:
     assert heard.orders.wait(0) is None
 
 
-def test_whoever_trains_is_woken_by_all_but_a_good_ending() -> None:
+def test_training_is_woken_by_all_but_a_good_ending() -> None:
     heard = Heard()
     heard.orders.put(FINISHED)
     assert heard.woken == 0, "its last pull may still be on its way"
@@ -84,7 +84,7 @@ def test_a_refusal_is_raised_where_orders_are_awaited() -> None:
 
 
 @pytest.mark.parametrize("order", [begin(4), CANCELLED, None], ids=["view", "ending", "loss"])
-def test_whoever_waits_is_woken_by_an_order(order: Order) -> None:
+def test_a_waiting_thread_is_woken_by_an_order(order: Order) -> None:
     heard, got = Heard(), list[Order]()
     waiting = threading.Thread(target=lambda: got.append(heard.orders.wait(3, WAIT_S)))
     waiting.start()

@@ -39,21 +39,21 @@ WAIT_S = 30.0
         (-99, "was killed by signal 99"),
     ],
 )
-def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
+def test_an_exit_code_is_described_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, False), (1, True), (128, True), (137, False), (-9, False)])
-def test_only_a_process_that_says_so_itself_cannot_go_on(code: int, expected: bool) -> None:
+def test_only_an_error_of_the_process_itself_is_final(code: int, expected: bool) -> None:
     assert is_error(code) == expected
 
 
-def test_whoever_lived_long_enough_comes_back_at_once() -> None:
+def test_a_child_that_ran_long_enough_restarts_at_once() -> None:
     lives = RestartPolicy(Restarts(), born_s=10.0)
     assert lives.again_s(10.0 + SHORT_S) == 10.0 + SHORT_S
 
 
-def test_whoever_dies_young_is_given_more_and_more_time() -> None:
+def test_a_child_that_dies_early_waits_longer_each_time() -> None:
     lives, delays = RestartPolicy(Restarts(limit=100)), []
     for birth in range(0, 100, 10):
         lives.born_s = float(birth)
@@ -107,7 +107,7 @@ def test_repeated_deaths_before_the_first_round_are_given_up() -> None:
     assert outlives(RestartPolicy(Restarts(limit=2)), *[NOWHERE] * 3) == [True, True, False]
 
 
-def test_a_job_that_gets_further_between_deaths_goes_on_for_ever() -> None:
+def test_a_job_that_gets_further_between_deaths_never_fails() -> None:
     assert all(outlives(RestartPolicy(Restarts(limit=1)), *(JobProgress(1, round_, round_) for round_ in range(100))))
     rewinds = [JobProgress(history, 10 + history, 10 + history) for history in range(1, 100)]
     assert all(outlives(RestartPolicy(Restarts(limit=1)), *rewinds))
@@ -132,7 +132,7 @@ def python(name: str, code: str, log: Path) -> Child:
 
 
 def await_end(pid: int) -> None:
-    """Wait until a child has ended, without taking its exit code from whoever wants to know."""
+    """Wait until a child has ended, without taking its exit code from the supervisor."""
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
@@ -264,9 +264,9 @@ def test_a_child_that_dies_without_headway_ends_the_job(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_why_a_child_is_given_up_is_told_in_words(ended: Ended, words: str) -> None:
-    told = too_many_deaths(ended, cast(Job, SimpleNamespace(restarts=Restarts())), "look there")
-    assert (told.what, told.fix) == (words, "look there")
+def test_why_a_child_is_given_up_is_described_in_words(ended: Ended, words: str) -> None:
+    error = too_many_deaths(ended, cast(Job, SimpleNamespace(restarts=Restarts())), "look there")
+    assert (error.what, error.fix) == (words, "look there")
 
 
 def test_a_child_that_leaves_with_an_error_is_not_started_again(tmp_path: Path) -> None:

@@ -42,6 +42,6 @@ def test_pieces_of_a_large_file_are_read_from_start_to_end(data: Path, monkeypat
         edit(data, at)
 
 
-def test_whoever_has_looked_into_the_files_gets_the_same_hash(data: Path) -> None:
+def test_known_hashes_of_files_give_the_same_fingerprint(data: Path) -> None:
     looked = [files_of(data / str(shard) / "data") for shard in range(2)]
     assert fingerprint_of(data, looked) == data_fingerprint(data, 2)

@@ -60,10 +60,10 @@ def test_a_rule_is_named_with_both_values(job: Job) -> None:
     assert changes(job, then, batch_size=64) == ["batch_size 128 → 64"]
 
 
-def test_what_changes_all_parameters_alike_is_told_once(job: Job) -> None:
+def test_what_changes_all_parameters_alike_is_named_once(job: Job) -> None:
     stronger = tuple(msgspec.structs.replace(p, l2=2e-4) for p in (W, B))
-    told = changes(job, origin_of(job, program()), parameters=stronger)
-    assert told == ["regularization of `w` and 1 more: l2 0.0001 → 0.0002"]
+    found = changes(job, origin_of(job, program()), parameters=stronger)
+    assert found == ["regularization of `w` and 1 more: l2 0.0001 → 0.0002"]
 
 
 def test_a_parameter_that_comes_or_goes_is_named(job: Job) -> None:
@@ -90,12 +90,12 @@ def test_an_argument_is_named_with_both_values(job: Job) -> None:
     assert changes(other, origin_of(job, program()), fingerprint="g") == ["argument size: none → 8"]
 
 
-@pytest.mark.parametrize(("script", "told"), [("provider", True), ("words", True), ("other", False)])
-def test_a_script_that_the_config_leads_to_is_named(job: Job, script: str, told: bool) -> None:
+@pytest.mark.parametrize(("script", "is_named"), [("provider", True), ("words", True), ("other", False)])
+def test_a_script_that_the_config_leads_to_is_named(job: Job, script: str, is_named: bool) -> None:
     then = origin_of(job, program())
     path = Path(job.config).with_name(f"{script}.py")
     path.write_text(path.read_text() + "pass\n")
-    assert changes(job, then) == ([f"{script}.py has changed"] if told else [])
+    assert changes(job, then) == ([f"{script}.py has changed"] if is_named else [])
 
 
 def test_files_and_shards_are_named(job: Job) -> None:

@@ -106,7 +106,7 @@ def test_books_are_read_from_their_end_a_piece_at_a_time(
     assert rows_in(output / METRICS)[-1]["event"] == "pass"
 
 
-def test_what_was_told_before_a_run_began_is_not_read(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_from_before_a_run_began_are_not_read(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "BLOCK_NBYTES", 4096)
     append(output / METRICS, [*events(RUN - 1), *({"event": "progress", "pass": 0} for _ in range(10_000))])
     append(output / METRICS, events(RUN))

@@ -45,7 +45,7 @@ def test_only_what_is_asked_for_is_printed(tmp_path: Path) -> None:
         write(tmp_path, f"node_{node}/train.log", *(f"I1116 10:00:{s:02d}.0 1 a] {node}.{s}" for s in range(5)))
     sink = io.BytesIO()
     write_logs(tmp_path, {"node": 11, "role": "trainer", "last": 2, "since": None}, sink)
-    told = [json.loads(line) for line in sink.getvalue().splitlines()]
-    assert [(t["log"], t["line"][-4:]) for t in told] == [("node_11/train.log", "11.3"), ("node_11/train.log", "11.4")]
+    found = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert [(t["log"], t["line"][-4:]) for t in found] == [("node_11/train.log", "11.3"), ("node_11/train.log", "11.4")]
     since = time.mktime((2026, 11, 16, 10, 0, 4, 0, 0, -1))
     assert len(list(merged(log_files(tmp_path, None, None), since=since))) == 12

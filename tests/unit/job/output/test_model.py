@@ -83,7 +83,7 @@ def test_a_strided_view_is_written_in_its_own_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "words"),
     [
         (b"", "is torn: 0 bytes"),
         (struct.pack("<iIQ", 0, 4, 2)[:15], "is torn: 15 bytes"),
@@ -95,13 +95,13 @@ def test_a_strided_view_is_written_in_its_own_order(tmp_path: Path) -> None:
         (b"\x89PNG\r\n\x1a\n0123456789", "is not a float32 parameter file"),
     ],
 )
-def test_a_torn_or_foreign_file_is_refused_by_name(tmp_path: Path, data: bytes, told: str) -> None:
+def test_a_torn_or_foreign_file_is_refused_by_name(tmp_path: Path, data: bytes, words: str) -> None:
     path = tmp_path / "w0"
     path.write_bytes(data)
     with pytest.raises(ModelError) as caught:
         read_parameter(path)
     assert str(path) in caught.value.what
-    assert told in caught.value.what
+    assert words in caught.value.what
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_failure_while_writing_leaves_no_pass_directory(
 
 
 @pytest.mark.parametrize("count", [20_000, 9_000], ids=["in a parameter", "in the safetensors file"])
-def test_a_full_disk_is_told_and_leaves_the_models_before_it(tiny_disk: Path, config: Path, count: int) -> None:
+def test_a_full_disk_is_reported_and_earlier_models_stay(tiny_disk: Path, config: Path, count: int) -> None:
     before = save_model(tiny_disk / "pass-00000", {"w": np.ones(10, dtype=np.float32)}, config, {})
     with pytest.raises(StorageError, match="the disk is full"):
         save_model(tiny_disk / "pass-00001", {"w": np.ones(count, dtype=np.float32)}, config, {})
@@ -264,7 +264,7 @@ def test_an_unbounded_tables_rows_are_saved_beside_their_ids(
 
 
 @pytest.mark.parametrize("parameter", [BOUNDED, UNBOUNDED], ids=["bounded", "unbounded"])
-def test_training_goes_on_with_the_rows_that_were_trained(tmp_path: Path, config: Path, parameter: Parameter) -> None:
+def test_training_continues_with_the_rows_that_were_trained(tmp_path: Path, config: Path, parameter: Parameter) -> None:
     saved = Block(np.array([1, 4], np.uint64), np.array([[0.5, 1.0], [2.0, 3.0]], np.float32))
     target = save_model(tmp_path / "m", table_arrays(parameter, 1, saved), config, {})
     found = load_trained(target, parameter, 1)

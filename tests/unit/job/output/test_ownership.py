@@ -1,4 +1,4 @@
-"""Whose an output directory is: which job may write there, and what another one is told."""
+"""Whose an output directory is: which job may write there, and the refusal of another one."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def commit(job: Job) -> None:
 
 def test_with_a_snapshot_the_first_way_is_to_resume(job: Job) -> None:
     commit(job)
-    told = fix_for(job)
-    assert told.startswith(f"go on with `bireme resume {job.output}`, as if it had never stopped")
-    assert "`--passes N` for more passes" in told and "--output DIR" in told
-    assert "--start-pass" not in told
+    fix = fix_for(job)
+    assert fix.startswith(f"go on with `bireme resume {job.output}`, as if it had never stopped")
+    assert "`--passes N` for more passes" in fix and "--output DIR" in fix
+    assert "--start-pass" not in fix
 
 
 def test_other_passes_than_before_are_asked_for_when_resuming(job: Job) -> None:
@@ -65,10 +65,10 @@ def test_other_passes_than_before_are_asked_for_when_resuming(job: Job) -> None:
 
 
 def test_without_a_snapshot_a_later_starts_changes_are_named(job: Job) -> None:
-    told = fix_for(job)
-    assert told.startswith("give another directory with `--output DIR`")
-    assert "train JOB.yaml --start-pass 2`, which starts with fresh optimizer state, so that the bits differ" in told
-    assert "resume" not in told
+    fix = fix_for(job)
+    assert fix.startswith("give another directory with `--output DIR`")
+    assert "train JOB.yaml --start-pass 2`, which starts with fresh optimizer state, so that the bits differ" in fix
+    assert "resume" not in fix
 
 
 def test_a_done_job_without_snapshots_needs_another_directory(job: Job) -> None:
@@ -129,7 +129,7 @@ def test_another_job_is_refused_where_there_are_passes(given: Job) -> None:
     assert settled_job(given) is not None, "nothing has changed"
 
 
-def test_another_layout_of_a_job_is_told_how_to_go_on_from_there(given: Job) -> None:
+def test_another_layout_of_a_job_is_shown_how_to_resume(given: Job) -> None:
     claim(given)
     commit(given)
     (Path(given.output) / "pass-00000").mkdir()
@@ -144,7 +144,7 @@ def test_another_layout_of_a_job_is_told_how_to_go_on_from_there(given: Job) -> 
 
 
 @pytest.mark.parametrize("change", [{"passes": 1}, {"passes": 9, "seed": 2}])
-def test_what_cannot_be_resumed_is_not_told_to_be(given: Job, change: dict[str, Any]) -> None:
+def test_resuming_is_not_offered_where_it_cannot_work(given: Job, change: dict[str, Any]) -> None:
     claim(given)
     commit(given)
     (Path(given.output) / "pass-00000").mkdir()
@@ -172,7 +172,7 @@ def test_another_job_may_take_a_directory_without_work(given: Job) -> None:
     assert not list(reports.iterdir())
 
 
-def test_a_resumed_job_goes_on_in_the_same_directory(given: Job) -> None:
+def test_a_resumed_job_continues_in_the_same_directory(given: Job) -> None:
     claim(given)
     (Path(given.output) / "pass-00000").mkdir()
     left = end(given, "finished")

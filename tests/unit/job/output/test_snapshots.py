@@ -231,7 +231,7 @@ def test_a_flipped_bit_anywhere_in_a_snapshot_is_found(directory: Path) -> None:
     assert load_newest(directory, INPUTS)[0].round == 40
 
 
-def test_a_manifest_of_a_newer_bireme_is_told_as_such(directory: Path) -> None:
+def test_a_manifest_of_a_newer_bireme_is_named_as_such(directory: Path) -> None:
     manifest = write_cut(directory, 40)
     newer = seal(msgspec.structs.replace(manifest, version=2))
     with pytest.raises(SnapshotError, match="its manifest has format 2, this bireme reads format 1"):
@@ -246,8 +246,8 @@ def test_without_a_whole_snapshot_problems_are_newest_first(directory: Path) -> 
     os.truncate(directory / snapshot_name(20, 1) / "part-1.bin", 1)
     with pytest.raises(SnapshotError, match=r"no snapshot in .* can be used") as caught:
         load_newest(directory, INPUTS)
-    told = [caught.value.why.index(what) for what in ("its manifest is torn", "is missing", "is torn: 1 bytes")]
-    assert told == sorted(told)
+    places = [caught.value.why.index(what) for what in ("its manifest is torn", "is missing", "is torn: 1 bytes")]
+    assert places == sorted(places)
 
 
 def test_a_snapshot_whose_base_is_broken_is_not_used(directory: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_snapshot_whose_base_is_broken_is_not_used(directory: Path) -> None:
     assert f"it builds on {base.name}: it is not committed" in problems[0].what
 
 
-def test_check_all_tells_of_every_snapshot(directory: Path) -> None:
+def test_check_all_lists_every_snapshot(directory: Path) -> None:
     for round_ in (20, 40, 60):
         snapshot(directory, round_)
     flip(directory / snapshot_name(20, 1) / "part-0.bin", 4000)
@@ -409,7 +409,7 @@ def test_no_room_for_a_name_fails_the_commit_only(directory: Path, monkeypatch: 
     assert load_newest(directory, INPUTS)[0].round == 40
 
 
-def test_a_disk_without_room_for_a_directory_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_for_a_directory_is_reported(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mkdir(path: object, mode: int = 0o777) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -149,7 +149,7 @@ def swap(one: Path, other: Path) -> None:
     aside.rename(other)
 
 
-def told(output: Path) -> list[tuple[str, str]]:
+def faults_in(output: Path) -> list[tuple[str, str]]:
     return [(problem.where, problem.what) for problem in verify(output).problems]
 
 
@@ -215,7 +215,7 @@ def test_snapshot_damage_is_named_and_the_one_before_is_good(output: Path, harm:
 def test_a_manifest_of_another_format_is_named(output: Path) -> None:
     newer = msgspec.structs.replace(write_cut(output, 16), version=2)
     (output / "snapshots" / newer.name / "manifest.json").write_bytes(seal(newer))
-    assert told(output) == [(f"snapshots/{newer.name}", "its manifest has format 2, this bireme reads format 1")]
+    assert faults_in(output) == [(f"snapshots/{newer.name}", "its manifest has format 2, this bireme reads format 1")]
 
 
 def test_a_file_that_was_no_part_when_it_was_committed_is_named(output: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_file_that_was_no_part_when_it_was_committed_is_named(output: Path) ->
     )
     commit(output / "snapshots", msgspec.structs.replace(manifest, parts=(record, manifest.parts[1])))
     where = f"snapshots/{manifest.name}"
-    assert told(output) == [(where, "part-0.bin is not a part of a snapshot: it starts with b'hello'")]
+    assert faults_in(output) == [(where, "part-0.bin is not a part of a snapshot: it starts with b'hello'")]
 
 
 LATE = 3 * ROUNDS + 2
@@ -241,7 +241,7 @@ LATER = snapshot_name(LATE, 1)
 def test_a_snapshot_within_a_pass_is_checked_with_earlier_ones(output: Path) -> None:
     counts = (counted(LATE, in_pass=(3, 2, 0)),) * 2
     commit(output / "snapshots", write_cut(output, LATE, counts=counts))
-    assert told(output) == []
+    assert faults_in(output) == []
 
 
 @pytest.mark.parametrize(
@@ -263,14 +263,14 @@ def test_a_snapshot_within_a_pass_is_checked_with_earlier_ones(output: Path) -> 
 )
 def test_lanes_that_have_counted_otherwise_are_found(output: Path, counts: tuple[LaneCounts, ...], what: str) -> None:
     commit(output / "snapshots", write_cut(output, LATE, counts=counts))
-    assert told(output) == [(f"snapshots/{LATER}", what)]
+    assert faults_in(output) == [(f"snapshots/{LATER}", what)]
 
 
 def test_a_manifest_whose_counts_differ_from_its_parts_is_found(output: Path) -> None:
     made = msgspec.structs.replace(write_cut(output, LATE), samples=40)
     commit(output / "snapshots", made)
     what = "its manifest has round 14, pass 3 and 40 samples, its parts have round 14, pass 3 and 39"
-    assert told(output) == [(f"snapshots/{LATER}", what)]
+    assert faults_in(output) == [(f"snapshots/{LATER}", what)]
 
 
 def test_the_end_of_a_pass_is_held_against_its_rows(output: Path) -> None:
@@ -279,10 +279,10 @@ def test_the_end_of_a_pass_is_held_against_its_rows(output: Path) -> None:
         row |= {name: row[name] + more for name in ("read", "trained", "applied")}
     (output / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     what = "lanes had applied 7 samples of shard 0 when pass 2 ended, the ledger says 8"
-    assert told(output) == [(f"snapshots/{NEW}", what)]
+    assert faults_in(output) == [(f"snapshots/{NEW}", what)]
 
 
-def test_without_a_whole_snapshot_a_job_cannot_go_on(output: Path) -> None:
+def test_without_a_whole_snapshot_a_job_cannot_resume(output: Path) -> None:
     write_status(output, "failed", "trainer 1 went away")
     for name in (OLD, NEW):
         (output / "snapshots" / name / "part-0.bin").unlink()
@@ -292,7 +292,7 @@ def test_without_a_whole_snapshot_a_job_cannot_go_on(output: Path) -> None:
     assert verdict.resume_from is None
 
 
-def test_snapshots_that_somebody_has_taken_away_are_missed(output: Path) -> None:
+def test_snapshots_that_were_removed_are_missed(output: Path) -> None:
     shutil.rmtree(output / "snapshots")
     verdict = verify(output)
     assert [(f.where, f.state) for f in verdict.findings if f.where == "snapshots"] == [("snapshots", "note")]
@@ -305,7 +305,7 @@ def test_what_was_never_committed_or_finished_is_no_fault(output: Path) -> None:
     (output / ".pass-00003.1.tmp").mkdir()
     (output / "snapshots" / f"{NEW}.bak").mkdir()
     shutil.copy(output / "snapshots" / NEW / "manifest.json", output / "snapshots" / f"{NEW}.bak")
-    assert told(output) == []
+    assert faults_in(output) == []
     assert notes(output) == [
         (f"snapshots/{uncommitted}", "not committed: it has no manifest, so no process uses it"),
         (f"snapshots/{NEW}.bak", "not checked: its name is not that of a snapshot, or it is new"),
@@ -346,9 +346,9 @@ def test_a_table_of_any_ids_is_compared_too(output: Path) -> None:
     shutil.rmtree(place)
     arrays = table_arrays(table, 1, Block(np.array([3, 2**60], np.uint64), np.ones((2, 2), np.float32)))
     save_model(place, arrays, output.parent / "trainer_config.lr.py", metrics)
-    assert told(output) == []
+    assert faults_in(output) == []
     write_parameter(place / "wide.ids", np.array([4, 2**60], np.uint64))
-    assert told(output) == [("pass-00001", "wide.ids differs from model.safetensors in 1 of 2 values")]
+    assert faults_in(output) == [("pass-00001", "wide.ids differs from model.safetensors in 1 of 2 values")]
 
 
 ROW = '{"pass":1,"shard":1,"read":6,"trained":6,"applied":6}\n'
@@ -396,7 +396,7 @@ ROW = '{"pass":1,"shard":1,"read":6,"trained":6,"applied":6}\n'
         ),
     ],
 )
-def test_damage_to_the_ledger_is_told_with_what_it_means(output: Path, harm: Harm, what: str, means: str) -> None:
+def test_damage_to_the_ledger_is_reported_with_its_meaning(output: Path, harm: Harm, what: str, means: str) -> None:
     harm(output / "ledger.jsonl")
     found = [p for p in verify(output).problems if p.what == what]
     assert [p.where for p in found] == ["ledger.jsonl"]
@@ -404,9 +404,9 @@ def test_damage_to_the_ledger_is_told_with_what_it_means(output: Path, harm: Har
     assert found[0].fix
 
 
-def test_rows_that_are_missing_are_told_once(output: Path) -> None:
+def test_rows_that_are_missing_are_reported_once(output: Path) -> None:
     replace(output / "ledger.jsonl", ROW, "")
-    assert told(output) == [("ledger.jsonl", "pass 1 has no row of shard 1")]
+    assert faults_in(output) == [("ledger.jsonl", "pass 1 has no row of shard 1")]
 
 
 def test_a_pass_without_a_directory_is_missing(output: Path) -> None:
@@ -425,12 +425,12 @@ def test_a_pass_without_a_directory_is_missing(output: Path) -> None:
 def test_a_pass_without_files_is_missing_between_the_others(output: Path) -> None:
     shutil.rmtree(output / "pass-00001")
     drop_lines(output / "ledger.jsonl", lambda line: '"pass":1' in line)
-    assert told(output) == [("ledger.jsonl", "no pass between 0 and 2")]
+    assert faults_in(output) == [("ledger.jsonl", "no pass between 0 and 2")]
 
 
 def test_a_pass_with_an_absurd_number_does_not_take_forever(output: Path) -> None:
     replace(output / "ledger.jsonl", '"pass":2', f'"pass":{10**15}')
-    assert ("ledger.jsonl", f"no pass between 2 and {10**15}") in told(output)
+    assert ("ledger.jsonl", f"no pass between 2 and {10**15}") in faults_in(output)
 
 
 def test_a_finished_job_must_have_its_last_pass(output: Path) -> None:
@@ -452,23 +452,23 @@ def test_a_finished_job_must_have_its_last_pass(output: Path) -> None:
 )
 def test_totals_must_agree_with_the_ledger(output: Path, file: str, old: str, new: str, what: str) -> None:
     replace(output / file, old, new)
-    ((where, found),) = told(output)
+    ((where, found),) = faults_in(output)
     assert (where, found[: len(what)]) == (file, what)
 
 
 def test_a_gap_in_the_metrics_is_named_and_no_fault(output: Path) -> None:
     replace(output / "metrics.jsonl", '{"event": "pass", "t": 1.0, "type": "PassClosed", "pass_id": 1', "{,")
-    assert told(output) == []
+    assert faults_in(output) == []
     assert notes(output) == [
         ("metrics.jsonl", "not readable: line 4; curves leave that out"),
         ("metrics.jsonl", "no line for pass 1: curves have a gap there"),
     ]
 
 
-def test_a_pass_that_was_told_twice_after_a_crash_is_sound(output: Path) -> None:
+def test_a_pass_written_twice_after_a_crash_is_sound(output: Path) -> None:
     path = output / "metrics.jsonl"
     path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[-1])
-    assert told(output) == []
+    assert faults_in(output) == []
 
 
 def test_the_last_ledger_row_is_no_fault_while_still_to_come(killed: Path) -> None:
@@ -485,7 +485,7 @@ def test_the_last_ledger_row_is_no_fault_while_still_to_come(killed: Path) -> No
 
 def test_the_last_ledger_row_is_missed_if_a_resume_skips_it(killed: Path) -> None:
     snapshot(killed, 3 * ROUNDS + 1)
-    assert told(killed) == [("ledger.jsonl", "pass 2 is missing")]
+    assert faults_in(killed) == [("ledger.jsonl", "pass 2 is missing")]
 
 
 def test_half_a_last_ledger_row_is_repaired_by_a_resume(killed: Path) -> None:
@@ -507,7 +507,7 @@ def test_what_a_running_job_will_write_is_not_missed(killed: Path) -> None:
 def test_a_model_from_elsewhere_needs_no_ledger(output: Path) -> None:
     for name in ("ledger.jsonl", "metrics.jsonl"):
         drop_lines(output / name, lambda line: '"pass":0' in line or '"pass_id": 0' in line)
-    assert told(output) == []
+    assert faults_in(output) == []
     assert notes(output) == [("ledger.jsonl", "pass 0 is not there: it was not trained into this directory")]
 
 
@@ -523,14 +523,14 @@ def test_a_job_that_has_left_nothing_yet_would_begin_anew(tmp_path: Path) -> Non
 
 def test_a_torn_status_is_named(output: Path) -> None:
     os.truncate(output / "status.json", 10)
-    ((where, what),) = told(output)
+    ((where, what),) = faults_in(output)
     assert (where, what.startswith("it cannot be read: ")) == ("status.json", True)
 
 
 def test_a_torn_job_is_named_and_the_rest_is_looked_at(output: Path) -> None:
     os.truncate(output / "job.json", 10)
     replace(output / "ledger.jsonl", ROW, "")
-    assert [(where, what.partition(":")[0]) for where, what in told(output)] == [
+    assert [(where, what.partition(":")[0]) for where, what in faults_in(output)] == [
         ("job.json", "it cannot be read"),
         ("ledger.jsonl", "pass 1 has no row of shard 1"),
     ]
@@ -573,7 +573,7 @@ def test_the_exit_code_says_what_kind_of_thing_is_wrong(
         ("cancelled", "would continue from round 12, batch 0 of pass 3\nsound\n"),
     ],
 )
-def test_people_are_told_how_the_job_would_go_on(
+def test_the_output_says_how_the_job_would_resume(
     output: Path, monkeypatch: pytest.MonkeyPatch, phase: str, words: str
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(output.parent / "state"))
@@ -581,7 +581,7 @@ def test_people_are_told_how_the_job_would_go_on(
     done = CliRunner().invoke(command, [str(output)], catch_exceptions=False)
     assert done.exit_code == 0
     assert done.output.endswith(words)
-    told = json.loads(CliRunner().invoke(command, [str(output), "--json"], catch_exceptions=False).output)
-    assert list(told) == ["ok", "job", "phase", "problems", "notes", "snapshots", "passes", "resume_from"]
+    shown = json.loads(CliRunner().invoke(command, [str(output), "--json"], catch_exceptions=False).output)
+    assert list(shown) == ["ok", "job", "phase", "problems", "notes", "snapshots", "passes", "resume_from"]
     point = {"snapshot": NEW, "round": 12, "pass_id": 3, "batch": 0}
-    assert told["resume_from"] == (None if phase == "finished" else point)
+    assert shown["resume_from"] == (None if phase == "finished" else point)
