@@ -111,10 +111,8 @@ def predictions(job: Job, model: Path, samples: Path | None) -> Iterator[dict[st
     with program_with(job, model, {"is_predict": "1"}, instead=samples) as (program, saved, workdir):
         source = program.source("predict")
         if source is None:
-            raise DataError(
-                f"{program.name} has no data source for prediction",
-                fix="let the config define one when get_config_arg('is_predict', bool) is true",
-            )
+            fix = "let the config define one when get_config_arg('is_predict', bool) is true"
+            raise DataError(f"{program.name} has no data source for prediction", fix=fix)
         try:
             read = source.facts(workdir).files
         except DataError as e:

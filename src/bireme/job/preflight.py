@@ -50,10 +50,9 @@ def updates_of(program: Program, asked: Updates | None, wire: Wire) -> Updates:
 def check_lanes(program: Program, sparse_lanes: int) -> None:
     tables = [p.name for p in program.parameters if p.is_sparse]
     if tables and not sparse_lanes:
-        raise SpecError(
-            f"{program.name} has a sparse parameter, {tables[0]}, and pservers have no sparse lane",
-            fix="set `lanes.ports_num_for_sparse` (by hand: --ports_num_for_sparse, on pservers too) to 1 or more",
-        )
+        fix = "set `lanes.ports_num_for_sparse` (by hand: --ports_num_for_sparse, on pservers too) to 1 or more"
+        what = f"{program.name} has a sparse parameter, {tables[0]}, and pservers have no sparse lane"
+        raise SpecError(what, fix=fix)
 
 
 def check_parameters(program: Program, job: Job) -> Updates:

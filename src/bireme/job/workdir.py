@@ -20,10 +20,8 @@ def lay_workdir(root: Path, program: Path, data: Path) -> Path:
     if not data.is_dir():
         raise DataError(f"there is no data directory {data}", fix="split the data with `bireme data split`")
     if not program.is_dir():
-        raise SpecError(
-            f"the program's directory {program} is not there any more",
-            fix="put it back, or name a job that says where it is now with --job JOB.yaml",
-        )
+        fix = "put it back, or name a job that says where it is now with --job JOB.yaml"
+        raise SpecError(f"the program's directory {program} is not there any more", fix=fix)
     root.mkdir(parents=True, exist_ok=True)
     for entry in program.iterdir():
         if entry.name not in ("data", "__pycache__"):

@@ -89,10 +89,8 @@ def _parse_target(action: Action, who: str, text: str) -> tuple[str, str]:
     """The process that a fault hits, and for a cut the pserver that it is cut off from."""
     match = _CUT.fullmatch(who) if action == "cut" else _WHO.fullmatch(who)
     if not match or "@" not in text:
-        raise UsageError(
-            f"--{action} {text!r} is not understood",
-            fix="write WHO@WHEN, as pserver:1@round=300 or trainer:0@after=12s; a cut is trainer:0-pserver:1@WHEN",
-        )
+        fix = "write WHO@WHEN, as pserver:1@round=300 or trainer:0@after=12s; a cut is trainer:0-pserver:1@WHEN"
+        raise UsageError(f"--{action} {text!r} is not understood", fix=fix)
     if action == "cut":
         return match[1], match[2]
     return ("pserver:0" if who == "coordinator" else who), ""
@@ -124,10 +122,8 @@ def _check_moment(fault: Fault, options: dict[str, str], text: str) -> None:
         raise UsageError(f"there is no fault point {point!r}", fix=f"known: {', '.join(POINTS)}")
     if point is not None and fault.role in _DEFAULT_POINT and POINTS[point].who not in (fault.who, fault.role):
         named = POINTS[point].who.replace("pserver:0", "the coordinator")
-        raise UsageError(
-            f"{fault.who} never passes {point}: only {named} does",
-            fix="`bireme drill --points` lists which process passes which point",
-        )
+        fix = "`bireme drill --points` lists which process passes which point"
+        raise UsageError(f"{fault.who} never passes {point}: only {named} does", fix=fix)
     if not moments and point is None:
         raise UsageError(f"{text!r} does not say when", fix="add @round=N, @after=SECONDS, @recovery or @point=NAME")
     odd = [key for key in options if key not in (*_MOMENTS, "point")]
@@ -135,10 +131,8 @@ def _check_moment(fault: Fault, options: dict[str, str], text: str) -> None:
         fix = "WHEN is round=N, after=SECONDS, recovery or point=NAME; a pause may go on with its length, as in ,10s"
         raise UsageError(f"{text!r} is not understood", fix=fix)
     if len(moments) > 1 or (point is not None and "after" in options):
-        raise UsageError(
-            f"{text!r} names several moments",
-            fix="give one of round=N, after=SECONDS and recovery; after=SECONDS goes without point=NAME",
-        )
+        fix = "give one of round=N, after=SECONDS and recovery; after=SECONDS goes without point=NAME"
+        raise UsageError(f"{text!r} names several moments", fix=fix)
     if fault.role not in _DEFAULT_POINT and (point is not None or "recovery" in options):
         raise UsageError(
             f"{fault.who} cannot be struck at {'a point' if point is not None else 'a recovery'}",
@@ -149,10 +143,8 @@ def _check_moment(fault: Fault, options: dict[str, str], text: str) -> None:
 
 def check_recoveries(faults: Sequence[Fault]) -> None:
     if faults and faults[0].is_in_recovery:
-        raise UsageError(
-            f"{faults[0]}: there is no fault before it to recover from",
-            fix="name that one first, as in --kill pserver:1@round=300 --kill pserver:0@recovery",
-        )
+        fix = "name that one first, as in --kill pserver:1@round=300 --kill pserver:0@recovery"
+        raise UsageError(f"{faults[0]}: there is no fault before it to recover from", fix=fix)
 
 
 def at_random(job: Job, seed: int, mtbf_s: float, count: int) -> list[Fault]:

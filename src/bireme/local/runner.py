@@ -200,17 +200,15 @@ class LocalRun:
         # Give the others time to write their reports: the first to exit need not be the cause.
         time.sleep(0.3)
         cause = first_cause(read_reports(self._run))
-        codes = self._processes.codes()
+        codes, look = self._processes.codes(), f"look at the logs in {self.job.output}/node_*/"
         # A killed node writes no report, and its peers report only that a connection closed.
         is_silent = any(code is not None and code < 0 for code in codes.values())
         if cause is not None and not (is_silent and cause.kind in (NetworkError.__name__, RefusedError.__name__)):
             return cause.error()
         if gone is not None and gone.deaths > 1:
-            return too_many_deaths(gone, self.job, f"look at the logs in {self.job.output}/node_*/")
+            return too_many_deaths(gone, self.job, look)
         killed_first = sorted(codes.items(), key=lambda each: (each[1] or 0) >= 0)
         ended = [f"{name} {describe_exit(code)}" for name, code in killed_first if code]
         reason = self.status.reason if self.status.phase == "failed" else ""
-        return ProcessError(
-            reason or (ended[0] if ended else "all processes left before the job was finished"),
-            fix=f"look at the logs in {self.job.output}/node_*/",
-        )
+        what = reason or (ended[0] if ended else "all processes left before the job was finished")
+        return ProcessError(what, fix=look)

@@ -133,9 +133,7 @@ def reach_coordinator(
                 if time.monotonic() >= deadline:
                     raise
         elif left <= 0:
-            raise NetworkError(
-                f"waited {timeout_s:g} s for pserver 0: {discovery.why_missing(0)}",
-                fix="look into its server.log; if there is none, it was not started",
-            )
+            fix = "look into its server.log; if there is none, it was not started"
+            raise NetworkError(f"waited {timeout_s:g} s for pserver 0: {discovery.why_missing(0)}", fix=fix)
         time.sleep(rest_s)
         rest_s = min(2 * rest_s, LOOK_AGAIN_S)

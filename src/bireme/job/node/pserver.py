@@ -89,10 +89,8 @@ def address_of(nic: str) -> str:
             packed = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", nic.encode()[:15]))
         except OSError as e:
             names = ", ".join(name for _, name in socket.if_nameindex())
-            raise NetworkError(
-                f"network interface {nic!r} has no IPv4 address here: {e.strerror}",
-                fix=f"this machine has: {names}. Leave --nics empty to listen on all",
-            ) from e
+            fix = f"this machine has: {names}. Leave --nics empty to listen on all"
+            raise NetworkError(f"network interface {nic!r} has no IPv4 address here: {e.strerror}", fix=fix) from e
     return socket.inet_ntoa(packed[20:24])
 
 

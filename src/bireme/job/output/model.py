@@ -30,6 +30,7 @@ from bireme.spec.model import Parameter
 Array = NDArray[np.float32] | NDArray[np.uint64]
 Values = Mapping[str, Array]
 _HEADER = struct.Struct("<iIQ")
+_SAME_CONFIG = "use the model with the config and the dictionary it was trained with"
 
 
 def write_parameter(path: Path, values: Array) -> None:
@@ -62,10 +63,8 @@ def read_parameter(path: Path) -> Array:
     if version != 0 or width not in ((4, 8) if path.name.endswith(IDS) else (4,)):
         raise ModelError(f"{path} is not a float32 parameter file: version {version}, value size {width}")
     if len(data) != _HEADER.size + width * count:
-        raise ModelError(
-            f"{path} is torn: {count} values need {_HEADER.size + width * count} bytes, it has {len(data)}",
-            fix="use the pass before this one",
-        )
+        what = f"{path} is torn: {count} values need {_HEADER.size + width * count} bytes, it has {len(data)}"
+        raise ModelError(what, fix="use the pass before this one")
     return np.frombuffer(data, dtype="<f4" if width == 4 else "<u8", offset=_HEADER.size).copy()
 
 
@@ -175,10 +174,8 @@ def load_into(directory: Path, parameters: Iterable[Parameter], target: Values) 
     for name, p in wanted.items():
         found = read_parameter(directory / name)
         if found.size != p.size:
-            raise ModelError(
-                f"{directory / name} has {found.size} values, the program wants {p.size} (shape {list(p.shape)})",
-                fix="use the model with the config and the dictionary it was trained with",
-            )
+            what = f"{directory / name} has {found.size} values, the program wants {p.size} (shape {list(p.shape)})"
+            raise ModelError(what, fix=_SAME_CONFIG)
         target[name][...] = found.reshape(p.shape)
 
 
@@ -201,10 +198,8 @@ def load_rows(directory: Path, parameter: Parameter) -> Block:
         ids = read_parameter(directory / f"{parameter.name}{IDS}").astype(np.uint64)
     rows = len(ids) if parameter.is_unbounded else parameter.shape[0]
     if values.size != rows * width:
-        raise ModelError(
-            f"{directory / parameter.name} has {values.size} values, the program wants {rows} rows of {width}",
-            fix="use the model with the config and the dictionary it was trained with",
-        )
+        what = f"{directory / parameter.name} has {values.size} values, the program wants {rows} rows of {width}"
+        raise ModelError(what, fix=_SAME_CONFIG)
     return Block(ids, values.reshape(rows, width).astype(np.float32, copy=False))
 
 
