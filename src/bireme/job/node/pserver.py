@@ -127,6 +127,8 @@ class PserverProcess:
         self._say_again_s = time.monotonic() + HERE_EVERY_S
         self._changing = threading.Lock()
         """Held while lanes are made or enter a view: which waits for lanes, so lanes must never wait for it."""
+        self._leading = threading.Lock()
+        """Guards `_link` with `_alone_since_s`: an old connection may close while a new one brings a view."""
         self._founding = threading.Lock()  # several connections may bring the first message at once
 
     def run(self, discovery: Discovery | None = None) -> str:
@@ -224,11 +226,12 @@ class PserverProcess:
 
     def _follow(self, sock: socket.socket) -> m.Line:
         """Obey the coordinator on this connection from now on: the server has accepted its newer view."""
-        if self._link is None or self._link.sock is not sock:
-            self._link = m.Line(sock)
-            self._link.beat()
-        self._alone_since_s = math.inf
-        return self._link
+        with self._leading:
+            if self._link is None or self._link.sock is not sock:
+                self._link = m.Line(sock)
+                self._link.beat()
+            self._alone_since_s = math.inf
+            return self._link
 
     def _coordinator(self) -> CoordinatorService:
         if self._discovery is not None and self._options.rank != 0:
@@ -248,10 +251,13 @@ class PserverProcess:
         return lanes[0].awaited() if lanes else None
 
     def _closed(self, sock: socket.socket) -> None:
-        if self._link is not None and sock is self._link.sock:
+        with self._leading:
+            is_ours = self._link is not None and sock is self._link.sock
+            if is_ours:
+                self._alone_since_s = time.monotonic()
+        if is_ours:
             if not self._over.is_set():  # else it has closed the connection after its Stop
                 log.warning("lost coordinator patience_s=%g", self._patience_s)
-            self._alone_since_s = time.monotonic()
         elif self._coordinating is not None:
             self._coordinating.lost(sock)
 

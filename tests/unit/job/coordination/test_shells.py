@@ -16,7 +16,7 @@ from bireme.core.errors import NetworkError, SnapshotError, StaleError, StorageE
 from bireme.job.coordination import messages as m
 from bireme.job.coordination.effects import Commit, Conclude, Load, Write
 from bireme.job.coordination.service import CoordinatorService
-from bireme.job.node import incarnations
+from bireme.job.node import incarnations, pserver
 from bireme.job.node.discovery import SharedDirectory
 from bireme.job.node.pserver import PserverOptions, PserverProcess
 from bireme.job.output import journal, snapshots
@@ -50,6 +50,17 @@ def serving(options: PserverOptions, meet: Path | None = None) -> Iterator[tuple
             process._coordinating.stop()
         for sock in opened:
             sock.close()
+
+
+def test_an_old_connection_closes_while_a_new_one_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(PserverOptions(1, host="127.0.0.1")) as (process, _):
+        (old, peer), (new, other) = socket.socketpair(), socket.socketpair()
+        with old, peer, new, other:
+            process._follow(old)
+            # The moment at which the thread of the old connection may be held up: it logs the loss.
+            monkeypatch.setattr(pserver.log, "warning", lambda *_: process._follow(new))
+            process._closed(old)
+            assert process._is_led
 
 
 def test_a_pserver_answers_while_it_enters_a_view(monkeypatch: pytest.MonkeyPatch) -> None:
