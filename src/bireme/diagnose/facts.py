@@ -37,35 +37,29 @@ class Cause:
 
 
 def meta(thing: Json) -> Json:
-    """The metadata of an object."""
     metadata: Json = thing.get("metadata") or {}
     return metadata
 
 
 def name_of(thing: Json) -> str:
-    """The name of an object."""
     return str(meta(thing).get("name", ""))
 
 
 def spec_of(thing: Json) -> Json:
-    """The spec of an object."""
     spec: Json = thing.get("spec") or {}
     return spec
 
 
 def node_of(pod: Json) -> str:
-    """The node that a pod is on, empty while it is on none."""
     return str(spec_of(pod).get("nodeName") or "")
 
 
 def image_of(pod: Json) -> str:
-    """The image of a pod's first container."""
     containers = spec_of(pod).get("containers") or [{}]
     return str(containers[0].get("image", ""))
 
 
 def claims_of(pod: Json) -> list[str]:
-    """Names of the claims that a pod mounts."""
     volumes = spec_of(pod).get("volumes") or ()
     return [str(v["persistentVolumeClaim"]["claimName"]) for v in volumes if v.get("persistentVolumeClaim")]
 
@@ -77,7 +71,6 @@ def condition(thing: Json, kind: str) -> Json:
 
 
 def is_true(thing: Json, kind: str) -> bool:
-    """Whether an object's condition holds."""
     return condition(thing, kind).get("status") == "True"
 
 
@@ -102,17 +95,14 @@ def printed_error(text: str) -> Json:
 
 
 def plain_line(line: str) -> str:
-    """A line of a log without its head."""
     return _HEAD.sub("", _COPIED.sub("", line)).strip()
 
 
 def is_ready(pod: Json) -> bool:
-    """Whether a pod takes part."""
     return is_true(pod, "Ready") and not meta(pod).get("deletionTimestamp")
 
 
 def phase_of(pod: Json) -> str:
-    """Pending, Running, Succeeded, Failed or Unknown."""
     return str((pod.get("status") or {}).get("phase", "Unknown"))
 
 
@@ -124,7 +114,6 @@ def place_of(pod: Json) -> tuple[str, str]:
 
 
 def waiting_states(pod: Json) -> Iterator[Json]:
-    """The waiting state of every container that has one."""
     for container in containers_of(pod):
         if state := (container.get("state") or {}).get("waiting"):
             yield state
@@ -146,7 +135,6 @@ def containers_of(pod: Json) -> Iterator[Json]:
 
 
 def moment(event: Json) -> str:
-    """When an event happened last."""
     series = event.get("series") or {}
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
@@ -203,7 +191,6 @@ class Facts:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job is Complete or Failed."""
         return any(is_true(job, kind) for job in self.jobs for kind in ("Complete", "Failed"))
 
     @property
@@ -222,12 +209,10 @@ class Facts:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the job is suspended, and so has no pods."""
         return any(spec_of(job).get("suspend") for job in self.jobs)
 
     @property
     def wanted(self) -> int:
-        """How many pods the job is to have."""
         return sum(int(spec_of(job).get("parallelism") or 1) for job in self.jobs)
 
     @property
@@ -241,7 +226,6 @@ class Facts:
         return [p for p in pods if is_ready(p) or not (is_whole or (place_of(p)[1] and place_of(p) in ready))]
 
     def final_output(self, pod: Json) -> Iterator[str]:
-        """A pod's termination messages and the end of its log."""
         for state in ended_states(pod):
             if state.get("message"):
                 yield str(state["message"])
@@ -249,7 +233,6 @@ class Facts:
             yield self.logs[name_of(pod)]
 
     def events_about(self, name: str) -> list[Json]:
-        """Events about the object of this name, newest first."""
         events = [e for e in self.events if (e.get("involvedObject") or {}).get("name") == name]
         return sorted(events, key=moment, reverse=True)
 
@@ -259,6 +242,5 @@ class Facts:
 
 
 def facts_from(plain: Json) -> Facts:
-    """Facts from a JSON object with the same names."""
     fields: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
     return Facts(**fields)

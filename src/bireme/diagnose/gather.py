@@ -63,7 +63,6 @@ class _Asking:
 
 
 def gather(cluster: Cluster, job: str, now: float) -> Facts:
-    """All facts about a job that `explain` may need."""
     asking = _Asking(cluster)
     jobs = asking.ask("list jobs", lambda: cluster.list(JOB, {}), is_needed=True) or []
     instances = [str((meta(j).get("labels") or {}).get(INSTANCE) or name_of(j)) for j in jobs]

@@ -26,7 +26,6 @@ from bireme.kube.api.naming import queue_of
 
 @look
 def not_found(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """A wrong name or a wrong namespace, or it was deleted."""
     if facts.jobs or any(d.get("needed") for d in facts.denied):
         return
     import difflib
@@ -75,7 +74,6 @@ def refused(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def queued(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Kueue has not admitted it."""
     for job in facts.jobs[:1]:
         queue = queue_of(job)
         if queue and spec_of(job).get("suspend"):
@@ -87,7 +85,6 @@ def queued(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def suspended(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """It was stopped, or submitted with `suspend`."""
     for job in facts.jobs[:1]:
         if spec_of(job).get("suspend") and not queue_of(job):
             begun = condition(job, "Suspended").get("lastTransitionTime")
@@ -96,7 +93,6 @@ def suspended(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def job_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Jobs that failed with a reason that fits the pattern."""
     for job in facts.jobs:
         failed, status, spec = condition(job, "Failed"), job.get("status") or {}, spec_of(job)
         reason = str(failed.get("reason"))
@@ -117,7 +113,6 @@ def job_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def waiting_for_pods(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """A job never half-starts: it waits for all pods."""
     ready, most = [p for p in facts.pods if is_ready(p)], facts.wanted
     if not facts.jobs or len(ready) >= most or facts.has_ended:
         return
@@ -143,7 +138,6 @@ def _late(facts: Facts, pods: list[Json]) -> str:
 
 @look
 def waiting_for_peers(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Pods are there; trainers or pservers in them are not yet."""
     if waits := _awaited(facts):
         is_gathering = facts.status.phase == "gathering"
         doing = "gathering its processes" if is_gathering else "handing out parameters"
@@ -160,14 +154,12 @@ def _awaited(facts: Facts) -> list[str]:
 
 @look
 def run_here(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """A run on this machine in the state that is the pattern."""
     if facts.where == "local" and facts.record.get("state") == rule.pattern:
         yield Match({"far": _far(facts)})
 
 
 @look
 def finished(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Nothing is wrong."""
     if facts.is_finished:
         ends = [seconds((j.get("status") or {}).get("completionTime")) for j in facts.jobs]
         end = max([*ends, float(facts.record.get("ended") or 0.0)])
@@ -177,7 +169,6 @@ def finished(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def running(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Nothing is wrong."""
     status = facts.status
     if status.phase != "training" or facts.is_finished or facts.is_over:
         return

@@ -47,7 +47,6 @@ def _about_end(facts: Facts) -> tuple[str, ...]:
 
 @look
 def own_error(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """The job's error, if it has one of the row's kinds and the pattern."""
     error = _own_error(facts)
     if not error or (rule.errors and error["kind"] not in rule.errors):
         return
@@ -91,7 +90,6 @@ def version_skew(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def network(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """The first line with the pattern of all messages about peers."""
     text = _about_peers(facts)
     line = next((sentence(plain_line(line)) for line in text.splitlines() if re.search(rule.pattern, line)), "")
     if line and not re.search(rule.but, text):

@@ -41,13 +41,11 @@ def _states(states: Iterator[Json]) -> str:
 
 
 def _reported(facts: Facts, pod: Json, *reasons: str) -> list[str]:
-    """Messages of a pod's events with these reasons, newest first."""
     return [str(e.get("message", "")) for e in facts.events_about(name_of(pod)) if e.get("reason") in reasons]
 
 
 @look_in
 def waiting(facts: Facts, pod: Json) -> str:
-    """The kubelet's messages about containers that do not run."""
     return _states(waiting_states(pod))
 
 
@@ -70,13 +68,11 @@ def registry_unreachable(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look_in
 def messages(facts: Facts, pod: Json) -> str:
-    """All messages about a pod: of registry, containers and kubelet."""
     return " ".join([pulling(facts, pod), *facts.final_output(pod), waiting(facts, pod)])
 
 
 @look_in
 def not_started(facts: Facts, pod: Json) -> str:
-    """The kubelet's messages about containers that wait with an error, or ended before they ran."""
     return f"{_states(s for s in ended_states(pod) if s.get('reason') in _NOT_STARTED)}\n{waiting(facts, pod)}"
 
 
@@ -108,14 +104,12 @@ def waiting_or_mounting(facts: Facts, pod: Json) -> str:
 
 @look_in
 def sandbox(facts: Facts, pod: Json) -> str:
-    """Why a node cannot make a network for a pod that waits."""
     failed = _reported(facts, pod, "FailedCreatePodSandBox")
     return failed[0] if failed and phase_of(pod) == "Pending" and not facts.has_ended else ""
 
 
 @look_in
 def failed(facts: Facts, pod: Json) -> str:
-    """Reason and message of a pod that its node refused or evicted."""
     return _states(iter([pod["status"]])) if phase_of(pod) == "Failed" and pod["status"].get("reason") else ""
 
 
@@ -149,8 +143,6 @@ def node_lost(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def out_of_memory(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Pods whose container the kernel ended at its memory limit."""
-
     def key(pod: Json) -> Values | None:
         name = next((s["name"] for s in ended_states(pod) if s.get("reason") == "OOMKilled"), None)
         mine = [c for c in spec_of(pod).get("containers") or () if c.get("name") == name]
@@ -187,8 +179,6 @@ def probe_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def crash_loop(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Pods whose container ends again and again."""
-
     def code_of(pod: Json) -> Values | None:
         code = next((int(s.get("exitCode") or 0) for s in ended_states(pod) if s.get("exitCode")), 0)
         loops = any(w.get("reason") == "CrashLoopBackOff" for w in waiting_states(pod))

@@ -30,7 +30,6 @@ _SICK = {
 
 @look_in
 def unscheduled(facts: Facts, pod: Json) -> str:
-    """The scheduler's message about a pod that it could not place."""
     scheduled = condition(pod, "PodScheduled")
     is_waiting = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     if facts.is_suspended or not is_waiting or meta(pod).get("deletionTimestamp"):
@@ -62,7 +61,6 @@ def scheduler(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def insufficient(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Too little of the resources that the pattern names."""
     for match in scheduler(facts, rule):
         resource = match.values["resource"]
         has = {
@@ -137,7 +135,6 @@ def _is_tolerated(pod: Json, taint: tuple[str, str, str]) -> bool:
 
 @look
 def cordoned(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Nodes that are closed for new pods."""
     closed = [name_of(n) for n in facts.nodes if spec_of(n).get("unschedulable")]
     names = {"which": f" ({listed(closed)})" if closed else "", "first": closed[0] if closed else "NODE"}
     for match in scheduler(facts, rule):
@@ -158,7 +155,6 @@ def gated(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def claim_missing(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Claims of unscheduled pods that do not exist."""
     can_see = "persistentvolumeclaims" not in {d["resource"] for d in facts.denied}
     for claim, thing, pods in _waiting_claims(facts, rule):
         if thing is None and can_see:

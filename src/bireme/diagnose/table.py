@@ -60,7 +60,6 @@ class Chapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @cache
 def chapters() -> tuple[Chapter, ...]:
-    """The table as it is written."""
     text = (resources.files("bireme.diagnose") / "situations.toml").read_bytes()
     return msgspec.toml.decode(text, type=dict[str, tuple[Chapter, ...]])["chapter"]
 

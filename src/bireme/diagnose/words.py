@@ -15,7 +15,6 @@ SHOWN = 3
 
 
 def amount_words(resource: str, number: float) -> str:
-    """A number of CPUs, bytes or things for people."""
     if resource.endswith("cpu"):
         return f"{number:g} CPU" + ("" if number == 1 else "s")
     if resource.endswith(("memory", "storage")):
@@ -35,7 +34,6 @@ def listed(names: Iterable[str]) -> str:
 
 
 def pods_words(pods: Sequence[Json]) -> str:
-    """`pod a` or `pods a and b`."""
     return f"{of(pods, 'pod', 'pods')} {listed(map(name_of, pods))}"
 
 
@@ -45,12 +43,10 @@ def sentence(text: str, limit: int = 300) -> str:
 
 
 def capital(text: str) -> str:
-    """The beginning of a sentence."""
     return text[:1].upper() + text[1:]
 
 
 def of(things: Sequence[object], one: str, many: str) -> str:
-    """The word that fits how many there are."""
     return one if len(things) == 1 else many
 
 

@@ -37,7 +37,6 @@ class Kind(NamedTuple):
 
     @property
     def api(self) -> str:
-        """Group and version as objects write them."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
@@ -116,14 +115,12 @@ class Cluster:
             return dict(self._client.get(_resource(kind), name, namespace=self.namespace))
 
     def find(self, kind: Kind, name: str) -> Object | None:
-        """One object, or None."""
         try:
             return self.get(kind, name)
         except AbsentError:
             return None
 
     def list(self, kind: Kind, labels: Mapping[str, str], *, chunk: int = 2000) -> Objects:
-        """All objects with these labels."""
         with _api_errors(f"the list of {kind.plural}"):
             listing = self._client.list(
                 _resource(kind), namespace=self.namespace, labels=dict(labels), chunk_size=chunk
@@ -154,7 +151,6 @@ class Cluster:
             return dict(self._client.apply(of(made), force=True, **where))
 
     def everywhere(self, kind: Kind) -> Objects:
-        """All objects of a kind, of every namespace."""
         with _api_errors(f"the list of {kind.plural}"):
             return [dict(each) for each in self._client.list(_resource(kind), namespace="*")]
 
@@ -172,7 +168,6 @@ class Cluster:
             return dict(self._client.create(_resource(kind)(made), namespace=self.namespace))
 
     def patch(self, kind: Kind, name: str, change: Object) -> Object:
-        """Merge a change into an object."""
         from lightkube.types import PatchType
 
         with _api_errors(f"{kind.kind} {name}"):
@@ -302,7 +297,6 @@ def _resource(kind: Kind, *, is_global: bool = False) -> Any:
 
 @contextmanager
 def _api_errors(what: str) -> Iterator[None]:
-    """Turn the client's exceptions into BiremeErrors about `what` was requested."""
     import httpx2
     from lightkube.core.exceptions import ApiError, ConfigError
 
@@ -320,7 +314,6 @@ def _api_errors(what: str) -> Iterator[None]:
 
 
 def refusal(what: str, code: int, reason: str, message: str) -> BiremeError:
-    """The error for a refusal of the API server, with its message."""
     lacks = re.match(r'namespaces "([^"]+)" not found', message)
     if code == 404 and lacks:
         fix = f"`kubectl create namespace {lacks[1]}`, or name another one with --namespace"

@@ -44,7 +44,6 @@ def read_facts(cluster: Cluster) -> ClusterFacts | None:
 
 
 def facts_in(config_map: dict[str, Any]) -> ClusterFacts:
-    """The facts that a ConfigMap holds."""
     try:
         return msgspec.json.decode((config_map.get("data") or {})[KEY], type=ClusterFacts)
     except (KeyError, msgspec.MsgspecError) as e:
@@ -56,7 +55,6 @@ def facts_in(config_map: dict[str, Any]) -> ClusterFacts:
 
 
 def with_facts(job: ClusterJob, facts: ClusterFacts | None) -> ClusterJob:
-    """Fill in what the job file leaves out from the facts."""
     if facts is None:
         return job
     settings = job.settings

@@ -20,7 +20,6 @@ class Target(NamedTuple):
 
 
 def config_of(target: Target) -> Any:
-    """The settings of one context, from all kubeconfig files together."""
     if not target.files:
         return _own_config()
     configs = [_read(path) for path in target.files]
@@ -36,7 +35,6 @@ def config_of(target: Target) -> Any:
 
 
 def _own_config() -> Any:
-    """The settings of the pod that this runs in."""
     from lightkube.config.kubeconfig import KubeConfig
     from lightkube.core.exceptions import ConfigError
 
@@ -49,7 +47,6 @@ def _own_config() -> Any:
 
 
 def _read(path: Path) -> Any:
-    """Parse one kubeconfig file."""
     from lightkube.config.kubeconfig import KubeConfig
 
     try:
@@ -83,7 +80,6 @@ def _chosen(name: str, first: Any, configs: Sequence[Any]) -> Any:
 
 
 def no_cluster() -> UsageError:
-    """The error of a command that finds no cluster to connect to."""
     named = child_environment().get("KUBECONFIG")
     if named:
         fix = "set KUBECONFIG to a file that is there; without it, ~/.kube/config is read"

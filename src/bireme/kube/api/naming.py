@@ -44,12 +44,10 @@ Role = Literal["", "pserver", "trainer"]
 
 
 def labels_of(name: str) -> dict[str, str]:
-    """The labels of all objects of a job."""
     return {NAME: "bireme", INSTANCE: name, MANAGED_BY: "bireme"}
 
 
 def selector_of(name: str) -> dict[str, str]:
-    """The labels by which a job's pods are chosen."""
     return {NAME: "bireme", INSTANCE: name}
 
 
@@ -63,7 +61,6 @@ def roles_of(job: Job, *, is_apart: bool) -> tuple[Role, ...]:
 
 
 def job_name(name: str, role: Role) -> str:
-    """The name of a Job."""
     return f"{name}-{role}" if role else name
 
 
@@ -79,17 +76,14 @@ def hosts_of(job: Job, namespace: str, *, is_apart: bool) -> tuple[str, ...]:
 
 
 def common_name(name: str, namespace: str) -> str:
-    """The name that a job's certificate carries."""
     return f"{name}.{namespace}.bireme"
 
 
 def claim_of(name: str, claim: str | None) -> str:
-    """The volume claim of a job."""
     return claim or name
 
 
 def check_name(job: Job, *, is_apart: bool) -> None:
-    """Refuse a name that the job's pods or its Service could not have."""
     if not job.name[0].isalpha():
         raise SpecError(
             f"the name {job.name} begins with {job.name[0]!r}, which a cluster does not accept",
@@ -113,6 +107,5 @@ def queue_of(job: Mapping[str, Any]) -> str:
 
 
 def is_ours(thing: Mapping[str, Any]) -> bool:
-    """Whether an object was made by bireme."""
     labels: Mapping[str, str] = thing["metadata"].get("labels") or {}
     return labels.get(MANAGED_BY) == "bireme"

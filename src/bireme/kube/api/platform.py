@@ -56,7 +56,6 @@ def is_ready(node: Mapping[str, Any]) -> bool:
 
 
 def is_cordoned(node: Mapping[str, Any]) -> bool:
-    """Whether new pods are kept off a machine."""
     return bool(node.get("spec", {}).get("unschedulable"))
 
 

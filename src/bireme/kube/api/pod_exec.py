@@ -76,7 +76,6 @@ def execute(login: Login, path: str, stdin: BinaryIO | None, take: Callable[[int
 
 
 def _connect(where: SplitResult, context: ssl.SSLContext | None) -> socket.socket:
-    """A connection to the API server, through a proxy where there is one."""
     host, port = where.hostname or "", where.port or (443 if where.scheme == "https" else 80)
     proxy = proxy_of(where)
     nearest = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)

@@ -143,7 +143,6 @@ def _in_the_way(directory: Path, names: list[str], origin: FetchMark, then: Fetc
 
 
 def chosen(files: dict[str, int], *, wants_all: bool, only_model: bool) -> dict[str, int]:
-    """The files to fetch, of all that exist."""
     own = {name: n for name, n in files.items() if not name.startswith(".") and "/." not in name}
     if only_model:
         last = max((name.partition("/")[0] for name in own if name.startswith("pass-")), default="none")

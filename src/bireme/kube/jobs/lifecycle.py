@@ -32,12 +32,10 @@ PATIENCE_S = GRACE_S + 15.0
 
 
 def jobs_of(cluster: Cluster, name: str) -> list[Object]:
-    """The Jobs of a job, the one with the status first; empty where it has none."""
     return by_name(cluster.list(JOB, naming.labels_of(name))).get(name, [])
 
 
 def find_job(cluster: Cluster, name: str) -> list[Object]:
-    """The Jobs of a job; where it has none, the error names the jobs that exist."""
     jobs = jobs_of(cluster, name)
     if jobs:
         return jobs
@@ -127,13 +125,11 @@ def see_off(cluster: Cluster, name: str) -> None:
 
 
 def has_left_its_plan(cluster: Cluster, name: str) -> bool:
-    """Whether the ConfigMap that a job was submitted with still exists."""
     there = cluster.find(CONFIG_MAP, name)
     return there is not None and naming.is_ours(there)
 
 
 def resumed(then: Submission, changes: Mapping[str, Any]) -> Submission:
-    """A submission that resumes an earlier one, with changes."""
     job = msgspec.structs.replace(then.job, is_resumed=bool(changes) or then.job.is_resumed, **changes)
     if job.trainers > job.shards:
         raise SpecError(f"{job.trainers} trainers but only {job.shards} data shards", fix="ask for fewer trainers")
@@ -165,7 +161,6 @@ class Deleted:
     """The command that fetches models from a kept volume."""
 
     def words(self, name: str) -> Iterator[str]:
-        """Lines for the user."""
         called = "its volume" if self.claim == name else f"its volume {self.claim}"
         if self.volume == "deleted":
             yield f"{name} is deleted, with {called}"
@@ -214,7 +209,6 @@ def _delete_all(cluster: Cluster, things: Iterable[tuple[Kind, str]]) -> list[st
 
 
 def refuse_shared(cluster: Cluster, name: str, claims: set[str]) -> None:
-    """Refuse to delete volume claims that other jobs use."""
     used = claims_by_job(cluster) if claims else {}
     others = sorted(other for other, theirs in used.items() if other != name and theirs & claims)
     if others:
@@ -248,7 +242,6 @@ def _claims_in(job: Object) -> list[str]:
 
 
 def _submitted_claim(name: str, settings: Mapping[str, Any]) -> str:
-    """The claim that a job was submitted with."""
     return naming.claim_of(name, (settings.get("volume") or {}).get("claim"))
 
 
@@ -271,7 +264,6 @@ def _files_of(cluster: Cluster, name: str) -> _JobFiles:
 
 
 def _whose(claim: Object, namespace: str) -> str:
-    """Why a claim is not deleted with a job."""
     called, labels = claim["metadata"]["name"], claim["metadata"].get("labels") or {}
     if naming.is_ours(claim):
         other = labels.get(naming.INSTANCE)
@@ -288,7 +280,6 @@ def _fetching(name: str, files: _JobFiles, namespace: str) -> str:
 
 
 def view_of(cluster: Cluster, name: str) -> JobView:
-    """The state of a job."""
     return job_view(find_job(cluster, name))
 
 
@@ -318,7 +309,6 @@ def wait_until(is_so: Callable[[], bool], patience_s: float) -> bool:
 
 
 def names_of(things: Iterable[Object]) -> list[str]:
-    """The names of objects."""
     return [str(each["metadata"]["name"]) for each in things]
 
 

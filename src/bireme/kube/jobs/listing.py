@@ -75,7 +75,6 @@ def by_name(jobs: Iterable[Object]) -> dict[str, list[Object]]:
 
 
 def job_view(jobs: Sequence[Object]) -> JobView:
-    """A job from its Jobs, the one with the status first."""
     main = jobs[0]
     status = status_in(main)
     state, reason = _state(jobs, status)
@@ -127,7 +126,6 @@ def _state(jobs: Sequence[Object], status: JobStatus) -> tuple[str, str]:
 
 
 def is_ended(state: str) -> bool:
-    """Whether a job has ended for good."""
     return state in ("finished", "failed", "cancelled")
 
 
@@ -145,7 +143,6 @@ def pod_views(pods: Iterable[Object], status: JobStatus) -> list[PodView]:
 
 
 def role_of(pod: Object) -> str:
-    """What a pod runs."""
     return str(pod["metadata"]["labels"].get(naming.COMPONENT, "node"))
 
 
@@ -174,7 +171,6 @@ def _pod(pod: Object, older: int, trains: Mapping[int, TrainerStatus], late: str
 
 
 def waits_for(pod: Object) -> str:
-    """What a pod waits for before it runs, or why it has failed: Kubernetes' reason."""
     status = pod.get("status") or {}
     if status.get("phase") == "Failed":
         ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]

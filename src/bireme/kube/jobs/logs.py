@@ -55,7 +55,6 @@ def lines_of(
 
 
 def pods_with_logs(cluster: Cluster, name: str, wanted: LogFilter) -> list[Object]:
-    """The pods whose logs can be read: those that have begun."""
     pods = cluster.list(POD, naming.selector_of(name))
     begun = [p for p in pods if any(not _waits(c) for c in (p.get("status") or {}).get("containerStatuses") or ())]
     return [pod for pod in begun if wanted.node in (None, rank_of(pod))]
@@ -95,7 +94,6 @@ def _lines(cluster: Cluster, pod: Object, wanted: LogFilter, tail: int | None = 
 
 
 def _logs_of(pod: Object, wanted: LogFilter) -> Iterator[str]:
-    """The logs that share a pod's stream, as far as they are wanted."""
     roles = {"node": ("trainer", "pserver", "node")}.get(role_of(pod), (role_of(pod), "node"))
     for role in roles:
         if wanted.role in (None, role):
@@ -103,7 +101,6 @@ def _logs_of(pod: Object, wanted: LogFilter) -> Iterator[str]:
 
 
 def pod_lines(lines: Iterable[str], pod: Object, wanted: LogFilter) -> Iterator[LogLine]:
-    """The lines of a pod's processes."""
     return (line for _, line in _read(lines, pod, wanted))
 
 
@@ -135,7 +132,6 @@ def _unless_gone() -> Iterator[None]:
 
 
 def _split(text: str, rank: int) -> tuple[str, str]:
-    """Which log a pod's line belongs to: processes are named in front of theirs."""
     who, bar, line = text.partition(" | ")
     role = who.partition(" ")[0] if bar else "node"
     if role not in ("trainer", "pserver"):
@@ -144,7 +140,6 @@ def _split(text: str, rank: int) -> tuple[str, str]:
 
 
 def _tail(lines: Iterable[LogLine], last: int) -> list[LogLine]:
-    """The last lines of each log of a pod."""
     kept: Counter[str] = Counter()
     end = []
     for line in reversed(list(lines)):
@@ -203,11 +198,9 @@ class _Listener:
 
     @property
     def is_listening(self) -> bool:
-        """Whether more may come."""
         return self._thread is not None and self._thread.is_alive()
 
     def is_to_listen(self, is_pod_live: bool) -> bool:
-        """Whether it is time to begin, or to begin again."""
         return self._thread is None or (is_pod_live and not self.is_listening)
 
     def start(self) -> None:

@@ -31,12 +31,10 @@ class Submitted:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the job stays as it is until it is resumed."""
         return self.view is not None and self.view.state == "suspended"
 
     @property
     def next_step(self) -> str:
-        """How to resume the job."""
         return _next_step(self.submission)
 
 

@@ -115,7 +115,6 @@ def split(
     cluster: Cluster, spec: ClusterJob, source: str, shards: int, out: str, image: str | None,
     note: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
-    """Run `bireme data split` in a Kubernetes Job on the job's volume; returns its report."""
     base = directory_of(spec.job.name)
     paths = [str(base / source), "--out", str(base / out)]
     command = ["bireme", "data", "split", *paths, "--shards", str(shards), "--json"]

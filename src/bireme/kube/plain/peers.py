@@ -115,7 +115,6 @@ class ApiPeerLister:
 
 
 def peer_of(pod: Mapping[str, Any]) -> Peer:
-    """A pod of the API server as a Peer."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     return Peer(
         metadata["name"], status.get("podIP") or "", status.get("phase") or "", bool(metadata.get("deletionTimestamp"))
@@ -147,7 +146,6 @@ class HeartbeatFiles:
             directory.mkdir(parents=True, exist_ok=True)
 
     def beat(self) -> None:
-        """Write a heartbeat if one is due."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -170,7 +168,6 @@ class HeartbeatFiles:
             self._path.unlink(missing_ok=True)
 
     def look(self) -> VisiblePods:
-        """The pods with a recent heartbeat."""
         signs = self._signs()
         now_s = time.monotonic()
         self._seen.see({name: sign.beat for name, sign in signs.items()}, now_s)
@@ -194,7 +191,6 @@ class RankBook:
             directory.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> RankRecord:
-        """Read the record."""
         first = self._directory / "first.json"
         written = first.read_bytes() if first.is_file() else b""
         names = msgspec.json.decode(written, type=tuple[str, ...]) if written else ()

@@ -55,7 +55,6 @@ class RankRecord:
     taken: Sequence[Taken] = field(default=())
 
     def holders(self) -> dict[int, Taken]:
-        """The pod that has each rank."""
         holders = {rank: Taken(rank, 0, name) for rank, name in enumerate(self.first)}
         for one in sorted(self.taken, key=lambda one: one.turn):
             holders[one.rank] = one
@@ -140,7 +139,6 @@ class SignsOfLife:
         self._seen: dict[str, tuple[int, float, bool]] = {}
 
     def see(self, beats: Mapping[str, int], now_s: float) -> None:
-        """Take the current numbers."""
         for name, beat in beats.items():
             before = self._seen.get(name)
             if before is None:

@@ -48,7 +48,6 @@ class TutorialSettings:
 
 
 def is_tutorial_pod(environment: Mapping[str, str]) -> bool:
-    """Whether this is the environment of a tutorial's pod."""
     return bool(environment.get("JOB_NAME") and environment.get("JOB_PATH"))
 
 
@@ -90,7 +89,6 @@ def _number(environment: Mapping[str, str], name: str, least: int, most: int) ->
 
 
 def job_of(settings: TutorialSettings) -> Job:
-    """The job of a tutorial's pod; reads the volume for the config and the shards."""
     output = settings.place / "output"
     data = _data(settings)
     shards = _shards(settings, data)

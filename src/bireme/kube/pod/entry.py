@@ -145,7 +145,6 @@ class Member:
         """Reports from before our first heartbeat: those of an earlier try."""
 
     def run(self) -> None:
-        """Take part in the job until it is over."""
         place, output = self._place, Path(self._place.job.output)
         _keep_log(output / f"node_{place.rank}" / "node.log")
         machine = place.pod.machine or "?"
@@ -206,7 +205,6 @@ class Member:
         return is_so
 
     def _settle(self) -> Job:
-        """The job as all nodes run it: node 0 settles it, the others wait for that."""
         job = self._place.job
         for report in self._own_reports():
             report.unlink(missing_ok=True)
@@ -246,7 +244,6 @@ class Member:
             thread.join()
 
     def _own_reports(self) -> list[Path]:
-        """The failure reports of this node's processes."""
         place = self._place
         names = [self._name, *(f"{role} {place.rank}" for role in roles_of(place.job, place.rank, place.role))]
         return [self._run / "reports" / f"{_file_name(name)}.json" for name in names]
@@ -355,12 +352,10 @@ class Member:
 
 
 def _file_name(name: str) -> str:
-    """The name of a node or a process in file names."""
     return name.replace(" ", "-")
 
 
 def _keep_log(path: Path) -> None:
-    """Write this process's own log lines to the volume too."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)

@@ -69,11 +69,9 @@ class OwnJobs:
         self._cluster = Cluster(Target(namespace=namespace), timeout_s=API_TIMEOUT_S)
 
     def get(self, name: str) -> Object:
-        """One Job."""
         return self._cluster.get(JOB, name)
 
     def patch(self, name: str, change: Object) -> Object:
-        """Merge a change into a Job."""
         return self._cluster.patch(JOB, name, change)
 
 
@@ -84,7 +82,6 @@ def jobs_in(namespace: str) -> OwnJobs:
 
 
 def cluster_of(place: PodPlace) -> OwnJobs:
-    """The connection to the API server, made at its first use."""
     return jobs_in(place.pod.namespace)
 
 
@@ -163,7 +160,6 @@ def _watch_pods(settings: tutorial.TutorialSettings) -> Iterator[tuple[str, Obje
 
 
 def pod_of(environment: Mapping[str, str]) -> Pod:
-    """The pod as the downward API describes it."""
     return Pod(
         name=environment.get("POD_NAME") or socket.gethostname(),
         namespace=environment.get("POD_NAMESPACE", ""),

@@ -110,7 +110,6 @@ class PodWatch(NodeWatch):
         self.each_second: list[Callable[[], None]] = []
 
     def may_go_on(self) -> bool:
-        """Copy logs, update the probes' files, and check that no other pod has taken the lease."""
         now_s = time.monotonic()
         if now_s - self._copy_s >= COPY_EVERY_S:
             self._copy_s = now_s
@@ -130,10 +129,8 @@ class PodWatch(NodeWatch):
         return True
 
     def may_leave(self) -> bool:
-        """Whether a snapshot was saved, or none will come."""
         return self._pre_stop.is_over(time.monotonic())
 
     def left(self) -> None:
-        """Copy the last lines of the logs."""
         self._probes.set("ready", is_so=False)
         self._copier.finish()

@@ -66,7 +66,6 @@ def without_clocks(status: JobStatus) -> JobStatus:
 
 
 def failed(status: JobStatus, error: BiremeError) -> JobStatus:
-    """A status that fits into an annotation, of a job that has failed."""
     return replace(compact(status), phase="failed", reason=status.reason or error.what, error=error.as_dict())
 
 
@@ -124,7 +123,6 @@ class Publisher:
         self._has_warned = False
 
     def __call__(self, status: JobStatus) -> None:
-        """Write it; log only the first failure."""
         text = msgspec.json.encode(status).decode()
         try:
             self._patch(self._job, {"metadata": {"annotations": {naming.STATUS: text}}})
@@ -135,7 +133,6 @@ class Publisher:
 
 
 def waiting_status(job: str, waits_for: Sequence[str]) -> JobStatus:
-    """The status of a job that has no coordinator yet."""
     return JobStatus(phase="gathering", job=job, waits_for=tuple(waits_for))
 
 

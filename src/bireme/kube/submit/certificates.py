@@ -24,7 +24,6 @@ class JobIdentity(NamedTuple):
     name: str
 
     def place(self, state: Path) -> Path:
-        """Where the authority is kept, below the user's state directory."""
         return state / "ca" / hashlib.sha256(self.server.encode()).hexdigest()[:12] / self.namespace / self.name
 
 
@@ -37,7 +36,6 @@ def make_certificates(state: Path, whose: JobIdentity, days: int) -> dict[str, b
 
 
 def needs_renewal(leaf: bytes) -> bool:
-    """Whether a certificate expires soon."""
     from bireme.core.certificates import days_left
 
     return days_left(leaf) < RENEW_BELOW_DAYS
@@ -71,7 +69,6 @@ def forgotten_unless_used(state: Path, whose: JobIdentity, in_use: Callable[[], 
 
 
 def _remove_empty(directory: Path, end: Path) -> None:
-    """Remove empty directories upwards to `end`, which stays."""
     with suppress(OSError):  # another job has files in it
         while directory != end:
             directory.rmdir()

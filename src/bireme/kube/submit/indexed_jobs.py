@@ -74,7 +74,6 @@ def _replacing(settings: KubernetesFile) -> Object:
 
 
 def pod_spec(submission: Submission, role: naming.Role) -> Object:
-    """The spec of a Job's pods."""
     settings, name = submission.settings, submission.job.name
     spec: Object = {
         "serviceAccountName": settings.service_account or name,
@@ -92,7 +91,6 @@ def pod_spec(submission: Submission, role: naming.Role) -> Object:
 
 
 def security() -> Object:
-    """The unprivileged user of a pod's processes."""
     return {
         "securityContext": {
             "runAsNonRoot": True,
@@ -106,7 +104,6 @@ def security() -> Object:
 
 
 def container_security() -> Object:
-    """A container without privileges."""
     return {
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -152,7 +149,6 @@ def _tolerations(settings: KubernetesFile) -> Iterator[Object]:
 
 
 def container(submission: Submission, role: naming.Role) -> Object:
-    """The one container of a pod."""
     job = submission.job
     lanes = job.ports_num + job.ports_num_for_sparse
     ports = [{"name": f"lane-{k}", "containerPort": job.first_port + k} for k in range(lanes)]
@@ -174,7 +170,6 @@ def container(submission: Submission, role: naming.Role) -> Object:
 
 
 def resources(settings: KubernetesFile) -> Object:
-    """A pod's requests and limits, amounts as text."""
     asked, limits = settings.resources.requests, settings.resources.limits
     requests = {k: v for k, v in DEFAULT_REQUESTS.items() if k not in limits} | asked
     amounts = {"requests": {k: str(v) for k, v in requests.items()}}

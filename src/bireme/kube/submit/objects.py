@@ -47,7 +47,6 @@ have themselves, so both verbs are needed even to submit.
 
 
 def build(submission: Submission) -> list[Object]:
-    """Every object of a job, in the order of creation."""
     return [merge(made, submission.settings.patch.get(made["kind"], {})) for made in _objects(submission)]
 
 
@@ -71,7 +70,6 @@ def _objects(submission: Submission) -> Iterator[Object]:
 
 
 def head_of(submission: Submission, api: str, kind: str, name: str) -> Object:
-    """The head of an object: its kind, name and labels."""
     return _head(submission.job.name, submission.namespace, submission.settings, (api, kind, name))
 
 
@@ -186,7 +184,6 @@ def user_role(namespace: str, name: str = "bireme-user") -> Object:
 
 
 def as_yaml(objects: Iterable[Object]) -> str:
-    """Several documents; texts of several lines are written as blocks."""
     from ruamel.yaml import YAML
 
     yaml = YAML(pure=True)

@@ -17,7 +17,6 @@ from bireme.spec.load import ClusterJob
 
 
 def place(cluster_job: ClusterJob, namespace: str) -> Job:
-    """The job that pods in a namespace run."""
     job, settings = cluster_job.job, cluster_job.settings
     naming.check_name(job, is_apart=settings.is_apart)
     output = _inside(cluster_job, cluster_job.file.output, "output")
@@ -35,7 +34,6 @@ def place(cluster_job: ClusterJob, namespace: str) -> Job:
 
 
 def data_on_volume(cluster_job: ClusterJob) -> PurePosixPath:
-    """Where the shards are on the volume."""
     wanted = cluster_job.settings.volume.data
     if wanted is not None:
         root = PurePosixPath(naming.VOLUME_ROOT)
@@ -47,7 +45,6 @@ def data_on_volume(cluster_job: ClusterJob) -> PurePosixPath:
 
 
 def directory_of(name: str) -> PurePosixPath:
-    """A job's own directory on the volume."""
     return PurePosixPath(naming.VOLUME_ROOT) / name
 
 

@@ -40,12 +40,10 @@ class Submission:
 
     @property
     def roles(self) -> tuple[naming.Role, ...]:
-        """The Jobs that it is made of, the one with the status first."""
         return naming.roles_of(self.job, is_apart=self.settings.is_apart)
 
     @property
     def main_job(self) -> str:
-        """The name of the Job with the status."""
         return naming.main_job(self.job, is_apart=self.settings.is_apart)
 
     @property
@@ -83,7 +81,6 @@ def settings_of(submission: Submission) -> Object:
 
 
 def program_key(path: str) -> str:
-    """The key of a program's file in the ConfigMap, where only plain names are allowed."""
     if re.fullmatch(r"[-._a-zA-Z0-9]+", path):
         return f"program.{path}"
     escaped = re.sub(r"[^-.a-zA-Z0-9]", lambda match: "".join(f"_{b:02x}" for b in match[0].encode()), path)
@@ -91,7 +88,6 @@ def program_key(path: str) -> str:
 
 
 def pods_of(job: Job, role: naming.Role) -> int:
-    """How many pods a Job has."""
     return {"": job.nodes, "pserver": job.pservers, "trainer": job.trainers}[role]
 
 

@@ -57,7 +57,6 @@ def submit(cluster: Cluster, submission: Submission, certify: Certify = dict) ->
 
 
 def digest_of(job: Object) -> str | None:
-    """The hash of a Job's submission."""
     digest: str | None = (job["metadata"].get("annotations") or {}).get(naming.DIGEST)
     return digest
 
@@ -73,7 +72,6 @@ def _job_names(submission: Submission) -> set[str]:
 
 
 def _needs_certificate(submission: Submission, existing: Mapping[tuple[str, str], Object]) -> bool:
-    """Whether the certificate on the cluster is missing, incomplete or expires soon."""
     there = decoded(existing.get(("Secret", f"{submission.job.name}-tls")))
     return submission.settings.tls and not (_is_whole(there) and not needs_renewal(there["tls.crt"]))
 
@@ -114,12 +112,10 @@ def _renew(
 
 
 def key_of(thing: Object) -> tuple[str, str]:
-    """Kind and name, which identify an object of a job."""
     return thing["kind"], thing["metadata"]["name"]
 
 
 def look_up(cluster: Cluster, made: list[Object]) -> dict[tuple[str, str], Object]:
-    """The objects that exist on the cluster under the names of `made`."""
     looked = {key_of(each): cluster.find(KINDS[each["kind"]], each["metadata"]["name"]) for each in made}
     existing = {key: there for key, there in looked.items() if there is not None}
     for kind, name in (key for key, there in existing.items() if there["metadata"].get("deletionTimestamp")):
@@ -128,7 +124,6 @@ def look_up(cluster: Cluster, made: list[Object]) -> dict[tuple[str, str], Objec
 
 
 def refuse_foreign(existing: Mapping[tuple[str, str], Object], name: str) -> None:
-    """Refuse to change objects that bireme has not made, or has made for another job."""
     for (kind, called), thing in existing.items():
         labels = thing["metadata"].get("labels") or {}
         if naming.is_ours(thing) and labels.get(naming.INSTANCE) == name:
@@ -202,7 +197,6 @@ def _owner(cluster: Cluster, made: list[Object]) -> Object | None:
 
 
 def own(cluster: Cluster, main: Object, things: Iterable[Object]) -> None:
-    """Make a Job the owner of objects, all but volume claims."""
     owner = {"apiVersion": JOB.api, "kind": JOB.kind, "name": main["metadata"]["name"], "uid": main["metadata"]["uid"]}
     change = {"metadata": {"ownerReferences": [owner]}}
     owned = [each for each in things if each["kind"] != "PersistentVolumeClaim"]
@@ -211,7 +205,6 @@ def own(cluster: Cluster, main: Object, things: Iterable[Object]) -> None:
 
 
 def disown(cluster: Cluster, things: Iterable[Object]) -> None:
-    """Let objects outlive the Job that owns them."""
     change: Object = {"metadata": {"ownerReferences": None}}
     for each in things:
         if cluster.find(KINDS[each["kind"]], each["metadata"]["name"]) is not None:
@@ -219,7 +212,6 @@ def disown(cluster: Cluster, things: Iterable[Object]) -> None:
 
 
 def read_back(cluster: Cluster, name: str) -> Submission:
-    """Read a job's submission from its ConfigMap and Secret."""
     there = cluster.find(CONFIG_MAP, name)
     if there is None or "job.json" not in there.get("data", {}):
         raise ClusterError(
@@ -236,7 +228,6 @@ def read_back(cluster: Cluster, name: str) -> Submission:
 
 
 def submission_in(there: Object, secret: Object | None) -> Submission:
-    """The submission that a ConfigMap and a Secret hold."""
     text, binary = there["data"], there.get("binaryData") or {}
     settings = msgspec.json.decode(text["settings.json"], type=dict[str, Any])
     keys = {path: program_key(path) for path in msgspec.json.decode(text["program.json"], type=list[str])}
@@ -275,7 +266,6 @@ def _differs(cluster: Cluster, submission: Submission, *, is_renewed: bool) -> O
 
 
 def changes_between(then: Submission, now: Submission) -> Iterator[str]:
-    """The differences between two submissions, as sentences."""
     for was, is_ in (
         (msgspec.to_builtins(then.job), msgspec.to_builtins(now.job)),
         (settings_of(then), settings_of(now)),

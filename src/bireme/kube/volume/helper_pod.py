@@ -58,7 +58,6 @@ REAL = Pacing()
 
 
 def on_stderr(line: str) -> None:
-    """Print a note for the user who waits."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -73,7 +72,6 @@ class VolumePlace:
 
     @property
     def claim(self) -> str:
-        """The volume's claim."""
         return naming.claim_of(self.name, self.settings.volume.claim)
 
 
@@ -144,7 +142,6 @@ class Starting:
         self.begin()
 
     def begin(self) -> None:
-        """Restart the clock."""
         self._since = self._pace.now()
         self._pulls_since: float | None = None
 
@@ -202,7 +199,6 @@ class VolumePod:
             self._cluster.delete(POD, self._name, grace_s=0)
 
     def _start(self) -> None:
-        """Create a pod and wait until it runs."""
         suffix = f"volume-{secrets.token_hex(3)}"
         command = ["bireme", "volume", "wait", str(LIFETIME_S)]
         made = volume_pod(self._place, self._cluster.namespace, suffix, command)
@@ -253,7 +249,6 @@ class VolumePod:
         return output
 
     def ask(self, command: Sequence[str], *, stdin: BinaryIO | None = None) -> Any:
-        """Run a command that answers in JSON."""
         return json.loads(self.run(command, stdin=stdin))
 
     def _ended(self) -> PodEndedError:

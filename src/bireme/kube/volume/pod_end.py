@@ -49,7 +49,6 @@ class BrokenOffError(NetworkError):
 
 
 def inside(root: Path, path: str) -> Path:
-    """A path below the root; refuse any other."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise DataError(f"{path!r} is not a path below {root}")
@@ -65,12 +64,10 @@ def part_of(path: Path) -> Path:
 
 
 def is_part(name: str) -> bool:
-    """Whether a file's name is one that `part_of` gives."""
     return name.startswith(".") and name.endswith(PART)
 
 
 def prefix_digest(path: Path, nbytes: int) -> str:
-    """The hash of a file's first bytes."""
     digest = hashlib.sha256()
     with path.open("rb") as f:
         while nbytes > 0 and (chunk := f.read(min(CHUNK, nbytes))):
@@ -123,7 +120,6 @@ def read_pieces(source: BinaryIO) -> Iterator[tuple[FileChunk, Iterator[bytes]]]
 
 
 def _head(line: bytes) -> FileChunk:
-    """The head of a piece, from its line."""
     try:
         piece = FileChunk(**json.loads(line))
         offset, nbytes, total = (int(number) for number in piece[1:])
@@ -211,7 +207,6 @@ def put(root: Path, source: BinaryIO) -> dict[str, int]:
 
 
 def get(root: Path, wanted: Mapping[str, int], sink: BinaryIO) -> None:
-    """Send the rest of each file from an offset on."""
     for name, offset in wanted.items():
         for chunk in send_piece(inside(root, name), name, offset):
             sink.write(chunk)
@@ -228,7 +223,6 @@ def stay(lifetime_s: float, is_busy: Callable[[], bool], pause: Callable[[float]
 
 
 def has_company(processes: Path = Path("/proc")) -> bool:
-    """Whether another `bireme volume` command runs in this container."""
     for each in processes.iterdir():
         if each.name.isdecimal():
             with contextlib.suppress(OSError):  # it has just ended, or belongs to another user

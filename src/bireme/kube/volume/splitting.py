@@ -73,7 +73,6 @@ def split_on_volume(
 
 
 def _failure(name: str, report: dict[str, Any], message: str, pods: list[Object]) -> BiremeError:
-    """The error that the pod printed, or Kubernetes' reasons for its end."""
     if "what" in report:
         return error_in(report, DataError)
     ends = "; ".join(f"{pod['metadata']['name']}: {end_of(pod)}" for pod in pods if end_of(pod))
@@ -98,7 +97,6 @@ class _Watch:
         return [pod for pod in pods if head["uid"] in _owners(pod)]
 
     def until_ended(self) -> Object:
-        """The Job, once it is complete or has failed."""
         while True:
             try:
                 job = self._cluster.get(JOB, self._name)
@@ -123,7 +121,6 @@ class _Watch:
             self._starting.look_at(self._name, None, self._why_no_pod)
 
     def _why_no_pod(self) -> str:
-        """The newest event about a Job that has no pod."""
         events = self._cluster.list(KINDS["Event"], {})
         own = [e for e in events if e.get("involvedObject", {}).get("name") == self._name]
         newest = max(own, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""), default={})
@@ -135,7 +132,6 @@ def _owners(pod: Object) -> list[str]:
 
 
 def _clear(cluster: Cluster, name: str, pace: Pacing) -> None:
-    """Remove the Job of an earlier split; refuse one that still runs."""
     there = cluster.find(JOB, name)
     if there is None:
         return
@@ -165,7 +161,6 @@ def _clear(cluster: Cluster, name: str, pace: Pacing) -> None:
 
 
 def _printed_report(cluster: Cluster, pods: Sequence[Object]) -> dict[str, Any]:
-    """The last JSON object in the pods' logs."""
     for pod in pods:
         lines: list[str] = []
         with contextlib.suppress(ClusterError):  # the pod never ran, or its log is lost with its machine

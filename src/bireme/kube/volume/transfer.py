@@ -77,11 +77,9 @@ class Pieces(io.RawIOBase):
         self._on_bytes = on_bytes
 
     def readable(self) -> bool:
-        """It can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with what comes next, at most one chunk."""
         while not self._rest:
             chunk = next(self._chunks, None)
             if chunk is None:
@@ -96,12 +94,10 @@ class Pieces(io.RawIOBase):
 
 
 def as_input(value: Any) -> BinaryIO:
-    """A value as the input of a command."""
     return io.BytesIO(json.dumps(value).encode())
 
 
 def shard_files(data: Path) -> dict[str, Path]:
-    """The files of all shards of a data directory, and shards.json, by their path below it."""
     folders = sorted((d for d in data.iterdir() if is_shard_name(d.name)), key=lambda d: int(d.name))
     files = {f"{d.name}/data/{name}": d / "data" / name for d in folders for name in list_files(d / "data")}
     if (data / "shards.json").is_file():
@@ -110,7 +106,6 @@ def shard_files(data: Path) -> dict[str, Path]:
 
 
 def persist(attempt: Callable[[], T], pause: Pause) -> T:
-    """Call `attempt`, and retry after a pause on a NetworkError."""
     for rest_s in PAUSES_S:
         try:
             return attempt()
@@ -143,7 +138,6 @@ class _Tally:
 def push(
     pod: TransferEnd, files: Mapping[str, Path], root: str, on_progress: Tell | None = None, pause: Pause = time.sleep
 ) -> Transfer:
-    """Send files to a directory on the volume."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     tally = _Tally(sizes)
 
@@ -185,7 +179,6 @@ def push_start(path: Path, nbytes: int, there: Mapping[str, Any] | None) -> int:
 
 
 def listing(pod: TransferEnd, root: str, pause: Pause = time.sleep) -> dict[str, int]:
-    """The files below a directory on the volume, with their lengths."""
     lengths = persist(lambda: pod.ask(["list", root]), pause)
     if not isinstance(lengths, dict) or not all(isinstance(n, int) and n >= 0 for n in lengths.values()):
         raise DataError(f"the pod on the volume sent no list of the files in {root}")
@@ -323,7 +316,6 @@ def _receive(
 def _write_pieces(
     source: BinaryIO, due: dict[str, int], places: Mapping[str, Path], tell: Callable[[int], None]
 ) -> None:
-    """Write the pieces that are due; refuse others."""
     taken = 0
 
     def counted(content: Iterator[bytes]) -> Iterator[bytes]:
