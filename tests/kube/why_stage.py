@@ -19,9 +19,10 @@ from tools.kube.machine import wait_for
 from tools.kube.running import RunningCluster
 
 from bireme.diagnose.explain import explain
-from bireme.diagnose.facts import Cause, Facts, name_of
+from bireme.diagnose.facts import Cause, Facts
 from bireme.diagnose.gather import gather
 from bireme.kube.api.client import Cluster
+from bireme.kube.api.fields import name_of
 from bireme.kube.api.kubeconfig import Target
 
 Json = dict[str, Any]

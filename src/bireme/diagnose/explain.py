@@ -13,9 +13,10 @@ from bireme.diagnose import job as job
 from bireme.diagnose import own_error as own_error
 from bireme.diagnose import pods as pods
 from bireme.diagnose import scheduler as scheduler
-from bireme.diagnose.facts import Cause, Facts, name_of
+from bireme.diagnose.facts import Cause, Facts
 from bireme.diagnose.table import LOOKS, Situation, situations
 from bireme.diagnose.words import vocabulary
+from bireme.kube.api.fields import name_of
 
 
 def explain(facts: Facts) -> list[Cause]:

@@ -6,7 +6,6 @@ recognise a situation take nothing else, so a recorded situation can be tested w
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from bireme.job.status import JobStatus, decode_status
+from bireme.kube.api.fields import annotations_in, ended_states, is_true, labels_in, meta, name_of, seconds, spec_of
 from bireme.kube.api.naming import INDEX, STATUS
 
 Json = dict[str, Any]
@@ -36,20 +36,6 @@ class Cause:
     situation: str = ""
 
 
-def meta(thing: Json) -> Json:
-    metadata: Json = thing.get("metadata") or {}
-    return metadata
-
-
-def name_of(thing: Json) -> str:
-    return str(meta(thing).get("name", ""))
-
-
-def spec_of(thing: Json) -> Json:
-    spec: Json = thing.get("spec") or {}
-    return spec
-
-
 def node_of(pod: Json) -> str:
     return str(spec_of(pod).get("nodeName") or "")
 
@@ -57,28 +43,6 @@ def node_of(pod: Json) -> str:
 def image_of(pod: Json) -> str:
     containers = spec_of(pod).get("containers") or [{}]
     return str(containers[0].get("image", ""))
-
-
-def claims_of(pod: Json) -> list[str]:
-    volumes = spec_of(pod).get("volumes") or ()
-    return [str(v["persistentVolumeClaim"]["claimName"]) for v in volumes if v.get("persistentVolumeClaim")]
-
-
-def condition(thing: Json, kind: str) -> Json:
-    """The condition of this kind, empty where an object has none."""
-    conditions = ((thing.get("status") or {}).get("conditions")) or []
-    return next((c for c in conditions if c.get("type") == kind), {})
-
-
-def is_true(thing: Json, kind: str) -> bool:
-    return condition(thing, kind).get("status") == "True"
-
-
-def seconds(stamp: object) -> float:
-    """A time of the API server in seconds since 1970; 0 where there is none."""
-    if not isinstance(stamp, str) or not stamp:
-        return 0.0
-    return datetime.datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
 
 
 def printed_error(text: str) -> Json:
@@ -102,36 +66,11 @@ def is_ready(pod: Json) -> bool:
     return is_true(pod, "Ready") and not meta(pod).get("deletionTimestamp")
 
 
-def phase_of(pod: Json) -> str:
-    return str((pod.get("status") or {}).get("phase", "Unknown"))
-
-
 def place_of(pod: Json) -> tuple[str, str]:
     """Job and index of a pod: pods with the same ones replace each other."""
-    labels, notes = meta(pod).get("labels") or {}, meta(pod).get("annotations") or {}
-    index = notes.get(INDEX) or labels.get(INDEX) or ""
+    labels = labels_in(pod)
+    index = annotations_in(pod).get(INDEX) or labels.get(INDEX) or ""
     return str(labels.get("batch.kubernetes.io/job-name") or labels.get("job-name") or ""), str(index)
-
-
-def waiting_states(pod: Json) -> Iterator[Json]:
-    for container in containers_of(pod):
-        if state := (container.get("state") or {}).get("waiting"):
-            yield state
-
-
-def ended_states(pod: Json) -> Iterator[Json]:
-    """The terminated states of containers, the current one first; with the container's name."""
-    for container in containers_of(pod):
-        for when in ("state", "lastState"):
-            if ended := (container.get(when) or {}).get("terminated"):
-                yield {**ended, "name": container.get("name")}
-
-
-def containers_of(pod: Json) -> Iterator[Json]:
-    """Container statuses, init containers first."""
-    status = pod.get("status") or {}
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
 
 
 def moment(event: Json) -> str:
@@ -173,7 +112,7 @@ class Facts:
         """The coordinator's last status, empty before its first."""
         if self.where == "local":
             return msgspec.convert(self.record.get("status") or {}, JobStatus)
-        statuses = (decode_status((meta(job).get("annotations") or {}).get(STATUS) or "{}") for job in self.jobs)
+        statuses = (decode_status(annotations_in(job).get(STATUS) or "{}") for job in self.jobs)
         return next((status for status in statuses if status != JobStatus()), JobStatus())
 
     @property
@@ -237,7 +176,7 @@ class Facts:
         return sorted(events, key=moment, reverse=True)
 
     def since(self, stamp: object) -> float:
-        """Seconds from a time of the API server until the self were gathered."""
+        """Seconds from a time of the API server until the facts were gathered."""
         return max(0.0, self.now - seconds(stamp)) if stamp else 0.0
 
 

@@ -15,20 +15,9 @@ from typing import TypeVar
 
 from bireme.core.certificates import LEAF_FILE, days_left
 from bireme.core.errors import CertificateError, ClusterError, MissingError, NetworkError
-from bireme.diagnose.facts import (
-    Facts,
-    Json,
-    claims_of,
-    ended_states,
-    is_ready,
-    is_true,
-    meta,
-    name_of,
-    node_of,
-    phase_of,
-    spec_of,
-)
+from bireme.diagnose.facts import Facts, Json, is_ready, node_of
 from bireme.kube.api.client import CLAIM, JOB, KINDS, POD, SECRET, Cluster, ForbiddenError
+from bireme.kube.api.fields import claims_of, ended_states, is_true, labels_in, name_of, phase_of, spec_of
 from bireme.kube.api.naming import INSTANCE
 
 Value = TypeVar("Value")
@@ -65,7 +54,7 @@ class _Asking:
 def gather(cluster: Cluster, job: str, now: float) -> Facts:
     asking = _Asking(cluster)
     jobs = asking.ask("list jobs", lambda: cluster.list(JOB, {}), is_needed=True) or []
-    instances = [str((meta(j).get("labels") or {}).get(INSTANCE) or name_of(j)) for j in jobs]
+    instances = [str(labels_in(j).get(INSTANCE) or name_of(j)) for j in jobs]
     mine = tuple(j for j, instance in zip(jobs, instances, strict=True) if job in (name_of(j), instance))
     facts = Facts(job=job, namespace=cluster.namespace, now=now, jobs=mine, others=tuple(sorted(set(instances))))
     if mine:

@@ -6,21 +6,10 @@ import re
 from collections.abc import Iterator
 
 from bireme.core.text import duration
-from bireme.diagnose.facts import (
-    Facts,
-    Json,
-    condition,
-    is_ready,
-    meta,
-    moment,
-    name_of,
-    phase_of,
-    place_of,
-    seconds,
-    spec_of,
-)
+from bireme.diagnose.facts import Facts, Json, is_ready, moment, place_of
 from bireme.diagnose.table import Match, Rule, groups, look
 from bireme.diagnose.words import listed, of, pods_words, sentence
+from bireme.kube.api.fields import condition, meta, name_of, phase_of, seconds, spec_of, status_of
 from bireme.kube.api.naming import queue_of
 
 
@@ -94,7 +83,7 @@ def suspended(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def job_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
     for job in facts.jobs:
-        failed, status, spec = condition(job, "Failed"), job.get("status") or {}, spec_of(job)
+        failed, status, spec = condition(job, "Failed"), status_of(job), spec_of(job)
         reason = str(failed.get("reason"))
         # A hopeless job ends itself by a deadline that has passed (`give_up` in kube/pod): its own error is the cause.
         is_own = reason == "DeadlineExceeded" and facts.status.error
@@ -161,7 +150,7 @@ def run_here(facts: Facts, rule: Rule) -> Iterator[Match]:
 @look
 def finished(facts: Facts, rule: Rule) -> Iterator[Match]:
     if facts.is_finished:
-        ends = [seconds((j.get("status") or {}).get("completionTime")) for j in facts.jobs]
+        ends = [seconds(status_of(j).get("completionTime")) for j in facts.jobs]
         end = max([*ends, float(facts.record.get("ended") or 0.0)])
         ago = f" {duration(max(0.0, facts.now - end))} ago" if end else ""
         yield Match({"ago": ago, "far": _far(facts)})

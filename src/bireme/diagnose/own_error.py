@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 from bireme.core import errors
 from bireme.core.text import duration
-from bireme.diagnose.facts import Facts, Json, ended_states, is_ready, name_of, node_of, phase_of, plain_line
+from bireme.diagnose.facts import Facts, Json, is_ready, node_of, plain_line
 from bireme.diagnose.table import Match, Rule, look
 from bireme.diagnose.words import capital, listed, sentence
+from bireme.kube.api.fields import ended_states, name_of, phase_of
 
 _KINDS = {
     cls.exit_code: name

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bireme.core.text import duration
-from bireme.diagnose.facts import (
-    Facts,
-    Json,
+from bireme.diagnose.facts import Facts, Json, node_of, plain_line
+from bireme.diagnose.table import LOOKS, Match, Rule, Values, look, look_in, pods_by
+from bireme.diagnose.words import amount_words, sentence
+from bireme.kube.api.fields import (
     condition,
     containers_of,
     ended_states,
     is_true,
     meta,
     name_of,
-    node_of,
     phase_of,
-    plain_line,
     spec_of,
+    status_of,
     waiting_states,
 )
-from bireme.diagnose.table import LOOKS, Match, Rule, Values, look, look_in, pods_by
-from bireme.diagnose.words import amount_words, sentence
 from bireme.spec.kubernetes import amount
 
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
@@ -36,7 +34,7 @@ _FAILED_PROBES = 3
 _SIGNALS = {137: "killed", 143: "asked to stop", 139: "a crash of the program itself", 134: "aborted"}
 
 
-def _states(states: Iterator[Json]) -> str:
+def _states(states: Iterable[Json]) -> str:
     return "\n".join(f"{s.get('reason', '')}: {s.get('message', '')}" for s in states)
 
 
@@ -81,7 +79,7 @@ def cannot_start(facts: Facts, pod: Json) -> str:
     """The first error of a container that waits, or of one that ended before it ran."""
     errors = [s for s in waiting_states(pod) if re.search(r"Err|(?<!CrashLoop)BackOff", str(s.get("reason")))]
     ended = [s for s in ended_states(pod) if s.get("reason") in _NOT_STARTED]
-    return _states(iter([*errors, *ended][:1]))
+    return _states([*errors, *ended][:1])
 
 
 @look_in
@@ -110,14 +108,14 @@ def sandbox(facts: Facts, pod: Json) -> str:
 
 @look_in
 def failed(facts: Facts, pod: Json) -> str:
-    return _states(iter([pod["status"]])) if phase_of(pod) == "Failed" and pod["status"].get("reason") else ""
+    return _states([status_of(pod)]) if phase_of(pod) == "Failed" and status_of(pod).get("reason") else ""
 
 
 @look_in
 def disruption(facts: Facts, pod: Json) -> str:
     """Reason and message of a pod that the cluster ended on purpose."""
     target = condition(pod, "DisruptionTarget")
-    return _states(iter([target])) if target and (pod.get("status") or {}).get("reason") != "Evicted" else ""
+    return _states([target]) if target and status_of(pod).get("reason") != "Evicted" else ""
 
 
 @look

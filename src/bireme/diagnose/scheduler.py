@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from bireme.diagnose.facts import Facts, Json, claims_of, condition, meta, name_of, spec_of
+from bireme.diagnose.facts import Facts, Json
 from bireme.diagnose.table import Match, Rule, groups, look, look_in, pods_by
 from bireme.diagnose.words import amount_words, listed, of, sentence
+from bireme.kube.api.fields import claims_of, condition, meta, name_of, spec_of, status_of
 from bireme.spec.kubernetes import amount
 
 _REASON = re.compile(r"(\d+) ((?:(?!, \d+ (?:node\(s\)|Insufficient|Too many|Preemption|persistentvolume)).)+)")
@@ -63,9 +64,7 @@ def scheduler(facts: Facts, rule: Rule) -> Iterator[Match]:
 def insufficient(facts: Facts, rule: Rule) -> Iterator[Match]:
     for match in scheduler(facts, rule):
         resource = match.values["resource"]
-        has = {
-            name_of(n): amount(((n.get("status") or {}).get("allocatable") or {}).get(resource)) for n in facts.nodes
-        }
+        has = {name_of(n): amount((status_of(n).get("allocatable") or {}).get(resource)) for n in facts.nodes}
         largest = max(has, key=lambda n: has[n], default="")
         asked = _requested(match.pods[0], resource)
         is_never = bool(largest) and has[largest] < asked
@@ -166,7 +165,7 @@ def claim_unbound(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Claims of unscheduled pods that are not bound, for a reason that fits the pattern."""
     can_see = "persistentvolumeclaims" not in {d["resource"] for d in facts.denied}
     for claim, thing, pods in _waiting_claims(facts, rule):
-        status = (thing or {}).get("status") or {}
+        status = status_of(thing or {})
         if status.get("phase") == "Bound" or (thing is None and can_see):
             continue
         spec, messages = spec_of(thing or {}), [str(e.get("message", "")) for e in facts.events_about(claim)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from bireme.core.text import shortened
-from bireme.diagnose.facts import Facts, Json, claims_of, image_of, meta, name_of, node_of, spec_of
+from bireme.diagnose.facts import Facts, Json, image_of, node_of
+from bireme.kube.api.fields import claims_of, labels_in, name_of, spec_of, status_of
 from bireme.kube.api.naming import COMPONENT
 
 AGAIN = "submit it again with `--replace`"
@@ -96,9 +97,9 @@ def _about_pod(facts: Facts, pod: Json) -> dict[str, str]:
     secrets = [str(s.get("name")) for s in spec.get("imagePullSecrets") or ()]
     ports = {str(p.get("hostPort", "")) for c in spec.get("containers") or () for p in c.get("ports") or ()} - {""}
     selector = [f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items()]
-    has_groups = (meta(pod).get("labels") or {}).get(COMPONENT) in ("pserver", "trainer")
+    has_groups = labels_in(pod).get(COMPONENT) in ("pserver", "trainer")
     node = next((n for n in facts.nodes if name_of(n) == node_of(pod)), {})
-    info, labels = (node.get("status") or {}).get("nodeInfo") or {}, meta(node).get("labels") or {}
+    info, labels = status_of(node).get("nodeInfo") or {}, labels_in(node)
     processor = info.get("architecture") or labels.get("kubernetes.io/arch") or ""
     return {
         "pod": name_of(pod),

@@ -1,3 +1,3 @@
-"""Kubernetes' API server in plain values: the client, names and labels, commands in pods, cluster facts."""
+"""Kubernetes' API server in plain values: the client, names and labels, fields, commands in pods, cluster facts."""
 
-__all__ = ["client", "cluster_facts", "kubeconfig", "naming", "platform"]
+__all__ = ["client", "cluster_facts", "fields", "kubeconfig", "naming", "platform"]

@@ -61,6 +61,12 @@ KINDS = {
         Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     )
 }  # fmt: skip
+_GLOBAL = {
+    "Namespace": Kind("", "v1", "Namespace", "namespaces"),
+    "PersistentVolume": Kind("", "v1", "PersistentVolume", "persistentvolumes"),
+    "StorageClass": Kind("storage.k8s.io", "v1", "StorageClass", "storageclasses"),
+}
+"""Kinds outside of namespaces."""
 
 
 class AbsentError(ClusterError):
@@ -120,12 +126,16 @@ class Cluster:
         except AbsentError:
             return None
 
-    def list(self, kind: Kind, labels: Mapping[str, str], *, chunk: int = 2000) -> Objects:
+    def list(self, kind: Kind, labels: Mapping[str, str]) -> Objects:
+        return self._list(kind, namespace=self.namespace, labels=dict(labels), chunk_size=2000)
+
+    def everywhere(self, kind: Kind) -> Objects:
+        """All objects of a kind, of every namespace."""
+        return self._list(kind, namespace="*")
+
+    def _list(self, kind: Kind, **where: Any) -> Objects:
         with _api_errors(f"the list of {kind.plural}"):
-            listing = self._client.list(
-                _resource(kind), namespace=self.namespace, labels=dict(labels), chunk_size=chunk
-            )
-            return [dict(each) for each in listing]
+            return [dict(each) for each in self._client.list(_resource(kind), **where)]
 
     def nodes(self) -> Objects:
         """All machines of the cluster; `ForbiddenError` for users of a namespace only."""
@@ -134,32 +144,15 @@ class Cluster:
         with _api_errors("the list of nodes"):
             return [node.to_dict() for node in self._client.list(Node)]
 
-    def apply(self, made: Object, *, is_trial: bool = False) -> Object:
+    def apply(self, made: Object, *, is_trial: bool = False, namespace: str = "") -> Object:
         """Create an object or bring it up to date by server-side apply; a trial changes nothing."""
-        kind = KINDS[made["kind"]]
-        with _api_errors(f"{kind.kind} {made['metadata']['name']}"):
+        name = made["kind"]
+        resource = _resource(_GLOBAL.get(name) or KINDS[name])
+        with _api_errors(f"{name} {made['metadata']['name']}"):
             # Force: take back fields of ours that another manager has changed.
             return dict(
-                self._client.apply(_resource(kind)(made), namespace=self.namespace, force=True, dry_run=is_trial)
+                self._client.apply(resource(made), namespace=namespace or self.namespace, force=True, dry_run=is_trial)
             )
-
-    def apply_to(self, made: Object, kind: Kind | None = None) -> Object:
-        """As `apply`, into the namespace that the object names; `kind` for a cluster-wide one."""
-        of = _resource(kind, is_global=True) if kind else _resource(KINDS[made["kind"]])
-        where = {} if kind else {"namespace": made["metadata"]["namespace"]}
-        with _api_errors(f"{made['kind']} {made['metadata']['name']}"):
-            return dict(self._client.apply(of(made), force=True, **where))
-
-    def everywhere(self, kind: Kind) -> Objects:
-        with _api_errors(f"the list of {kind.plural}"):
-            return [dict(each) for each in self._client.list(_resource(kind), namespace="*")]
-
-    def delete_in(self, kind: Kind, name: str, namespace: str) -> None:
-        """Delete an object of another namespace and, in the background, what it owns."""
-        from lightkube.types import CascadeType
-
-        with _api_errors(f"{kind.kind} {name}"):
-            self._client.delete(_resource(kind), name, namespace=namespace, cascade=CascadeType.BACKGROUND)
 
     def create(self, made: Object) -> Object:
         """Create an object; `ConflictError` if there is one of that name."""
@@ -175,18 +168,15 @@ class Cluster:
                 self._client.patch(_resource(kind), name, change, namespace=self.namespace, patch_type=PatchType.MERGE)
             )
 
-    def delete(self, kind: Kind, name: str, *, grace_s: int | None = None) -> bool:
+    def delete(self, kind: Kind, name: str, *, grace_s: int | None = None, namespace: str = "") -> bool:
         """Delete an object and, in the background, what it owns; False if there was none."""
         from lightkube.types import CascadeType
 
+        where = namespace or self.namespace
         try:
             with _api_errors(f"{kind.kind} {name}"):
                 self._client.delete(
-                    _resource(kind),
-                    name,
-                    namespace=self.namespace,
-                    cascade=CascadeType.BACKGROUND,
-                    grace_period=grace_s,
+                    _resource(kind), name, namespace=where, cascade=CascadeType.BACKGROUND, grace_period=grace_s
                 )
         except AbsentError:
             return False
@@ -272,9 +262,8 @@ def _login(config: Any) -> Login:
     auth = user_auth(config.user)
     if auth is not None:
         request = httpx2.Request("GET", server)
-        with _api_errors(
-            "a login"
-        ):  # a kubeconfig's program may fail: a cloud's credentials expire during a long transfer
+        # A kubeconfig's program may fail: a cloud's credentials expire during a long transfer.
+        with _api_errors("a login"):
             next(auth.sync_auth_flow(request))
         headers = {"Authorization": request.headers["Authorization"]}
     is_plain = server.startswith("http://")
@@ -284,12 +273,12 @@ def _login(config: Any) -> Login:
 _resources: dict[Kind, Any] = {}
 
 
-def _resource(kind: Kind, *, is_global: bool = False) -> Any:
+def _resource(kind: Kind) -> Any:
     """lightkube's class for a kind; kept out of its global registry, which other users of it share."""
     if kind not in _resources:
         from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
 
-        base: Any = GenericGlobalResource if is_global else GenericNamespacedResource
+        base: Any = GenericGlobalResource if kind.kind in _GLOBAL else GenericNamespacedResource
         info = create_api_info(kind.group, kind.version, kind.kind, kind.plural)
         _resources[kind] = type(kind.kind, (base,), {"_api_info": info})
     return _resources[kind]
