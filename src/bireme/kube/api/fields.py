@@ -87,6 +87,11 @@ def waiting_states(pod: Object) -> Iterator[Object]:
             yield state
 
 
+def final_states(pod: Object) -> list[Object]:
+    """The terminated states that containers have now, init containers left out; empty ones for those that run."""
+    return [_under(_under(each, "state"), "terminated") for each in status_of(pod).get("containerStatuses") or ()]
+
+
 def ended_states(pod: Object) -> Iterator[Object]:
     """The terminated states of containers, the current one first; with the container's name."""
     for container in containers_of(pod):

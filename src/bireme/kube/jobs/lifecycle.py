@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from bireme.core.errors import NetworkError, SpecError, UsageError
 from bireme.kube.api import naming
 from bireme.kube.api.client import CLAIM, CONFIG_MAP, JOB, KINDS, POD, SECRET, WORKLOAD, AbsentError, Cluster, Kind
+from bireme.kube.api.fields import claims_of, has_ended, labels_in, meta, name_of, spec_of
 from bireme.kube.api.naming import Object
 from bireme.kube.jobs.listing import JobView, by_name, job_view, status_in
 from bireme.kube.submit.indexed_jobs import GRACE_S
@@ -51,10 +52,10 @@ def suspend(cluster: Cluster, name: str, *, is_hasty: bool) -> bool:
     _set_queue_active(cluster, jobs, is_active=False)
     for each in jobs:
         stopped = {"metadata": {"annotations": {naming.CANCELLED: "true"}}, "spec": {"suspend": True}}
-        cluster.patch(JOB, each["metadata"]["name"], stopped)
+        cluster.patch(JOB, name_of(each), stopped)
     if is_hasty:
         for pod in cluster.list(POD, naming.selector_of(name)):
-            cluster.delete(POD, pod["metadata"]["name"], grace_s=0)
+            cluster.delete(POD, name_of(pod), grace_s=0)
     return wait_until(lambda: not _live_pods(cluster, name), PATIENCE_S)
 
 
@@ -66,12 +67,12 @@ def unsuspend(cluster: Cluster, name: str) -> None:
         change: Object = going_on(each)
         if is_queued:  # Kueue unsuspends the Job when it admits it
             del change["spec"]
-        cluster.patch(JOB, each["metadata"]["name"], change)
+        cluster.patch(JOB, name_of(each), change)
 
 
 def _set_queue_active(cluster: Cluster, jobs: Iterable[Object], *, is_active: bool) -> bool:
     """Set whether Kueue may start a job: else it would restart a stopped one. False where Kueue does not manage it."""
-    owners = {each["metadata"]["uid"] for each in jobs if naming.QUEUE in (each["metadata"].get("labels") or {})}
+    owners = {each["metadata"]["uid"] for each in jobs if naming.QUEUE in labels_in(each)}
     if not owners:
         return False
     try:
@@ -80,7 +81,7 @@ def _set_queue_active(cluster: Cluster, jobs: Iterable[Object], *, is_active: bo
         return False  # Kueue is not installed
     own = [w for w in loads if owners & {o.get("uid") for o in w["metadata"].get("ownerReferences") or ()}]
     for each in own:
-        cluster.patch(WORKLOAD, each["metadata"]["name"], {"spec": {"active": is_active}})
+        cluster.patch(WORKLOAD, name_of(each), {"spec": {"active": is_active}})
     return bool(own)
 
 
@@ -106,7 +107,7 @@ def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Subm
     others = [each for each in build(then) if each["kind"] not in ("Job", "PersistentVolumeClaim")]
     disown(cluster, others)  # first: deleting their owner would delete them too
     for each in jobs_of(cluster, name):
-        cluster.delete(JOB, each["metadata"]["name"])
+        cluster.delete(JOB, name_of(each))
     see_off(cluster, name)
     send(cluster, build(now))
     return now
@@ -119,7 +120,7 @@ def see_off(cluster: Cluster, name: str) -> None:
     """
     if wait_until(lambda: not jobs_of(cluster, name) and not _live_pods(cluster, name), PATIENCE_S):
         return
-    staying = [pod for pod in _live_pods(cluster, name) if not pod["metadata"].get("deletionTimestamp")]
+    staying = [pod for pod in _live_pods(cluster, name) if not meta(pod).get("deletionTimestamp")]
     if staying or jobs_of(cluster, name):
         raise UsageError(f"the pods of {name} have not left yet", fix="try again in a moment")
 
@@ -189,7 +190,7 @@ def delete(cluster: Cluster, name: str, *, with_volume: bool) -> Deleted:
     if f"{CLAIM.kind} {files.claim}" in gone:
         return Deleted(gone, files.claim, "deleted")
     there = cluster.find(CLAIM, files.claim)
-    if there is None or there["metadata"].get("deletionTimestamp"):
+    if there is None or meta(there).get("deletionTimestamp"):
         return Deleted(gone, files.claim, "absent")
     ignored = _whose(there, cluster.namespace) if with_volume else ""
     return Deleted(gone, files.claim, "kept", ignored, _fetching(name, files, cluster.namespace))
@@ -198,9 +199,9 @@ def delete(cluster: Cluster, name: str, *, with_volume: bool) -> Deleted:
 def _own_names(cluster: Cluster, kind: Kind, name: str) -> list[str]:
     """Names of a job's objects of one kind; the Secret is looked up by name, as a list would read all Secrets."""
     if kind is not SECRET:
-        return names_of(cluster.list(kind, naming.labels_of(name)))
+        return [name_of(each) for each in cluster.list(kind, naming.labels_of(name))]
     there = cluster.find(SECRET, f"{name}-tls")
-    is_own = there is not None and naming.is_ours(there) and there["metadata"]["labels"].get(naming.INSTANCE) == name
+    is_own = there is not None and naming.is_ours(there) and labels_in(there).get(naming.INSTANCE) == name
     return [f"{name}-tls"] if is_own else []
 
 
@@ -224,21 +225,21 @@ def claims_by_job(cluster: Cluster) -> dict[str, set[str]]:
     """The volume claims of each job of the namespace, including resumable jobs whose Jobs are gone."""
     claims: dict[str, set[str]] = {}
     for each in cluster.list(JOB, {naming.MANAGED_BY: "bireme"}):
-        labels = each["metadata"]["labels"]
+        labels = labels_in(each)
         # A Job that splits data names its job in another label.
-        whose = labels.get(naming.INSTANCE) or labels.get(naming.VOLUME_OF) or each["metadata"]["name"]
+        whose = labels.get(naming.INSTANCE) or labels.get(naming.VOLUME_OF) or name_of(each)
         claims.setdefault(whose, set()).update(_claims_in(each))
     for each in cluster.list(CONFIG_MAP, {naming.MANAGED_BY: "bireme"}):
-        name = str(each["metadata"]["name"])
+        name = name_of(each)
         claims.setdefault(name, set()).add(_submitted_claim(name, _json_in(each, "settings.json")))
     return claims
 
 
 def _claims_in(job: Object) -> list[str]:
     """The volume claims that a Job's pods mount, the one with the job's files first."""
-    volumes = (((job.get("spec") or {}).get("template") or {}).get("spec") or {}).get("volumes") or ()
-    ordered = sorted(volumes, key=lambda each: each.get("name") != "volume")
-    return [str(v["persistentVolumeClaim"]["claimName"]) for v in ordered if v.get("persistentVolumeClaim")]
+    template = spec_of(job).get("template") or {}
+    volumes = sorted(spec_of(template).get("volumes") or (), key=lambda each: each.get("name") != "volume")
+    return claims_of({"spec": {"volumes": volumes}})
 
 
 def _submitted_claim(name: str, settings: Mapping[str, Any]) -> str:
@@ -264,7 +265,7 @@ def _files_of(cluster: Cluster, name: str) -> _JobFiles:
 
 
 def _whose(claim: Object, namespace: str) -> str:
-    called, labels = claim["metadata"]["name"], claim["metadata"].get("labels") or {}
+    called, labels = name_of(claim), labels_in(claim)
     if naming.is_ours(claim):
         other = labels.get(naming.INSTANCE)
         how = f"`{command_name()} delete {other} --volume --namespace {namespace}` deletes it"
@@ -284,12 +285,7 @@ def view_of(cluster: Cluster, name: str) -> JobView:
 
 
 def _live_pods(cluster: Cluster, name: str) -> list[Object]:
-    return [pod for pod in cluster.list(POD, naming.selector_of(name)) if is_live(pod)]
-
-
-def is_live(pod: Object) -> bool:
-    """Whether a pod's processes may still run."""
-    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+    return [pod for pod in cluster.list(POD, naming.selector_of(name)) if not has_ended(pod)]
 
 
 def wait_until(is_so: Callable[[], bool], patience_s: float) -> bool:
@@ -306,10 +302,6 @@ def wait_until(is_so: Callable[[], bool], patience_s: float) -> bool:
         if is_last:
             return False
         time.sleep(WAIT_EVERY_S)
-
-
-def names_of(things: Iterable[Object]) -> list[str]:
-    return [str(each["metadata"]["name"]) for each in things]
 
 
 def resume(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Literal["resumed", "finished"]:

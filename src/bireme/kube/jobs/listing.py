@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
 
 from bireme.core.text import shortened
 from bireme.job.status import JobStatus, TrainerStatus, decode_status
 from bireme.kube.api import naming
+from bireme.kube.api.fields import (
+    annotations_in,
+    condition,
+    final_states,
+    is_true,
+    labels_in,
+    meta,
+    name_of,
+    rank_of,
+    seconds,
+    spec_of,
+    status_of,
+    waiting_states,
+)
 from bireme.kube.api.naming import Object
 
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
@@ -58,19 +70,14 @@ class JobView:
     """kind, what, why and fix, where it has failed and reported an error."""
 
 
-def moment(text: str | None) -> float:
-    """Seconds since 1970 of a time as Kubernetes writes it; 0 for none."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
-
-
 def by_name(jobs: Iterable[Object]) -> dict[str, list[Object]]:
     """The Jobs of each job, the one with the status first; Jobs that only split data are left out."""
     groups: dict[str, list[Object]] = {}
     for each in jobs:
-        if name := each["metadata"]["labels"].get(naming.INSTANCE):
+        if name := labels_in(each).get(naming.INSTANCE):
             groups.setdefault(name, []).append(each)
     for parts in groups.values():
-        parts.sort(key=lambda each: str(each["metadata"]["name"]))  # -pserver before -trainer
+        parts.sort(key=name_of)  # -pserver before -trainer
     return groups
 
 
@@ -80,13 +87,13 @@ def job_view(jobs: Sequence[Object]) -> JobView:
     state, reason = _state(jobs, status)
     error = status.error or {}
     return JobView(
-        name=main["metadata"]["labels"].get(naming.INSTANCE, main["metadata"]["name"]),
-        namespace=main["metadata"].get("namespace", ""),
+        name=labels_in(main).get(naming.INSTANCE, name_of(main)),
+        namespace=meta(main).get("namespace", ""),
         state=state,
         reason=error.get("what", "") or reason,
-        started=moment(main["metadata"].get("creationTimestamp")),
+        started=seconds(meta(main).get("creationTimestamp")),
         pods=sum(each["spec"].get("completions") or 0 for each in jobs),
-        ready=sum((each.get("status") or {}).get("ready") or 0 for each in jobs),
+        ready=_ready(jobs),
         status=status,
         error=error,
     )
@@ -94,22 +101,16 @@ def job_view(jobs: Sequence[Object]) -> JobView:
 
 def status_in(main: Object) -> JobStatus:
     """The coordinator's last status on a Job; empty where there is none that can be parsed."""
-    return decode_status((main["metadata"].get("annotations") or {}).get(naming.STATUS) or "{}")
-
-
-def condition(thing: Object, kind: str) -> Mapping[str, Any] | None:
-    """A condition of an object that holds now."""
-    for each in (thing.get("status") or {}).get("conditions") or ():
-        if each.get("type") == kind and each.get("status") == "True":
-            return dict(each)
-    return None
+    return decode_status(annotations_in(main).get(naming.STATUS) or "{}")
 
 
 def _state(jobs: Sequence[Object], status: JobStatus) -> tuple[str, str]:
     for each in jobs:
-        if failed := condition(each, "Failed") or condition(each, "FailureTarget"):
-            return "failed", str(failed.get("message") or failed.get("reason") or "")
-    if all(condition(each, "Complete") or condition(each, "SuccessCriteriaMet") for each in jobs):
+        for kind in ("Failed", "FailureTarget"):
+            if is_true(each, kind):
+                failed = condition(each, kind)
+                return "failed", str(failed.get("message") or failed.get("reason") or "")
+    if all(is_true(each, "Complete") or is_true(each, "SuccessCriteriaMet") for each in jobs):
         return "finished", ""
     phase = status.phase
     if jobs[0]["spec"].get("suspend"):
@@ -121,8 +122,11 @@ def _state(jobs: Sequence[Object], status: JobStatus) -> tuple[str, str]:
         return "starting", f"again, after: {status.reason or 'a failure'}"
     if phase:
         return ("running" if phase == "training" else "starting"), ""
-    ready = sum((each.get("status") or {}).get("ready") or 0 for each in jobs)
-    return ("starting" if ready else "pending"), ""
+    return ("starting" if _ready(jobs) else "pending"), ""
+
+
+def _ready(jobs: Iterable[Object]) -> int:
+    return sum(status_of(each).get("ready") or 0 for each in jobs)
 
 
 def is_ended(state: str) -> bool:
@@ -133,7 +137,7 @@ def pod_views(pods: Iterable[Object], status: JobStatus) -> list[PodView]:
     """The newest pod of each rank, pservers before trainers where they are apart."""
     newest: dict[tuple[str, int], Object] = {}
     older: dict[tuple[str, int], int] = {}
-    for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
+    for pod in sorted(pods, key=lambda pod: str(meta(pod).get("creationTimestamp"))):
         key = role_of(pod), rank_of(pod)
         older[key] = older.get(key, -1) + 1
         newest[key] = pod
@@ -143,26 +147,21 @@ def pod_views(pods: Iterable[Object], status: JobStatus) -> list[PodView]:
 
 
 def role_of(pod: Object) -> str:
-    return str(pod["metadata"]["labels"].get(naming.COMPONENT, "node"))
-
-
-def rank_of(pod: Object) -> int:
-    """The rank of a pod; -1 for one that belongs to no Job."""
-    return int((pod["metadata"].get("annotations") or {}).get(naming.INDEX, -1))
+    return str(labels_in(pod).get(naming.COMPONENT, "node"))
 
 
 def _pod(pod: Object, older: int, trains: Mapping[int, TrainerStatus], late: str) -> PodView:
-    role, rank, status = role_of(pod), rank_of(pod), pod.get("status") or {}
-    failures = int((pod["metadata"].get("annotations") or {}).get(FAILURES, 0))
+    role, rank, status = role_of(pod), rank_of(pod), status_of(pod)
+    failures = int(annotations_in(pod).get(FAILURES, 0))
     within = sum(each.get("restartCount", 0) for each in status.get("containerStatuses") or ())
     names = ["pserver", "trainer"] if role == "node" else [role]
     return PodView(
-        name=pod["metadata"]["name"],
+        name=name_of(pod),
         rank=rank,
         role=role,
-        machine=(pod.get("spec") or {}).get("nodeName", ""),
-        phase="Terminating" if pod["metadata"].get("deletionTimestamp") else status.get("phase", ""),
-        is_ready=condition(pod, "Ready") is not None,
+        machine=spec_of(pod).get("nodeName", ""),
+        phase="Terminating" if meta(pod).get("deletionTimestamp") else status.get("phase", ""),
+        is_ready=is_true(pod, "Ready"),
         restarts=max(older, failures) + within,
         trains=trains.get(rank) if "trainer" in names else None,
         is_straggler=any(f"{name} {rank} " in late for name in names),
@@ -171,20 +170,18 @@ def _pod(pod: Object, older: int, trains: Mapping[int, TrainerStatus], late: str
 
 
 def waits_for(pod: Object) -> str:
-    status = pod.get("status") or {}
+    status = status_of(pod)
     if status.get("phase") == "Failed":
-        ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
-        return str(status.get("reason") or next((end["reason"] for end in ends if end.get("reason")), ""))
+        return str(status.get("reason") or next((end["reason"] for end in final_states(pod) if end.get("reason")), ""))
     if status.get("phase") != "Pending":
         return ""
-    for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waiting = (each.get("state") or {}).get("waiting") or {}
+    for waiting in waiting_states(pod):
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return shortened(f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": "), MAX_WORDS)
-    for each in status.get("conditions") or ():
-        if each.get("type") == "PodScheduled" and each.get("status") == "False":
-            return shortened(str(each.get("message") or each.get("reason") or "a machine"), MAX_WORDS)
-    return "its container" if (pod.get("spec") or {}).get("nodeName") else "a machine"
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return shortened(str(scheduled.get("message") or scheduled.get("reason") or "a machine"), MAX_WORDS)
+    return "its container" if spec_of(pod).get("nodeName") else "a machine"
 
 
 def gathering(view: JobView, pods: Sequence[PodView]) -> str:
@@ -192,11 +189,8 @@ def gathering(view: JobView, pods: Sequence[PodView]) -> str:
     if view.state in ("suspended", "queued"):
         return view.state + (f", {view.reason}" if view.reason else "")
     running = sum(pod.phase == "Running" for pod in pods)
-    waiting = [pod for pod in pods if pod.waits]
     text = f"{running} of {view.pods} pods run"
-    if waiting:
-        first = waiting[0]
-        text += (
-            f"; {first.name} waits for {first.waits}" if first.waits[0].islower() else f"; {first.name}: {first.waits}"
-        )
-    return text
+    first = next((pod for pod in pods if pod.waits), None)
+    if first is None:
+        return text
+    return f"{text}; {first.name}{' waits for ' if first.waits[0].islower() else ': '}{first.waits}"

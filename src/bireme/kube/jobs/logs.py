@@ -14,9 +14,10 @@ from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageErr
 from bireme.job.output.logs import FILES, LogFilter, LogLine, moment_of
 from bireme.kube.api import naming
 from bireme.kube.api.client import POD, AbsentError, Cluster
+from bireme.kube.api.fields import has_ended, name_of, phase_of, rank_of, seconds, status_of
 from bireme.kube.api.naming import Object
-from bireme.kube.jobs.lifecycle import is_live, jobs_of, view_of
-from bireme.kube.jobs.listing import is_ended, moment, rank_of, role_of
+from bireme.kube.jobs.lifecycle import jobs_of, view_of
+from bireme.kube.jobs.listing import is_ended, role_of
 from bireme.kube.jobs.volumes import left_by
 from bireme.kube.volume.helper_pod import VolumePod
 from bireme.kube.volume.transfer import as_input
@@ -45,8 +46,7 @@ def lines_of(
     if wanted.is_following and (pods or not is_ended(view_of(cluster, name).state)):
         yield from _followed(cluster, name, wanted)
     elif pods:
-        lines = [line for pod in pods for line in last_of(cluster, pod, wanted)]
-        yield from sorted(lines, key=lambda line: line.when)
+        yield from sorted((line for pod in pods for line in last_of(cluster, pod, wanted)), key=lambda line: line.when)
         if gone := pods_gone(cluster, name):
             how = f"`{command_name()} logs {name} --from-volume --namespace {cluster.namespace}`"
             note(f"({gone} earlier pods are gone; what they have said is on the volume: {how})")
@@ -56,20 +56,20 @@ def lines_of(
 
 def pods_with_logs(cluster: Cluster, name: str, wanted: LogFilter) -> list[Object]:
     pods = cluster.list(POD, naming.selector_of(name))
-    begun = [p for p in pods if any(not _waits(c) for c in (p.get("status") or {}).get("containerStatuses") or ())]
-    return [pod for pod in begun if wanted.node in (None, rank_of(pod))]
+    return [pod for pod in pods if wanted.node in (None, rank_of(pod)) and _has_begun(pod)]
+
+
+def _has_begun(pod: Object) -> bool:
+    statuses = status_of(pod).get("containerStatuses") or ()
+    return any("waiting" not in (each.get("state") or {}) for each in statuses)
 
 
 def pods_gone(cluster: Cluster, name: str) -> int:
     """How many pods of a job have failed, were deleted or lost, and have taken their logs with them."""
-    counted: int = sum((job.get("status") or {}).get("failed") or 0 for job in jobs_of(cluster, name))
+    counted: int = sum(status_of(job).get("failed") or 0 for job in jobs_of(cluster, name))
     pods = cluster.list(POD, naming.selector_of(name)) if counted else []
-    there: int = sum((pod.get("status") or {}).get("phase") == "Failed" for pod in pods)
+    there: int = sum(phase_of(pod) == "Failed" for pod in pods)
     return max(counted - there, 0)
-
-
-def _waits(container: Object) -> bool:
-    return "waiting" in (container.get("state") or {})
 
 
 def last_of(cluster: Cluster, pod: Object, wanted: LogFilter) -> list[LogLine]:
@@ -90,7 +90,7 @@ def _lines(cluster: Cluster, pod: Object, wanted: LogFilter, tail: int | None = 
     """The lines of a pod's log; none where its machine cannot be reached, or has removed them."""
     since = None if wanted.since_s is None else max(1, round(wanted.since_s))
     with _unless_gone():
-        yield from cluster.log(pod["metadata"]["name"], container=naming.CONTAINER, since_s=since, tail=tail)
+        yield from cluster.log(name_of(pod), container=naming.CONTAINER, since_s=since, tail=tail)
 
 
 def _logs_of(pod: Object, wanted: LogFilter) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _read(lines: Iterable[str], pod: Object, wanted: LogFilter) -> Iterator[tupl
     for text in lines:
         stamp, _, rest = text.partition(" ")
         try:
-            written = moment(stamp)
+            written = seconds(stamp)
         except ValueError:
             continue  # the kubelet's own error: it has removed the log
         log, line = _split(rest, rank_of(pod))
@@ -158,9 +158,12 @@ def _followed(cluster: Cluster, name: str, wanted: LogFilter) -> Iterator[LogLin
         if time.monotonic() - looked > PODS_EVERY_S:
             looked = time.monotonic()
             try:
-                has_ended = _listen(cluster, name, wanted, listeners, lines)
+                is_over = is_ended(view_of(cluster, name).state)  # asked first: an ended job starts no more pods
+                for pod in pods_with_logs(cluster, name, wanted):
+                    listener = listeners.setdefault(pod["metadata"]["uid"], _Listener(cluster, pod, wanted, lines))
+                    listener.listen(may_write=not has_ended(pod))
                 answered = time.monotonic()
-                if has_ended and lines.empty() and not any(each.is_listening for each in listeners.values()):
+                if is_over and lines.empty() and not any(each.is_listening for each in listeners.values()):
                     return
             except NetworkError:
                 if time.monotonic() - answered > OUTAGE_S:
@@ -174,16 +177,6 @@ def _followed(cluster: Cluster, name: str, wanted: LogFilter) -> Iterator[LogLin
         yield line
 
 
-def _listen(cluster: Cluster, name: str, wanted: LogFilter, listeners: dict[str, _Listener], lines: _Lines) -> bool:
-    """Start a listener for every pod that has a log; whether the job has ended."""
-    has_ended = is_ended(view_of(cluster, name).state)
-    for pod in pods_with_logs(cluster, name, wanted):
-        listener = listeners.setdefault(pod["metadata"]["uid"], _Listener(cluster, pod, wanted, lines))
-        if listener.is_to_listen(is_live(pod)):
-            listener.start()
-    return has_ended
-
-
 class _Listener:
     """One pod's log as it comes, taken up again where a connection was lost."""
 
@@ -193,26 +186,24 @@ class _Listener:
         self._wanted = wanted
         self._lines = lines
         self._thread: threading.Thread | None = None
+        # When the container wrote the last line that was queued. Only the thread writes it, and only one thread runs.
         self._last = 0.0
-        """When the container wrote the last line that was queued."""
 
     @property
     def is_listening(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def is_to_listen(self, is_pod_live: bool) -> bool:
-        return self._thread is None or (is_pod_live and not self.is_listening)
+    def listen(self, *, may_write: bool) -> None:
+        """Read the log, once; again after a lost connection if the pod may write more."""
+        if self._thread is None or (may_write and not self.is_listening):
+            self._thread = threading.Thread(target=self._read, name="logs", daemon=True)
+            self._thread.start()
 
-    def start(self) -> None:
-        """Begin after the last line that was queued."""
-        self._thread = threading.Thread(target=self._listen, name="logs", daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
+    def _read(self) -> None:
         wanted, last = self._wanted, self._last
         since_s = wanted.since_s if not last else time.time() - last + 1.0
         log = self._cluster.log(
-            self._pod["metadata"]["name"],
+            name_of(self._pod),
             container=naming.CONTAINER,
             is_following=True,
             since_s=None if since_s is None else max(1, round(since_s)),

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from bireme.core.errors import BiremeError, ClusterError, NetworkError, error_in
 from bireme.kube.api import naming
 from bireme.kube.api.client import CLAIM, POD, VOLUME_CONTAINER, Cluster
+from bireme.kube.api.fields import final_states, has_ended, meta, name_of, phase_of, status_of, waiting_states
 from bireme.kube.api.naming import Object
 from bireme.kube.jobs.listing import waits_for
 from bireme.kube.submit.indexed_jobs import container_security, scheduling, security
@@ -158,9 +159,7 @@ class Starting:
             self._tell(f"{who} waits for {waits}" if waits[0].islower() else f"{who}: {waits}")
 
     def _is_hopeless(self, pod: Object) -> bool:
-        status = pod.get("status") or {}
-        boxes = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
-        states = [(each.get("state") or {}).get("waiting") or {} for each in boxes]
+        states = list(waiting_states(pod))
         pulls = [state for state in states if state.get("reason") in PULLING]
         if pulls and self._pulls_since is None:
             self._pulls_since = self._pace.now()
@@ -212,17 +211,16 @@ class VolumePod:
     def _sweep(self) -> None:
         """Remove ended pods that earlier calls could not delete."""
         for pod in self._cluster.list(POD, labels_of(self._place.name, "volume")):
-            if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-                self._cluster.delete(POD, pod["metadata"]["name"], grace_s=0)
+            if has_ended(pod):
+                self._cluster.delete(POD, name_of(pod), grace_s=0)
 
     def _wait(self) -> None:
         starting = Starting(self._tell, self._pace)
         while True:
             pod = self._cluster.get(POD, self._name)
-            phase = (pod.get("status") or {}).get("phase")
-            if phase == "Running":
+            if phase_of(pod) == "Running":
                 return
-            if phase in ("Succeeded", "Failed"):
+            if has_ended(pod):
                 raise ClusterError(f"the pod {self._name} on the volume ended before it was used: {end_of(pod)}")
             starting.look_at(self._name, pod, lambda: "")
             self._pace.rest(0.1)
@@ -278,14 +276,12 @@ def end_of(pod: Object | None) -> str:
     """Why no command can run in a pod any more, as Kubernetes reports it; empty where one can."""
     if pod is None:
         return "it is gone"
-    status = pod.get("status") or {}
-    if status.get("phase") not in ("Succeeded", "Failed"):
-        return "it is being deleted" if pod["metadata"].get("deletionTimestamp") else ""
-    ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
-    for state in (status, *ends):
+    if not has_ended(pod):
+        return "it is being deleted" if meta(pod).get("deletionTimestamp") else ""
+    for state in (status_of(pod), *final_states(pod)):
         if state.get("reason"):
             return f"{state['reason']}: {state.get('message', '')}".rstrip(": ")
-    return str(status["phase"])
+    return phase_of(pod)
 
 
 def command_error(stderr: str, code: int) -> BiremeError:

@@ -14,8 +14,9 @@ from typing import Any
 from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError, error_in
 from bireme.kube.api import naming
 from bireme.kube.api.client import JOB, KINDS, POD, VOLUME_CONTAINER, Cluster, ConflictError
+from bireme.kube.api.fields import condition, is_true, labels_in, meta, name_of
 from bireme.kube.api.naming import Object
-from bireme.kube.jobs.listing import condition, waits_for
+from bireme.kube.jobs.listing import waits_for
 from bireme.kube.volume.helper_pod import REAL, Pacing, Starting, Tell, VolumePlace, end_of, labels_of, volume_pod
 
 COMPONENT = "split"
@@ -62,8 +63,8 @@ def split_on_volume(
             cluster.delete(JOB, name)
         raise
     cluster.delete(JOB, name)
-    if failed := condition(job, "Failed"):
-        raise _failure(name, report, str(failed.get("message", "")), pods)
+    if is_true(job, "Failed"):
+        raise _failure(name, report, str(condition(job, "Failed").get("message", "")), pods)
     if "shards" not in report:
         raise ClusterError(
             f"{name} has ended well, but what it came to is not known: the log of its pod is empty",
@@ -75,7 +76,7 @@ def split_on_volume(
 def _failure(name: str, report: dict[str, Any], message: str, pods: list[Object]) -> BiremeError:
     if "what" in report:
         return error_in(report, DataError)
-    ends = "; ".join(f"{pod['metadata']['name']}: {end_of(pod)}" for pod in pods if end_of(pod))
+    ends = "; ".join(f"{name_of(pod)}: {end_of(pod)}" for pod in pods if end_of(pod))
     return ClusterError(f"{name} failed, and its log does not say why: {message}", why=ends)
 
 
@@ -94,13 +95,15 @@ class _Watch:
         """The Job's pods, without those of an earlier Job of the same name."""
         head = self._job["metadata"]
         pods = self._cluster.list(POD, labels_of(head["labels"][naming.VOLUME_OF], COMPONENT))
-        return [pod for pod in pods if head["uid"] in _owners(pod)]
+        return [
+            pod for pod in pods if head["uid"] in {each.get("uid") for each in meta(pod).get("ownerReferences") or ()}
+        ]
 
     def until_ended(self) -> Object:
         while True:
             try:
                 job = self._cluster.get(JOB, self._name)
-                if condition(job, "Complete") or condition(job, "Failed"):
+                if _has_ended(job):
                     return job
                 self._look_at(self.pods())
                 self._answered = self._pace.now()
@@ -116,7 +119,7 @@ class _Watch:
         if pods and not waiting:
             self._starting.begin()
         elif waiting:
-            self._starting.look_at(waiting[0]["metadata"]["name"], waiting[0], lambda: "")
+            self._starting.look_at(name_of(waiting[0]), waiting[0], lambda: "")
         else:
             self._starting.look_at(self._name, None, self._why_no_pod)
 
@@ -127,22 +130,21 @@ class _Watch:
         return str(newest.get("message") or "the cluster makes no pod for it")
 
 
-def _owners(pod: Object) -> list[str]:
-    return [str(each.get("uid")) for each in pod["metadata"].get("ownerReferences") or ()]
+def _has_ended(job: Object) -> bool:
+    return is_true(job, "Complete") or is_true(job, "Failed")
 
 
 def _clear(cluster: Cluster, name: str, pace: Pacing) -> None:
     there = cluster.find(JOB, name)
     if there is None:
         return
-    labels = there["metadata"].get("labels") or {}
-    if not naming.is_ours(there) or labels.get(naming.COMPONENT) != COMPONENT:
+    if not naming.is_ours(there) or labels_in(there).get(naming.COMPONENT) != COMPONENT:
         raise ClusterError(
             f"there is a Job {name} that does not split data",
             why="the Job that splits would have the same name",
             fix="wait until it is gone, or split before the data is pushed",
         )
-    if not (condition(there, "Complete") or condition(there, "Failed")):
+    if not _has_ended(there):
         raise ClusterError(
             f"there is a Job {name} already, and it has not ended",
             fix=f"wait until it has; if its command was interrupted, remove it with `kubectl delete job {name}`",
@@ -151,7 +153,7 @@ def _clear(cluster: Cluster, name: str, pace: Pacing) -> None:
     deadline_s = pace.now() + CLEAR_S
     while (there := cluster.find(JOB, name)) is not None:
         if pace.now() > deadline_s:
-            held = ", ".join(there["metadata"].get("finalizers") or ()) or "unknown"
+            held = ", ".join(meta(there).get("finalizers") or ()) or "unknown"
             raise ClusterError(
                 f"the Job {name} of an earlier split was deleted {CLEAR_S:.0f} s ago and is still there",
                 why=f"it is held by: {held}",
@@ -164,7 +166,7 @@ def _printed_report(cluster: Cluster, pods: Sequence[Object]) -> dict[str, Any]:
     for pod in pods:
         lines: list[str] = []
         with contextlib.suppress(ClusterError):  # the pod never ran, or its log is lost with its machine
-            lines = list(cluster.log(pod["metadata"]["name"], container=VOLUME_CONTAINER))
+            lines = list(cluster.log(name_of(pod), container=VOLUME_CONTAINER))
         for line in reversed(lines):
             try:
                 parsed = json.loads(line.partition(" ")[2])
