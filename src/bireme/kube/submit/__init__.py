@@ -1,11 +1,3 @@
 """From a job to Kubernetes objects, and their submission."""
 
-__all__ = [
-    "certificates",
-    "indexed_jobs",
-    "objects",
-    "patching",
-    "placement",
-    "submission",
-    "submit",
-]
+__all__ = ["certificates", "indexed_jobs", "objects", "patching", "placement", "submission", "submit"]

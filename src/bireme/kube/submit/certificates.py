@@ -64,12 +64,7 @@ def forgotten_unless_used(state: Path, whose: JobIdentity, in_use: Callable[[], 
             made = None if was_there else read_ca(place)
             if made is not None and in_use() != made.certificate:
                 forget(state, whose)
-                _remove_empty(place.parent, state)
+                with suppress(OSError):  # another job has files there
+                    for directory in place.parents[:3]:
+                        directory.rmdir()
         raise
-
-
-def _remove_empty(directory: Path, end: Path) -> None:
-    with suppress(OSError):  # another job has files in it
-        while directory != end:
-            directory.rmdir()
-            directory = directory.parent

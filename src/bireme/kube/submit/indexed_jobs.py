@@ -14,6 +14,7 @@ from bireme.core import errors
 from bireme.kube.api import naming
 from bireme.kube.api.naming import Object
 from bireme.kube.submit.submission import Submission, pods_of, program_key
+from bireme.spec.job import Job
 from bireme.spec.kubernetes import KubernetesFile
 
 GRACE_S = 30
@@ -32,6 +33,19 @@ HOPELESS = sorted(
 DEFAULT_REQUESTS = {"cpu": "500m", "memory": "512Mi"}
 STATE = "/tmp/bireme"
 """Where the entry keeps the files that probes look at."""
+POD_SECURITY: Object = {
+    "runAsNonRoot": True,
+    "runAsUser": naming.USER,
+    "runAsGroup": naming.USER,
+    "fsGroup": naming.USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Object = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 SILENCE_S = 30
 """How long the entry's main loop may stand still before the liveness probe fails."""
 
@@ -75,41 +89,17 @@ def _replacing(settings: KubernetesFile) -> Object:
 
 def pod_spec(submission: Submission, role: naming.Role) -> Object:
     settings, name = submission.settings, submission.job.name
-    spec: Object = {
+    return {
         "serviceAccountName": settings.service_account or name,
         "automountServiceAccountToken": True,
         "subdomain": name,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
         "enableServiceLinks": False,
-        **security(),
+        "securityContext": POD_SECURITY,
         **scheduling(settings, name, role),
         "containers": [container(submission, role)],
         "volumes": list(_volumes(submission)),
-    }
-    return spec
-
-
-def security() -> Object:
-    return {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": naming.USER,
-            "runAsGroup": naming.USER,
-            "fsGroup": naming.USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
-    }
-
-
-def container_security() -> Object:
-    return {
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
     }
 
 
@@ -149,24 +139,26 @@ def _tolerations(settings: KubernetesFile) -> Iterator[Object]:
 
 
 def container(submission: Submission, role: naming.Role) -> Object:
-    job = submission.job
-    lanes = job.ports_num + job.ports_num_for_sparse
-    ports = [{"name": f"lane-{k}", "containerPort": job.first_port + k} for k in range(lanes)]
     made: Object = {
         "name": naming.CONTAINER,
         "image": submission.image,
         "command": ["bireme", "node"],
         "env": list(_environment(submission, role)),
         "resources": resources(submission.settings),
-        **container_security(),
+        "securityContext": CONTAINER_SECURITY,
         **_probes(),
         "volumeMounts": list(_mounts(submission)),
     }
     if role != "trainer":
-        made["ports"] = ports
+        made["ports"] = [{"name": name, "containerPort": port} for name, port in lanes_of(submission.job).items()]
     if submission.settings.image_pull_policy is not None:
         made["imagePullPolicy"] = submission.settings.image_pull_policy
     return made
+
+
+def lanes_of(job: Job) -> dict[str, int]:
+    """The ports of a pserver's lanes by their names."""
+    return {f"lane-{k}": job.first_port + k for k in range(job.ports_num + job.ports_num_for_sparse)}
 
 
 def resources(settings: KubernetesFile) -> Object:

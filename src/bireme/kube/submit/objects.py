@@ -16,7 +16,7 @@ import msgspec
 from bireme import __version__
 from bireme.kube.api import naming
 from bireme.kube.api.naming import Object
-from bireme.kube.submit.indexed_jobs import indexed_job
+from bireme.kube.submit.indexed_jobs import indexed_job, lanes_of
 from bireme.kube.submit.patching import merge
 from bireme.kube.submit.submission import Submission, pods_of, program_key, settings_of
 from bireme.spec.kubernetes import KubernetesFile
@@ -64,23 +64,19 @@ def _objects(submission: Submission) -> Iterator[Object]:
         yield network_policy(submission)
     yield disruption_budget(submission)
     for role in submission.roles:
-        yield indexed_job(
-            submission, role, head_of(submission, "batch/v1", "Job", naming.job_name(submission.job.name, role))
-        )
+        head = head_of(submission, "batch/v1", "Job", naming.job_name(submission.job.name, role))
+        yield indexed_job(submission, role, head)
 
 
-def head_of(submission: Submission, api: str, kind: str, name: str) -> Object:
-    return _head(submission.job.name, submission.namespace, submission.settings, (api, kind, name))
+def head_of(submission: Submission, api: str, kind: str, name: str = "") -> Object:
+    """Kind, name (the job's, unless another is given) and labels of an object."""
+    job = submission.job.name
+    return _head(job, submission.namespace, submission.settings, api, kind, name or job)
 
 
-def _head(job: str, namespace: str, settings: KubernetesFile, what: tuple[str, str, str]) -> Object:
-    api, kind, name = what
+def _head(job: str, namespace: str, settings: KubernetesFile, api: str, kind: str, name: str) -> Object:
     labels = settings.labels | naming.labels_of(job) | {naming.VERSION: __version__}
-    return {
-        "apiVersion": api,
-        "kind": kind,
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
-    }
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": namespace, "labels": labels}}
 
 
 def claim(name: str, namespace: str, settings: KubernetesFile) -> Object:
@@ -92,17 +88,17 @@ def claim(name: str, namespace: str, settings: KubernetesFile) -> Object:
     }
     if volume.storage_class is not None:
         spec["storageClassName"] = volume.storage_class
-    return {**_head(name, namespace, settings, ("v1", "PersistentVolumeClaim", name)), "spec": spec}
+    return {**_head(name, namespace, settings, "v1", "PersistentVolumeClaim", name), "spec": spec}
 
 
 def account(submission: Submission) -> Iterator[Object]:
     """The account of the pods: it may read and patch the job's own Jobs, to write the status and to end them."""
     name, rbac = submission.job.name, "rbac.authorization.k8s.io"
     own = [naming.job_name(name, role) for role in submission.roles]
-    yield head_of(submission, "v1", "ServiceAccount", name) | {"automountServiceAccountToken": False}
+    yield head_of(submission, "v1", "ServiceAccount") | {"automountServiceAccountToken": False}
     rules = [{"apiGroups": ["batch"], "resources": ["jobs"], "resourceNames": own, "verbs": ["get", "patch"]}]
-    yield head_of(submission, f"{rbac}/v1", "Role", name) | {"rules": rules}
-    yield head_of(submission, f"{rbac}/v1", "RoleBinding", name) | {
+    yield head_of(submission, f"{rbac}/v1", "Role") | {"rules": rules}
+    yield head_of(submission, f"{rbac}/v1", "RoleBinding") | {
         "roleRef": {"apiGroup": rbac, "kind": "Role", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": submission.namespace}],
     }
@@ -122,7 +118,7 @@ def config_map(submission: Submission) -> Object:
             text[program_key(path)] = content.decode("utf-8")
         except UnicodeDecodeError:
             binary[program_key(path)] = base64.b64encode(content).decode()
-    made = head_of(submission, "v1", "ConfigMap", submission.job.name) | {"data": text}
+    made = head_of(submission, "v1", "ConfigMap") | {"data": text}
     return made | ({"binaryData": binary} if binary else {})
 
 
@@ -134,9 +130,8 @@ def secret(submission: Submission) -> Object:
 
 def service(submission: Submission) -> Object:
     """Stable names for the pods, published before they are ready: pods need each other to become ready."""
-    first, lanes = submission.job.first_port, submission.job.ports_num + submission.job.ports_num_for_sparse
-    ports = [{"name": f"lane-{k}", "port": first + k, "protocol": "TCP"} for k in range(lanes)]
-    return head_of(submission, "v1", "Service", submission.job.name) | {
+    ports = [{"name": name, "port": port, "protocol": "TCP"} for name, port in lanes_of(submission.job).items()]
+    return head_of(submission, "v1", "Service") | {
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -148,11 +143,11 @@ def service(submission: Submission) -> Object:
 
 def network_policy(submission: Submission) -> Object:
     """Only the job's own pods may reach its lanes; all other ports are closed."""
-    first, lanes = submission.job.first_port, submission.job.ports_num + submission.job.ports_num_for_sparse
+    lanes = list(lanes_of(submission.job).values())
     pods = {"podSelector": {"matchLabels": naming.selector_of(submission.job.name)}}
-    ports = [{"protocol": "TCP", "port": first, "endPort": first + lanes - 1}]
+    ports = [{"protocol": "TCP", "port": lanes[0], "endPort": lanes[-1]}]
     spec = pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods], "ports": ports}]}
-    return head_of(submission, "networking.k8s.io/v1", "NetworkPolicy", submission.job.name) | {"spec": spec}
+    return head_of(submission, "networking.k8s.io/v1", "NetworkPolicy") | {"spec": spec}
 
 
 def disruption_budget(submission: Submission) -> Object:
@@ -166,10 +161,10 @@ def disruption_budget(submission: Submission) -> Object:
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": naming.selector_of(submission.job.name)},
     }
-    return head_of(submission, "policy/v1", "PodDisruptionBudget", submission.job.name) | {"spec": spec}
+    return head_of(submission, "policy/v1", "PodDisruptionBudget") | {"spec": spec}
 
 
-def user_role(namespace: str, name: str = "bireme-user") -> Object:
+def user_role(namespace: str) -> Object:
     """A Role with the needed permissions and no others; bind it to users who submit jobs."""
     rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
@@ -178,7 +173,7 @@ def user_role(namespace: str, name: str = "bireme-user") -> Object:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
-        "metadata": {"name": name, "namespace": namespace},
+        "metadata": {"name": "bireme-user", "namespace": namespace},
         "rules": rules,
     }
 

@@ -64,12 +64,9 @@ def _non_defaults(value: Any) -> Any:
     if not isinstance(value, msgspec.Struct):
         return [_non_defaults(each) for each in value] if isinstance(value, tuple) else value
     fields = msgspec.structs.fields(value)
-    return {f.name: _non_defaults(setting) for f in fields if (setting := getattr(value, f.name)) != _default_of(f)}
-
-
-def _default_of(field: msgspec.structs.FieldInfo) -> Any:
-    made = field.default_factory
-    return field.default if made is msgspec.NODEFAULT else made()
+    defaults = {f.name: f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory() for f in fields}
+    own = {name: getattr(value, name) for name in defaults}
+    return {name: _non_defaults(setting) for name, setting in own.items() if setting != defaults[name]}
 
 
 def settings_of(submission: Submission) -> Object:
@@ -98,22 +95,19 @@ def read_program(directory: Path, *, without: Path) -> dict[str, bytes]:
     """
     try:
         files = {str(path.relative_to(directory)): path for path in _files(directory, without)}
-        check_size({name: path.stat().st_size for name, path in files.items()})
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        nbytes = sum(sizes.values())
+        if nbytes > MAX_NBYTES:
+            large = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
+            fix = "put it into the image with `bireme image build --with DIR` and say where with `kubernetes.program`"
+            raise SpecError(
+                f"the program's directory holds {nbytes:,} bytes, at most {MAX_NBYTES:,} can be sent along",
+                why=f"the largest files are {', '.join(large)}",
+                fix=fix,
+            )
         return {name: path.read_bytes() for name, path in files.items()}
     except OSError as e:
         raise SpecError(f"cannot read the program: {e.filename}: {e.strerror}") from e
-
-
-def check_size(program: Mapping[str, int]) -> None:
-    """Refuse a program, given by the lengths of its files, that does not fit into a ConfigMap."""
-    nbytes = sum(program.values())
-    if nbytes > MAX_NBYTES:
-        large = sorted(program, key=lambda path: program[path], reverse=True)[:3]
-        raise SpecError(
-            f"the program's directory holds {nbytes:,} bytes, at most {MAX_NBYTES:,} can be sent along",
-            why=f"the largest files are {', '.join(large)}",
-            fix="put it into the image with `bireme image build --with DIR` and say where with `kubernetes.program`",
-        )
 
 
 def _files(directory: Path, without: Path) -> Iterator[Path]:

@@ -21,6 +21,7 @@ from bireme.core.text import LISTED_CHANGES, first_of
 from bireme.job.output.ownership import changed
 from bireme.kube.api import naming
 from bireme.kube.api.client import CONFIG_MAP, JOB, KINDS, SECRET, Cluster
+from bireme.kube.api.fields import annotations_in, labels_in, meta, name_of
 from bireme.kube.api.naming import Object
 from bireme.kube.submit.certificates import needs_renewal
 from bireme.kube.submit.objects import build
@@ -57,14 +58,13 @@ def submit(cluster: Cluster, submission: Submission, certify: Certify = dict) ->
 
 
 def digest_of(job: Object) -> str | None:
-    digest: str | None = (job["metadata"].get("annotations") or {}).get(naming.DIGEST)
+    digest: str | None = annotations_in(job).get(naming.DIGEST)
     return digest
 
 
 def is_unchanged(jobs: Sequence[Object], submission: Submission) -> bool:
     """Whether the Jobs of a job, the one with the status first, equal those of a submission."""
-    names = {each["metadata"]["name"] for each in jobs}
-    return names == _job_names(submission) and digest_of(jobs[0]) == submission.digest
+    return {name_of(each) for each in jobs} == _job_names(submission) and digest_of(jobs[0]) == submission.digest
 
 
 def _job_names(submission: Submission) -> set[str]:
@@ -73,7 +73,7 @@ def _job_names(submission: Submission) -> set[str]:
 
 def _needs_certificate(submission: Submission, existing: Mapping[tuple[str, str], Object]) -> bool:
     there = decoded(existing.get(("Secret", f"{submission.job.name}-tls")))
-    return submission.settings.tls and not (_is_whole(there) and not needs_renewal(there["tls.crt"]))
+    return submission.settings.tls and (not _is_whole(there) or needs_renewal(there["tls.crt"]))
 
 
 def _is_whole(certificates: Mapping[str, bytes]) -> bool:
@@ -116,19 +116,20 @@ def key_of(thing: Object) -> tuple[str, str]:
 
 
 def look_up(cluster: Cluster, made: list[Object]) -> dict[tuple[str, str], Object]:
-    looked = {key_of(each): cluster.find(KINDS[each["kind"]], each["metadata"]["name"]) for each in made}
+    looked = {(kind, name): cluster.find(KINDS[kind], name) for kind, name in map(key_of, made)}
     existing = {key: there for key, there in looked.items() if there is not None}
-    for kind, name in (key for key, there in existing.items() if there["metadata"].get("deletionTimestamp")):
-        raise ClusterError(f"the {kind} {name} is being deleted", fix="try again in a moment")
+    for (kind, name), there in existing.items():
+        if meta(there).get("deletionTimestamp"):
+            raise ClusterError(f"the {kind} {name} is being deleted", fix="try again in a moment")
     return existing
 
 
 def refuse_foreign(existing: Mapping[tuple[str, str], Object], name: str) -> None:
     for (kind, called), thing in existing.items():
-        labels = thing["metadata"].get("labels") or {}
-        if naming.is_ours(thing) and labels.get(naming.INSTANCE) == name:
+        owner = labels_in(thing).get(naming.INSTANCE)
+        if naming.is_ours(thing) and owner == name:
             continue
-        whose = f"the job {labels.get(naming.INSTANCE)}" if naming.is_ours(thing) else "something that is not bireme's"
+        whose = f"the job {owner}" if naming.is_ours(thing) else "something that is not bireme's"
         raise OutputExistsError(
             f"the name {called} is taken: there is a {kind} of {whose} in the namespace",
             why="it would be overwritten",
@@ -139,7 +140,7 @@ def refuse_foreign(existing: Mapping[tuple[str, str], Object], name: str) -> Non
 def has_other_shape(cluster: Cluster, submission: Submission) -> bool:
     """Whether the job exists with Jobs of other names, as pservers and trainers moved together or apart."""
     there = cluster.list(JOB, naming.labels_of(submission.job.name))
-    return any(each["metadata"]["name"] not in _job_names(submission) for each in there)
+    return any(name_of(each) not in _job_names(submission) for each in there)
 
 
 def send_first(cluster: Cluster, made: list[Object], existing: Mapping[tuple[str, str], Object]) -> None:
@@ -161,7 +162,7 @@ def send_first(cluster: Cluster, made: list[Object], existing: Mapping[tuple[str
     except ClusterError:
         for each in reversed(new):  # Jobs before what their pods need, the volume last
             with contextlib.suppress(BiremeError):
-                cluster.delete(KINDS[each["kind"]], each["metadata"]["name"])
+                cluster.delete(KINDS[each["kind"]], name_of(each))
         raise
 
 
@@ -170,45 +171,33 @@ def send(
 ) -> None:
     """Apply objects: first those that pods need, then the Jobs, and the rest while pods are created."""
     put = put or (lambda each: cluster.apply(each, is_trial=is_trial))
+    needed = [each for each in made if each["kind"] not in ("Job", *CAN_WAIT)]
     jobs = [each for each in made if each["kind"] == "Job"]
-    others = [each for each in made if each["kind"] != "Job"]
-    for each in others:
-        if each["kind"] not in CAN_WAIT:
+    rest = [each for each in made if each["kind"] in CAN_WAIT]
+    for each in (*needed, *jobs, *rest):
+        # A trial skips RoleBindings: the server checks them against a Role, which a trial has not created.
+        if not (is_trial and each["kind"] == "RoleBinding"):
             put(each)
-    for each in jobs:
-        put(each)
-    for each in others:
-        if each["kind"] in CAN_WAIT and not (is_trial and each["kind"] == "RoleBinding"):
-            # A trial skips RoleBindings: the server checks them against a Role, which a trial has not created.
-            put(each)
-    if is_trial:
+    if made and not is_trial:
+        _own(cluster, made)
+
+
+def _own(cluster: Cluster, made: list[Object]) -> None:
+    """Make a job's first Job, just sent or older, the owner of objects, all but volume claims."""
+    jobs = cluster.list(JOB, naming.labels_of(made[0]["metadata"]["labels"][naming.INSTANCE]))
+    if not jobs:
         return
-    main = _owner(cluster, made)
-    if main is not None:
-        own(cluster, main, [*others, *(each for each in jobs if each["metadata"]["name"] != main["metadata"]["name"])])
-
-
-def _owner(cluster: Cluster, made: list[Object]) -> Object | None:
-    """The Job that owns a job's other objects, just sent or older."""
-    if not made:
-        return None
-    there = cluster.list(JOB, naming.labels_of(made[0]["metadata"]["labels"][naming.INSTANCE]))
-    return min(there, key=lambda each: str(each["metadata"]["name"]), default=None)
-
-
-def own(cluster: Cluster, main: Object, things: Iterable[Object]) -> None:
-    owner = {"apiVersion": JOB.api, "kind": JOB.kind, "name": main["metadata"]["name"], "uid": main["metadata"]["uid"]}
-    change = {"metadata": {"ownerReferences": [owner]}}
-    owned = [each for each in things if each["kind"] != "PersistentVolumeClaim"]
-    for each in owned:
-        cluster.patch(KINDS[each["kind"]], each["metadata"]["name"], change)
+    main = min(jobs, key=name_of)
+    owner = {"apiVersion": JOB.api, "kind": JOB.kind, "name": name_of(main), "uid": main["metadata"]["uid"]}
+    for kind, name in map(key_of, made):
+        if kind != "PersistentVolumeClaim" and (kind, name) != (JOB.kind, name_of(main)):
+            cluster.patch(KINDS[kind], name, {"metadata": {"ownerReferences": [owner]}})
 
 
 def disown(cluster: Cluster, things: Iterable[Object]) -> None:
-    change: Object = {"metadata": {"ownerReferences": None}}
-    for each in things:
-        if cluster.find(KINDS[each["kind"]], each["metadata"]["name"]) is not None:
-            cluster.patch(KINDS[each["kind"]], each["metadata"]["name"], change)
+    for kind, name in map(key_of, things):
+        if cluster.find(KINDS[kind], name) is not None:
+            cluster.patch(KINDS[kind], name, {"metadata": {"ownerReferences": None}})
 
 
 def read_back(cluster: Cluster, name: str) -> Submission:
@@ -266,11 +255,8 @@ def _differs(cluster: Cluster, submission: Submission, *, is_renewed: bool) -> O
 
 
 def changes_between(then: Submission, now: Submission) -> Iterator[str]:
-    for was, is_ in (
-        (msgspec.to_builtins(then.job), msgspec.to_builtins(now.job)),
-        (settings_of(then), settings_of(now)),
-    ):
-        yield from changed("", was, is_)
+    yield from changed("", msgspec.to_builtins(then.job), msgspec.to_builtins(now.job))
+    yield from changed("", settings_of(then), settings_of(now))
     for path in sorted({*then.program, *now.program}):
         if then.program.get(path) != now.program.get(path):
             how = "is new" if path not in then.program else "is gone" if path not in now.program else "has changed"

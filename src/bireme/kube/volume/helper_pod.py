@@ -23,7 +23,7 @@ from bireme.kube.api.client import CLAIM, POD, VOLUME_CONTAINER, Cluster
 from bireme.kube.api.fields import final_states, has_ended, meta, name_of, phase_of, status_of, waiting_states
 from bireme.kube.api.naming import Object
 from bireme.kube.jobs.listing import waits_for
-from bireme.kube.submit.indexed_jobs import container_security, scheduling, security
+from bireme.kube.submit.indexed_jobs import CONTAINER_SECURITY, POD_SECURITY, scheduling
 from bireme.kube.submit.patching import merge
 from bireme.spec.kubernetes import KubernetesFile, amount
 
@@ -94,7 +94,7 @@ def volume_pod(place: VolumePlace, namespace: str, suffix: str, command: Sequenc
             "terminationGracePeriodSeconds": 2,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            **security(),
+            "securityContext": POD_SECURITY,
             **where,
             "containers": [_container(place, command)],
             "volumes": [
@@ -114,7 +114,7 @@ def _container(place: VolumePlace, command: Sequence[str]) -> Object:
         "image": place.image,
         "command": list(command),
         "resources": _resources(settings),
-        **container_security(),
+        "securityContext": CONTAINER_SECURITY,
         "env": [{"name": "HOME", "value": "/tmp"}],
         "volumeMounts": [
             {"name": "volume", "mountPath": naming.VOLUME_ROOT},
