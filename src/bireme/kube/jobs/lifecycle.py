@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -25,7 +26,7 @@ from bireme.kube.submit.indexed_jobs import GRACE_S
 from bireme.kube.submit.objects import build
 from bireme.kube.submit.placement import directory_of
 from bireme.kube.submit.submission import Submission
-from bireme.kube.submit.submit import disown, read_back, send
+from bireme.kube.submit.submit import disown, read_back, send, submitted_map
 from bireme.spec.load import command_name
 
 WAIT_EVERY_S = 0.5
@@ -125,11 +126,6 @@ def see_off(cluster: Cluster, name: str) -> None:
         raise UsageError(f"the pods of {name} have not left yet", fix="try again in a moment")
 
 
-def has_left_its_plan(cluster: Cluster, name: str) -> bool:
-    there = cluster.find(CONFIG_MAP, name)
-    return there is not None and naming.is_ours(there)
-
-
 def resumed(then: Submission, changes: Mapping[str, Any]) -> Submission:
     job = msgspec.structs.replace(then.job, is_resumed=bool(changes) or then.job.is_resumed, **changes)
     if job.trainers > job.shards:
@@ -139,14 +135,6 @@ def resumed(then: Submission, changes: Mapping[str, Any]) -> Submission:
     naming.check_name(job, is_apart=is_apart)
     settings = msgspec.structs.replace(then.settings, suspend=False)
     return Submission(job, settings, then.namespace, then.image, then.program, then.certificates)
-
-
-class _JobFiles(NamedTuple):
-    """Where a job's files are and which image can read them, as far as the cluster's objects show."""
-
-    claim: str
-    output: str
-    image: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +170,18 @@ def delete(cluster: Cluster, name: str, *, with_volume: bool) -> Deleted:
     if not things:
         find_job(cluster, name)
     refuse_shared(cluster, name, {called for kind, called in things if kind is CLAIM})
-    files = _files_of(cluster, name)
+    claim, fetching = _files_of(cluster, name)
     # Jobs first: pods take a snapshot before they end, and need the other objects for it.
     gone = _delete_all(cluster, [each for each in things if each[0] is JOB])
     see_off(cluster, name)
     gone += _delete_all(cluster, [each for each in things if each[0] is not JOB])
-    if f"{CLAIM.kind} {files.claim}" in gone:
-        return Deleted(gone, files.claim, "deleted")
-    there = cluster.find(CLAIM, files.claim)
+    if f"{CLAIM.kind} {claim}" in gone:
+        return Deleted(gone, claim, "deleted")
+    there = cluster.find(CLAIM, claim)
     if there is None or meta(there).get("deletionTimestamp"):
-        return Deleted(gone, files.claim, "absent")
+        return Deleted(gone, claim, "absent")
     ignored = _whose(there, cluster.namespace) if with_volume else ""
-    return Deleted(gone, files.claim, "kept", ignored, _fetching(name, files, cluster.namespace))
+    return Deleted(gone, claim, "kept", ignored, fetching)
 
 
 def _own_names(cluster: Cluster, kind: Kind, name: str) -> list[str]:
@@ -230,8 +218,7 @@ def claims_by_job(cluster: Cluster) -> dict[str, set[str]]:
         whose = labels.get(naming.INSTANCE) or labels.get(naming.VOLUME_OF) or name_of(each)
         claims.setdefault(whose, set()).update(_claims_in(each))
     for each in cluster.list(CONFIG_MAP, {naming.MANAGED_BY: "bireme"}):
-        name = name_of(each)
-        claims.setdefault(name, set()).add(_submitted_claim(name, _json_in(each, "settings.json")))
+        claims.setdefault(name_of(each), set()).add(_submitted_claim(each, name_of(each)))
     return claims
 
 
@@ -240,10 +227,6 @@ def _claims_in(job: Object) -> list[str]:
     template = spec_of(job).get("template") or {}
     volumes = sorted(spec_of(template).get("volumes") or (), key=lambda each: each.get("name") != "volume")
     return claims_of({"spec": {"volumes": volumes}})
-
-
-def _submitted_claim(name: str, settings: Mapping[str, Any]) -> str:
-    return naming.claim_of(name, (settings.get("volume") or {}).get("claim"))
 
 
 def _json_in(config_map: Object | None, key: str) -> dict[str, Any]:
@@ -255,29 +238,30 @@ def _json_in(config_map: Object | None, key: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _files_of(cluster: Cluster, name: str) -> _JobFiles:
-    there = cluster.find(CONFIG_MAP, name)
-    own = there if there is not None and naming.is_ours(there) else None
-    settings = _json_in(own, "settings.json")
+def _submitted_claim(config_map: Object | None, name: str) -> str:
+    return naming.claim_of(name, (_json_in(config_map, "settings.json").get("volume") or {}).get("claim"))
+
+
+def _files_of(cluster: Cluster, name: str) -> tuple[str, str]:
+    """A job's volume claim, and the command that fetches its models after it is deleted.
+
+    That names the job if its files are in the usual place, else its file.
+    """
+    own = submitted_map(cluster, name)
     claims = [claim for each in jobs_of(cluster, name) for claim in _claims_in(each)]
-    claim = claims[0] if claims else _submitted_claim(name, settings)
-    return _JobFiles(claim, str(_json_in(own, "job.json").get("output", "")), str(settings.get("image") or "NAME"))
+    claim = claims[0] if claims else _submitted_claim(own, name)
+    image = _json_in(own, "settings.json").get("image") or "NAME"
+    is_usual = claim == name and _json_in(own, "job.json").get("output", "") in ("", str(directory_of(name) / "output"))
+    job = name if is_usual else "JOB.yaml"
+    return claim, f"{command_name()} fetch {job} DIR --image {image} --namespace {cluster.namespace}"
 
 
 def _whose(claim: Object, namespace: str) -> str:
-    called, labels = name_of(claim), labels_in(claim)
+    called, other = name_of(claim), labels_in(claim).get(naming.INSTANCE)
     if naming.is_ours(claim):
-        other = labels.get(naming.INSTANCE)
         how = f"`{command_name()} delete {other} --volume --namespace {namespace}` deletes it"
         return f"the claim {called} was made for the job {other}; {how}"
     return f"bireme did not make the claim {called}; `kubectl delete pvc {called} -n {namespace}` deletes it"
-
-
-def _fetching(name: str, files: _JobFiles, namespace: str) -> str:
-    """The command that fetches a deleted job's models: by name if its files are in the usual place, else by file."""
-    is_usual = files.claim == name and files.output in ("", str(directory_of(name) / "output"))
-    job = name if is_usual else "JOB.yaml"
-    return f"{command_name()} fetch {job} DIR --image {files.image} --namespace {namespace}"
 
 
 def view_of(cluster: Cluster, name: str) -> JobView:
@@ -291,32 +275,25 @@ def _live_pods(cluster: Cluster, name: str) -> list[Object]:
 def wait_until(is_so: Callable[[], bool], patience_s: float) -> bool:
     """Poll a condition until it holds or `patience_s` is over; retry while the API server is unreachable."""
     deadline = time.monotonic() + patience_s
-    while True:
-        is_last = time.monotonic() > deadline
-        try:
+    while time.monotonic() <= deadline:
+        with suppress(NetworkError):
             if is_so():
                 return True
-        except NetworkError:
-            if is_last:
-                raise
-        if is_last:
-            return False
         time.sleep(WAIT_EVERY_S)
+    return is_so()
 
 
 def resume(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Literal["resumed", "finished"]:
-    """Let a job go on that was stopped, has failed, or is to have more passes."""
-    if not jobs_of(cluster, name) and has_left_its_plan(cluster, name):
-        start_again(cluster, name, changes)
-        return "resumed"
-    view = view_of(cluster, name)
-    if view.state in ("running", "starting", "pending"):
-        fix = f"`{command_name()} status {name} --namespace {cluster.namespace}` shows its state"
-        raise UsageError(f"{name} runs already: it is {view.state}", fix=fix)
-    if view.state == "finished" and changes.get("passes", view.status.total) <= view.status.done:
-        return "finished"
-    if view.state in ("suspended", "queued") and not changes:
-        unsuspend(cluster, name)
-    else:
-        start_again(cluster, name, changes)
+    """Resume a job that was stopped, has failed, or is to have more passes."""
+    if jobs_of(cluster, name) or submitted_map(cluster, name) is None:
+        view = view_of(cluster, name)
+        if view.state in ("running", "starting", "pending"):
+            fix = f"`{command_name()} status {name} --namespace {cluster.namespace}` shows its state"
+            raise UsageError(f"{name} runs already: it is {view.state}", fix=fix)
+        if view.state == "finished" and changes.get("passes", view.status.total) <= view.status.done:
+            return "finished"
+        if view.state in ("suspended", "queued") and not changes:
+            unsuspend(cluster, name)
+            return "resumed"
+    start_again(cluster, name, changes)
     return "resumed"

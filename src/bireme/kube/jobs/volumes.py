@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from bireme.core.errors import ClusterError, DataError, SpecError, UsageError
 from bireme.kube.api import naming
-from bireme.kube.api.client import CLAIM, CONFIG_MAP, Cluster
+from bireme.kube.api.client import CLAIM, Cluster
 from bireme.kube.api.cluster_facts import read_facts, with_facts
 from bireme.kube.jobs.lifecycle import find_job
 from bireme.kube.submit.objects import claim
 from bireme.kube.submit.patching import merge
 from bireme.kube.submit.placement import data_on_volume, directory_of, place
 from bireme.kube.submit.submission import Submission
-from bireme.kube.submit.submit import read_back
+from bireme.kube.submit.submit import read_back, submitted_map
 from bireme.kube.volume.helper_pod import VolumePlace, VolumePod
 from bireme.kube.volume.pod_end import list_files
 from bireme.kube.volume.splitting import split_on_volume
@@ -64,9 +64,7 @@ def left_by_file(cluster: Cluster, spec: ClusterJob, image: str | None) -> JobFi
 
 
 def _submitted(cluster: Cluster, job: str) -> Submission | None:
-    """The submission of a job; None if the job does not exist any more."""
-    there = cluster.find(CONFIG_MAP, job)
-    return read_back(cluster, job) if there is not None and naming.is_ours(there) else None
+    return read_back(cluster, job) if submitted_map(cluster, job) is not None else None
 
 
 def _no_image(job: str) -> SpecError:

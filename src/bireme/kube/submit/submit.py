@@ -200,6 +200,12 @@ def disown(cluster: Cluster, things: Iterable[Object]) -> None:
             cluster.patch(KINDS[kind], name, {"metadata": {"ownerReferences": None}})
 
 
+def submitted_map(cluster: Cluster, name: str) -> Object | None:
+    """The ConfigMap that a job was submitted with; None once it is gone."""
+    there = cluster.find(CONFIG_MAP, name)
+    return there if there is not None and naming.is_ours(there) else None
+
+
 def read_back(cluster: Cluster, name: str) -> Submission:
     there = cluster.find(CONFIG_MAP, name)
     if there is None or "job.json" not in there.get("data", {}):
