@@ -44,7 +44,7 @@ HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError
 PULLING = ("ErrImagePull", "ImagePullBackOff")
 FINAL = re.compile(r"not found|manifest unknown|denied|unauthorized|forbidden|authorization failed", re.IGNORECASE)
 """Errors of a registry that a retry does not change."""
-Tell = Callable[[str], None]
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ def _resources(settings: KubernetesFile) -> Object:
 class Starting:
     """Waits for a pod to start: notes the reason, and fails where that is final or lasts too long."""
 
-    def __init__(self, tell: Tell, pace: Pacing) -> None:
-        self._tell = tell
+    def __init__(self, note: Note, pace: Pacing) -> None:
+        self._note = note
         self._pace = pace
         self._said = ""
         self.begin()
@@ -156,7 +156,7 @@ class Starting:
             raise ClusterError(f"{who} has waited for {START_S:.0f} s, and does not start: {why() or waits}")
         if waits != self._said and waited_s > SAY_AFTER_S:
             self._said = waits
-            self._tell(f"{who} waits for {waits}" if waits[0].islower() else f"{who}: {waits}")
+            self._note(f"{who} waits for {waits}" if waits[0].islower() else f"{who}: {waits}")
 
     def _is_hopeless(self, pod: Object) -> bool:
         states = list(waiting_states(pod))
@@ -175,10 +175,10 @@ class PodEndedError(NetworkError):
 class VolumePod:
     """A pod on a volume for as long as the `with` block lasts."""
 
-    def __init__(self, cluster: Cluster, place: VolumePlace, tell: Tell = on_stderr, pace: Pacing = REAL) -> None:
+    def __init__(self, cluster: Cluster, place: VolumePlace, note: Note = on_stderr, pace: Pacing = REAL) -> None:
         self._cluster = cluster
         self._place = place
-        self._tell = tell
+        self._note = note
         self._pace = pace
         self._name = ""
 
@@ -189,7 +189,8 @@ class VolumePod:
                 f"there is no volume claim {place.claim} in the namespace {cluster.namespace}",
                 fix="`bireme data push JOB.yaml` or `bireme submit JOB.yaml` makes it",
             )
-        self._sweep()
+        for ended in filter(has_ended, cluster.list(POD, labels_of(place.name, "volume"))):
+            cluster.delete(POD, name_of(ended), grace_s=0)  # earlier calls could not
         self._start()
         return self
 
@@ -202,28 +203,16 @@ class VolumePod:
         command = ["bireme", "volume", "wait", str(LIFETIME_S)]
         made = volume_pod(self._place, self._cluster.namespace, suffix, command)
         self._name = self._cluster.create(made)["metadata"]["name"]
+        starting = Starting(self._note, self._pace)
         try:
-            self._wait()
+            while phase_of(pod := self._cluster.get(POD, self._name)) != "Running":
+                if has_ended(pod):
+                    raise ClusterError(f"the pod {self._name} on the volume ended before it was used: {end_of(pod)}")
+                starting.look_at(self._name, pod, lambda: "")
+                self._pace.rest(0.1)
         except BaseException:
             self.__exit__()
             raise
-
-    def _sweep(self) -> None:
-        """Remove ended pods that earlier calls could not delete."""
-        for pod in self._cluster.list(POD, labels_of(self._place.name, "volume")):
-            if has_ended(pod):
-                self._cluster.delete(POD, name_of(pod), grace_s=0)
-
-    def _wait(self) -> None:
-        starting = Starting(self._tell, self._pace)
-        while True:
-            pod = self._cluster.get(POD, self._name)
-            if phase_of(pod) == "Running":
-                return
-            if has_ended(pod):
-                raise ClusterError(f"the pod {self._name} on the volume ended before it was used: {end_of(pod)}")
-            starting.look_at(self._name, pod, lambda: "")
-            self._pace.rest(0.1)
 
     def _is_there(self) -> bool:
         return not end_of(self._cluster.find(POD, self._name))
@@ -251,25 +240,20 @@ class VolumePod:
 
     def _ended(self) -> PodEndedError:
         """The error for a pod that ended during a command; the API server shows the end a little later."""
-        looks = 0
-        while not (end := end_of(self._cluster.find(POD, self._name))) and looks < 20:
+        for _ in range(21):
+            if end := end_of(self._cluster.find(POD, self._name)):
+                break
             self._pace.rest(0.2)
-            looks += 1
         return PodEndedError(
             f"the pod {self._name} on the volume has ended under a command: {end or 'the command was killed'}",
             why=f"such a pod lives for {LIFETIME_S // 3600} hours at most, and no longer than its machine",
-            fix="the same command again goes on where this one was",
+            fix="the same command again continues where this one was",
         )
 
 
 def labels_of(name: str, component: str) -> dict[str, str]:
     """The labels of pods and Jobs that work on a job's volume; they are no part of the job."""
-    return {
-        naming.NAME: "bireme",
-        naming.MANAGED_BY: "bireme",
-        naming.COMPONENT: component,
-        naming.VOLUME_OF: name,
-    }
+    return {naming.NAME: "bireme", naming.MANAGED_BY: "bireme", naming.COMPONENT: component, naming.VOLUME_OF: name}
 
 
 def end_of(pod: Object | None) -> str:

@@ -17,7 +17,7 @@ from bireme.kube.api.client import JOB, KINDS, POD, VOLUME_CONTAINER, Cluster, C
 from bireme.kube.api.fields import condition, is_true, labels_in, meta, name_of
 from bireme.kube.api.naming import Object
 from bireme.kube.jobs.listing import waits_for
-from bireme.kube.volume.helper_pod import REAL, Pacing, Starting, Tell, VolumePlace, end_of, labels_of, volume_pod
+from bireme.kube.volume.helper_pod import REAL, Note, Pacing, Starting, VolumePlace, end_of, labels_of, volume_pod
 
 COMPONENT = "split"
 LOOK_EVERY_S = 0.3
@@ -46,14 +46,14 @@ def split_job(place: VolumePlace, namespace: str, command: Sequence[str]) -> Obj
 
 
 def split_on_volume(
-    cluster: Cluster, place: VolumePlace, command: Sequence[str], tell: Tell, pace: Pacing = REAL
+    cluster: Cluster, place: VolumePlace, command: Sequence[str], note: Note, pace: Pacing = REAL
 ) -> dict[str, Any]:
     """Run the Job to its end and return the report that it printed; raise its error, in its own class."""
     made = split_job(place, cluster.namespace, command)
     name = made["metadata"]["name"]
     _clear(cluster, name, pace)
     try:
-        watch = _Watch(cluster, cluster.create(made), tell, pace)
+        watch = _Watch(cluster, cluster.create(made), note, pace)
         job, pods = watch.until_ended(), watch.pods()
         report = _printed_report(cluster, pods)
     except (ConflictError, NetworkError):
@@ -81,14 +81,14 @@ def _failure(name: str, report: dict[str, Any], message: str, pods: list[Object]
 
 
 class _Watch:
-    """Waits for a Job, with notes about what the Job waits for."""
+    """Waits for a Job, and notes what keeps its pod from starting; fails where that is final or lasts too long."""
 
-    def __init__(self, cluster: Cluster, job: Object, tell: Tell, pace: Pacing) -> None:
+    def __init__(self, cluster: Cluster, job: Object, note: Note, pace: Pacing) -> None:
         self._cluster = cluster
         self._job = job
         self._name: str = job["metadata"]["name"]
         self._pace = pace
-        self._starting = Starting(tell, pace)
+        self._starting = Starting(note, pace)
         self._answered = pace.now()
 
     def pods(self) -> list[Object]:
@@ -105,23 +105,20 @@ class _Watch:
                 job = self._cluster.get(JOB, self._name)
                 if _has_ended(job):
                     return job
-                self._look_at(self.pods())
+                pods = self.pods()
+                waiting = [pod for pod in pods if waits_for(pod)]
+                if waiting:
+                    self._starting.look_at(name_of(waiting[0]), waiting[0], lambda: "")
+                elif pods:
+                    self._starting.begin()
+                else:
+                    self._starting.look_at(self._name, None, self._why_no_pod)
                 self._answered = self._pace.now()
             except NetworkError as e:
                 if self._pace.now() - self._answered > SILENCE_S:
-                    why = f"the Job {self._name} may go on, but this command no longer waits for it"
+                    why = f"the Job {self._name} may continue, but this command no longer waits for it"
                     raise NetworkError(e.what, why=why, fix=e.fix) from e
             self._pace.rest(LOOK_EVERY_S)
-
-    def _look_at(self, pods: Sequence[Object]) -> None:
-        """Note what keeps the pod from starting; fail where that is final or lasts too long."""
-        waiting = [pod for pod in pods if waits_for(pod)]
-        if pods and not waiting:
-            self._starting.begin()
-        elif waiting:
-            self._starting.look_at(name_of(waiting[0]), waiting[0], lambda: "")
-        else:
-            self._starting.look_at(self._name, None, self._why_no_pod)
 
     def _why_no_pod(self) -> str:
         events = self._cluster.list(KINDS["Event"], {})

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from bireme.core.errors import BiremeError, DataError, NetworkError, OutputExistsError
 from bireme.core.files import storage_errors
 from bireme.kube.volume.pod_end import (
+    CHUNK,
     BrokenOffError,
     FileChunk,
     inside,
@@ -36,7 +37,8 @@ from bireme.spec.load import is_shard_name
 
 PAUSES_S = (1.0, 2.0, 4.0)
 """How long a transfer pauses after a lost connection, before each retry."""
-Tell = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None] | None
+"""Gets the bytes that are on the other end, and those that are to be there."""
 Pause = Callable[[float], None]
 Agree = Callable[[list[str]], None]
 """Gets the local files that a fetch would replace, before the first write; raises to refuse."""
@@ -67,14 +69,13 @@ class Transfer:
     """Files that existed in part."""
 
 
-class Pieces(io.RawIOBase):
-    """Chunks of bytes as a stream to read from."""
+class _Stream(io.RawIOBase):
+    """Chunks of bytes as a stream to read from, so that no more than one of them is in memory."""
 
-    def __init__(self, chunks: Iterator[bytes], on_bytes: Callable[[int], None] | None = None) -> None:
+    def __init__(self, chunks: Iterator[bytes]) -> None:
         super().__init__()
         self._chunks = chunks
         self._rest = b""
-        self._on_bytes = on_bytes
 
     def readable(self) -> bool:
         return True
@@ -88,8 +89,6 @@ class Pieces(io.RawIOBase):
         taken = self._rest[: len(buffer)]
         buffer[: len(taken)] = taken
         self._rest = self._rest[len(taken) :]
-        if self._on_bytes is not None:
-            self._on_bytes(len(taken))
         return len(taken)
 
 
@@ -116,54 +115,53 @@ def persist(attempt: Callable[[], T], pause: Pause) -> T:
 
 
 class _Tally:
-    """Counts bytes by the first comparison of both ends; later attempts only finish it."""
+    """Counts bytes: those that move now, and by the first comparison of both ends, those that had to."""
 
-    def __init__(self, lengths: Mapping[str, int]) -> None:
-        self.total = sum(lengths.values())
+    def __init__(self, lengths: Mapping[str, int], on_progress: OnProgress) -> None:
         self._lengths = lengths
+        self._on_progress = on_progress
+        self._total = sum(lengths.values())
+        self._done = 0
         self._first: Mapping[str, int] | None = None
 
-    def done(self, starts: Mapping[str, int]) -> int:
-        """How many bytes need not move, given the offset that each file is sent from."""
+    def begin(self, starts: Mapping[str, int]) -> None:
+        """Begin an attempt that sends files from these offsets; files without one are complete."""
         self._first = starts if self._first is None else self._first
-        return self.total - sum(self._lengths[name] - start for name, start in starts.items())
+        self._done = self._total - self._missing(starts)
+
+    def _missing(self, starts: Mapping[str, int]) -> int:
+        return sum(self._lengths[name] - start for name, start in starts.items())
+
+    def count(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """The same chunks; each is reported once it was taken."""
+        for chunk in chunks:
+            yield chunk
+            self._done += len(chunk)
+            if self._on_progress is not None:
+                self._on_progress(min(self._done, self._total), self._total)
 
     def outcome(self) -> Transfer:
-        assert self._first is not None
-        first, files = self._first, len(self._lengths)
-        resumed = sum(start > 0 for start in first.values())
-        return Transfer(files, self.total - self.done(first), files - len(first), resumed)
+        first, files = self._first or {}, len(self._lengths)
+        return Transfer(files, self._missing(first), files - len(first), sum(start > 0 for start in first.values()))
 
 
 def push(
-    pod: TransferEnd, files: Mapping[str, Path], root: str, on_progress: Tell | None = None, pause: Pause = time.sleep
+    pod: TransferEnd, files: Mapping[str, Path], root: str, on_progress: OnProgress = None, pause: Pause = time.sleep
 ) -> Transfer:
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    tally = _Tally(sizes)
+    tally = _Tally(sizes, on_progress)
 
     def attempt() -> None:
         there = pod.ask(["have", root], stdin=as_input(sizes))
         first_bytes = {name: push_start(files[name], sizes[name], there.get(name)) for name in files}
         starts = {name: start for name, start in first_bytes.items() if start >= 0}
-        done = tally.done(starts)
+        tally.begin(starts)
         chunks = (chunk for name, start in starts.items() for chunk in send_piece(files[name], name, start))
         if starts:
-            pod.run(["put", root], stdin=_counting(chunks, done, tally.total, on_progress))
+            pod.run(["put", root], stdin=io.BufferedReader(_Stream(tally.count(chunks)), CHUNK))
 
     persist(attempt, pause)
     return tally.outcome()
-
-
-def _counting(chunks: Iterator[bytes], done: int, total: int, on_progress: Tell | None) -> BinaryIO:
-    sent = done
-
-    def count(nbytes: int) -> None:
-        nonlocal sent
-        sent += nbytes
-        if on_progress is not None:
-            on_progress(min(sent, total), total)
-
-    return io.BufferedReader(Pieces(chunks, count), 1 << 20)
 
 
 def push_start(path: Path, nbytes: int, there: Mapping[str, Any] | None) -> int:
@@ -192,23 +190,23 @@ def fetch(
     root: str,
     wanted: Mapping[str, int],
     target: Path,
-    on_progress: Tell | None = None,
+    on_progress: OnProgress = None,
     pause: Pause = time.sleep,
     agree: Agree | None = None,
 ) -> Transfer:
     """Fetch files from a directory on the volume; `wanted` are their lengths. Nothing outside `target` changes."""
     places = {name: place_below(target, name) for name in wanted}
     refuse_obstacles(target, wanted)
-    tally = _Tally(wanted)
+    tally = _Tally(wanted, on_progress)
 
     def attempt() -> None:
         starts = fetch_starts(pod, root, wanted, places)
-        done = tally.done(starts)
+        tally.begin(starts)
         if agree is not None:
             agree([name for name in starts if places[name].is_file()])
         if starts:
-            _go_on_from(starts, places)
-            _receive(pod, root, starts, places, lambda n: _tell(on_progress, done + n, tally.total))
+            _keep_grown(starts, places)
+            _receive(pod, root, starts, places, tally)
 
     persist(attempt, pause)
     return tally.outcome()
@@ -241,11 +239,6 @@ def place_below(target: Path, name: str) -> Path:
     return path
 
 
-def _tell(on_progress: Tell | None, done: int, total: int) -> None:
-    if on_progress is not None:
-        on_progress(min(done, total), total)
-
-
 def fetch_starts(pod: TransferEnd, root: str, wanted: Mapping[str, int], places: Mapping[str, Path]) -> dict[str, int]:
     """The offset that each file must be fetched from; complete files are left out."""
     here = {}
@@ -267,7 +260,7 @@ def fetch_starts(pod: TransferEnd, root: str, wanted: Mapping[str, int], places:
     return starts
 
 
-def _go_on_from(starts: Mapping[str, int], places: Mapping[str, Path]) -> None:
+def _keep_grown(starts: Mapping[str, int], places: Mapping[str, Path]) -> None:
     """Start the partial file of a log that has grown with its local copy, which stays until the rest has arrived."""
     for name, start in starts.items():
         path = places[name]
@@ -276,13 +269,11 @@ def _go_on_from(starts: Mapping[str, int], places: Mapping[str, Path]) -> None:
                 shutil.copyfile(path, part_of(path))
 
 
-def _receive(
-    pod: TransferEnd, root: str, starts: Mapping[str, int], places: Mapping[str, Path], tell: Callable[[int], None]
-) -> None:
+def _receive(pod: TransferEnd, root: str, starts: Mapping[str, int], places: Mapping[str, Path], tally: _Tally) -> None:
     """Fetch files while a thread writes the pieces.
 
-    Only that thread touches `due` and `failed` until it is joined. If it fails it closes its end of the pipe, so that
-    the fetch gets a BrokenPipeError instead of blocking.
+    Only that thread touches `due`, `failed` and the tally until it is joined. If it fails it closes its end of the
+    pipe, so that the fetch gets a BrokenPipeError instead of blocking.
     """
     ours, theirs = os.pipe()
     due = dict(starts)
@@ -292,7 +283,11 @@ def _receive(
     def write() -> None:
         with os.fdopen(ours, "rb") as source:
             try:
-                _write_pieces(source, due, places, tell)
+                for piece, content in read_pieces(source):
+                    if due.get(piece.path) != piece.offset:
+                        raise _unasked(piece)
+                    write_piece(piece, tally.count(content), places[piece.path])
+                    del due[piece.path]
             except BaseException as e:
                 failed.append(e)
 
@@ -311,25 +306,6 @@ def _receive(
         raise lost
     if due:
         raise NetworkError(f"the transfer ended, and {len(due)} of {len(starts)} files have not come")
-
-
-def _write_pieces(
-    source: BinaryIO, due: dict[str, int], places: Mapping[str, Path], tell: Callable[[int], None]
-) -> None:
-    taken = 0
-
-    def counted(content: Iterator[bytes]) -> Iterator[bytes]:
-        nonlocal taken
-        for chunk in content:
-            yield chunk
-            taken += len(chunk)
-            tell(taken)
-
-    for piece, content in read_pieces(source):
-        if due.get(piece.path) != piece.offset:
-            raise _unasked(piece)
-        write_piece(piece, counted(content), places[piece.path])
-        del due[piece.path]
 
 
 def _unasked(piece: FileChunk) -> DataError:

@@ -172,7 +172,7 @@ def test_an_absent_api_server_does_not_end_a_split(monkeypatch: pytest.MonkeyPat
     stage.acts, away = [], 10_000
     with pytest.raises(NetworkError, match="cannot reach") as told:
         stage.split()
-    assert "may go on" in told.value.why and stage.find(JOB, NAME) is not None
+    assert "may continue" in told.value.why and stage.find(JOB, NAME) is not None
     assert stage.now_s < SILENCE_S + 200
 
 
