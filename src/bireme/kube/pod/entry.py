@@ -36,12 +36,13 @@ from bireme.job.output import ownership
 from bireme.job.output.volume_probe import check_volume
 from bireme.job.status import JobStatus
 from bireme.kube.api import naming
+from bireme.kube.api.client import Cluster
 from bireme.kube.plain.peers import HeartbeatFiles
 from bireme.kube.plain.ranks import Wait
 from bireme.kube.plain.tutorial import CONNECT_TIMEOUT_S
-from bireme.kube.pod.environment import PATIENCE, PodPlace, cluster_of, jobs_in, place_of
+from bireme.kube.pod.environment import PATIENCE, PodPlace, cluster_in, place_of
 from bireme.kube.pod.liveness import PodWatch, PreStopSnapshot, Probes
-from bireme.kube.pod.status_annotation import Jobs, Publisher, Reporter, give_up, is_hopeless, waiting_status
+from bireme.kube.pod.status_annotation import Publisher, Reporter, give_up, is_hopeless
 from bireme.spec.job import Job
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def run_pod(environment: Mapping[str, str], load: Load | None = None) -> None:
     stops = note_signals()
     probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
     try:
-        place = place_of(environment, _Waiting(probes, stops).rest, check_volume)
+        place = place_of(environment, _waiting(probes, stops), check_volume)
     except BiremeError as e:
         _give_up_blindly(environment, e)
         raise
@@ -80,20 +81,12 @@ def _give_up_blindly(environment: Mapping[str, str], error: BiremeError) -> None
         return
     name = main.removesuffix("-pserver")
     names = (main, naming.job_name(name, "trainer")) if environment.get("BIREME_ROLE") else (main,)
-    _end_jobs(lambda: jobs_in(environment.get("POD_NAMESPACE", "")), names, error)
-
-
-def _end_jobs(connect: Callable[[], Jobs], names: Sequence[str], error: BiremeError) -> None:
-    try:
-        give_up(connect(), names, error)
-    except BiremeError as e:
-        log.warning("failed to end job effect=pods-are-replaced cause=%s", e.what)
+    give_up(lambda: cluster_in(environment.get("POD_NAMESPACE", "")), names, error)
 
 
 def _rest(probes: Probes, stops: Sequence[int]) -> bool:
     """Wait a little; False once this pod is asked to stop."""
-    probes.set("started", is_so=True)
-    probes.set("alive", is_so=True)
+    probes.beat()
     time.sleep(REST_S)
     return not stops
 
@@ -102,24 +95,21 @@ class NodesMissingError(NetworkError):
     """Some of a job's nodes did not arrive in time; the others end, to free their machines."""
 
 
-class _Waiting:
-    """A pod of a plain Job that waits for its rank, with a deadline."""
+def _waiting(probes: Probes, stops: Sequence[int]) -> Callable[[Wait], bool]:
+    """The rest of a pod of a plain Job that waits for its rank, up to a deadline; a surplus pod has none."""
+    began_s = time.monotonic()
 
-    def __init__(self, probes: Probes, stops: Sequence[int]) -> None:
-        self._probes = probes
-        self._stops = stops
-        self._began_s = time.monotonic()
-
-    def rest(self, wait: Wait) -> bool:
-        """Wait a little; False once this pod is asked to stop. A surplus pod has no deadline."""
-        waited_s = time.monotonic() - self._began_s
+    def rest(wait: Wait) -> bool:
+        waited_s = time.monotonic() - began_s
         if waited_s > PATIENCE * CONNECT_TIMEOUT_S and not wait.is_surplus:
             raise NodesMissingError(
                 f"waited {waited_s:.0f} s for the other pods: {wait.why}",
                 why="a job starts when all its nodes are there",
                 fix="look at the pods of the Job with kubectl; CONF_PADDLE_GRADIENT_NUM says how many there must be",
             )
-        return _rest(self._probes, self._stops)
+        return _rest(probes, stops)
+
+    return rest
 
 
 class Member:
@@ -150,8 +140,7 @@ class Member:
         machine = place.pod.machine or "?"
         log.info("starting %s job=%s pod=%s machine=%s", self._name, place.job.name, place.pod.name, machine)
         if self._leads and place.kube_job:
-            publish = Publisher(lambda job, change: cluster_of(place).patch(job, change), place.kube_job)
-            self._reporter = Reporter(self._status, publish)
+            self._reporter = Reporter(self._status, Publisher(self._connect, place.kube_job))
         self._heartbeats.beat()
         try:
             self._take_part()
@@ -166,6 +155,9 @@ class Member:
             # Else the heartbeat file is the successor's by now.
             if not self._lease.is_lost():
                 self._heartbeats.leave()
+
+    def _connect(self) -> Cluster:
+        return cluster_in(self._place.pod.namespace)
 
     def _take_part(self) -> None:
         job = self._settle()
@@ -230,8 +222,7 @@ class Member:
 
         def beat() -> None:
             while not over.wait(BEAT_S):
-                for sign in ("started", "alive"):
-                    self._probes.set(sign, is_so=True)
+                self._probes.beat()
                 for duty in self._duties:
                     duty()
 
@@ -250,12 +241,10 @@ class Member:
 
     def _gather(self, job: Job) -> None:
         """Wait until every node writes heartbeats; the stale one of a node that is gone does not count."""
-        is_split = self._place.role is not None
-        wanted = [f"node {rank}" for rank in range(job.nodes)]
-        if is_split:
-            wanted = [f"pserver {rank}" for rank in range(job.pservers)]
-            wanted += [f"trainer {rank}" for rank in range(job.trainers)]
-
+        roles = {"node": job.nodes}
+        if self._place.role is not None:
+            roles = {"pserver": job.pservers, "trainer": job.trainers}
+        wanted = [f"{role} {rank}" for role, count in roles.items() for rank in range(count)]
         absent, look_s = [name for name in wanted if name != self._name], -math.inf
 
         def missing() -> list[str]:
@@ -290,7 +279,8 @@ class Member:
                     logged = absent
                     log.info("waiting members=%r", "; ".join(absent))
                 if self._reporter is not None:
-                    self._reporter.hear(waiting_status(self._place.job.name, absent), time.monotonic())
+                    status = JobStatus(phase="gathering", job=self._place.job.name, waits_for=tuple(absent))
+                    self._reporter.hear(status, time.monotonic())
             for duty in self._duties:
                 duty()
             if not _rest(self._probes, self._stops) or self._lease.is_lost():
@@ -338,7 +328,7 @@ class Member:
                 report_failure(self._run, self._name, error)
         self._report(error)
         if (is_hopeless(error) or isinstance(error, NodesMissingError)) and self._place.kube_job:
-            _end_jobs(lambda: cluster_of(self._place), self._place.all_jobs, error)
+            give_up(self._connect, self._place.all_jobs, error)
 
     def _report(self, error: BiremeError | None) -> None:
         """Publish the final status; the first failure may be in another node's report."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import msgspec
 
@@ -20,7 +20,7 @@ from bireme.core.errors import NetworkError, UsageError
 from bireme.job.node.entry import Role, read_job
 from bireme.job.output.ownership import RUN_DIRECTORY
 from bireme.kube.api import naming
-from bireme.kube.api.client import JOB, POD, Cluster
+from bireme.kube.api.client import POD, Cluster
 from bireme.kube.api.kubeconfig import Target
 from bireme.kube.api.naming import Object
 from bireme.kube.plain import tutorial
@@ -62,27 +62,10 @@ class PodPlace:
     each_second: tuple[Callable[[], None], ...] = ()
 
 
-class OwnJobs:
-    """The Jobs of this pod's namespace that its account may change."""
-
-    def __init__(self, namespace: str) -> None:
-        self._cluster = Cluster(Target(namespace=namespace), timeout_s=API_TIMEOUT_S)
-
-    def get(self, name: str) -> Object:
-        return self._cluster.get(JOB, name)
-
-    def patch(self, name: str, change: Object) -> Object:
-        return self._cluster.patch(JOB, name, change)
-
-
 @lru_cache
-def jobs_in(namespace: str) -> OwnJobs:
-    """The Jobs of a namespace, over one shared connection."""
-    return OwnJobs(namespace)
-
-
-def cluster_of(place: PodPlace) -> OwnJobs:
-    return jobs_in(place.pod.namespace)
+def cluster_in(namespace: str) -> Cluster:
+    """A connection to the API server as the pod's account; all threads share it."""
+    return Cluster(Target(namespace=namespace), timeout_s=API_TIMEOUT_S)
 
 
 def place_of(
@@ -174,12 +157,9 @@ def _patient(job: Job) -> Job:
 
 
 def _role(text: str) -> Role | None:
-    for role in get_args(Role):
-        if text == role:
-            return role  # type: ignore[no-any-return]  # one of the words of the type itself
-    if text:
+    if text not in ("", *get_args(Role)):
         raise UsageError(f"BIREME_ROLE is {text!r}, which is neither pserver nor trainer")
-    return None
+    return cast(Role, text) if text else None
 
 
 def _index(environment: Mapping[str, str]) -> int | None:

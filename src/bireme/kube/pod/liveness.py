@@ -40,11 +40,15 @@ class Probes:
     def set(self, name: str, *, is_so: bool) -> None:
         """Create or remove a probe's file; errors are ignored, so that a full disk does not kill the node."""
         with contextlib.suppress(OSError):
-            path = self._directory / name
             if is_so:
-                path.touch()
+                (self._directory / name).touch()
             else:
-                path.unlink(missing_ok=True)
+                (self._directory / name).unlink(missing_ok=True)
+
+    def beat(self) -> None:
+        """Show that the node has started and that its main loop turns."""
+        self.set("started", is_so=True)
+        self.set("alive", is_so=True)
 
 
 class PreStopSnapshot:
@@ -71,12 +75,9 @@ class PreStopSnapshot:
             return False
         self._next_s = now_s + ASK_EVERY_S
         status = self._ask(not self._is_wanted)
-        if status is None:
-            return self._is_alone(now_s)
-        self._heard_s = now_s
-        return self._is_settled(status)
-
-    def _is_alone(self, now_s: float) -> bool:
+        if status is not None:
+            self._heard_s = now_s
+            return self._is_settled(status)
         if now_s - self._heard_s < GONE_S:
             return False
         log.info("snapshot skipped cause=coordinator-gone silent_s=%.1f", now_s - self._heard_s)
@@ -117,8 +118,7 @@ class PodWatch(NodeWatch):
         if now_s - self._look_s < LOOK_EVERY_S:
             return True
         self._look_s = now_s
-        self._probes.set("started", is_so=True)
-        self._probes.set("alive", is_so=True)
+        self._probes.beat()
         # Ready: all processes take part in the job. Without marks none has been started.
         self._probes.set("ready", is_so=bool(self.marks) and all(mark.exists() for mark in self.marks))
         for duty in self.each_second:

@@ -15,7 +15,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +23,7 @@ from bireme import __version__
 from bireme.core.errors import BiremeError, ProcessError, error_class
 from bireme.job.status import JobStatus
 from bireme.kube.api import naming
+from bireme.kube.api.client import JOB, Cluster
 from bireme.kube.api.naming import Object
 from bireme.kube.jobs.listing import status_in
 from bireme.kube.submit.indexed_jobs import HOPELESS
@@ -44,14 +44,8 @@ def compact(status: JobStatus) -> JobStatus:
     keep = 1024
     while len(msgspec.json.encode(short)) > MAX_NBYTES and keep:
         keep //= 2
-        short = replace(
-            short,
-            trainers=short.trainers[:keep],
-            pservers=short.pservers[:keep],
-            trainers_missing=short.trainers_missing[:keep],
-            waits_for=short.waits_for[:keep],
-            stragglers=short.stragglers[:keep],
-        )
+        lists = ("trainers", "pservers", "trainers_missing", "waits_for", "stragglers")
+        short = replace(short, **{name: getattr(short, name)[:keep] for name in lists})
     return short
 
 
@@ -84,10 +78,9 @@ class Reporter:
 
     def start(self) -> None:
         """Start the thread, unless it runs; only it calls `hear` from then on, so the fields need no lock."""
-        if self._thread is not None:
-            return
-        self._thread = threading.Thread(target=self._run, name="reporting", daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="reporting", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         while not self._is_over.wait(ASK_EVERY_S):
@@ -116,44 +109,33 @@ class Reporter:
 class Publisher:
     """Writes a status on a Job; the connection to the API server is made at its first use."""
 
-    def __init__(self, patch: Callable[[str, dict[str, Any]], object], job: str) -> None:
-        """`patch` merges a change into the Job of a name, and raises a BiremeError where that fails."""
-        self._patch = patch
+    def __init__(self, connect: Callable[[], Cluster], job: str) -> None:
+        self._connect = connect
         self._job = job
         self._has_warned = False
 
     def __call__(self, status: JobStatus) -> None:
-        text = msgspec.json.encode(status).decode()
+        change = {"metadata": {"annotations": {naming.STATUS: msgspec.json.encode(status).decode()}}}
         try:
-            self._patch(self._job, {"metadata": {"annotations": {naming.STATUS: text}}})
+            self._connect().patch(JOB, self._job, change)
         except BiremeError as e:
             if not self._has_warned:
                 log.warning("failed to write status job=%s cause=%s", self._job, e.what)
             self._has_warned = True
 
 
-def waiting_status(job: str, waits_for: Sequence[str]) -> JobStatus:
-    return JobStatus(phase="gathering", job=job, waits_for=tuple(waits_for))
-
-
-class Jobs(Protocol):
-    """Jobs of a namespace."""
-
-    def get(self, name: str) -> Object:
-        """One Job."""
-
-    def patch(self, name: str, change: Object) -> Object:
-        """Merge a change into a Job."""
-
-
-def give_up(jobs: Jobs, names: Sequence[str], error: BiremeError) -> None:
+def give_up(connect: Callable[[], Cluster], names: Sequence[str], error: BiremeError) -> None:
     """End Jobs, and write the reason on the first; where that is refused, pods fail up to the backoff limit."""
+    try:
+        cluster = connect()
+    except BiremeError as e:
+        log.warning("failed to end job effect=pods-are-replaced cause=%s", e.what)
+        return
     for number, name in enumerate(names):
         try:
-            job = jobs.get(name)
-            change = ending_of(job, error, is_main=number == 0)
+            change = ending_of(cluster.get(JOB, name), error, is_main=number == 0)
             if change:
-                jobs.patch(name, change)
+                cluster.patch(JOB, name, change)
         except BiremeError as e:
             log.warning("failed to end job=%s cause=%s", name, e.what)
 
@@ -163,17 +145,14 @@ def is_hopeless(error: BiremeError | type[BiremeError]) -> bool:
     return error.exit_code in HOPELESS
 
 
-def _has_cause(status: JobStatus) -> bool:
-    """Whether a Job's status already holds a hopeless error; one after which pods are replaced does not count."""
-    return is_hopeless(error_class((status.error or {}).get("kind"), ProcessError))
-
-
 def ending_of(job: Object, error: BiremeError, *, is_main: bool) -> Object:
     """The patch that ends a Job, with the reason on the main one; where its own policy ends it, only the reason."""
     status = status_in(job)
+    # A hopeless error that is there stays; one after which pods are replaced does not.
+    has_cause = is_hopeless(error_class((status.error or {}).get("kind"), ProcessError))
     has_policy = bool(job["spec"].get("podFailurePolicy")) and is_hopeless(error)
     change: Object = {} if has_policy else {"spec": {"activeDeadlineSeconds": 1}}
-    if is_main and not (has_policy and _has_cause(status)):
+    if is_main and not (has_policy and has_cause):
         text = msgspec.json.encode(failed(status, error)).decode()
         change["metadata"] = {"annotations": {naming.STATUS: text}}
     return change

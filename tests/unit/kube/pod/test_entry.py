@@ -85,7 +85,6 @@ def test_a_job_on_an_unfit_volume_is_ended_without_a_retry(
     Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(msgspec.structs.replace(JOB, output=str(output))))
     ended: list[tuple[str, ...]] = []
     monkeypatch.setattr(pod_module, "note_signals", list)
-    monkeypatch.setattr(pod_module, "jobs_in", lambda namespace: None)
     monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append(names))
     monkeypatch.setitem(volume_probe.ABILITIES, "append to a file", lambda place: False)
     with pytest.raises(SpecError, match=r"output is on .*, which cannot append to a file"):
@@ -130,7 +129,6 @@ def test_a_job_whose_nodes_do_not_come_gives_back_what_it_holds(
     place = place_of(told, never)
     assert place is not None
     ended: list[tuple[tuple[str, ...], str]] = []
-    monkeypatch.setattr(pod_module, "cluster_of", lambda place: None)
     monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append((names, error.what)))
     with pytest.raises(pod_module.NodesMissingError, match=r"waited .* for node 0"):
         pod_module.Member(place, Probes(tmp_path / "probes"), []).run()
@@ -198,12 +196,12 @@ def test_a_pod_fails_with_one_that_failed_and_left_unseen(told: dict[str, str], 
 
 
 def test_a_pod_without_a_rank_ends_and_names_the_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = pod_module._Waiting(Probes(tmp_path), [])
-    assert waiting.rest(Wait("1 of 3 pods are there"))
+    rest = pod_module._waiting(Probes(tmp_path), [])
+    assert rest(Wait("1 of 3 pods are there"))
     monkeypatch.setattr(pod_module, "CONNECT_TIMEOUT_S", 0.0)
     with pytest.raises(pod_module.NodesMissingError, match=r"waited 0 s for the other pods: 2 of 3 pods are there"):
-        waiting.rest(Wait("2 of 3 pods are there"))
-    assert waiting.rest(Wait("all ranks belong to pods that live", is_surplus=True)), "one too many harms nobody"
+        rest(Wait("2 of 3 pods are there"))
+    assert rest(Wait("all ranks belong to pods that live", is_surplus=True)), "one too many harms nobody"
 
 
 def test_a_job_unreadable_to_its_pods_is_ended_without_a_retry(
@@ -212,7 +210,6 @@ def test_a_job_unreadable_to_its_pods_is_ended_without_a_retry(
     Path(told["BIREME_JOB"]).write_text('{"name": "demo", "news": 1}')
     ended: list[tuple[str, ...]] = []
     monkeypatch.setattr(pod_module, "note_signals", list)
-    monkeypatch.setattr(pod_module, "jobs_in", lambda namespace: None)
     monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append(names))
     environment = {**told, "BIREME_PROBES": str(tmp_path / "probes")}
     with pytest.raises(SpecError, match="cannot read the job") as refusal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,14 +13,15 @@ from msgspec.structs import replace
 from bireme import __version__
 from bireme.core.errors import BiremeError, ClusterError, DataError, NetworkError, ProcessError
 from bireme.job.status import JobStatus, PassSummary, PserverStatus, TrainerStatus
+from bireme.kube.api.client import JOB, Cluster, Kind
 from bireme.kube.api.naming import STATUS
 from bireme.kube.jobs.listing import status_in
 from bireme.kube.pod import status_annotation
-from bireme.kube.pod.status_annotation import Publisher, Reporter, compact, ending_of, give_up, waiting_status
+from bireme.kube.pod.status_annotation import Publisher, Reporter, compact, ending_of, give_up
 
 
 def status(**changes: Any) -> JobStatus:
-    return replace(waiting_status("demo", []), **{"phase": "training", **changes})
+    return replace(JobStatus(phase="training", job="demo"), **changes)
 
 
 class Told:
@@ -93,7 +94,7 @@ def test_a_status_of_many_members_is_made_to_fit() -> None:
     assert len(small.trainers) > 100
 
 
-class Cluster:
+class Namespace:
     """Jobs of a namespace, or a refusal."""
 
     def __init__(self, spec: dict[str, Any] | None = None, error: BiremeError | None = None) -> None:
@@ -101,11 +102,14 @@ class Cluster:
         self._error = error
         self.patches: list[tuple[str, dict[str, Any]]] = []
 
-    def get(self, name: str) -> dict[str, Any]:
+    def connect(self) -> Cluster:
+        return cast(Cluster, self)
+
+    def get(self, kind: Kind, name: str) -> dict[str, Any]:
         known = {STATUS: msgspec.json.encode(status(round=5)).decode()}
         return {"metadata": {"name": name, "annotations": known}, "spec": self._spec}
 
-    def patch(self, name: str, change: dict[str, Any]) -> dict[str, Any]:
+    def patch(self, kind: Kind, name: str, change: dict[str, Any]) -> dict[str, Any]:
         if self._error is not None:
             raise self._error
         self.patches.append((name, change))
@@ -113,15 +117,15 @@ class Cluster:
 
 
 def test_a_status_becomes_the_jobs_annotation() -> None:
-    cluster = Cluster()
-    Publisher(cluster.patch, "demo")(status(round=3))
+    cluster = Namespace()
+    Publisher(cluster.connect, "demo")(status(round=3))
     ((name, change),) = cluster.patches
     assert name == "demo"
     assert msgspec.json.decode(change["metadata"]["annotations"][STATUS])["round"] == 3
 
 
 def test_a_silent_cluster_is_named_once_and_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    publish = Publisher(Cluster(error=ClusterError("not today")).patch, "demo")
+    publish = Publisher(Namespace(error=ClusterError("not today")).connect, "demo")
     with caplog.at_level(logging.WARNING):
         publish(status())
         publish(status())
@@ -129,8 +133,8 @@ def test_a_silent_cluster_is_named_once_and_does_no_harm(caplog: pytest.LogCaptu
 
 
 def test_a_hopeless_jobs_reason_is_on_the_first_of_its_jobs() -> None:
-    cluster = Cluster()
-    give_up(cluster, ("demo-pserver", "demo-trainer"), DataError("a shard is torn"))
+    cluster = Namespace()
+    give_up(cluster.connect, ("demo-pserver", "demo-trainer"), DataError("a shard is torn"))
     (first, change), (second, other) = cluster.patches
     assert (first, second) == ("demo-pserver", "demo-trainer")
     assert change["spec"] == other["spec"] == {"activeDeadlineSeconds": 1}
@@ -140,7 +144,7 @@ def test_a_hopeless_jobs_reason_is_on_the_first_of_its_jobs() -> None:
 
 
 def test_a_job_with_its_own_policy_is_left_to_it() -> None:
-    job = Cluster({"podFailurePolicy": {"rules": []}}).get("demo")
+    job = Namespace({"podFailurePolicy": {"rules": []}}).get(JOB, "demo")
     assert ending_of(job, DataError("x"), is_main=False) == {}
     change = ending_of(job, DataError("a shard is torn"), is_main=True)
     assert "spec" not in change
@@ -154,5 +158,5 @@ def test_a_job_with_its_own_policy_is_left_to_it() -> None:
 
 def test_a_hopeless_job_that_may_not_be_ended_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        give_up(Cluster(error=ClusterError("no")), ("demo",), DataError("x"))
+        give_up(Namespace(error=ClusterError("no")).connect, ("demo",), DataError("x"))
     assert "failed to end job=demo cause=no" in caplog.text
