@@ -110,7 +110,7 @@ def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
     def is_wanted(pod: Json) -> bool:
         is_late = phase_of(pod) == "Running" and (is_silent or not is_ready(pod))
         is_there = node_of(pod) not in lost
-        return is_there and (is_late or any(True for _ in ended_states(pod)))
+        return is_there and (is_late or any(ended_states(pod)))
 
     pods = [pod for pod in reversed(facts.troubled) if is_wanted(pod)][:LOG_PODS]
     with asking.cluster.impatient(LOG_S) as cluster:

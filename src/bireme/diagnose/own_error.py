@@ -43,7 +43,7 @@ def _own_error(facts: Facts) -> Json:
 
 def _about_end(facts: Facts) -> tuple[str, ...]:
     """The job itself, and the pods that ended with it."""
-    return (facts.job, *(name_of(p) for p in facts.troubled if any(True for _ in ended_states(p))))
+    return (facts.job, *(name_of(p) for p in facts.troubled if any(ended_states(p))))
 
 
 @look

@@ -154,33 +154,33 @@ def gated(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def claim_missing(facts: Facts, rule: Rule) -> Iterator[Match]:
-    can_see = "persistentvolumeclaims" not in {d["resource"] for d in facts.denied}
-    for claim, thing, pods in _waiting_claims(facts, rule):
-        if thing is None and can_see:
+    for claim, thing, pods in _waiting_claims(facts):
+        if thing is None:
             yield Match({"claim": claim}, pods)
 
 
 @look
 def claim_unbound(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Claims of unscheduled pods that are not bound, for a reason that fits the pattern."""
-    can_see = "persistentvolumeclaims" not in {d["resource"] for d in facts.denied}
-    for claim, thing, pods in _waiting_claims(facts, rule):
-        status = status_of(thing or {})
-        if status.get("phase") == "Bound" or (thing is None and can_see):
+    for claim, thing, pods in _waiting_claims(facts):
+        if thing is None or status_of(thing).get("phase") == "Bound":
             continue
-        spec, messages = spec_of(thing or {}), [str(e.get("message", "")) for e in facts.events_about(claim)]
+        spec, messages = spec_of(thing), [str(e.get("message", "")) for e in facts.events_about(claim)]
         why = next((f": {sentence(m)}" for m in messages if "waiting for first consumer" not in m), "")
         size = ((spec.get("resources") or {}).get("requests") or {}).get("storage", "")
         storage = f"class {spec['storageClassName']}" if spec.get("storageClassName") else "no storage class"
         asked = (str(size), listed(spec.get("accessModes") or ()), storage)
-        state = str(status.get("phase", "Pending")).lower()
+        state = str(status_of(thing).get("phase", "Pending")).lower()
         if re.search(rule.pattern, why) and not re.search(rule.but, why):
             yield Match({"claim": claim, "asked": ", ".join(filter(None, asked)), "state": state, "why": why}, pods)
 
 
-def _waiting_claims(facts: Facts, rule: Rule) -> Iterator[tuple[str, Json | None, tuple[Json, ...]]]:
+def _waiting_claims(facts: Facts) -> Iterator[tuple[str, Json | None, tuple[Json, ...]]]:
+    """Claims of unscheduled pods: None for one that does not exist, an empty object where claims may not be listed."""
     pattern = r"persistentvolumeclaim|PersistentVolumeClaims|persistent volumes to bind"
     pods = [p for p in facts.troubled if re.search(pattern, unscheduled(facts, p))]
+    can_see = "persistentvolumeclaims" not in {d["resource"] for d in facts.denied}
+    things = {name_of(c): c for c in facts.claims}
     for claim in dict.fromkeys(c for p in pods for c in claims_of(p) or ["CLAIM"]):
         mine = tuple(p for p in pods if claim in (claims_of(p) or ["CLAIM"]))
-        yield claim, next((c for c in facts.claims if name_of(c) == claim), None), mine
+        yield claim, things.get(claim, None if can_see else {}), mine

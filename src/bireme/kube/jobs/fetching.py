@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,10 +17,12 @@ from bireme.core.files import storage_errors, write_atomic
 from bireme.core.text import first_of
 from bireme.job.output.model import model_hash
 from bireme.kube.api.client import CLAIM, Cluster
+from bireme.kube.api.fields import meta
 from bireme.kube.jobs.volumes import JobFiles
 from bireme.kube.volume import transfer
 from bireme.kube.volume.helper_pod import VolumePod
 
+Value = TypeVar("Value")
 STAYS = ("snapshots/", "run/")
 """Files that are of use only where the job runs."""
 MARKER = ".bireme-fetched.json"
@@ -74,7 +76,9 @@ def fetch(
         if not wanted:
             what = f"{files.name} has left nothing yet in {files.output} on the volume {files.place.claim}"
             raise UsageError(what, fix=fix)
-        may_replace = may_replace_in(directory, wanted, _mark_of(cluster, files))
+        volume = meta(cluster.get(CLAIM, files.place.claim)).get("uid", "")
+        origin = FetchMark(cluster.server, cluster.namespace, files.name, volume, files.output)
+        may_replace = may_replace_in(directory, wanted, origin)
         done = transfer.fetch(pod, files.output, wanted, directory, on_progress, agree=may_replace)
     models = sorted({Path(name).parts[0] for name in wanted if name.startswith("pass-")})
     digest, note = None, ""
@@ -86,11 +90,6 @@ def fetch(
     return Fetched(files.name, directory, models, done, digest, note)
 
 
-def _mark_of(cluster: Cluster, files: JobFiles) -> FetchMark:
-    claim = cluster.get(CLAIM, files.place.claim)
-    return FetchMark(cluster.server, cluster.namespace, files.name, claim["metadata"].get("uid", ""), files.output)
-
-
 def may_replace_in(directory: Path, wanted: Collection[str], origin: FetchMark) -> transfer.Agree:
     """A check that refuses to replace files of a directory that were not fetched from the same job before.
 
@@ -98,7 +97,7 @@ def may_replace_in(directory: Path, wanted: Collection[str], origin: FetchMark) 
     """
 
     def check(changed: list[str]) -> None:
-        then = _marker_in(directory)
+        then = _read(directory / MARKER, FetchMark)
         is_same = then is not None and then.is_of(origin) and not _has_run_here(directory, origin)
         known = set(then.files) if then is not None and is_same else set()
         foreign = sorted(set(changed) - known)
@@ -113,20 +112,17 @@ def may_replace_in(directory: Path, wanted: Collection[str], origin: FetchMark) 
     return check
 
 
-def _marker_in(directory: Path) -> FetchMark | None:
+def _read(path: Path, kind: type[Value]) -> Value | None:
     try:
-        return msgspec.json.decode((directory / MARKER).read_bytes(), type=FetchMark)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
 def _has_run_here(directory: Path, origin: FetchMark) -> bool:
-    """Whether the directory is a local run's output, also of one that went on with what was fetched."""
-    try:
-        job = msgspec.json.decode((directory / "job.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError):
-        return False
-    return bool(job.get("output") != origin.output)
+    """Whether the directory is a local run's output, also of one that resumed what was fetched."""
+    job = _read(directory / "job.json", dict[str, Any])
+    return job is not None and job.get("output") != origin.output
 
 
 def _in_the_way(directory: Path, names: list[str], origin: FetchMark, then: FetchMark | None) -> OutputExistsError:

@@ -21,7 +21,7 @@ import msgspec
 from bireme.core.errors import BiremeError
 from bireme.core.files import half_of, storage_errors, volume
 from bireme.kube.api.client import ForbiddenError
-from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, SignsOfLife, Take, Taken, Wait, decide
+from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, SignsOfLife, Take, Wait, decide
 
 log = logging.getLogger(__name__)
 BEAT_S = 1.0
@@ -83,7 +83,7 @@ class ApiPeerLister:
     def _run(self) -> None:
         try:
             self._keep_looking()
-        finally:
+        finally:  # also after an accident: `take_rank` would wait for this thread for ever
             self.is_blind = not self._is_over.is_set()
 
     def _keep_looking(self) -> None:
@@ -115,10 +115,8 @@ class ApiPeerLister:
 
 
 def peer_of(pod: Mapping[str, Any]) -> Peer:
-    metadata, status = pod["metadata"], pod.get("status") or {}
-    return Peer(
-        metadata["name"], status.get("podIP") or "", status.get("phase") or "", bool(metadata.get("deletionTimestamp"))
-    )
+    status, is_deleted = pod.get("status") or {}, bool(pod["metadata"].get("deletionTimestamp"))
+    return Peer(pod["metadata"]["name"], status.get("podIP") or "", status.get("phase") or "", is_deleted)
 
 
 class _Sign(msgspec.Struct):
@@ -194,19 +192,16 @@ class RankBook:
         first = self._directory / "first.json"
         written = first.read_bytes() if first.is_file() else b""
         names = msgspec.json.decode(written, type=tuple[str, ...]) if written else ()
-        taken = []
-        for path in self._directory.iterdir():
-            match = re.fullmatch(r"rank-(\d+)\.(\d+)", path.name)
-            if match:
-                taken.append(Taken(int(match[1]), int(match[2]), path.read_text()))
-        return RankRecord(names, taken)
+        files = [(path, re.fullmatch(r"rank-(\d+)\.(\d+)", path.name)) for path in self._directory.iterdir()]
+        return RankRecord(
+            names, [Take(int(match[1]), int(match[2]), path.read_text()) for path, match in files if match]
+        )
 
     def write(self, order: RankAll | Take) -> bool:
         """Write a decision; False if another pod was faster."""
         if isinstance(order, RankAll):
             return create_once(self._directory / "first.json", msgspec.json.encode(order.first))
-        taken = order.taken
-        return create_once(self._directory / f"rank-{taken.rank}.{taken.turn}", taken.name.encode())
+        return create_once(self._directory / f"rank-{order.rank}.{order.turn}", order.name.encode())
 
 
 def create_once(path: Path, data: bytes) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 FINISHED = ("Succeeded", "Failed")
 
@@ -38,8 +38,8 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A pod took a rank; the latest turn counts."""
+class Take:
+    """A pod takes a rank, unless another pod was faster; the latest turn counts."""
 
     rank: int
     turn: int
@@ -52,10 +52,10 @@ class RankRecord:
 
     first: Sequence[str] = ()
     """The names that were ranked first, by rank; empty before that."""
-    taken: Sequence[Taken] = field(default=())
+    taken: Sequence[Take] = ()
 
-    def holders(self) -> dict[int, Taken]:
-        holders = {rank: Taken(rank, 0, name) for rank, name in enumerate(self.first)}
+    def holders(self) -> dict[int, Take]:
+        holders = {rank: Take(rank, 0, name) for rank, name in enumerate(self.first)}
         for one in sorted(self.taken, key=lambda one: one.turn):
             holders[one.rank] = one
         return holders
@@ -73,13 +73,6 @@ class RankAll:
     """Write the first ranking; decide again if another pod was faster."""
 
     first: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Take a free rank; decide again if another pod was faster."""
-
-    taken: Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +96,17 @@ def decide(me: str, peers: Iterable[Peer], record: RankRecord, nodes: int, silen
     if not record.first:
         return _rank_all(live, nodes)
     holders = record.holders()
-    own = [rank for rank, one in holders.items() if one.name == me]
-    if own:
+    if own := [rank for rank, one in holders.items() if one.name == me]:
         return Hold(min(own))
-    unsure = set(silent)
-    free = [rank for rank, one in sorted(holders.items()) if one.name not in live and one.name not in unsure]
+    maybe_live = {*live, *silent}
+    free = [rank for rank, one in sorted(holders.items()) if one.name not in maybe_live]
     if free:
         # Several replacements at once try different ranks first, so that they seldom collide.
-        waiting = sorted((set(live) | {me}) - {one.name for one in holders.values()})
+        waiting = sorted({*live, me} - {one.name for one in holders.values()})
         rank = free[waiting.index(me) % len(free)]
-        return Take(Taken(rank, holders[rank].turn + 1, me))
-    return Wait(f"all {len(holders)} ranks belong to pods that live: {_names(holders)}", is_surplus=True)
+        return Take(rank, holders[rank].turn + 1, me)
+    names = ", ".join(one.name for _, one in sorted(holders.items()))
+    return Wait(f"all {len(holders)} ranks belong to pods that live: {names}", is_surplus=True)
 
 
 def _rank_all(live: Mapping[str, Peer], nodes: int) -> Decision:
@@ -121,10 +114,6 @@ def _rank_all(live: Mapping[str, Peer], nodes: int) -> Decision:
         return Wait(f"{len(live)} of {nodes} pods are there")
     ranked = sorted(live.values(), key=lambda peer: (ipaddress.ip_address(peer.ip), peer.name))
     return RankAll(tuple(peer.name for peer in ranked[:nodes]))
-
-
-def _names(holders: Mapping[int, Taken]) -> str:
-    return ", ".join(one.name for _, one in sorted(holders.items()))
 
 
 class SignsOfLife:
@@ -137,16 +126,14 @@ class SignsOfLife:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._seen: dict[str, tuple[int, float, bool]] = {}
+        """By name: the number, since when, and whether it has changed since the first look."""
 
     def see(self, beats: Mapping[str, int], now_s: float) -> None:
-        for name, beat in beats.items():
-            before = self._seen.get(name)
-            if before is None:
-                self._seen[name] = (beat, now_s, False)
-            elif before[0] != beat:
-                self._seen[name] = (beat, now_s, True)
-        for name in set(self._seen) - set(beats):
-            del self._seen[name]
+        before = self._seen
+        self._seen = {
+            name: before[name] if name in before and before[name][0] == beat else (beat, now_s, name in before)
+            for name, beat in beats.items()
+        }
 
     def living(self, now_s: float) -> set[str]:
         """Those whose number has changed lately."""

@@ -8,7 +8,6 @@ Kubernetes accepts no pod failure policy, and the entry itself ends a hopeless j
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from bireme.core import errors
 from bireme.kube.api import naming
@@ -99,7 +98,7 @@ def pod_spec(submission: Submission, role: naming.Role) -> Object:
         "securityContext": POD_SECURITY,
         **scheduling(settings, name, role),
         "containers": [container(submission, role)],
-        "volumes": list(_volumes(submission)),
+        "volumes": [volume for volume, _ in _mounted(submission)],
     }
 
 
@@ -147,7 +146,7 @@ def container(submission: Submission, role: naming.Role) -> Object:
         "resources": resources(submission.settings),
         "securityContext": CONTAINER_SECURITY,
         **_probes(),
-        "volumeMounts": list(_mounts(submission)),
+        "volumeMounts": [{"name": volume["name"], **mount} for volume, mount in _mounted(submission)],
     }
     if role != "trainer":
         made["ports"] = [{"name": name, "containerPort": port} for name, port in lanes_of(submission.job).items()]
@@ -209,29 +208,24 @@ def _probe(command: str, *, every_s: int, failures: int) -> Object:
     }
 
 
-def _volumes(submission: Submission) -> Iterator[Object]:
+def _mounted(submission: Submission) -> Iterator[tuple[Object, Object]]:
+    """The volumes of a pod, each with its mount in the container."""
     name, settings = submission.job.name, submission.settings
     items = [{"key": "job.json", "path": "job.json"}]
-    yield {"name": "job", "configMap": {"name": name, "items": items}}
+    yield {"name": "job", "configMap": {"name": name, "items": items}}, _read_only(naming.JOB_DIRECTORY)
     if submission.program:
         files = [{"key": program_key(path), "path": path} for path in sorted(submission.program)]
-        yield {"name": "program", "configMap": {"name": name, "items": files}}
+        yield {"name": "program", "configMap": {"name": name, "items": files}}, _read_only(naming.PROGRAM_DIRECTORY)
     if settings.tls:
-        yield {"name": "tls", "secret": {"secretName": f"{name}-tls", "defaultMode": 0o440}}
-    yield {"name": "volume", "persistentVolumeClaim": {"claimName": naming.claim_of(name, settings.volume.claim)}}
-    yield {"name": "tmp", "emptyDir": {}}
+        secret = {"secretName": f"{name}-tls", "defaultMode": 0o440}
+        yield {"name": "tls", "secret": secret}, _read_only(naming.TLS_DIRECTORY)
+    claim = {"claimName": naming.claim_of(name, settings.volume.claim)}
+    yield {"name": "volume", "persistentVolumeClaim": claim}, {"mountPath": naming.VOLUME_ROOT}
+    yield {"name": "tmp", "emptyDir": {}}, {"mountPath": "/tmp"}
     for extra in settings.volumes:
-        yield {"name": extra.name, **extra.source}
+        mount = _read_only(extra.path) if extra.read_only else {"mountPath": extra.path}
+        yield {"name": extra.name, **extra.source}, mount
 
 
-def _mounts(submission: Submission) -> Iterator[dict[str, Any]]:
-    yield {"name": "job", "mountPath": naming.JOB_DIRECTORY, "readOnly": True}
-    if submission.program:
-        yield {"name": "program", "mountPath": naming.PROGRAM_DIRECTORY, "readOnly": True}
-    if submission.settings.tls:
-        yield {"name": "tls", "mountPath": naming.TLS_DIRECTORY, "readOnly": True}
-    yield {"name": "volume", "mountPath": naming.VOLUME_ROOT}
-    yield {"name": "tmp", "mountPath": "/tmp"}
-    for extra in submission.settings.volumes:
-        mount = {"name": extra.name, "mountPath": extra.path}
-        yield mount | ({"readOnly": True} if extra.read_only else {})
+def _read_only(path: str) -> Object:
+    return {"mountPath": path, "readOnly": True}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, SignsOfLife, Take, Taken, Wait, decide
+from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, SignsOfLife, Take, Wait, decide
 
 A, B, C = (Peer(name, ip) for name, ip in (("a", "10.2.10.3"), ("b", "10.2.9.3"), ("c", "10.2.100.1")))
 RANKED = RankRecord(("b", "a", "c"))
@@ -37,13 +37,13 @@ def test_a_pod_finds_itself_in_the_record_when_alone() -> None:
 
 def test_a_replacement_takes_the_rank_of_a_pod_that_is_gone() -> None:
     new = Peer("d", "10.2.0.1")
-    assert decide("d", [A, C, new], RANKED, 3) == Take(Taken(0, 1, "d"))
-    taken = RankRecord(RANKED.first, [Taken(0, 1, "d")])
+    assert decide("d", [A, C, new], RANKED, 3) == Take(0, 1, "d")
+    taken = RankRecord(RANKED.first, [Take(0, 1, "d")])
     assert decide("d", [A, C, new], taken, 3) == Hold(0)
 
 
 def test_a_rank_that_was_taken_again_belongs_to_the_last_one() -> None:
-    record = RankRecord(RANKED.first, [Taken(0, 2, "e"), Taken(0, 1, "d")])
+    record = RankRecord(RANKED.first, [Take(0, 2, "e"), Take(0, 1, "d")])
     assert decide("e", [], record, 3) == Hold(0)
     peers = [A, C, Peer("d", "10.2.0.1"), Peer("e", "10.2.0.2")]
     assert isinstance(decide("d", peers, record, 3), Wait), "it was taken for gone, and has lost its place"
@@ -72,14 +72,13 @@ class Volume:
         self.taken: dict[tuple[int, int], str] = {}
 
     def record(self) -> RankRecord:
-        return RankRecord(self.first, [Taken(rank, turn, name) for (rank, turn), name in self.taken.items()])
+        return RankRecord(self.first, [Take(rank, turn, name) for (rank, turn), name in self.taken.items()])
 
     def write(self, decision: Decision) -> None:
         if isinstance(decision, RankAll):
             self.first = self.first or decision.first
         elif isinstance(decision, Take):
-            one = decision.taken
-            self.taken.setdefault((one.rank, one.turn), one.name)
+            self.taken.setdefault((decision.rank, decision.turn), decision.name)
 
 
 @given(nodes=st.integers(1, 5), data=st.data())

@@ -29,7 +29,7 @@ from bireme.kube.plain.peers import (
     peer_of,
     take_rank,
 )
-from bireme.kube.plain.ranks import Peer, RankAll, Take, Taken, Wait
+from bireme.kube.plain.ranks import Peer, RankAll, Take, Wait
 from bireme.kube.pod import entry as pod_module
 from bireme.kube.pod.environment import PATIENCE, own_address, place_of
 from bireme.kube.pod.liveness import Probes
@@ -358,9 +358,9 @@ def test_the_record_of_ranks_is_what_was_written_first(tmp_path: Path) -> None:
     book = RankBook(tmp_path)
     assert book.read().first == ()
     assert book.write(RankAll(("a", "b"))) and not book.write(RankAll(("b", "a")))
-    assert book.write(Take(Taken(1, 1, "c"))) and not book.write(Take(Taken(1, 1, "d")))
+    assert book.write(Take(1, 1, "c")) and not book.write(Take(1, 1, "d"))
     record = book.read()
-    assert tuple(record.first) == ("a", "b") and list(record.taken) == [Taken(1, 1, "c")]
+    assert tuple(record.first) == ("a", "b") and list(record.taken) == [Take(1, 1, "c")]
 
 
 class Seen:
