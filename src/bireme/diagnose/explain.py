@@ -36,7 +36,12 @@ def explain(facts: Facts) -> list[Cause]:
             explained |= {name for cause in new for name in cause.about}
     if not causes:
         causes = [cause for row in rows if row.kind == "calm" for cause in _causes(row, facts)][:1]
-    return causes or [_unknown(facts)]
+    if not causes:
+        state = facts.record.get("state", "unknown")
+        reason = f" ({facts.record['reason']})" if facts.record.get("reason") else ""
+        cause = f"The job is {state}{reason}, and no fact that can be seen from here explains it."
+        causes = [Cause(cause, f"Read its logs with `{facts.command} logs {facts.job}`.", situation="unknown")]
+    return causes
 
 
 def _causes(row: Situation, facts: Facts) -> Iterator[Cause]:
@@ -46,13 +51,3 @@ def _causes(row: Situation, facts: Facts) -> Iterator[Cause]:
                 about = tuple(map(name_of, match.pods)) if match.about is None else match.about
                 names = vocabulary(facts, match.pods, match.values)
                 yield Cause(rule.cause.format_map(names), rule.advice.format_map(names), about, row.id)
-
-
-def _unknown(facts: Facts) -> Cause:
-    state = facts.record.get("state", "unknown")
-    reason = f" ({facts.record['reason']})" if facts.record.get("reason") else ""
-    return Cause(
-        f"The job is {state}{reason}, and no fact that can be seen from here explains it.",
-        f"Read its logs with `{facts.command} logs {facts.job}`.",
-        situation="unknown",
-    )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from bireme.core.certificates import LEAF_FILE, days_left
@@ -21,7 +22,6 @@ from bireme.kube.api.fields import claims_of, ended_states, is_true, labels_in, 
 from bireme.kube.api.naming import INSTANCE
 
 Value = TypeVar("Value")
-EVENT = KINDS["Event"]
 LOG_LINES = 60
 LOG_PODS = 4
 """How many pods' logs are read: pods that fail together mostly log the same."""
@@ -60,7 +60,7 @@ def gather(cluster: Cluster, job: str, now: float) -> Facts:
     if mine:
         facts = replace(facts, pods=tuple(p for j in mine for p in _pods(asking, j)))
         if not facts.is_finished:
-            events = asking.ask("list events", lambda: cluster.list(EVENT, {})) or []
+            events = asking.ask("list events", lambda: cluster.list(KINDS["Event"], {})) or []
             facts = replace(facts, events=tuple(e for e in events if _concerns(facts, e)))
             facts = _deeper(asking, facts)
     return replace(facts, denied=tuple(asking.denied))
@@ -109,27 +109,22 @@ def _logs(asking: _Asking, facts: Facts) -> dict[str, str]:
 
     def is_wanted(pod: Json) -> bool:
         is_late = phase_of(pod) == "Running" and (is_silent or not is_ready(pod))
-        is_there = node_of(pod) not in lost
-        return is_there and (is_late or any(ended_states(pod)))
+        return node_of(pod) not in lost and (is_late or any(ended_states(pod)))
 
-    pods = [pod for pod in reversed(facts.troubled) if is_wanted(pod)][:LOG_PODS]
+    pods = list(filter(is_wanted, reversed(facts.troubled)))[:LOG_PODS]
     with asking.cluster.impatient(LOG_S) as cluster:
-        return {name_of(pod): asking.ask("get pods/log", _tail(cluster, pod)) or "" for pod in pods}
+        return {name_of(pod): asking.ask("get pods/log", partial(_tail, cluster, pod)) or "" for pod in pods}
 
 
-def _tail(cluster: Cluster, pod: Json) -> Callable[[], str]:
+def _tail(cluster: Cluster, pod: Json) -> str:
     # The first container is the job's own; others may have been put beside it.
     first = next((str(each["name"]) for each in spec_of(pod).get("containers") or ()), None)
-
-    def read() -> str:
-        try:
-            tail = cluster.log(name_of(pod), container=first, tail=LOG_LINES)
-            lines = [re.sub(r"^\d{4}-\S+Z ", "", line) for line in tail]
-        except NetworkError:
-            return ""  # explain by the other facts
-        return "\n".join(line for line in lines if not line.startswith("unable to retrieve container logs"))
-
-    return read
+    try:
+        tail = cluster.log(name_of(pod), container=first, tail=LOG_LINES)
+        lines = [re.sub(r"^\d{4}-\S+Z ", "", line) for line in tail]
+    except NetworkError:
+        return ""  # explain by the other facts
+    return "\n".join(line for line in lines if not line.startswith("unable to retrieve container logs"))
 
 
 def _certificate(asking: _Asking, facts: Facts) -> Json:

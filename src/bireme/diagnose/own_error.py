@@ -21,7 +21,6 @@ _KINDS = {
     for name, cls in vars(errors).items()
     if isinstance(cls, type) and issubclass(cls, errors.BiremeError) and cls.__base__ is errors.BiremeError
 }
-"""Every class of error by its exit code."""
 _MESSAGES = {
     "NumericError": "NaN or infinity",
     "StorageError": r"(?i)disk is full|no space left|disk quota exceeded|cannot write",

@@ -30,7 +30,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     but: str = r"(?!)"
     """A pattern that must not be there as well."""
     errors: tuple[str, ...] = ()
-    """Kinds of the job's own error."""
     where: Literal["", "local", "kubernetes"] = ""
     cause: str
     advice: str
@@ -48,7 +47,6 @@ class Situation(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["alone", "cause", "consequence", "calm"] = "cause"
     """A consequence is reported only for pods that no cause explains; calm only if there is nothing else."""
     also: tuple[Rule, ...] = ()
-    """Other ways to recognise the same situation."""
 
 
 class Chapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,7 +26,6 @@ Value = TypeVar("Value")
 STAYS = ("snapshots/", "run/")
 """Files that are of use only where the job runs."""
 MARKER = ".bireme-fetched.json"
-"""The file that names the origin of a directory's files."""
 
 
 class FetchMark(msgspec.Struct, frozen=True):

@@ -11,21 +11,7 @@ from dataclasses import dataclass, field
 
 from bireme.core.text import shortened
 from bireme.job.status import JobStatus, TrainerStatus, decode_status
-from bireme.kube.api import naming
-from bireme.kube.api.fields import (
-    annotations_in,
-    condition,
-    final_states,
-    is_true,
-    labels_in,
-    meta,
-    name_of,
-    rank_of,
-    seconds,
-    spec_of,
-    status_of,
-    waiting_states,
-)
+from bireme.kube.api import fields, naming
 from bireme.kube.api.naming import Object
 
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
@@ -74,10 +60,10 @@ def by_name(jobs: Iterable[Object]) -> dict[str, list[Object]]:
     """The Jobs of each job, the one with the status first; Jobs that only split data are left out."""
     groups: dict[str, list[Object]] = {}
     for each in jobs:
-        if name := labels_in(each).get(naming.INSTANCE):
+        if name := fields.labels_in(each).get(naming.INSTANCE):
             groups.setdefault(name, []).append(each)
     for parts in groups.values():
-        parts.sort(key=name_of)  # -pserver before -trainer
+        parts.sort(key=fields.name_of)  # -pserver before -trainer
     return groups
 
 
@@ -87,11 +73,11 @@ def job_view(jobs: Sequence[Object]) -> JobView:
     state, reason = _state(jobs, status)
     error = status.error or {}
     return JobView(
-        name=labels_in(main).get(naming.INSTANCE, name_of(main)),
-        namespace=meta(main).get("namespace", ""),
+        name=fields.labels_in(main).get(naming.INSTANCE, fields.name_of(main)),
+        namespace=fields.meta(main).get("namespace", ""),
         state=state,
         reason=error.get("what", "") or reason,
-        started=seconds(meta(main).get("creationTimestamp")),
+        started=fields.seconds(fields.meta(main).get("creationTimestamp")),
         pods=sum(each["spec"].get("completions") or 0 for each in jobs),
         ready=_ready(jobs),
         status=status,
@@ -101,16 +87,16 @@ def job_view(jobs: Sequence[Object]) -> JobView:
 
 def status_in(main: Object) -> JobStatus:
     """The coordinator's last status on a Job; empty where there is none that can be parsed."""
-    return decode_status(annotations_in(main).get(naming.STATUS) or "{}")
+    return decode_status(fields.annotations_in(main).get(naming.STATUS) or "{}")
 
 
 def _state(jobs: Sequence[Object], status: JobStatus) -> tuple[str, str]:
     for each in jobs:
         for kind in ("Failed", "FailureTarget"):
-            if is_true(each, kind):
-                failed = condition(each, kind)
+            if fields.is_true(each, kind):
+                failed = fields.condition(each, kind)
                 return "failed", str(failed.get("message") or failed.get("reason") or "")
-    if all(is_true(each, "Complete") or is_true(each, "SuccessCriteriaMet") for each in jobs):
+    if all(fields.is_true(each, "Complete") or fields.is_true(each, "SuccessCriteriaMet") for each in jobs):
         return "finished", ""
     phase = status.phase
     if jobs[0]["spec"].get("suspend"):
@@ -126,7 +112,7 @@ def _state(jobs: Sequence[Object], status: JobStatus) -> tuple[str, str]:
 
 
 def _ready(jobs: Iterable[Object]) -> int:
-    return sum(status_of(each).get("ready") or 0 for each in jobs)
+    return sum(fields.status_of(each).get("ready") or 0 for each in jobs)
 
 
 def is_ended(state: str) -> bool:
@@ -137,8 +123,8 @@ def pod_views(pods: Iterable[Object], status: JobStatus) -> list[PodView]:
     """The newest pod of each rank, pservers before trainers where they are apart."""
     newest: dict[tuple[str, int], Object] = {}
     older: dict[tuple[str, int], int] = {}
-    for pod in sorted(pods, key=lambda pod: str(meta(pod).get("creationTimestamp"))):
-        key = role_of(pod), rank_of(pod)
+    for pod in sorted(pods, key=lambda pod: str(fields.meta(pod).get("creationTimestamp"))):
+        key = role_of(pod), fields.rank_of(pod)
         older[key] = older.get(key, -1) + 1
         newest[key] = pod
     trains = {each.trainer: each for each in status.trainers}
@@ -147,21 +133,21 @@ def pod_views(pods: Iterable[Object], status: JobStatus) -> list[PodView]:
 
 
 def role_of(pod: Object) -> str:
-    return str(labels_in(pod).get(naming.COMPONENT, "node"))
+    return str(fields.labels_in(pod).get(naming.COMPONENT, "node"))
 
 
 def _pod(pod: Object, older: int, trains: Mapping[int, TrainerStatus], late: str) -> PodView:
-    role, rank, status = role_of(pod), rank_of(pod), status_of(pod)
-    failures = int(annotations_in(pod).get(FAILURES, 0))
+    role, rank, status = role_of(pod), fields.rank_of(pod), fields.status_of(pod)
+    failures = int(fields.annotations_in(pod).get(FAILURES, 0))
     within = sum(each.get("restartCount", 0) for each in status.get("containerStatuses") or ())
     names = ["pserver", "trainer"] if role == "node" else [role]
     return PodView(
-        name=name_of(pod),
+        name=fields.name_of(pod),
         rank=rank,
         role=role,
-        machine=spec_of(pod).get("nodeName", ""),
-        phase="Terminating" if meta(pod).get("deletionTimestamp") else status.get("phase", ""),
-        is_ready=is_true(pod, "Ready"),
+        machine=fields.spec_of(pod).get("nodeName", ""),
+        phase="Terminating" if fields.meta(pod).get("deletionTimestamp") else status.get("phase", ""),
+        is_ready=fields.is_true(pod, "Ready"),
         restarts=max(older, failures) + within,
         trains=trains.get(rank) if "trainer" in names else None,
         is_straggler=any(f"{name} {rank} " in late for name in names),
@@ -170,18 +156,20 @@ def _pod(pod: Object, older: int, trains: Mapping[int, TrainerStatus], late: str
 
 
 def waits_for(pod: Object) -> str:
-    status = status_of(pod)
+    status = fields.status_of(pod)
     if status.get("phase") == "Failed":
-        return str(status.get("reason") or next((end["reason"] for end in final_states(pod) if end.get("reason")), ""))
+        return str(
+            status.get("reason") or next((end["reason"] for end in fields.final_states(pod) if end.get("reason")), "")
+        )
     if status.get("phase") != "Pending":
         return ""
-    for waiting in waiting_states(pod):
+    for waiting in fields.waiting_states(pod):
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return shortened(f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": "), MAX_WORDS)
-    scheduled = condition(pod, "PodScheduled")
+    scheduled = fields.condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         return shortened(str(scheduled.get("message") or scheduled.get("reason") or "a machine"), MAX_WORDS)
-    return "its container" if spec_of(pod).get("nodeName") else "a machine"
+    return "its container" if fields.spec_of(pod).get("nodeName") else "a machine"
 
 
 def gathering(view: JobView, pods: Sequence[PodView]) -> str:

@@ -54,7 +54,8 @@ def is_tutorial_pod(environment: Mapping[str, str]) -> bool:
 def read(environment: Mapping[str, str]) -> TutorialSettings:
     """Read the variables; the error for a missing or malformed one names it."""
     name = _text(environment, "JOB_NAME")
-    overrides = overrides_from(environment)
+    chosen = {"BIREME_PASSES": str(PASSES), "BIREME_SEED": "1"}
+    chosen |= {f"BIREME_{key.upper()}": value for key, value in overrides_from(environment).items()}
     return TutorialSettings(
         name=name,
         place=Path(_text(environment, "JOB_PATH")) / name,
@@ -65,13 +66,9 @@ def read(environment: Mapping[str, str]) -> TutorialSettings:
         port=_number(environment, "CONF_PADDLE_PORT", 1, 65535),
         ports_num=_number(environment, "CONF_PADDLE_PORTS_NUM", 1, 64),
         ports_num_for_sparse=_number(environment, "CONF_PADDLE_PORTS_NUM_SPARSE", 0, 64),
-        passes=_number({"BIREME_PASSES": str(PASSES)} | _named(overrides), "BIREME_PASSES", 1, 4096),
-        seed=_number({"BIREME_SEED": "1"} | _named(overrides), "BIREME_SEED", 0, 2**53),
+        passes=_number(chosen, "BIREME_PASSES", 1, 4096),
+        seed=_number(chosen, "BIREME_SEED", 0, 2**53),
     )
-
-
-def _named(overrides: Mapping[str, str]) -> dict[str, str]:
-    return {f"BIREME_{name.upper()}": value for name, value in overrides.items()}
 
 
 def _text(environment: Mapping[str, str], name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 
 import msgspec
 
@@ -89,7 +89,8 @@ def place_of(
 
 def _of_index(environment: Mapping[str, str]) -> PodPlace:
     job = read_job(Path(environment["BIREME_JOB"]))
-    role = _role(environment.get("BIREME_ROLE", ""))
+    named = _checked(environment, "BIREME_ROLE", "pserver|trainer", "neither pserver nor trainer")
+    role = cast(Role, named) if named else None
     rank = _index(environment)
     if rank is None:
         raise UsageError("JOB_COMPLETION_INDEX is not set", fix="the Job needs `completionMode: Indexed`")
@@ -143,11 +144,12 @@ def _watch_pods(settings: tutorial.TutorialSettings) -> Iterator[tuple[str, Obje
 
 
 def pod_of(environment: Mapping[str, str]) -> Pod:
+    grace = _checked(environment, "BIREME_GRACE_S", r"\d+(\.\d+)?", "not a number of seconds")
     return Pod(
         name=environment.get("POD_NAME") or socket.gethostname(),
         namespace=environment.get("POD_NAMESPACE", ""),
         machine=environment.get("NODE_NAME", ""),
-        grace_s=_seconds(environment.get("BIREME_GRACE_S", "")),
+        grace_s=float(grace) if grace else GRACE_S,
         scratch=Path(environment.get("BIREME_SCRATCH") or "/tmp/bireme/scratch"),
     )
 
@@ -156,23 +158,17 @@ def _patient(job: Job) -> Job:
     return msgspec.structs.replace(job, connect_timeout_s=PATIENCE * job.connect_timeout_s)
 
 
-def _role(text: str) -> Role | None:
-    if text not in ("", *get_args(Role)):
-        raise UsageError(f"BIREME_ROLE is {text!r}, which is neither pserver nor trainer")
-    return cast(Role, text) if text else None
+def _checked(environment: Mapping[str, str], name: str, pattern: str, fault: str) -> str:
+    """The text of a variable; empty where it is not set."""
+    text = environment.get(name, "")
+    if text and not re.fullmatch(pattern, text):
+        raise UsageError(f"{name} is {text!r}, which is {fault}")
+    return text
 
 
 def _index(environment: Mapping[str, str]) -> int | None:
-    text = environment.get("JOB_COMPLETION_INDEX", "")
-    if text and not text.isdecimal():
-        raise UsageError(f"JOB_COMPLETION_INDEX is {text!r}, which is not a number")
+    text = _checked(environment, "JOB_COMPLETION_INDEX", r"\d+", "not a number")
     return int(text) if text else None
-
-
-def _seconds(text: str) -> float:
-    if text and not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise UsageError(f"BIREME_GRACE_S is {text!r}, which is not a number of seconds")
-    return float(text) if text else GRACE_S
 
 
 def own_address(nic: str) -> str:

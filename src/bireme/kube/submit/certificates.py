@@ -19,7 +19,6 @@ class JobIdentity(NamedTuple):
     """The job that an authority is for: jobs of one name in two clusters are two jobs."""
 
     server: str
-    """The URL of the cluster's API server."""
     namespace: str
     name: str
 

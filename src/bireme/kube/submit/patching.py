@@ -23,7 +23,6 @@ LIST_KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-"""Lists that are merged item by item, with the key that identifies an item."""
 DIRECTIVE = "$patch"
 
 
