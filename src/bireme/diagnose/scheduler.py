@@ -48,11 +48,7 @@ def reasons(message: str) -> dict[str, int]:
 def scheduler(facts: Facts, rule: Rule) -> Iterator[Match]:
     """Reasons with the pattern, each with `count` of `total` nodes."""
 
-    def message_of(pod: Json) -> dict[str, str] | None:
-        message = unscheduled(facts, pod)
-        return {"message": message} if message else None
-
-    for each in pods_by(facts, message_of):
+    for each in pods_by(facts, lambda pod: {"message": text} if (text := unscheduled(facts, pod)) else None):
         total = re.search(r"0/(\d+) nodes", each.values["message"])
         for reason, count in reasons(each.values["message"]).items():
             if match := re.search(rule.pattern, reason):
@@ -66,7 +62,10 @@ def insufficient(facts: Facts, rule: Rule) -> Iterator[Match]:
         resource = match.values["resource"]
         has = {name_of(n): amount((status_of(n).get("allocatable") or {}).get(resource)) for n in facts.nodes}
         largest = max(has, key=lambda n: has[n], default="")
-        asked = _requested(match.pods[0], resource)
+        requests = [
+            (c.get("resources") or {}).get("requests") or {} for c in spec_of(match.pods[0]).get("containers") or ()
+        ]
+        asked = sum(amount(each[resource]) for each in requests if resource in each)
         is_never = bool(largest) and has[largest] < asked
         most = f"; the largest, {largest}, has {amount_words(resource, has[largest])} in all" if largest else ""
         advice = {
@@ -74,11 +73,6 @@ def insufficient(facts: Facts, rule: Rule) -> Iterator[Match]:
             "or_add": ", or add a larger node" if is_never else "",
         }
         yield Match({**match.values, **advice, "asked": amount_words(resource, asked), "most": most}, match.pods)
-
-
-def _requested(pod: Json, resource: str) -> float:
-    requests = [(c.get("resources") or {}).get("requests") or {} for c in spec_of(pod).get("containers") or ()]
-    return sum(amount(each[resource]) for each in requests if resource in each)
 
 
 @look
@@ -124,12 +118,13 @@ def _untolerated(facts: Facts, match: Match) -> dict[tuple[str, str, str], list[
 
 
 def _is_tolerated(pod: Json, taint: tuple[str, str, str]) -> bool:
-    for rule in spec_of(pod).get("tolerations") or ():
-        is_key = rule.get("key") in (None, "", taint[0])
-        is_value = rule.get("operator") == "Exists" or str(rule.get("value") or "") == taint[1]
-        if is_key and is_value and rule.get("effect") in (None, "", taint[2]):
-            return True
-    return False
+    key, value, effect = taint
+    return any(
+        rule.get("key") in (None, "", key)
+        and (rule.get("operator") == "Exists" or str(rule.get("value") or "") == value)
+        and rule.get("effect") in (None, "", effect)
+        for rule in spec_of(pod).get("tolerations") or ()
+    )
 
 
 @look

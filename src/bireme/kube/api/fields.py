@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from bireme.kube.api.naming import INDEX, Object
 
 
-def _under(thing: Object, key: str) -> Object:
-    found: Object = thing.get(key) or {}
-    return found
+def _reader(*path: str) -> Callable[[Object], Object]:
+    def read(thing: Object) -> Object:
+        for key in path:
+            thing = thing.get(key) or {}
+        return thing
+
+    return read
 
 
-def meta(thing: Object) -> Object:
-    return _under(thing, "metadata")
+meta, labels_in, annotations_in = _reader("metadata"), _reader("metadata", "labels"), _reader("metadata", "annotations")
+spec_of, status_of = _reader("spec"), _reader("status")
+_terminated, _waiting = _reader("state", "terminated"), _reader("state", "waiting")
 
 
 def name_of(thing: Object) -> str:
     return str(meta(thing).get("name", ""))
-
-
-def labels_in(thing: Object) -> Object:
-    return _under(meta(thing), "labels")
-
-
-def annotations_in(thing: Object) -> Object:
-    return _under(meta(thing), "annotations")
-
-
-def spec_of(thing: Object) -> Object:
-    return _under(thing, "spec")
-
-
-def status_of(thing: Object) -> Object:
-    return _under(thing, "status")
 
 
 def condition(thing: Object, kind: str) -> Object:
@@ -82,14 +71,12 @@ def containers_of(pod: Object) -> Iterator[Object]:
 
 
 def waiting_states(pod: Object) -> Iterator[Object]:
-    for container in containers_of(pod):
-        if state := (container.get("state") or {}).get("waiting"):
-            yield state
+    return filter(None, map(_waiting, containers_of(pod)))
 
 
 def final_states(pod: Object) -> list[Object]:
     """The terminated states that containers have now, init containers left out; empty ones for those that run."""
-    return [_under(_under(each, "state"), "terminated") for each in status_of(pod).get("containerStatuses") or ()]
+    return list(map(_terminated, status_of(pod).get("containerStatuses") or ()))
 
 
 def ended_states(pod: Object) -> Iterator[Object]:

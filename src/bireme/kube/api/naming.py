@@ -70,13 +70,8 @@ def main_job(job: Job, *, is_apart: bool) -> str:
 
 
 def hosts_of(job: Job, namespace: str, *, is_apart: bool) -> tuple[str, ...]:
-    """The host names of the pservers, by rank."""
     first = main_job(job, is_apart=is_apart)
     return tuple(f"{first}-{rank}.{job.name}.{namespace}.svc" for rank in range(job.pservers))
-
-
-def common_name(name: str, namespace: str) -> str:
-    return f"{name}.{namespace}.bireme"
 
 
 def claim_of(name: str, claim: str | None) -> str:

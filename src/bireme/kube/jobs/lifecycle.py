@@ -169,7 +169,7 @@ def delete(cluster: Cluster, name: str, *, with_volume: bool) -> Deleted:
     things = [(kind, called) for kind in kinds for called in _own_names(cluster, kind, name)]
     if not things:
         find_job(cluster, name)
-    refuse_shared(cluster, name, {called for kind, called in things if kind is CLAIM})
+    _refuse_shared(cluster, name, {called for kind, called in things if kind is CLAIM})
     claim, fetching = _files_of(cluster, name)
     # Jobs first: pods take a snapshot before they end, and need the other objects for it.
     gone = _delete_all(cluster, [each for each in things if each[0] is JOB])
@@ -197,29 +197,26 @@ def _delete_all(cluster: Cluster, things: Iterable[tuple[Kind, str]]) -> list[st
     return [f"{kind.kind} {called}" for kind, called in things if cluster.delete(kind, called)]
 
 
-def refuse_shared(cluster: Cluster, name: str, claims: set[str]) -> None:
-    used = claims_by_job(cluster) if claims else {}
-    others = sorted(other for other, theirs in used.items() if other != name and theirs & claims)
-    if others:
+def _refuse_shared(cluster: Cluster, name: str, claims: set[str]) -> None:
+    """Refuse claims that other jobs use, including resumable ones whose Jobs are gone."""
+    if not claims:
+        return
+    users = set()
+    for each in cluster.list(JOB, {naming.MANAGED_BY: "bireme"}):
+        if claims.intersection(_claims_in(each)):
+            labels = labels_in(each)
+            # A Job that splits data names its job in another label.
+            users.add(labels.get(naming.INSTANCE) or labels.get(naming.VOLUME_OF) or name_of(each))
+    for each in cluster.list(CONFIG_MAP, {naming.MANAGED_BY: "bireme"}):
+        if _submitted_claim(each, name_of(each)) in claims:
+            users.add(name_of(each))
+    if others := sorted(users - {name}):
         raise UsageError(
             f"the volume claim {', '.join(sorted(claims))} is used by other jobs too: {', '.join(others)}",
             why="their models and data would be gone with it; nothing was deleted",
             fix=f"delete those first, or leave --volume away: `{command_name()} delete {name} --namespace "
             f"{cluster.namespace}` keeps the volume",
         )
-
-
-def claims_by_job(cluster: Cluster) -> dict[str, set[str]]:
-    """The volume claims of each job of the namespace, including resumable jobs whose Jobs are gone."""
-    claims: dict[str, set[str]] = {}
-    for each in cluster.list(JOB, {naming.MANAGED_BY: "bireme"}):
-        labels = labels_in(each)
-        # A Job that splits data names its job in another label.
-        whose = labels.get(naming.INSTANCE) or labels.get(naming.VOLUME_OF) or name_of(each)
-        claims.setdefault(whose, set()).update(_claims_in(each))
-    for each in cluster.list(CONFIG_MAP, {naming.MANAGED_BY: "bireme"}):
-        claims.setdefault(name_of(each), set()).add(_submitted_claim(each, name_of(each)))
-    return claims
 
 
 def _claims_in(job: Object) -> list[str]:

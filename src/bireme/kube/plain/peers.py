@@ -166,18 +166,14 @@ class HeartbeatFiles:
             self._path.unlink(missing_ok=True)
 
     def look(self) -> VisiblePods:
-        signs = self._signs()
-        now_s = time.monotonic()
-        self._seen.see({name: sign.beat for name, sign in signs.items()}, now_s)
-        living = self._seen.living(now_s)
-        return VisiblePods([Peer(name, signs[name].ip) for name in living], self._seen.unsure(now_s), now_s)
-
-    def _signs(self) -> dict[str, _Sign]:
         signs = {}
         for path in self._directory.glob("*.json"):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 signs[path.stem] = msgspec.json.decode(path.read_bytes(), type=_Sign)
-        return signs
+        now_s = time.monotonic()
+        self._seen.see({name: sign.beat for name, sign in signs.items()}, now_s)
+        living = self._seen.living(now_s)
+        return VisiblePods([Peer(name, signs[name].ip) for name in living], self._seen.unsure(now_s), now_s)
 
 
 class RankBook:

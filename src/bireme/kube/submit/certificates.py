@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bireme.core.errors import BiremeError
-from bireme.kube.api import naming
 
 RENEW_BELOW_DAYS = 30.0
 
@@ -31,7 +30,7 @@ def make_certificates(state: Path, whose: JobIdentity, days: int) -> dict[str, b
     from bireme.core.certificates import files_of, keep_ca
 
     ca = keep_ca(whose.place(state), whose.name)
-    return files_of(ca, naming.common_name(whose.name, whose.namespace), days)
+    return files_of(ca, f"{whose.name}.{whose.namespace}.bireme", days)
 
 
 def needs_renewal(leaf: bytes) -> bool:
