@@ -26,7 +26,6 @@ def not_found(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def denied(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Requests of this command that the API server refused, and without which nothing can be explained."""
     needed = [d for d in facts.denied if d.get("needed")]
     if needed:
         permissions = listed(f"{d['verb']} {d['resource']}" for d in needed)

@@ -134,7 +134,7 @@ def slow(facts: Facts, rule: Rule) -> Iterator[Match]:
         "machine": "node" if pod else "machine",
         "commands": f" (`{kubectl} top pod {name_of(pod)}`, `kubectl describe node {node}`)" if pod else "",
         "move": "deleting the pod moves it, and" if pod else "it can be killed:",
-        "cost": "the job goes on from its last snapshot" if has_pserver else "no work is lost",
+        "cost": "the job continues from its last snapshot" if has_pserver else "no work is lost",
     }
     yield Match(values, (pod,) if pod else ())
 

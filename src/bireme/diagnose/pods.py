@@ -113,14 +113,12 @@ def failed(facts: Facts, pod: Json) -> str:
 
 @look_in
 def disruption(facts: Facts, pod: Json) -> str:
-    """Reason and message of a pod that the cluster ended on purpose."""
     target = condition(pod, "DisruptionTarget")
     return _states([target]) if target and status_of(pod).get("reason") != "Evicted" else ""
 
 
 @look
 def node_lost(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Nodes that are gone or cut off, with the pods on them."""
     nodes = {name_of(n): n for n in facts.nodes}
     lost: dict[str, list[Json]] = {}
     for pod in facts.troubled:
@@ -159,8 +157,6 @@ def out_of_memory(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def probe_failed(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Pods that the kubelet ended because a liveness or startup probe failed too often."""
-
     def key(pod: Json) -> Values | None:
         killing = _reported(facts, pod, "Killing")
         unhealthy = [e for e in facts.events_about(name_of(pod)) if e.get("reason") == "Unhealthy"]

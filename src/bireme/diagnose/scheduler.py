@@ -137,8 +137,6 @@ def cordoned(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def gated(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Pods that a queue or another controller holds back before the scheduler sees them."""
-
     def gates(pod: Json) -> dict[str, str] | None:
         is_held = condition(pod, "PodScheduled").get("reason") == "SchedulingGated"
         names = (str(g.get("name")) for g in spec_of(pod).get("schedulingGates") or ())
@@ -156,7 +154,6 @@ def claim_missing(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 @look
 def claim_unbound(facts: Facts, rule: Rule) -> Iterator[Match]:
-    """Claims of unscheduled pods that are not bound, for a reason that fits the pattern."""
     for claim, thing, pods in _waiting_claims(facts):
         if thing is None or status_of(thing).get("phase") == "Bound":
             continue

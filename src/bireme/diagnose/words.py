@@ -12,7 +12,7 @@ from bireme.kube.api.naming import COMPONENT
 AGAIN = "submit it again with `--replace`"
 """After a change in job.yaml: a Job cannot be changed, so it is replaced."""
 SHOWN = 3
-"""How many names stand in one sentence."""
+"""How many names one sentence lists."""
 
 
 def amount_words(resource: str, number: float) -> str:
@@ -52,7 +52,7 @@ def of(things: Sequence[object], one: str, many: str) -> str:
 
 
 class _Text(str):
-    """A value for `{fix:else}`: `else` stands for an empty value, and follows one that is only a question."""
+    """A value for `{fix:else}`: `else` replaces an empty value, and follows one that is only a question."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class _Count(int):
 
 
 def vocabulary(facts: Facts, pods: Sequence[Json], values: Mapping[str, str]) -> dict[str, object]:
-    """What the sentences about these pods may use; where there are none, the job's first pod stands for them."""
+    """What the sentences about these pods may use; where there are none, the job's first pod is used."""
     nodes = list(dict.fromkeys(filter(None, map(node_of, pods))))
     where = f" --namespace {facts.namespace}" if facts.where == "kubernetes" and facts.namespace else ""
     commands = {verb: f"`{facts.command} {verb} {facts.job}{where}`" for verb in ("delete", "logs", "resume", "status")}

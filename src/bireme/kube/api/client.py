@@ -112,7 +112,6 @@ class Cluster:
         self._client.close()
 
     def impatient(self, timeout_s: float) -> Cluster:
-        """Another connection to the same namespace, with a shorter timeout."""
         return Cluster(self._target, timeout_s=timeout_s)
 
     def get(self, kind: Kind, name: str) -> Object:
@@ -130,7 +129,6 @@ class Cluster:
         return self._list(kind, namespace=self.namespace, labels=dict(labels), chunk_size=2000)
 
     def everywhere(self, kind: Kind) -> Objects:
-        """All objects of a kind, of every namespace."""
         return self._list(kind, namespace="*")
 
     def _list(self, kind: Kind, **where: Any) -> Objects:

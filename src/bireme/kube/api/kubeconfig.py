@@ -57,7 +57,7 @@ def _read(path: Path) -> Any:
             cause = "it is something else"
         raise UsageError(
             f"{path} cannot be read as a kubeconfig: {f'it has no {cause}' if isinstance(e, KeyError) else cause}",
-            fix="mend the file (`kubectl config view` reads it too), or name another one with KUBECONFIG",
+            fix="repair the file (`kubectl config view` reads it too), or name another one with KUBECONFIG",
         ) from e
 
 

@@ -100,7 +100,6 @@ def wait_for_nodes(
 
 
 def clear(cluster: Cluster, note: Note) -> None:
-    """Delete jobs, load balancers and claims of every namespace."""
     ingresses = Kind("networking.k8s.io", "v1", "Ingress", "ingresses")
     doomed: list[tuple[Kind, Callable[[Object], bool]]] = [
         (JOB, lambda job: True),

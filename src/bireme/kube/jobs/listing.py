@@ -173,7 +173,6 @@ def waits_for(pod: Object) -> str:
 
 
 def gathering(view: JobView, pods: Sequence[PodView]) -> str:
-    """The state of a job that has not begun to train, in one line."""
     if view.state in ("suspended", "queued"):
         return view.state + (f", {view.reason}" if view.reason else "")
     running = sum(pod.phase == "Running" for pod in pods)

@@ -49,7 +49,7 @@ def lines_of(
         yield from sorted((line for pod in pods for line in last_of(cluster, pod, wanted)), key=lambda line: line.when)
         if gone := pods_gone(cluster, name):
             how = f"`{command_name()} logs {name} --from-volume --namespace {cluster.namespace}`"
-            note(f"({gone} earlier pods are gone; what they have said is on the volume: {how})")
+            note(f"({gone} earlier pods are gone; their logs are on the volume: {how})")
     else:
         yield from _from_volume(cluster, name, wanted, image)
 
@@ -178,7 +178,7 @@ def _followed(cluster: Cluster, name: str, wanted: LogFilter) -> Iterator[LogLin
 
 
 class _Listener:
-    """One pod's log as it comes, taken up again where a connection was lost."""
+    """Queues new lines of one pod's log, in a thread; reads on after a lost connection."""
 
     def __init__(self, cluster: Cluster, pod: Object, wanted: LogFilter, lines: _Lines) -> None:
         self._cluster = cluster

@@ -122,4 +122,4 @@ def _existing(cluster: Cluster, submission: Submission, outcome: Outcome) -> Job
 
 
 def _next_step(submission: Submission) -> str:
-    return f"`{command_name()} resume {submission.job.name} --namespace {submission.namespace}` goes on with it"
+    return f"`{command_name()} resume {submission.job.name} --namespace {submission.namespace}` continues it"

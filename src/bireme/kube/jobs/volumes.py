@@ -52,7 +52,6 @@ def left_by(cluster: Cluster, job: str, image: str | None) -> JobFiles:
 
 
 def left_by_file(cluster: Cluster, spec: ClusterJob, image: str | None) -> JobFiles:
-    """The files of the job of a job.yaml; with the cluster's facts it says where its volume and its output are."""
     spec = with_facts(spec, read_facts(cluster))
     name, settings = spec.job.name, spec.settings
     chosen = image or settings.image

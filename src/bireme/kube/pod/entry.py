@@ -48,7 +48,7 @@ from bireme.spec.job import Job
 log = logging.getLogger(__name__)
 REST_S = 0.1
 BEAT_S = 1.0
-SAY_AFTER_S = 2.0
+LOG_AFTER_S = 2.0
 """Nodes that arrive within this time are not logged as missing."""
 SIGN_EVERY_S = 0.2
 """Heartbeat interval of a waiting node; a running one writes every second."""
@@ -274,7 +274,7 @@ class Member:
                     why="a job starts when all its nodes are there",
                     fix=f"`bireme why {self._place.job.name}` shows what their pods wait for",
                 )
-            if waited_s > SAY_AFTER_S:
+            if waited_s > LOG_AFTER_S:
                 if absent != logged:
                     logged = absent
                     log.info("waiting members=%r", "; ".join(absent))
@@ -299,7 +299,6 @@ class Member:
     # While it runs, and after
 
     def _status(self) -> JobStatus | None:
-        """The coordinator's status, with the end of the job's certificate."""
         from bireme.ps.wire import security
 
         status, until = self._ask(), security.good_until()

@@ -141,7 +141,6 @@ def give_up(connect: Callable[[], Cluster], names: Sequence[str], error: BiremeE
 
 
 def is_hopeless(error: BiremeError | type[BiremeError]) -> bool:
-    """Whether a replacement would fail alike."""
     return error.exit_code in HOPELESS
 
 

@@ -123,7 +123,6 @@ def config_map(submission: Submission) -> Object:
 
 
 def secret(submission: Submission) -> Object:
-    """The certificate that every pod of the job shows, and the authority that it checks peers against."""
     data = {name: base64.b64encode(content).decode() for name, content in sorted(submission.certificates.items())}
     return head_of(submission, "v1", "Secret", f"{submission.job.name}-tls") | {"type": "Opaque", "data": data}
 

@@ -33,6 +33,8 @@ from bireme.spec.load import command_name
 Outcome = Literal["created", "unchanged", "renewed"]
 Certify = Callable[[], Mapping[str, bytes]]
 """Makes ca.crt, tls.crt and tls.key; nothing without TLS."""
+Existing = Mapping[tuple[str, str], Object]
+"""Objects on the cluster by kind and name."""
 CAN_WAIT = ("PodDisruptionBudget", "Role", "RoleBinding")
 """What pods do not need in order to start."""
 
@@ -42,7 +44,10 @@ def submit(cluster: Cluster, submission: Submission, certify: Certify = dict) ->
     existing = look_up(cluster, build(submission))
     refuse_foreign(existing, submission.job.name)
     main = existing.get(("Job", submission.main_job))
-    if has_other_shape(cluster, submission) or (main is not None and digest_of(main) != submission.digest):
+    # Jobs of other names: pservers and trainers have moved together or apart.
+    jobs = cluster.list(JOB, naming.labels_of(submission.job.name))
+    has_other_shape = any(name_of(each) not in _job_names(submission) for each in jobs)
+    if has_other_shape or (main is not None and digest_of(main) != submission.digest):
         # The file may be unchanged and the job resumed with more passes since: its certificate must not expire.
         raise _differs(cluster, submission, is_renewed=_renew_alone(cluster, submission, certify, existing))
     if main is None:
@@ -50,11 +55,10 @@ def submit(cluster: Cluster, submission: Submission, certify: Certify = dict) ->
         return "created"
     if _needs_certificate(submission, existing):
         submission = replace(submission, certificates=certify())
-    made = build(submission)
     # The Job has this digest, the Secret is in use, and `resume` may have changed the ConfigMap: restore only the rest.
     kept = ("Job", "Secret", "ConfigMap")
-    send(cluster, [each for each in made if key_of(each) not in existing or each["kind"] not in kept])
-    return _renew(cluster, submission, made, existing)
+    send(cluster, [each for each in build(submission) if key_of(each) not in existing or each["kind"] not in kept])
+    return _renew(cluster, submission, existing)
 
 
 def digest_of(job: Object) -> str | None:
@@ -63,7 +67,6 @@ def digest_of(job: Object) -> str | None:
 
 
 def is_unchanged(jobs: Sequence[Object], submission: Submission) -> bool:
-    """Whether the Jobs of a job, the one with the status first, equal those of a submission."""
     return {name_of(each) for each in jobs} == _job_names(submission) and digest_of(jobs[0]) == submission.digest
 
 
@@ -71,7 +74,7 @@ def _job_names(submission: Submission) -> set[str]:
     return {naming.job_name(submission.job.name, role) for role in submission.roles}
 
 
-def _needs_certificate(submission: Submission, existing: Mapping[tuple[str, str], Object]) -> bool:
+def _needs_certificate(submission: Submission, existing: Existing) -> bool:
     there = decoded(existing.get(("Secret", f"{submission.job.name}-tls")))
     return submission.settings.tls and (not _is_whole(there) or needs_renewal(there["tls.crt"]))
 
@@ -80,22 +83,18 @@ def _is_whole(certificates: Mapping[str, bytes]) -> bool:
     return {"ca.crt", "tls.crt", "tls.key"} <= certificates.keys()
 
 
-def _renew_alone(
-    cluster: Cluster, submission: Submission, certify: Certify, existing: Mapping[tuple[str, str], Object]
-) -> bool:
+def _renew_alone(cluster: Cluster, submission: Submission, certify: Certify, existing: Existing) -> bool:
     """Renew only a job's certificate, if it expires soon and its authority is on this machine."""
     if not _needs_certificate(submission, existing):
         return False
-    submission = replace(submission, certificates=certify())
+    renewed = replace(submission, certificates=certify())
     try:
-        return _renew(cluster, submission, build(submission), existing) == "renewed"
+        return _renew(cluster, renewed, existing) == "renewed"
     except ClusterError:
         return False
 
 
-def _renew(
-    cluster: Cluster, submission: Submission, made: list[Object], existing: Mapping[tuple[str, str], Object]
-) -> Outcome:
+def _renew(cluster: Cluster, submission: Submission, existing: Existing) -> Outcome:
     """Replace a certificate that expires soon; pods use the new one for new connections."""
     name = f"{submission.job.name}-tls"
     there = decoded(existing.get(("Secret", name)))
@@ -107,7 +106,7 @@ def _renew(
             why="the key of the job's authority is where it was submitted first",
             fix="submit it again there; or stop it with `bireme cancel`, delete the Secret, submit and resume it",
         )
-    cluster.apply(next(each for each in made if key_of(each) == ("Secret", name)))
+    cluster.apply(next(each for each in build(submission) if key_of(each) == ("Secret", name)))
     return "renewed"
 
 
@@ -124,7 +123,7 @@ def look_up(cluster: Cluster, made: list[Object]) -> dict[tuple[str, str], Objec
     return existing
 
 
-def refuse_foreign(existing: Mapping[tuple[str, str], Object], name: str) -> None:
+def refuse_foreign(existing: Existing, name: str) -> None:
     for (kind, called), thing in existing.items():
         owner = labels_in(thing).get(naming.INSTANCE)
         if naming.is_ours(thing) and owner == name:
@@ -137,13 +136,7 @@ def refuse_foreign(existing: Mapping[tuple[str, str], Object], name: str) -> Non
         )
 
 
-def has_other_shape(cluster: Cluster, submission: Submission) -> bool:
-    """Whether the job exists with Jobs of other names, as pservers and trainers moved together or apart."""
-    there = cluster.list(JOB, naming.labels_of(submission.job.name))
-    return any(name_of(each) not in _job_names(submission) for each in there)
-
-
-def send_first(cluster: Cluster, made: list[Object], existing: Mapping[tuple[str, str], Object]) -> None:
+def send_first(cluster: Cluster, made: list[Object], existing: Existing) -> None:
     """Create a new job; where an object is refused, delete those that were just created.
 
     On a NetworkError they stay: pods may run already, and submitting again creates the rest.
@@ -256,7 +249,7 @@ def _differs(cluster: Cluster, submission: Submission, *, is_renewed: bool) -> O
         f"{name} was submitted before, and not as it is now{'; its certificate was renewed' if is_renewed else ''}",
         why=first_of(changes, LISTED_CHANGES, "; ") or "it was submitted by another version of bireme",
         fix=f"submit it with `--replace`, which takes the old one away first (the volume stays){elsewhere}; or choose "
-        f"another `name`; or `{resume}` goes on with the job as it was",
+        f"another `name`; or `{resume}` continues the job as it was",
     )
 
 

@@ -35,7 +35,7 @@ START_S = 600.0
 """How long a pod may wait for its machine and its image: some clusters start machines on demand."""
 PULL_S = 60.0
 """How long a registry may refuse an image with an error that may be temporary."""
-SAY_AFTER_S = 3.0
+NOTE_AFTER_S = 3.0
 """Shorter waits are not shown."""
 KILLED = (137, 143)
 """Exit codes of a command that was ended together with its container."""
@@ -139,7 +139,7 @@ class Starting:
     def __init__(self, note: Note, pace: Pacing) -> None:
         self._note = note
         self._pace = pace
-        self._said = ""
+        self._noted = ""
         self.begin()
 
     def begin(self) -> None:
@@ -154,8 +154,8 @@ class Starting:
         waited_s = self._pace.now() - self._since
         if waited_s > START_S:
             raise ClusterError(f"{who} has waited for {START_S:.0f} s, and does not start: {why() or waits}")
-        if waits != self._said and waited_s > SAY_AFTER_S:
-            self._said = waits
+        if waits != self._noted and waited_s > NOTE_AFTER_S:
+            self._noted = waits
             self._note(f"{who} waits for {waits}" if waits[0].islower() else f"{who}: {waits}")
 
     def _is_hopeless(self, pod: Object) -> bool:

@@ -127,7 +127,7 @@ def _head(line: bytes) -> FileChunk:
             return FileChunk(piece.path, offset, nbytes, total)
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
-    raise DataError(f"what came is not a piece of a file: {line[:80]!r}")
+    raise DataError(f"the line is not a piece of a file: {line[:80]!r}")
 
 
 def _content(source: BinaryIO, piece: FileChunk) -> Iterator[bytes]:
@@ -181,7 +181,7 @@ def send_piece(path: Path, name: str, offset: int) -> Iterator[bytes]:
             total = os.fstat(f.fileno()).st_size
             left = total - offset
             if left < 0:
-                raise DataError(f"{path} has become shorter than what was brought of it", fix="try again")
+                raise DataError(f"{path} has become shorter than the part that was fetched", fix="try again")
             yield json.dumps(FileChunk(name, offset, left, total)._asdict()).encode() + b"\n"
             f.seek(offset)
             digest = hashlib.sha256()

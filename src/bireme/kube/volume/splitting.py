@@ -67,7 +67,7 @@ def split_on_volume(
         raise _failure(name, report, str(condition(job, "Failed").get("message", "")), pods)
     if "shards" not in report:
         raise ClusterError(
-            f"{name} has ended well, but what it came to is not known: the log of its pod is empty",
+            f"{name} has ended well, but its report is lost: the log of its pod is empty",
             fix="the shards are on the volume, with their description in shards.json",
         )
     return report

@@ -305,12 +305,12 @@ def _receive(pod: TransferEnd, root: str, starts: Mapping[str, int], places: Map
     if lost:
         raise lost
     if due:
-        raise NetworkError(f"the transfer ended, and {len(due)} of {len(starts)} files have not come")
+        raise NetworkError(f"the transfer ended, and {len(due)} of {len(starts)} files are missing")
 
 
 def _unasked(piece: FileChunk) -> DataError:
     return DataError(
-        f"the pod on the volume sends {piece.path!r} from byte {piece.offset:,}, which was not asked for",
-        why="nothing is written here but what was asked for",
+        f"the pod on the volume sends {piece.path!r} from byte {piece.offset:,}, which was not requested",
+        why="only requested files are written here",
         fix="look at the image that runs in this pod: `--image` chooses another one",
     )

@@ -85,7 +85,7 @@ def test_a_file_that_is_no_kubeconfig_is_named_with_what_to_do(tmp_path: Path, t
         caught.value.what.startswith(f"{bad} cannot be read as a kubeconfig: {said}") and "\n" not in caught.value.what
     )
     assert caught.value.fix == (
-        "mend the file (`kubectl config view` reads it too), or name another one with KUBECONFIG"
+        "repair the file (`kubectl config view` reads it too), or name another one with KUBECONFIG"
     )
 
 

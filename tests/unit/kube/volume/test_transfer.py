@@ -260,14 +260,14 @@ def test_a_name_out_of_the_target_is_refused_first(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "other"])
 def test_a_piece_that_nobody_asked_for_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="which was not asked for"):
+    with pytest.raises(DataError, match="which was not requested"):
         transfer.fetch(Liar(piece(name)), "/job", {"model": 4}, tmp_path / "target")
     assert contents(tmp_path) == {}
 
 
 def test_a_piece_that_comes_twice_or_from_elsewhere_is_refused(tmp_path: Path) -> None:
     for stream in (piece("model") + piece("model", b"more"), piece("model", offset=1)):
-        with pytest.raises(DataError, match="which was not asked for"):
+        with pytest.raises(DataError, match="which was not requested"):
             transfer.fetch(Liar(stream), "/job", {"model": 4, "log": 4}, tmp_path / "target")
     assert contents(tmp_path) == {"target/model": b"evil"}
 
@@ -290,7 +290,7 @@ def test_a_local_link_out_of_the_target_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_what_does_not_come_is_missed(tmp_path: Path) -> None:
-    with pytest.raises(NetworkError, match="1 of 2 files have not come"):
+    with pytest.raises(NetworkError, match="1 of 2 files are missing"):
         transfer.fetch(Liar(piece("a")), "/job", {"a": 4, "b": 4}, tmp_path / "target", pause=Pauses())
 
 
