@@ -45,13 +45,10 @@ def refused(facts: Facts, rule: Rule) -> Iterator[Match]:
     for job in facts.jobs:
         events = facts.events_about(name_of(job))
         made = max((seconds(moment(e)) for e in events if e.get("reason") == "SuccessfulCreate"), default=0.0)
-        texts = [
-            str(e.get("message", ""))
-            for e in events
-            if e.get("reason") == "FailedCreate" and seconds(moment(e)) >= made
-        ]
-        for text in texts[:1]:
-            text = re.sub(r'pods "[^"]*"', "the pod", text.removeprefix("Error creating: "))
+        refusal = next((e for e in events if e.get("reason") == "FailedCreate" and seconds(moment(e)) >= made), None)
+        if refusal is not None:
+            text = str(refusal.get("message", "")).removeprefix("Error creating: ")
+            text = re.sub(r'pods "[^"]*"', "the pod", text)
             refusals[text] = (*refusals.get(text, ()), f"pods of {name_of(job)}")
     for text, about in refusals.items():
         if match := re.search(rule.pattern, text):

@@ -106,8 +106,8 @@ def test_a_job_that_differs_is_refused_and_told_of_the_flag(standing: Standing, 
     assert (refused.what, refused.why) == ("reviews was submitted before, and not as it is now", "passes 4 → 9")
     assert refused.fix == (
         "submit it with `--replace`, which takes the old one away first (the volume stays), and with another `output` "
-        "if that one has trained already; or choose another `name`; or `bireme resume reviews --namespace ns` continues "
-        "the job as it was"
+        "if that one has trained already; or choose another `name`; or `bireme resume reviews --namespace ns` "
+        "continues the job as it was"
     )
     placed = send(tmp_path, text=PLAIN + "kubernetes: {resources: {requests: {cpu: 1}}}\n").exception
     assert isinstance(placed, OutputExistsError)

@@ -74,10 +74,6 @@ def hosts_of(job: Job, namespace: str, *, is_apart: bool) -> tuple[str, ...]:
     return tuple(f"{first}-{rank}.{job.name}.{namespace}.svc" for rank in range(job.pservers))
 
 
-def claim_of(name: str, claim: str | None) -> str:
-    return claim or name
-
-
 def check_name(job: Job, *, is_apart: bool) -> None:
     if not job.name[0].isalpha():
         raise SpecError(

@@ -236,7 +236,7 @@ def _json_in(config_map: Object | None, key: str) -> dict[str, Any]:
 
 
 def _submitted_claim(config_map: Object | None, name: str) -> str:
-    return naming.claim_of(name, (_json_in(config_map, "settings.json").get("volume") or {}).get("claim"))
+    return (_json_in(config_map, "settings.json").get("volume") or {}).get("claim") or name
 
 
 def _files_of(cluster: Cluster, name: str) -> tuple[str, str]:

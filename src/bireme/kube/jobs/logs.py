@@ -75,14 +75,13 @@ def pods_gone(cluster: Cluster, name: str) -> int:
 def last_of(cluster: Cluster, pod: Object, wanted: LogFilter) -> list[LogLine]:
     """The wanted lines of a pod; the whole log is requested only if its end has too few lines of each log."""
     last = wanted.last
-    if last is None:
-        return list(pod_lines(_lines(cluster, pod, wanted), pod, wanted))
-    tail = max(TAIL_LINES, SHARED * last)
+    tail = None if last is None else max(TAIL_LINES, SHARED * last)
     lines = list(_lines(cluster, pod, wanted, tail))
-    end = _tail(pod_lines(lines, pod, wanted), last)
-    counts = Counter(line.log for line in end)
-    if len(lines) >= tail and any(counts[log] < last for log in _logs_of(pod, wanted)):
-        return _tail(pod_lines(_lines(cluster, pod, wanted), pod, wanted), last)
+    end = _ends(lines, pod, wanted)
+    if last is not None and tail is not None and len(lines) >= tail:
+        counts = Counter(line.log for line in end)
+        if any(counts[log] < last for log in _logs_of(pod, wanted)):
+            return _ends(_lines(cluster, pod, wanted), pod, wanted)
     return end
 
 
@@ -98,10 +97,6 @@ def _logs_of(pod: Object, wanted: LogFilter) -> Iterator[str]:
     for role in roles:
         if wanted.role in (None, role):
             yield f"node_{rank_of(pod)}/{FILES[role]}"
-
-
-def pod_lines(lines: Iterable[str], pod: Object, wanted: LogFilter) -> Iterator[LogLine]:
-    return (line for _, line in _read(lines, pod, wanted))
 
 
 def _read(lines: Iterable[str], pod: Object, wanted: LogFilter) -> Iterator[tuple[float, LogLine]]:
@@ -139,14 +134,15 @@ def _split(text: str, rank: int) -> tuple[str, str]:
     return f"node_{rank}/{FILES[role]}", line
 
 
-def _tail(lines: Iterable[LogLine], last: int) -> list[LogLine]:
+def _ends(lines: Iterable[str], pod: Object, wanted: LogFilter) -> list[LogLine]:
+    """The wanted number of last lines of each log."""
     kept: Counter[str] = Counter()
-    end = []
-    for line in reversed(list(lines)):
+    ends = []
+    for _, line in reversed(list(_read(lines, pod, wanted))):
         kept[line.log] += 1
-        if kept[line.log] <= last:
-            end.append(line)
-    return end[::-1]
+        if wanted.last is None or kept[line.log] <= wanted.last:
+            ends.append(line)
+    return ends[::-1]
 
 
 def _followed(cluster: Cluster, name: str, wanted: LogFilter) -> Iterator[LogLine]:

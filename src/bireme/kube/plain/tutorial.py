@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.core.errors import DataError, SpecError, UsageError
@@ -29,46 +28,8 @@ PASSES, LOG_PERIOD = 10, 50
 CONNECT_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class TutorialSettings:
-    """The settings in a pod's environment."""
-
-    name: str
-    place: Path
-    """The job's directory on the volume."""
-    namespace: str
-    config_directory: str
-    nodes: int
-    nic: str
-    port: int
-    ports_num: int
-    ports_num_for_sparse: int
-    passes: int = PASSES
-    seed: int = 1
-
-
 def is_tutorial_pod(environment: Mapping[str, str]) -> bool:
     return bool(environment.get("JOB_NAME") and environment.get("JOB_PATH"))
-
-
-def read(environment: Mapping[str, str]) -> TutorialSettings:
-    """Read the variables; the error for a missing or malformed one names it."""
-    name = _text(environment, "JOB_NAME")
-    chosen = {"BIREME_PASSES": str(PASSES), "BIREME_SEED": "1"}
-    chosen |= {f"BIREME_{key.upper()}": value for key, value in overrides_from(environment).items()}
-    return TutorialSettings(
-        name=name,
-        place=Path(_text(environment, "JOB_PATH")) / name,
-        namespace=environment.get("JOB_NAMESPACE") or "default",
-        config_directory=_text(environment, "TRAIN_CONFIG_DIR"),
-        nodes=_number(environment, "CONF_PADDLE_GRADIENT_NUM", 1, 4096),
-        nic=environment.get("CONF_PADDLE_NIC", ""),
-        port=_number(environment, "CONF_PADDLE_PORT", 1, 65535),
-        ports_num=_number(environment, "CONF_PADDLE_PORTS_NUM", 1, 64),
-        ports_num_for_sparse=_number(environment, "CONF_PADDLE_PORTS_NUM_SPARSE", 0, 64),
-        passes=_number(chosen, "BIREME_PASSES", 1, 4096),
-        seed=_number(chosen, "BIREME_SEED", 0, 2**53),
-    )
 
 
 def _text(environment: Mapping[str, str], name: str) -> str:
@@ -85,23 +46,34 @@ def _number(environment: Mapping[str, str], name: str, least: int, most: int) ->
     return int(text)
 
 
-def job_of(settings: TutorialSettings) -> Job:
-    output = settings.place / "output"
-    data = _data(settings)
-    shards = _shards(settings, data)
+def job_of(environment: Mapping[str, str]) -> Job:
+    """The job of a pod's variables; the error for a missing or malformed one names it. Also reads the volume."""
+    name = _text(environment, "JOB_NAME")
+    chosen = {"BIREME_PASSES": str(PASSES), "BIREME_SEED": "1"}
+    chosen |= {f"BIREME_{key.upper()}": value for key, value in overrides_from(environment).items()}
+    place = Path(_text(environment, "JOB_PATH")) / name
+    program = place / _text(environment, "TRAIN_CONFIG_DIR")
+    nodes = _number(environment, "CONF_PADDLE_GRADIENT_NUM", 1, 4096)
+    port = _number(environment, "CONF_PADDLE_PORT", 1, 65535)
+    ports_num = _number(environment, "CONF_PADDLE_PORTS_NUM", 1, 64)
+    ports_num_for_sparse = _number(environment, "CONF_PADDLE_PORTS_NUM_SPARSE", 0, 64)
+    passes = _number(chosen, "BIREME_PASSES", 1, 4096)
+    seed = _number(chosen, "BIREME_SEED", 0, 2**53)
+    output, data = place / "output", _data(place)
+    shards = _shards(data, nodes)
     return Job(
-        name=settings.name,
-        config=str(_config(settings)),
+        name=name,
+        config=str(_config(program)),
         config_args={},
         data=str(data),
         shards=shards,
-        pservers=settings.nodes,
-        trainers=settings.nodes,
-        port=settings.port,
-        ports_num=settings.ports_num,
-        ports_num_for_sparse=settings.ports_num_for_sparse,
-        passes=settings.passes,
-        seed=settings.seed,
+        pservers=nodes,
+        trainers=nodes,
+        port=port,
+        ports_num=ports_num,
+        ports_num_for_sparse=ports_num_for_sparse,
+        passes=passes,
+        seed=seed,
         output=str(output),
         log_period=LOG_PERIOD,
         connect_timeout_s=CONNECT_TIMEOUT_S,
@@ -109,8 +81,7 @@ def job_of(settings: TutorialSettings) -> Job:
     )
 
 
-def _config(settings: TutorialSettings) -> Path:
-    directory = settings.place / settings.config_directory
+def _config(directory: Path) -> Path:
     for name in CONFIGS:
         if (directory / name).is_file():
             return directory / name
@@ -120,12 +91,12 @@ def _config(settings: TutorialSettings) -> Path:
     )
 
 
-def _data(settings: TutorialSettings) -> Path:
+def _data(place: Path) -> Path:
     """The directory of the shards in our layout; for the oldest tutorial, links that imitate it."""
-    old = settings.place / "data"
-    if not (old / "0").is_dir() or (settings.place / "0" / "data").is_dir():
-        return settings.place
-    shaped = settings.place / "output" / "shards"
+    old = place / "data"
+    if not (old / "0").is_dir() or (place / "0" / "data").is_dir():
+        return place
+    shaped = place / "output" / "shards"
     with storage_errors(str(shaped)):
         for shard in (each for each in old.iterdir() if is_shard_name(each.name)):
             (shaped / shard.name).mkdir(parents=True, exist_ok=True)
@@ -134,17 +105,17 @@ def _data(settings: TutorialSettings) -> Path:
     return shaped
 
 
-def _shards(settings: TutorialSettings, data: Path) -> int:
+def _shards(data: Path, nodes: int) -> int:
     try:
         shards = count_shards(data)
     except SpecError as e:
         raise DataError(
             f"there is no training data on the volume: {e.what}", fix="run the data job first, on the same volume"
         ) from e
-    if shards < settings.nodes:
+    if shards < nodes:
         raise DataError(
-            f"{settings.nodes} pods but only {shards} data shards in {data}",
+            f"{nodes} pods but only {shards} data shards in {data}",
             why=f"trainers from rank {shards} up would have nothing to read",
-            fix=f"set SPLIT_COUNT of the data job to {settings.nodes}, or CONF_PADDLE_GRADIENT_NUM to {shards}",
+            fix=f"set SPLIT_COUNT of the data job to {nodes}, or CONF_PADDLE_GRADIENT_NUM to {shards}",
         )
     return shards

@@ -115,32 +115,32 @@ def _of_seeds(
 ) -> PodPlace | None:
     from bireme.kube.plain.peers import ApiPeerLister, HeartbeatFiles, RankBook, take_rank
 
-    settings = tutorial.read(environment)
-    job = tutorial.job_of(settings)
+    job = tutorial.job_of(environment)
     check(Path(job.output))
     if (Path(naming.TLS_DIRECTORY) / "tls.crt").is_file():
         job = msgspec.structs.replace(job, tls=naming.TLS_DIRECTORY)
-    pod = replace(pod_of(environment), namespace=settings.namespace)
-    host, run = environment.get("POD_IP") or own_address(settings.nic), Path(job.output) / RUN_DIRECTORY
+    pod = replace(pod_of(environment), namespace=environment.get("JOB_NAMESPACE") or "default")
+    host = environment.get("POD_IP") or own_address(environment.get("CONF_PADDLE_NIC", ""))
+    run = Path(job.output) / RUN_DIRECTORY
     meeting = HeartbeatFiles(run / "pods", pod.name, host)
     rank, is_inside = _index(environment), bool(environment.get("KUBERNETES_SERVICE_HOST"))
     if rank is None:
-        eyes = ApiPeerLister(lambda: _watch_pods(settings)) if is_inside else None
+        eyes = ApiPeerLister(lambda: _watch_pods(pod.namespace, job.name)) if is_inside else None
         try:
-            taken = take_rank(pod.name, settings.nodes, RankBook(run / "ranks"), (eyes, meeting), rest)
+            taken = take_rank(pod.name, job.nodes, RankBook(run / "ranks"), (eyes, meeting), rest)
         finally:
             if eyes is not None:
                 eyes.close()
         if taken is None:
             return None
         rank = taken
-    kube_job = settings.name if is_inside else ""
+    kube_job = job.name if is_inside else ""
     return PodPlace(pod, _patient(job), rank, None, host, kube_job=kube_job, each_second=(meeting.beat,))
 
 
-def _watch_pods(settings: tutorial.TutorialSettings) -> Iterator[tuple[str, Object]]:
-    with Cluster(Target(namespace=settings.namespace), timeout_s=API_TIMEOUT_S) as cluster:
-        yield from cluster.watch_all(POD, {"job-name": settings.name})
+def _watch_pods(namespace: str, job: str) -> Iterator[tuple[str, Object]]:
+    with Cluster(Target(namespace=namespace), timeout_s=API_TIMEOUT_S) as cluster:
+        yield from cluster.watch_all(POD, {"job-name": job})
 
 
 def pod_of(environment: Mapping[str, str]) -> Pod:

@@ -219,7 +219,7 @@ def _mounted(submission: Submission) -> Iterator[tuple[Object, Object]]:
     if settings.tls:
         secret = {"secretName": f"{name}-tls", "defaultMode": 0o440}
         yield {"name": "tls", "secret": secret}, _read_only(naming.TLS_DIRECTORY)
-    claim = {"claimName": naming.claim_of(name, settings.volume.claim)}
+    claim = {"claimName": settings.volume.claim or name}
     yield {"name": "volume", "persistentVolumeClaim": claim}, {"mountPath": naming.VOLUME_ROOT}
     yield {"name": "tmp", "emptyDir": {}}, {"mountPath": "/tmp"}
     for extra in settings.volumes:

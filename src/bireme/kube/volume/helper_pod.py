@@ -73,7 +73,7 @@ class VolumePlace:
 
     @property
     def claim(self) -> str:
-        return naming.claim_of(self.name, self.settings.volume.claim)
+        return self.settings.volume.claim or self.name
 
 
 def volume_pod(place: VolumePlace, namespace: str, suffix: str, command: Sequence[str]) -> Object:

@@ -35,7 +35,7 @@ def told(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_tutorials_variables_make_its_start_scripts_job(told: dict[str, str], tmp_path: Path) -> None:
-    job = tutorial.job_of(tutorial.read(told))
+    job = tutorial.job_of(told)
     place = tmp_path / "paddle-cluster-job"
     assert (job.name, job.passes, job.log_period) == ("paddle-cluster-job", 10, 50)
     assert (job.pservers, job.trainers, job.shards, job.nodes) == (3, 3, 3, 3)
@@ -48,7 +48,7 @@ def test_the_tutorials_variables_make_its_start_scripts_job(told: dict[str, str]
 
 def test_the_older_name_of_the_config_is_found_too(told: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "paddle-cluster-job" / "quick_start" / "trainer_config.lr.py").unlink()
-    assert tutorial.job_of(tutorial.read(told)).config.endswith("quick_start/trainer_config.py")
+    assert tutorial.job_of(told).config.endswith("quick_start/trainer_config.py")
 
 
 def test_shards_as_the_oldest_tutorial_had_them_are_found_too(told: dict[str, str], tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_shards_as_the_oldest_tutorial_had_them_are_found_too(told: dict[str, st
         (place / str(shard) / "data").rename(place / "data" / str(shard))
         (place / str(shard)).rmdir()
     for _ in range(2):  # each pod comes by here
-        job = tutorial.job_of(tutorial.read(told))
+        job = tutorial.job_of(told)
         assert job.shards == 3
         assert [(Path(job.data) / f"{k}/data/train.txt").read_text() for k in range(3)] == [
             f"shard {k}" for k in range(3)
@@ -67,7 +67,7 @@ def test_shards_as_the_oldest_tutorial_had_them_are_found_too(told: dict[str, st
 
 
 def test_passes_and_seed_can_be_changed_without_another_image(told: dict[str, str]) -> None:
-    job = tutorial.job_of(tutorial.read({**told, "BIREME_PASSES": "2", "BIREME_SEED": "7"}))
+    job = tutorial.job_of({**told, "BIREME_PASSES": "2", "BIREME_SEED": "7"})
     assert (job.passes, job.seed) == (2, 7)
 
 
@@ -75,7 +75,7 @@ def test_passes_and_seed_can_be_changed_without_another_image(told: dict[str, st
 def test_a_variable_that_is_missing_is_named(told: dict[str, str], name: str) -> None:
     del told[name]
     with pytest.raises(UsageError, match=f"the variable {name} is not set"):
-        tutorial.read(told)
+        tutorial.job_of(told)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_a_variable_that_is_missing_is_named(told: dict[str, str], name: str) ->
 )
 def test_a_number_that_is_none_is_named(told: dict[str, str], name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is '{value}', which is not a number from"):
-        tutorial.read({**told, name: value})
+        tutorial.job_of({**told, name: value})
 
 
 def refusal(told: dict[str, str], kind: type[BiremeError]) -> BiremeError:
     with pytest.raises(kind) as caught:
-        tutorial.job_of(tutorial.read(told))
+        tutorial.job_of(told)
     return caught.value
 
 
