@@ -35,10 +35,6 @@ class Kind(NamedTuple):
     kind: str
     plural: str
 
-    @property
-    def api(self) -> str:
-        return f"{self.group}/{self.version}" if self.group else self.version
-
 
 JOB = Kind("batch", "v1", "Job", "jobs")
 POD = Kind("", "v1", "Pod", "pods")
@@ -268,6 +264,7 @@ def _login(config: Any) -> Login:
     return Login(server, None if is_plain else verify_cluster(config.cluster, config.user, config.abs_file), headers)
 
 
+# Threads share it without a lock: two may build the same class at once, and it does not matter which one stays.
 _resources: dict[Kind, Any] = {}
 
 

@@ -220,7 +220,7 @@ class _Session:
         try:
             sent = self._sock.send(self._out)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
-            return
+            return  # `select` sees the socket, not TLS: a record may still be incomplete
         del self._out[:sent]
         if self._carries_input:
             self._heard = self._clock()  # a peer that takes input is alive; a ping leaves into a dead connection too

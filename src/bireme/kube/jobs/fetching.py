@@ -41,8 +41,7 @@ class FetchMark(msgspec.Struct, frozen=True):
 
     def is_of(self, other: FetchMark) -> bool:
         """Whether both are of one job and one run of it; a cluster may be known under several addresses."""
-        mine, theirs = ((each.namespace, each.job, each.volume, each.output) for each in (self, other))
-        return mine == theirs
+        return msgspec.structs.replace(other, server=self.server, files=self.files) == self
 
 
 @dataclass(frozen=True, slots=True)

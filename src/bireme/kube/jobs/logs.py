@@ -192,6 +192,7 @@ class _Listener:
     def listen(self, *, may_write: bool) -> None:
         """Read the log, once; again after a lost connection if the pod may write more."""
         if self._thread is None or (may_write and not self.is_listening):
+            # A daemon: a silent log never returns, and nothing is lost with the thread.
             self._thread = threading.Thread(target=self._read, name="logs", daemon=True)
             self._thread.start()
 

@@ -64,7 +64,7 @@ class ApiPeerLister:
         self._watch = watch
         self._pods: dict[str, Peer] | None = None
         self._is_over = threading.Event()
-        self.is_blind = False
+        self.is_blind = False  # written by the thread alone; `take_rank` may see it one look late
         self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
         self._thread.start()
 

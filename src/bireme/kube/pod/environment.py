@@ -64,7 +64,8 @@ class PodPlace:
 
 @lru_cache
 def cluster_in(namespace: str) -> Cluster:
-    """A connection to the API server as the pod's account; all threads share it."""
+    """A connection to the API server as the pod's account."""
+    # The reporting thread and the main one share it: the HTTP client below may be used by several threads.
     return Cluster(Target(namespace=namespace), timeout_s=API_TIMEOUT_S)
 
 

@@ -111,6 +111,8 @@ class PodWatch(NodeWatch):
         self.each_second: list[Callable[[], None]] = []
 
     def may_go_on(self) -> bool:
+        # Called 20 times a second by the loop that also watches the processes: most calls must do nothing, as the
+        # lease and the logs are on a slow volume.
         now_s = time.monotonic()
         if now_s - self._copy_s >= COPY_EVERY_S:
             self._copy_s = now_s

@@ -99,6 +99,7 @@ class Reporter:
 
     def finish(self, status: JobStatus | None = None, error: BiremeError | None = None) -> None:
         """Stop polling, and publish the final status: the coordinator's last one, with an error if there was one."""
+        # The caller's thread: `_last` and what `publish` keeps are its own once the thread has ended.
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(FINAL_STATUS_S)  # its last status must not overwrite the final one

@@ -181,7 +181,7 @@ def _own(cluster: Cluster, made: list[Object]) -> None:
     if not jobs:
         return
     main = min(jobs, key=name_of)
-    owner = {"apiVersion": JOB.api, "kind": JOB.kind, "name": name_of(main), "uid": main["metadata"]["uid"]}
+    owner = {"apiVersion": "batch/v1", "kind": JOB.kind, "name": name_of(main), "uid": main["metadata"]["uid"]}
     for kind, name in map(key_of, made):
         if kind != "PersistentVolumeClaim" and (kind, name) != (JOB.kind, name_of(main)):
             cluster.patch(KINDS[kind], name, {"metadata": {"ownerReferences": [owner]}})

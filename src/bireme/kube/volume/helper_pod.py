@@ -210,7 +210,7 @@ class VolumePod:
                     raise ClusterError(f"the pod {self._name} on the volume ended before it was used: {end_of(pod)}")
                 starting.look_at(self._name, pod, lambda: "")
                 self._pace.rest(0.1)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: `__exit__` is not called for an `__enter__` that fails
             self.__exit__()
             raise
 

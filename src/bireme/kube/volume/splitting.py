@@ -58,7 +58,7 @@ def split_on_volume(
         report = _printed_report(cluster, pods)
     except (ConflictError, NetworkError):
         raise  # the Job belongs to another command, or is unreachable and may still work
-    except BaseException:
+    except BaseException:  # also Ctrl-C: a Job without its command would keep writing to the volume
         with contextlib.suppress(BiremeError):
             cluster.delete(JOB, name)
         raise
