@@ -7,11 +7,12 @@ Ingresses, and claims whose volumes the cloud made for them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from bireme.core.errors import ClusterError, NetworkError
 from bireme.kube.api.client import CLAIM, JOB, KINDS, Cluster, Kind
+from bireme.kube.api.fields import annotations_in, is_true, meta, name_of, spec_of
 from bireme.kube.api.naming import Object
 
 Note = Callable[[str], None]
@@ -29,7 +30,7 @@ def apply_all(cluster: Cluster, objects: list[Object], note: Note) -> None:
 
     def attempt() -> None:
         while left:
-            cluster.apply(left[0], namespace=left[0]["metadata"].get("namespace", ""))
+            cluster.apply(left[0], namespace=meta(left[0]).get("namespace", ""))
             del left[0]
 
     try:
@@ -59,14 +60,13 @@ def _reached(
             pause(POLL_S)
 
 
-def is_ready(node: Mapping[str, Any]) -> bool:
+def is_ready(node: Object) -> bool:
     """Whether a machine takes pods: it is Ready, and not cordoned."""
-    conditions = node.get("status", {}).get("conditions") or ()
-    return not is_cordoned(node) and any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return is_true(node, "Ready") and not _is_cordoned(node)
 
 
-def is_cordoned(node: Mapping[str, Any]) -> bool:
-    return bool(node.get("spec", {}).get("unschedulable"))
+def _is_cordoned(node: Object) -> bool:
+    return bool(spec_of(node).get("unschedulable"))
 
 
 def wait_for_nodes(
@@ -85,12 +85,12 @@ def wait_for_nodes(
     noted, noted_at = -1, now()
     while True:
         nodes = _reached(cluster.nodes, note, now, pause)
-        ready = [node["metadata"]["name"] for node in nodes if is_ready(node)]
+        ready = [name_of(node) for node in nodes if is_ready(node)]
         if len(ready) >= count:
             return ready
         is_due = now() - noted_at >= NOTE_S
         if len(ready) != noted or is_due:
-            cordoned = sum(map(is_cordoned, nodes))
+            cordoned = sum(map(_is_cordoned, nodes))
             text = f"{len(ready)} of {count} machines are Ready{f'; {cordoned} cordoned' if cordoned else ''}"
             if is_due:
                 text += "; still waiting for the others" + (f": {reason}" if (reason := why()) else "")
@@ -104,19 +104,15 @@ def clear(cluster: Cluster, note: Note) -> None:
     doomed: list[tuple[Kind, Callable[[Object], bool]]] = [
         (JOB, lambda job: True),
         (ingresses, lambda ingress: True),
-        (KINDS["Service"], lambda service: bool(service.get("spec", {}).get("type") == "LoadBalancer")),
-        (CLAIM, _is_provisioned),
+        (KINDS["Service"], lambda service: bool(spec_of(service).get("type") == "LoadBalancer")),
+        # A provisioner has made the volume for its claim; the shared volume was made otherwise.
+        (CLAIM, lambda claim: "volume.kubernetes.io/storage-provisioner" in annotations_in(claim)),
     ]
     for kind, is_doomed in doomed:
         for each in filter(is_doomed, cluster.everywhere(kind)):
-            name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]
+            name, namespace = name_of(each), meta(each)["namespace"]
             note(f"deleting {kind.kind} {namespace}/{name}")
             try:
                 cluster.delete(kind, name, namespace=namespace)
             except ClusterError as e:
                 note(f"{kind.kind} {namespace}/{name} cannot be deleted: {e.what}")
-
-
-def _is_provisioned(claim: Object) -> bool:
-    """Whether a claim's volume was made for it, by a provisioner: the shared volume was not."""
-    return "volume.kubernetes.io/storage-provisioner" in (claim["metadata"].get("annotations") or {})

@@ -21,18 +21,8 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 from bireme.core.errors import BiremeError, DataError, NetworkError, OutputExistsError
 from bireme.core.files import storage_errors
-from bireme.kube.volume.pod_end import (
-    CHUNK,
-    BrokenOffError,
-    FileChunk,
-    inside,
-    list_files,
-    part_of,
-    prefix_digest,
-    read_pieces,
-    send_piece,
-    write_piece,
-)
+from bireme.kube.volume import pod_end
+from bireme.kube.volume.pod_end import inside, list_files, part_of, prefix_digest
 from bireme.spec.load import is_shard_name
 
 PAUSES_S = (1.0, 2.0, 4.0)
@@ -156,9 +146,9 @@ def push(
         first_bytes = {name: push_start(files[name], sizes[name], there.get(name)) for name in files}
         starts = {name: start for name, start in first_bytes.items() if start >= 0}
         tally.begin(starts)
-        chunks = (chunk for name, start in starts.items() for chunk in send_piece(files[name], name, start))
+        chunks = (chunk for name, start in starts.items() for chunk in pod_end.send_piece(files[name], name, start))
         if starts:
-            pod.run(["put", root], stdin=io.BufferedReader(_Stream(tally.count(chunks)), CHUNK))
+            pod.run(["put", root], stdin=io.BufferedReader(_Stream(tally.count(chunks)), pod_end.CHUNK))
 
     persist(attempt, pause)
     return tally.outcome()
@@ -283,10 +273,10 @@ def _receive(pod: TransferEnd, root: str, starts: Mapping[str, int], places: Map
     def write() -> None:
         with os.fdopen(ours, "rb") as source:
             try:
-                for piece, content in read_pieces(source):
+                for piece, content in pod_end.read_pieces(source):
                     if due.get(piece.path) != piece.offset:
                         raise _unasked(piece)
-                    write_piece(piece, tally.count(content), places[piece.path])
+                    pod_end.write_piece(piece, tally.count(content), places[piece.path])
                     del due[piece.path]
             except BaseException as e:
                 failed.append(e)
@@ -300,7 +290,7 @@ def _receive(pod: TransferEnd, root: str, starts: Mapping[str, int], places: Map
         lost = e
     finally:
         writer.join()
-    if failed and not (lost and isinstance(failed[0], BrokenOffError)):
+    if failed and not (lost and isinstance(failed[0], pod_end.BrokenOffError)):
         raise failed[0] if isinstance(failed[0], BiremeError) else NetworkError(f"the transfer failed: {failed[0]}")
     if lost:
         raise lost
@@ -308,7 +298,7 @@ def _receive(pod: TransferEnd, root: str, starts: Mapping[str, int], places: Map
         raise NetworkError(f"the transfer ended, and {len(due)} of {len(starts)} files are missing")
 
 
-def _unasked(piece: FileChunk) -> DataError:
+def _unasked(piece: pod_end.FileChunk) -> DataError:
     return DataError(
         f"the pod on the volume sends {piece.path!r} from byte {piece.offset:,}, which was not requested",
         why="only requested files are written here",
