@@ -53,8 +53,9 @@ def split_on_volume(
     name = made["metadata"]["name"]
     _clear(cluster, name, pace)
     try:
-        watch = _Watch(cluster, cluster.create(made), note, pace)
-        job, pods = watch.until_ended(), watch.pods()
+        created = cluster.create(made)
+        job = _until_ended(cluster, created, note, pace)
+        pods = _pods_of(cluster, created)
         report = _printed_report(cluster, pods)
     except (ConflictError, NetworkError):
         raise  # the Job belongs to another command, or is unreachable and may still work
@@ -80,51 +81,41 @@ def _failure(name: str, report: dict[str, Any], message: str, pods: list[Object]
     return ClusterError(f"{name} failed, and its log does not say why: {message}", why=ends)
 
 
-class _Watch:
-    """Waits for a Job, and notes what keeps its pod from starting; fails where that is final or lasts too long."""
+def _pods_of(cluster: Cluster, job: Object) -> list[Object]:
+    """A Job's pods, without those of an earlier Job of the same name."""
+    uid, pods = meta(job)["uid"], cluster.list(POD, labels_of(labels_in(job)[naming.VOLUME_OF], COMPONENT))
+    return [pod for pod in pods if uid in {each.get("uid") for each in meta(pod).get("ownerReferences") or ()}]
 
-    def __init__(self, cluster: Cluster, job: Object, note: Note, pace: Pacing) -> None:
-        self._cluster = cluster
-        self._job = job
-        self._name: str = job["metadata"]["name"]
-        self._pace = pace
-        self._starting = Starting(note, pace)
-        self._answered = pace.now()
 
-    def pods(self) -> list[Object]:
-        """The Job's pods, without those of an earlier Job of the same name."""
-        head = self._job["metadata"]
-        pods = self._cluster.list(POD, labels_of(head["labels"][naming.VOLUME_OF], COMPONENT))
-        return [
-            pod for pod in pods if head["uid"] in {each.get("uid") for each in meta(pod).get("ownerReferences") or ()}
-        ]
+def _until_ended(cluster: Cluster, job: Object, note: Note, pace: Pacing) -> Object:
+    """Wait for a Job, and note what keeps its pod from starting; fails where that is final or lasts too long."""
+    name = name_of(job)
+    starting, answered = Starting(note, pace), pace.now()
 
-    def until_ended(self) -> Object:
-        while True:
-            try:
-                job = self._cluster.get(JOB, self._name)
-                if _has_ended(job):
-                    return job
-                pods = self.pods()
-                waiting = [pod for pod in pods if waits_for(pod)]
-                if waiting:
-                    self._starting.look_at(name_of(waiting[0]), waiting[0], lambda: "")
-                elif pods:
-                    self._starting.begin()
-                else:
-                    self._starting.look_at(self._name, None, self._why_no_pod)
-                self._answered = self._pace.now()
-            except NetworkError as e:
-                if self._pace.now() - self._answered > SILENCE_S:
-                    why = f"the Job {self._name} may continue, but this command no longer waits for it"
-                    raise NetworkError(e.what, why=why, fix=e.fix) from e
-            self._pace.rest(LOOK_EVERY_S)
-
-    def _why_no_pod(self) -> str:
-        events = self._cluster.list(KINDS["Event"], {})
-        own = [e for e in events if e.get("involvedObject", {}).get("name") == self._name]
+    def why_no_pod() -> str:
+        own = [e for e in cluster.list(KINDS["Event"], {}) if e.get("involvedObject", {}).get("name") == name]
         newest = max(own, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""), default={})
         return str(newest.get("message") or "the cluster makes no pod for it")
+
+    while True:
+        try:
+            there = cluster.get(JOB, name)
+            if _has_ended(there):
+                return there
+            pods = _pods_of(cluster, job)
+            waiting = next(filter(waits_for, pods), None)
+            if waiting is not None:
+                starting.look_at(name_of(waiting), waiting, lambda: "")
+            elif pods:
+                starting.begin()
+            else:
+                starting.look_at(name, None, why_no_pod)
+            answered = pace.now()
+        except NetworkError as e:
+            if pace.now() - answered > SILENCE_S:
+                why = f"the Job {name} may continue, but this command no longer waits for it"
+                raise NetworkError(e.what, why=why, fix=e.fix) from e
+        pace.rest(LOOK_EVERY_S)
 
 
 def _has_ended(job: Object) -> bool:
