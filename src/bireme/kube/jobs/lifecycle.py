@@ -65,7 +65,7 @@ def unsuspend(cluster: Cluster, name: str) -> None:
     jobs = find_job(cluster, name)
     is_queued = _set_queue_active(cluster, jobs, is_active=True)
     for each in jobs:
-        change: Object = going_on(each)
+        change = resume_patch(each)
         if is_queued:  # Kueue unsuspends the Job when it admits it
             del change["spec"]
         cluster.patch(JOB, name_of(each), change)
@@ -86,7 +86,7 @@ def _set_queue_active(cluster: Cluster, jobs: Iterable[Object], *, is_active: bo
     return bool(own)
 
 
-def going_on(job: Object) -> Object:
+def resume_patch(job: Object) -> Object:
     """The patch that resumes a Job; it clears the members in its last status, as no pod runs yet."""
     annotations: Object = {naming.CANCELLED: None}
     status = status_in(job)
@@ -98,7 +98,7 @@ def going_on(job: Object) -> Object:
     return {"metadata": {"annotations": annotations}, "spec": {"suspend": False}}
 
 
-def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Submission:
+def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> None:
     """Create a job's Jobs again, so that they resume from the newest snapshot; `changes` are fields of the job.
 
     The Jobs may be gone already, if an earlier call was interrupted.
@@ -109,12 +109,11 @@ def start_again(cluster: Cluster, name: str, changes: Mapping[str, Any]) -> Subm
     disown(cluster, others)  # first: deleting their owner would delete them too
     for each in jobs_of(cluster, name):
         cluster.delete(JOB, name_of(each))
-    see_off(cluster, name)
+    wait_until_gone(cluster, name)
     send(cluster, build(now))
-    return now
 
 
-def see_off(cluster: Cluster, name: str) -> None:
+def wait_until_gone(cluster: Cluster, name: str) -> None:
     """Wait until the pods of deleted Jobs have ended: they may be taking a snapshot.
 
     A pod on a lost machine never ends for the API server. It does not count: its successor takes over its lease.
@@ -173,7 +172,7 @@ def delete(cluster: Cluster, name: str, *, with_volume: bool) -> Deleted:
     claim, fetching = _files_of(cluster, name)
     # Jobs first: pods take a snapshot before they end, and need the other objects for it.
     gone = _delete_all(cluster, [each for each in things if each[0] is JOB])
-    see_off(cluster, name)
+    wait_until_gone(cluster, name)
     gone += _delete_all(cluster, [each for each in things if each[0] is not JOB])
     if f"{CLAIM.kind} {claim}" in gone:
         return Deleted(gone, claim, "deleted")

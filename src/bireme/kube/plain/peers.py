@@ -220,14 +220,18 @@ def create_once(path: Path, data: bytes) -> bool:
 
 
 def take_rank(
-    name: str, nodes: int, book: RankBook, eyes: tuple[PeerLister | None, HeartbeatFiles], rest: Callable[[Wait], bool]
+    name: str,
+    nodes: int,
+    book: RankBook,
+    listers: tuple[PeerLister | None, HeartbeatFiles],
+    rest: Callable[[Wait], bool],
 ) -> int | None:
     """Get a rank for this pod; None if `rest`, called with each wait, returns False."""
-    api, meeting = eyes
+    api, heartbeats = listers
     waits_for, missing = "", SignsOfLife(ABSENCE_S)
     while True:
-        meeting.beat()
-        seen = (meeting if api is None or api.is_blind else api).look()
+        heartbeats.beat()
+        seen = (heartbeats if api is None or api.is_blind else api).look()
         decision: Decision = Wait("the API server has not answered yet")
         if seen is not None:
             record = book.read()

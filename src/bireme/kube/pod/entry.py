@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -36,7 +37,6 @@ from bireme.job.output import ownership
 from bireme.job.output.volume_probe import check_volume
 from bireme.job.status import JobStatus
 from bireme.kube.api import naming
-from bireme.kube.api.client import Cluster
 from bireme.kube.plain.peers import HeartbeatFiles
 from bireme.kube.plain.ranks import Wait
 from bireme.kube.plain.tutorial import CONNECT_TIMEOUT_S
@@ -81,7 +81,7 @@ def _give_up_blindly(environment: Mapping[str, str], error: BiremeError) -> None
         return
     name = main.removesuffix("-pserver")
     names = (main, naming.job_name(name, "trainer")) if environment.get("BIREME_ROLE") else (main,)
-    give_up(lambda: cluster_in(environment.get("POD_NAMESPACE", "")), names, error)
+    give_up(partial(cluster_in, environment.get("POD_NAMESPACE", "")), names, error)
 
 
 def _rest(probes: Probes, stops: Sequence[int]) -> bool:
@@ -129,6 +129,7 @@ class Member:
         self._heartbeats = HeartbeatFiles(*here, every_s=SIGN_EVERY_S, patience_s=SIGN_PATIENCE_S)
         self._duties = (*place.each_second, self._heartbeats.beat)
         self._leads = roles_of(place.job, place.rank, place.role)[:1] == ["pserver"] and place.rank == 0
+        self._connect = partial(cluster_in, place.pod.namespace)
         self._reporter: Reporter | None = None
         self._born = time.time()
         self._old_reports = read_reports(self._run)
@@ -155,9 +156,6 @@ class Member:
             # Else the heartbeat file is the successor's by now.
             if not self._lease.is_lost():
                 self._heartbeats.leave()
-
-    def _connect(self) -> Cluster:
-        return cluster_in(self._place.pod.namespace)
 
     def _take_part(self) -> None:
         job = self._settle()

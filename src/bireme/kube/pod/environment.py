@@ -123,20 +123,20 @@ def _of_seeds(
     pod = replace(pod_of(environment), namespace=environment.get("JOB_NAMESPACE") or "default")
     host = environment.get("POD_IP") or own_address(environment.get("CONF_PADDLE_NIC", ""))
     run = Path(job.output) / RUN_DIRECTORY
-    meeting = HeartbeatFiles(run / "pods", pod.name, host)
+    heartbeats = HeartbeatFiles(run / "pods", pod.name, host)
     rank, is_inside = _index(environment), bool(environment.get("KUBERNETES_SERVICE_HOST"))
     if rank is None:
-        eyes = ApiPeerLister(lambda: _watch_pods(pod.namespace, job.name)) if is_inside else None
+        lister = ApiPeerLister(lambda: _watch_pods(pod.namespace, job.name)) if is_inside else None
         try:
-            taken = take_rank(pod.name, job.nodes, RankBook(run / "ranks"), (eyes, meeting), rest)
+            taken = take_rank(pod.name, job.nodes, RankBook(run / "ranks"), (lister, heartbeats), rest)
         finally:
-            if eyes is not None:
-                eyes.close()
+            if lister is not None:
+                lister.close()
         if taken is None:
             return None
         rank = taken
     kube_job = job.name if is_inside else ""
-    return PodPlace(pod, _patient(job), rank, None, host, kube_job=kube_job, each_second=(meeting.beat,))
+    return PodPlace(pod, _patient(job), rank, None, host, kube_job=kube_job, each_second=(heartbeats.beat,))
 
 
 def _watch_pods(namespace: str, job: str) -> Iterator[tuple[str, Object]]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from bireme.job.status import JobStatus, TrainerStatus, decode_status
 from bireme.kube.api import naming
-from bireme.kube.jobs.lifecycle import going_on
+from bireme.kube.jobs.lifecycle import resume_patch
 from bireme.kube.jobs.listing import by_name, gathering, job_view, pod_views
 
 Json = dict[str, Any]
@@ -137,11 +137,11 @@ def test_what_a_pod_waits_for_is_told_in_kubernetes_words(status: Json, told: st
 
 
 def test_a_job_that_goes_on_does_not_look_as_if_it_ran_already() -> None:
-    change = going_on(job(suspend=True, status=TRAINING))
+    change = resume_patch(job(suspend=True, status=TRAINING))
     assert change["spec"] == {"suspend": False}
     told = json.loads(change["metadata"]["annotations"][naming.STATUS])
     assert (told["phase"], told["trainers"], told["passes"]) == ("gathering", [], 4)
-    assert going_on(job(suspend=True))["metadata"]["annotations"] == {naming.CANCELLED: None}
+    assert resume_patch(job(suspend=True))["metadata"]["annotations"] == {naming.CANCELLED: None}
 
 
 @pytest.mark.parametrize(
