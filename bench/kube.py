@@ -1,4 +1,4 @@
-"""How long a job on a cluster takes to begin, and to go on after a fault: `./dev bench kube [--reps N] [--json]`.
+"""How long a job on a cluster takes to begin, and to continue after a fault: `./dev bench kube [--reps N] [--json]`.
 
 On the test cluster (`./dev kube`; started for this where it is not up) with images present and short timings: a lost
 machine is noticed after 8 s, and its pods are given up 5 s later. First a job per repetition that is only submitted,

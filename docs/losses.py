@@ -3,7 +3,7 @@
 A job of two nodes trains: the coordinator of `bireme.job`, and for each pserver one lane's bookkeeping of `bireme.ps`.
 One lane has just closed a round that the other still waits for, the worst moment there is. Then something is lost,
 whoever is missing comes back, and what the coordinator orders is carried out. Afterwards it is seen from where trainers
-go on, and that no lane takes what it has.
+continue, and that no lane takes what it has.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class World:
         return Outcome(tuple(said or self.machine.losses), kinds[-1], self._repeated())
 
     def _repeated(self) -> str:
-        """Who goes on from where; fails if a lane would take what it has."""
+        """Who continues from where; fails if a lane would take what it has."""
         assert self.begun == set(range(NODES)) and self.setup is not None and self._base is not None
         begins = [_position(lane) for lane in self.lanes.values()]
         for lane, begin in zip(self.lanes.values(), begins, strict=True):

@@ -1,4 +1,4 @@
-"""`up`, `scale` and `down` against the double, in virtual time: whatever fails, the next run goes on from there."""
+"""`up`, `scale` and `down` against the double, in virtual time: whatever fails, the next run continues from there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where snapshots find no room training goes on, says so, and loses nothing that was saved."""
+"""Where snapshots find no room training continues, says so, and loses nothing that was saved."""
 
 from __future__ import annotations
 

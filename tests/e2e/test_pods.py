@@ -213,7 +213,7 @@ def test_a_pod_leaves_when_its_replacement_works(pods: Pods, undisturbed: Undist
     new = pods.start(1, life=2)
     wait_until(lambda: len(pods.events("recovered")) > 0, "the replacement trains")
     for pid in family:
-        with suppress(ProcessLookupError):  # the entry ends the others as soon as it goes on
+        with suppress(ProcessLookupError):  # the entry ends the others as soon as it continues
             os.kill(pid, signal.SIGCONT)
     assert old.wait(20) == 143, pods.said()
     assert not any(is_running(pid) for pid in family[1:])

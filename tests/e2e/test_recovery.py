@@ -70,7 +70,7 @@ def test_kills_one_after_another_change_no_bit(cli: Cli, long: Path, undisturbed
     job = Disturbed(cli, long)
     for number, name in enumerate(KILLED, 1):
         job.signal(signal.SIGKILL, name)
-        wait_until(partial(has_recovered, job, number), f"the job goes on without {name}")
+        wait_until(partial(has_recovered, job, number), f"the job continues without {name}")
     job.ends_as(undisturbed)
     assert all(job.was_restarted(name, "was killed by SIGKILL") for name in KILLED)
     assert [event["kind"] for event in job.events("view")] == ["begin", *(kind for kind, _ in KILLED.values())]
@@ -97,7 +97,7 @@ def test_a_job_comes_back_when_all_but_its_runner_are_killed(cli: Cli, long: Pat
 def test_a_stopped_trainer_is_named_and_nobody_takes_its_place(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
     job = Disturbed(cli, long)
     job.signal(signal.SIGSTOP, "trainer 1")
-    said = re.compile(r"trainer 1, which has said nothing for (\d+) s")
+    said = re.compile(r"trainer 1, silent for (\d+) s")
     seconds: list[int] = []
 
     def is_named() -> bool:

@@ -1,4 +1,4 @@
-"""A job whose processes are all killed goes on from its last snapshot, and ends as if nothing had happened."""
+"""A job whose processes are all killed continues from its last snapshot, and ends as if nothing had happened."""
 
 from __future__ import annotations
 

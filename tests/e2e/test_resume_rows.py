@@ -1,4 +1,4 @@
-"""A job with tables that is killed goes on from a chain of snapshots, each of which holds only what had changed."""
+"""A job with tables that is killed continues from a chain of snapshots, each of which holds only what had changed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_job_that_goes_on_from_a_chain_ends_with_the_same_bits(
     # The newest one when the kill arrives may begin a chain: then it was the wrong moment.
     outputs = (tmp_path / f"killed-{attempt}" for attempt in range(5))
     output = next((output for output in outputs if kill_within_a_chain(cli, often, output)), None)
-    assert output is not None, "there was never a snapshot of changes to go on from"
+    assert output is not None, "there was never a snapshot of changes to continue from"
     done = cli.run("resume", output, *layout, "--json")
     assert done.code == 0, done.err
     assert done.json["hash"] == whole.json["hash"]

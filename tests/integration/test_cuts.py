@@ -1,4 +1,4 @@
-"""Cuts of lanes at work: they hold one round exactly, however training goes on meanwhile, and lanes go on from them."""
+"""Cuts of lanes at work: they hold one round exactly while training continues, and lanes continue from them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def start(
 
 @pytest.fixture
 def other() -> Iterator[Cluster]:
-    """Pservers that go on from what others have left."""
+    """Pservers that continue from what others have left."""
     made = Cluster()
     yield made
     made.stop()

@@ -150,7 +150,7 @@ def test_outsiders_are_refused_told_of_once_and_change_no_bit(
     took_s = time.time() - began
     assert told["let_in"] == 0 and told["reached"] > 0.9 * times, told
     meanwhile = len({row["round"] for row in victim.lines() if row["unix"] > began})
-    assert meanwhile > 0, "the job was to go on"
+    assert meanwhile > 0, "the job was to continue"
 
     logged = refusals(victim, outsider.address)
     print(f"\n{told['reached']} of {times} in {took_s:.1f} s, {meanwhile} rounds meanwhile; logged: {dict(logged)}")

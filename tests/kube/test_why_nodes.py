@@ -82,7 +82,7 @@ def test_an_eviction_by_the_api_is_shown_while_the_pod_leaves(stage: Stage) -> N
         stdin=json.dumps(asked),
     )
     cause = stage.until("disrupted")
-    assert "was evicted through the API" in cause.cause and "goes on from its snapshot" in cause.advice
+    assert "was evicted through the API" in cause.cause and "continues from its snapshot" in cause.advice
 
 
 def test_a_pod_that_had_to_make_room_is_told(stage: Stage) -> None:

@@ -30,7 +30,7 @@ def gradient(name: Name) -> int:
 
 @dataclass
 class Trainer:
-    """One shard's trainer: it pulls a batch's parameters, then pushes its gradient, then goes on."""
+    """One shard's trainer: it pulls a batch's parameters, then pushes its gradient, then continues."""
 
     pass_id: int = 0
     q: int = 0
@@ -137,7 +137,7 @@ class World:
             self.stream.dropped(Span(shard, shard + 1))
 
     def restart(self, shard: int, lacking: int) -> None:
-        """The trainer is replaced; the new one asks where to go on, and some other lane lacks so many pushes."""
+        """The trainer is replaced; the new one asks where to continue, and some other lane lacks so many pushes."""
         now = self.stream.look(Head(Kind.PULL, Flag.NOW, job=JOB, view=self.view, lo=shard))
         assert isinstance(now, Ready)
         batch = max(now.batch - lacking, 0)
@@ -145,7 +145,7 @@ class World:
         self.trainers[shard] = Trainer(now.pass_id + 1) if has_ended else Trainer(now.pass_id, batch)
 
     def change_view(self, lacking: int) -> None:
-        """Somebody was lost: what was on its way is gone, and every trainer asks where to go on."""
+        """Somebody was lost: what was on its way is gone, and every trainer asks where to continue."""
         self.view += 1
         self.flying.clear()
         self.stream.enter(self.view)
@@ -187,7 +187,7 @@ class World:
             for s in range(self.shards)
             if s not in stream.ended
         ]
-        assert any(isinstance(stream.look(head), Ready) for head in heads), "nobody may go on"
+        assert any(isinstance(stream.look(head), Ready) for head in heads), "nobody may continue"
 
     def finish(self) -> None:
         """From now on nothing fails: the job must end within as many steps as there is work."""

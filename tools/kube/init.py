@@ -99,7 +99,7 @@ def answer(daemons: Daemons, request: dict[str, Any]) -> object:
 
 
 def converse(daemons: Daemons, connection: socket.socket) -> None:
-    """Read one request, answer it. Whatever is wrong with it, PID 1 goes on."""
+    """Read one request, answer it. Whatever is wrong with it, PID 1 continues."""
     connection.settimeout(10)
     try:
         with connection, connection.makefile("rwb") as stream:

@@ -80,7 +80,7 @@ class Checks:
         """A pserver is about to enter a view with what it keeps."""
         if pserver.authority.history != history:
             kept = f"{pserver.authority.history:x}" if pserver.lanes else "none"
-            raise Broken(f"2: {pserver.name} goes on in history {history:x}, and keeps {kept}")
+            raise Broken(f"2: {pserver.name} continues in history {history:x}, and keeps {kept}")
 
     def role(self, name: str, view: int, process: Process) -> None:
         """A process acts in a role in a view."""

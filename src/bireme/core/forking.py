@@ -119,7 +119,7 @@ class ForkServer:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start `command`, which calls `serve` with its standard input; it loads while the caller goes on."""
+        """Start `command`, which calls `serve` with its standard input; it loads while the caller continues."""
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(SERVER_S)
         with other:

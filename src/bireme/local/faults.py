@@ -128,7 +128,7 @@ def _check_moment(fault: Fault, options: dict[str, str], text: str) -> None:
         raise UsageError(f"{text!r} does not say when", fix="add @round=N, @after=SECONDS, @recovery or @point=NAME")
     odd = [key for key in options if key not in (*_MOMENTS, "point")]
     if odd or options.get("recovery") or not options.get("round", "0").isdecimal():
-        fix = "WHEN is round=N, after=SECONDS, recovery or point=NAME; a pause may go on with its length, as in ,10s"
+        fix = "WHEN is round=N, after=SECONDS, recovery or point=NAME; a length may follow a pause, as in ,10s"
         raise UsageError(f"{text!r} is not understood", fix=fix)
     if len(moments) > 1 or (point is not None and "after" in options):
         fix = "give one of round=N, after=SECONDS and recovery; after=SECONDS goes without point=NAME"

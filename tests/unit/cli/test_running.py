@@ -1,4 +1,4 @@
-"""Around a run: that kernels are compiled first, how to go on after an end, and that nobody need be there to hear."""
+"""Around a run: kernels are compiled first, the end says how to continue, and no terminal is needed."""
 
 from __future__ import annotations
 

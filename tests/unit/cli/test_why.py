@@ -93,7 +93,7 @@ def test_a_stopped_job_is_told_how_to_go_on() -> None:
             "pass 2 of 4 at 2,000 samples/s with 2 trainers and 1 pserver, and waits for none of them",
         ),
         ({"waits_for": ["trainer 1"]}, "slow-trainer", "The job waits for trainer 1 (2,000 samples/s in all)."),
-        ({"waits_for": ["pserver 0, which has said nothing for 9 s"]}, "slow-pserver", "said nothing for 9 s"),
+        ({"waits_for": ["pserver 0, silent for 9 s"]}, "slow-pserver", "silent for 9 s"),
         ({"phase": "gathering", "waits_for": ["trainer 0"]}, "waiting-for-peers", "waits for trainer 0."),
         ({"phase": "starting"}, "no-word-yet", "its process runs"),
     ],

@@ -32,7 +32,7 @@ def test_losing_a_trainer_is_repaired_unless_it_had_state() -> None:
 
 
 def test_a_pause_changes_nothing_and_is_told() -> None:
-    assert outcome("nothing") == (("trainer 1, which has said nothing for 30 s",), "nothing", "")
+    assert outcome("nothing") == (("trainer 1, silent for 30 s",), "nothing", "")
 
 
 def test_the_table_changes_with_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_a_job_that_differs_is_refused_and_told_of_the_flag(standing: Standing, 
     )
     placed = send(tmp_path, text=PLAIN + "kubernetes: {resources: {requests: {cpu: 1}}}\n").exception
     assert isinstance(placed, OutputExistsError)
-    assert "--replace" in placed.fix and "output" not in placed.fix, "it goes on where it was"
+    assert "--replace" in placed.fix and "output" not in placed.fix, "it continues where it was"
 
 
 def test_a_job_is_replaced_on_request_and_its_volume_stays(standing: Standing, tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ class SimCoordinatorService:
         base, _ = snapshots.find_base(past, disk.at(SNAPSHOTS), facts, effect)
         self._checks.chosen(base.manifest)
         round_ = base.manifest.round if base.manifest is not None else 0
-        self.pserver.note(f"goes on from round {round_}, passes count up to {base.past.saved}")
+        self.pserver.note(f"continues from round {round_}, passes count up to {base.past.saved}")
         return base
 
     def _write(self, effect: Write) -> None:
@@ -231,7 +231,7 @@ class SimCoordinatorService:
         self.pserver.note(f"writes the ledger of pass {effect.lines[0]['pass']}")
 
     def _fail(self, error: BiremeError) -> None:
-        self.pserver.note(f"cannot go on: {error.what}")
+        self.pserver.note(f"cannot continue: {error.what}")
         self._do(self.machine.failed(error.what))
 
     def _conclude(self) -> None:

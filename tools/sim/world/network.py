@@ -262,7 +262,7 @@ class World:
             process.note("is paused")
 
     def suspend(self, process: Process) -> None:
-        """Pause a process and its clock: timers go on where they stood; messages arrive all the same."""
+        """Pause a process and its clock: timers continue where they stood; messages arrive all the same."""
         if process.is_dead or not process.is_running:
             return
         self.pause(process)

@@ -54,7 +54,7 @@ def waits_for(machine: Coordinator, now_s: float, late: Awaited | None = None) -
     for name, member in machine.members.named() if machine.phase == "training" else ():
         silent_s = now_s - member.heard_s
         if silent_s > SILENT_S:
-            texts.append(f"{name}, which has said nothing for {silent_s:.0f} s")
+            texts.append(f"{name}, silent for {silent_s:.0f} s")
     named = {_name(text) for text in texts}
     return texts + [text for text in _stragglers(machine, late) if _name(text) not in named]
 

@@ -54,7 +54,7 @@ class NodeConfig:
 class NodeWatch:
     """Hooks of a place to run, called while a node's processes run; these are for one that the local runner starts."""
 
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Do periodic work; False if this node was replaced and must kill its processes."""
         return True
 
@@ -133,7 +133,7 @@ def _supervise(job: Job, config: NodeConfig, group: ProcessGroup, watch: NodeWat
         for name, pid, why in supervisor.started:
             log.info("started %s pid=%d%s", name.replace(" ", "="), pid, f" previous={why!r}" if why else "")
         supervisor.started.clear()
-        if not watch.may_go_on():
+        if not watch.may_continue():
             group.end(0.0)  # no grace: the replacement's processes write to the same output
             raise SystemExit(STOPPED)
         outcome = supervisor.look(lambda: has_ended(Path(job.output)))

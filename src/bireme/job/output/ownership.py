@@ -79,11 +79,11 @@ def _ways_out(job: Job, output: Path, next_pass: int) -> str:
             return f"train more passes with `{resume} --passes N`, or {elsewhere}"
         has_grown = read_job(output / JOB_FILE).passes != job.passes
         exact = f"{resume} --passes {job.passes}" if has_grown else resume
-        return f"go on with `{exact}`, as if it had never stopped (`--passes N` for more passes), or {elsewhere}"
+        return f"continue with `{exact}`, as if it had never stopped (`--passes N` for more passes), or {elsewhere}"
     if next_pass >= job.passes:
         return elsewhere
     fresh = "which starts with fresh optimizer state, so that the bits differ"
-    return f"{elsewhere}, or go on with `{command_name()} train JOB.yaml --start-pass {next_pass}`, {fresh}"
+    return f"{elsewhere}, or continue with `{command_name()} train JOB.yaml --start-pass {next_pass}`, {fresh}"
 
 
 def _continued(job: Job, output: Path, passes: list[str]) -> Job:
@@ -138,9 +138,9 @@ def claim(given: Job) -> Job:
 
 def _on_other_data(given: Job, refusal: OutputExistsError) -> OutputExistsError:
     resume = f"`{command_name()} resume {given.name}"
-    ways = [f"put the data back as they were and go on with {resume}`"]
+    ways = [f"put the data back as they were and continue with {resume}`"]
     if _has_snapshot(Path(given.output)):
-        ways.append(f"go on with the new ones with {resume} --accept-changes`")
+        ways.append(f"continue with the new ones with {resume} --accept-changes`")
     fix = "; or ".join([*ways, _ELSEWHERE])
     return OutputExistsError(f"{refusal.what} on other data", why=refusal.why, fix=fix)
 
@@ -161,7 +161,7 @@ def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError
     is_other_layout = bool(changes) and all(re.split(r"[. ]", each)[0] in _LAYOUT for each in changes)
     if is_other_layout and _has_snapshot(output) and done < given.passes:
         # (`--passes`, even with the present number, names the run in the directory rather than the given job.)
-        ways.insert(0, f"go on from there with `{command_name()} resume {given.name} --passes {given.passes}`")
+        ways.insert(0, f"continue from there with `{command_name()} resume {given.name} --passes {given.passes}`")
     why = f"{differs}; {refusal.why}"
     return OutputExistsError(f"{refusal.what} of another job", why=why, fix="; or ".join(ways))
 

@@ -110,7 +110,7 @@ class PodWatch(NodeWatch):
         """Files of the node's processes, which exist while these take part."""
         self.each_second: list[Callable[[], None]] = []
 
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         # Called 20 times a second by the loop that also watches the processes: most calls must do nothing, as the
         # lease and the logs are on a slow volume.
         now_s = time.monotonic()

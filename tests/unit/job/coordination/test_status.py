@@ -48,7 +48,7 @@ def test_a_silent_member_is_named_until_its_next_message() -> None:
     story.now_s += SILENT_S + 4
     for connection in (10, 20):
         story.deliver(connection, m.Alive())
-    said = f"which has said nothing for {SILENT_S + 4:.0f} s"
+    said = f"silent for {SILENT_S + 4:.0f} s"
     assert waits_for(story.machine, story.now_s) == [f"trainer 1, {said}", f"pserver 1, {said}"]
     story.deliver(11, progress(1))
     story.deliver(21, m.Alive())
@@ -68,7 +68,7 @@ def test_a_straggler_is_named_beside_a_longer_number() -> None:
         story.deliver(connection, m.Alive())
     said = waits_for(story.machine, story.now_s, Awaited(missing=[1, 12], seconds=5.0))
     assert said == [
-        f"trainer 12, which has said nothing for {SILENT_S + 1:.0f} s",
+        f"trainer 12, silent for {SILENT_S + 1:.0f} s",
         "trainer 1, which the round has waited for 5 s",
     ]
 

@@ -51,7 +51,7 @@ def commit(job: Job) -> None:
 def test_with_a_snapshot_the_first_way_is_to_resume(job: Job) -> None:
     commit(job)
     fix = fix_for(job)
-    assert fix.startswith(f"go on with `bireme resume {job.output}`, as if it had never stopped")
+    assert fix.startswith(f"continue with `bireme resume {job.output}`, as if it had never stopped")
     assert "`--passes N` for more passes" in fix and "--output DIR" in fix
     assert "--start-pass" not in fix
 
@@ -59,7 +59,7 @@ def test_with_a_snapshot_the_first_way_is_to_resume(job: Job) -> None:
 def test_other_passes_than_before_are_asked_for_when_resuming(job: Job) -> None:
     commit(job)
     more = msgspec.structs.replace(job, passes=9)
-    assert fix_for(more).startswith(f"go on with `bireme resume {job.output} --passes 9`")
+    assert fix_for(more).startswith(f"continue with `bireme resume {job.output} --passes 9`")
     fewer = msgspec.structs.replace(job, passes=2)
     assert fix_for(fewer).startswith(f"train more passes with `bireme resume {job.output} --passes N`")
 
@@ -138,7 +138,7 @@ def test_another_layout_of_a_job_is_shown_how_to_resume(given: Job) -> None:
         claim(other)
     assert caught.value.why.startswith("trainers 1 → 2; passes 4 → 9; restarts.limit 10 → 3; a new run")
     assert caught.value.fix.startswith(
-        "go on from there with `bireme resume small --passes 9`; or set another `output`"
+        "continue from there with `bireme resume small --passes 9`; or set another `output`"
     )
     assert claim(msgspec.structs.replace(other, is_resumed=True)).since == 2, "which is what that does"
 
@@ -196,12 +196,12 @@ def test_other_data_are_noticed_when_a_pod_comes_back(given: Job) -> None:
     with pytest.raises(OutputExistsError, match="already holds a run up to pass-00000 on other data") as caught:
         claim(given)
     back, elsewhere = caught.value.fix.split("; or ")
-    assert back == "put the data back as they were and go on with `bireme resume small`"
+    assert back == "put the data back as they were and continue with `bireme resume small`"
     assert elsewhere == "set another `output` in job.yaml and submit it again with `--replace`"
     commit(given)
     with pytest.raises(OutputExistsError) as caught:
         claim(given)
-    assert "; or go on with the new ones with `bireme resume small --accept-changes`; or " in caught.value.fix
+    assert "; or continue with the new ones with `bireme resume small --accept-changes`; or " in caught.value.fix
 
 
 def test_a_missing_shard_is_named(given: Job) -> None:

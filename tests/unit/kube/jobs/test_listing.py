@@ -109,7 +109,7 @@ def test_a_pod_shows_its_rank_its_training_and_its_restarts() -> None:
 
 
 def test_a_straggler_is_not_one_whose_number_begins_alike() -> None:
-    late = JobStatus(waits_for=("trainer 12, which has said nothing for 9 s",))
+    late = JobStatus(waits_for=("trainer 12, silent for 9 s",))
     found = {view.rank: view.is_straggler for view in pod_views([pod(1), pod(12), pod(2)], late)}
     assert found == {1: False, 12: True, 2: False}
 

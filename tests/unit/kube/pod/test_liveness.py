@@ -89,24 +89,24 @@ def test_a_node_is_ready_while_all_its_processes_take_part(watch: PodWatch, tmp_
     for present, is_ready in ((0, False), (1, False), (2, True)):
         for mark in marks[:present]:
             mark.touch()
-        assert watch.may_go_on()
+        assert watch.may_continue()
         assert ready.exists() is is_ready
     marks[0].unlink()
-    assert watch.may_go_on() and not ready.exists()
+    assert watch.may_continue() and not ready.exists()
     assert (tmp_path / "probes" / "started").exists() and (tmp_path / "probes" / "alive").exists()
 
 
 def test_a_node_whose_place_was_taken_may_not_go_on(watch: PodWatch, tmp_path: Path, lease: Lease) -> None:
-    assert watch.may_go_on()
+    assert watch.may_continue()
     later = Lease.take(tmp_path / "lease", "pod-b")
-    assert not watch.may_go_on()
+    assert not watch.may_continue()
     assert not later.is_lost()
 
 
 def test_what_must_be_done_each_second_is_done(watch: PodWatch) -> None:
     done: list[int] = []
     watch.each_second.append(lambda: done.append(1))
-    assert watch.may_go_on() and done == [1]
+    assert watch.may_continue() and done == [1]
 
 
 def test_probes_survive_a_disk_that_refuses(tmp_path: Path) -> None:

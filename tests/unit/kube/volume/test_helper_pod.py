@@ -219,7 +219,7 @@ def test_a_pods_end_under_a_command_is_a_retryable_reason(memory: Memory) -> Non
     with VolumePod(memory.as_cluster(), PLACE, pace=Pacing(rest=learn)) as pod:
         with pytest.raises(PodEndedError, match="DeadlineExceeded: Pod was active longer") as ended:
             pod.run(["put", "/job"])
-        assert isinstance(ended.value, NetworkError), "transfers go on after such"
+        assert isinstance(ended.value, NetworkError), "transfers continue after such"
         assert "24 hours" in ended.value.why
         assert pod.run(["put", "/job"]) == b"{}"
 

@@ -1,4 +1,4 @@
-"""Files to a volume and back: nothing is sent twice, everything is checked, what broke off goes on."""
+"""Files to a volume and back: nothing is sent twice, everything is checked, what broke off continues."""
 
 from __future__ import annotations
 

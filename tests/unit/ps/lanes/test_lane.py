@@ -273,7 +273,7 @@ def test_of_two_sets_at_once_exactly_one_is_taken(stack: ExitStack, monkeypatch:
     stage = Stage(setup(is_set_by_trainer=True), stack)
     slow, quick = stage.peer(), stage.peer()
     taken: list[float] = []
-    is_checked, may_go_on = threading.Event(), threading.Event()
+    is_checked, may_continue = threading.Event(), threading.Event()
 
     def offer(peer: Peer, value: float) -> None:
         try:
@@ -285,14 +285,14 @@ def test_of_two_sets_at_once_exactly_one_is_taken(stack: ExitStack, monkeypatch:
     def hold(point: str, round_: int) -> None:
         if point == "wire.receive" and threading.current_thread() is thread:
             is_checked.set()
-            may_go_on.wait(5)
+            may_continue.wait(5)
 
     monkeypatch.setattr(faults, "_armed", hold)
     thread = threading.Thread(target=offer, args=(slow, 9.0))
     thread.start()
     assert is_checked.wait(5)
     offer(quick, 2.0)
-    may_go_on.set()
+    may_continue.set()
     thread.join()
     assert len(taken) == 1
     assert set(stage.peer().pull()[1].tolist()) == set(taken)

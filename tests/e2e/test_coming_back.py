@@ -1,4 +1,4 @@
-"""What a person is told who comes back to a job that died: how far it is, how to go on, and what has changed."""
+"""What a person is told who comes back to a job that died: how far it is, how to continue, and what has changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_job_that_died_is_found_explained_and_finished(cli: Cli, often: Path, 
     assert f"continue with `bireme resume {output}`" in listed
     refused = cli.run("train", often, "--output", output)
     assert refused.code == 7
-    assert f"fix: go on with `bireme resume {output}`" in refused.err
+    assert f"fix: continue with `bireme resume {output}`" in refused.err
 
     logs = {path: path.stat().st_size for path in output.glob("node_*/*.log")}
     edit(
