@@ -310,6 +310,15 @@ def test_a_state_of_another_optimizer_is_refused() -> None:
         Table(parameter(8), Optimizer(method="adagrad"), 5).load_state(one.state())
 
 
+def test_the_state_of_an_empty_lane_joins_that_of_others() -> None:
+    full, empty = table("adagrad"), table("adagrad")
+    push(full, 0, 3, 5)
+    empty.apply(ids_of(), np.empty((0, 4), np.float32), 0.1, 0)
+    state, copies = empty.state_of(empty.changed_rows(None), 1 << 20)
+    assert not copies
+    assert join_states([full.state(), state])["values"].shape == (2, 4)
+
+
 def test_states_of_different_rounds_cannot_be_joined() -> None:
     one, other = table(), table()
     push(one, 0, 3)
