@@ -306,6 +306,16 @@ def table_of(method: str, l2: float, lives: Rows) -> Parameter:
     return Parameter(name=TABLE, shape=(2**64, 3), init=Init(spread=0.5), rows=lives, l2=l2, momentum=momentum)
 
 
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_cut_with_a_lane_that_never_had_a_row_is_loaded(after: int) -> None:
+    job = Stores(2, table_of("adagrad", 0.0, Rows()), "adagrad")
+    job.step({next(i for i in range(100) if lane_of(np.array([i], np.uint64), 2)[0] == 0)})
+    (parts,) = job.cut([-1, -1], counts=True)
+    loaded = [chained_rows([parts], TABLE, lane, after) for lane in range(after)]
+    assert sum(len(state[IDS]) for state in loaded) == 1
+    assert {state["values"].shape[1] for state in loaded} == {3}
+
+
 STEP = st.tuples(
     st.sets(st.integers(0, 40), max_size=6),
     st.sampled_from(["", "", "ends", "cut", "cut", "lost"]),

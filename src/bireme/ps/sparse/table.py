@@ -107,7 +107,8 @@ class Table:
         self._round = -1
         self._caught_up = -1
         self._undo: list[tuple[Ids, Floats]] = []
-        self._room = RowCopies.of_size(0, 0)
+        # As wide as rows: a lane that never had one writes arrays that can be joined with those of other lanes.
+        self._room = RowCopies.of_size(0, self._arena.block.shape[1])
         self._evicted: list[tuple[int, Ids]] = []
         self._evicted_after = -1
         """`_evicted` is complete for rounds after this one."""
