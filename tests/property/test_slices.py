@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.setups import make_setup
+from tests.unit.ps.sparse.table_model import state_of
 
 from bireme.core.errors import SnapshotError
 from bireme.ps.lanes.progress import COUNTS, agreed_counts, pack_counts, unpack_counts
@@ -24,13 +25,15 @@ from bireme.ps.snapshot.reassembly import (
     apply_delta,
     chained_rows,
     dense_slice,
+    join_states,
     pack_dense,
     pack_table,
+    part_of,
 )
 from bireme.ps.snapshot.snapshot_files import SnapshotFile, read_part, write_part
 from bireme.ps.sparse.lane import SparseStore
 from bireme.ps.sparse.row_sums import lane_of
-from bireme.ps.sparse.table import IDS, ROUNDS, join_states, part_of
+from bireme.ps.sparse.table import IDS, ROUNDS
 from bireme.ps.tree import share_out
 from bireme.ps.wire.row_frames import Block
 from bireme.spec.model import Init, Optimizer, Parameter, Rows
@@ -298,7 +301,7 @@ class Stores:
         return chain
 
     def state(self) -> State:
-        return join_states([store._tables[0].state() for store in self.stores])
+        return join_states([state_of(store._tables[0]) for store in self.stores])
 
 
 def table_of(method: str, l2: float, lives: Rows) -> Parameter:

@@ -10,10 +10,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.unit.ps.sparse.table_model import TableModel
+from tests.unit.ps.sparse.table_model import TableModel, state_of
 
+from bireme.ps.snapshot.reassembly import join_states, part_of
 from bireme.ps.sparse.row_sums import lane_of, mix64
-from bireme.ps.sparse.table import METHODS, Table, join_states, part_of
+from bireme.ps.sparse.table import METHODS, Table
 from bireme.spec.model import Init, Optimizer, Parameter, Rows
 
 WIDTH, SEED = 3, 11
@@ -120,7 +121,7 @@ def test_three_lanes_hold_what_one_would(job: Job) -> None:
     run(job, whole)
     for lane, table in enumerate(lanes):
         run(job, table, lane=lane)
-    assert same_state(join_states(table.state() for table in lanes), whole.state())
+    assert same_state(join_states(state_of(table) for table in lanes), state_of(whole))
 
 
 @given(jobs(), st.integers(1, 4), st.integers(0, 12))
@@ -129,7 +130,7 @@ def test_a_state_continues_on_any_number_of_lanes(job: Job, lanes: int, cut: int
     run(job, quiet)
     cut = min(cut, len(job.rounds))
     run(job, first, 0, cut)
-    saved = first.state()
+    saved = state_of(first)
     shuffled = np.random.default_rng(cut).permutation(len(saved["ids"]))
     saved = {name: part if name in ("rounds", "clock") else part[shuffled] for name, part in saved.items()}
     tables = []
@@ -143,7 +144,7 @@ def test_a_state_continues_on_any_number_of_lanes(job: Job, lanes: int, cut: int
             if job.rounds[round_][1]:
                 table.end_pass(job.rate(round_), round_)
         tables.append(table)
-    assert same_state(join_states(table.state() for table in tables), quiet.state())
+    assert same_state(join_states(state_of(table) for table in tables), state_of(quiet))
 
 
 @given(jobs())
@@ -154,4 +155,4 @@ def test_rounds_that_touch_nothing_may_be_skipped(job: Job) -> None:
         each, some = new(job), new(job)
         run(job, each)
         run(job, some, skips=True)
-        assert same_state(some.state(), each.state())
+        assert same_state(state_of(some), state_of(each))

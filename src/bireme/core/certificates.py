@@ -43,7 +43,6 @@ class Pair(NamedTuple):
 
 
 def make_ca(name: str) -> Pair:
-    """Make an authority that signs the certificates of one job."""
     _check_installed()
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -87,13 +86,11 @@ def files_of(ca: Pair, name: str, days: float = LEAF_DAYS) -> dict[str, bytes]:
 
 
 def days_left(certificate: bytes) -> float:
-    """How long a certificate is still good; negative once it has expired."""
     _check_installed()
     return (_parse(certificate).not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
 
 
 def read_ca(directory: Path) -> Pair | None:
-    """The authority that is kept in a directory; None where there is none."""
     try:
         if stat.S_IMODE((directory / CA_KEY_FILE).stat().st_mode) & 0o077:
             raise CertificateError(

@@ -54,11 +54,9 @@ class BiremeError(Exception):
         return "\n".join(self.lines())
 
     def as_dict(self) -> dict[str, str]:
-        """The message as a plain value, with the name of its class."""
         return {"kind": type(self).__name__, "what": self.what, "why": self.why, "fix": self.fix}
 
     def lines(self) -> list[str]:
-        """The message for people, one part a line."""
         parts = [self.what]
         if self.why:
             parts.append(f"  why: {self.why}")

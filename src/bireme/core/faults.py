@@ -79,7 +79,6 @@ _on_cut: Callable[[str], None] | None = None
 
 
 def at(point: str, round_: int = 0) -> None:
-    """Pass a named fault point."""
     if _armed is not None:
         _armed(point, round_)
 

@@ -83,13 +83,11 @@ _volume: Volume = _Machine()
 
 
 def volume() -> Volume:
-    """The volume in use."""
     return _volume
 
 
 @contextmanager
 def mounted(other: Volume) -> Iterator[None]:
-    """Use another volume inside the block."""
     global _volume
     before, _volume = _volume, other
     try:

@@ -145,14 +145,12 @@ class ForkServer:
         return Forked(int(answer))
 
     def close(self) -> None:
-        """End the server; its children stay."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
 
 
 def serve(requests: socket.socket, load: Load) -> None:
-    """Fork a child for each request until the other end is closed."""
     main = load()
     while can_fork():
         message, files, _, _ = socket.recv_fds(requests, MESSAGE_NBYTES, 1)

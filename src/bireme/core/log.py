@@ -18,7 +18,6 @@ class GlogFormatter(logging.Formatter):
     """One line per record, the original's prefix first."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - overrides logging's
-        """Render the moment with microseconds, in local time."""
         moment = time.localtime(record.created)
         return f"{time.strftime('%m%d %H:%M:%S', moment)}.{int(record.created % 1 * 1e6):06d}"
 
@@ -34,7 +33,6 @@ class GlogFormatter(logging.Formatter):
 
 
 def start(stream: TextIO | None = None, *, level: int = logging.INFO) -> None:
-    """Send this process's records to a stream (standard error by default)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(GlogFormatter())
     root = logging.getLogger("bireme")

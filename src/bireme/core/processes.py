@@ -13,7 +13,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def libc() -> ctypes.CDLL:
-    """The C library of this process."""
     return ctypes.CDLL(None, use_errno=True)
 
 

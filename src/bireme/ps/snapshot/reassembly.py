@@ -10,16 +10,16 @@ together from others' pieces continues with the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bireme.core.errors import SnapshotError
+from bireme.core.errors import ModelError, SnapshotError
 from bireme.ps.optim.optimizers import UPDATES, VELOCITY
 from bireme.ps.plan import Slice
 from bireme.ps.snapshot.snapshot_files import SnapshotFile
-from bireme.ps.sparse.table import CLOCK, IDS, ROUNDS, Ids, State, join_states, part_of
+from bireme.ps.sparse.table import CLOCK, IDS, ROUNDS, Ids, State
 
 PLACE, VALUES = "place", "w"
 GONE = "gone"
@@ -69,14 +69,20 @@ def dense_slice(parts: Iterable[SnapshotFile], part: Slice, *, size: int | None 
     return {n: a[:size] if n in names - {VALUES} else a for n, a in result.items()}
 
 
+def _arrays_by_lane(part: SnapshotFile, kind: str, table: str = "") -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    """The arrays of each `lane<k>`, or of a table in each `rows<k>`, under their own names."""
+    lanes: dict[str, dict[str, NDArray[Any]]] = {}
+    for full_name, array in part.arrays.items():
+        owner, _, name = full_name.rpartition(".")  # a table's name may have dots
+        lane, _, of_table = owner.partition(".")
+        if lane.startswith(kind) and of_table == table:
+            lanes.setdefault(lane, {})[name] = array
+    yield from lanes.items()
+
+
 def _dense_lanes(parts: Iterable[SnapshotFile]) -> Iterator[tuple[str, Slice, dict[str, NDArray[Any]]]]:
     for part in parts:
-        lanes: dict[str, dict[str, NDArray[Any]]] = {}
-        for name, array in part.arrays.items():
-            if name.startswith("lane"):
-                lane, _, kind = name.partition(".")
-                lanes.setdefault(lane, {})[kind] = array
-        for lane, arrays in lanes.items():
+        for lane, arrays in _arrays_by_lane(part, "lane"):
             missing = {PLACE, VALUES, UPDATES} - set(arrays)
             if missing:
                 raise SnapshotError(f"{part.name} lacks {lane}.{min(missing)}", fix="use another snapshot")
@@ -113,17 +119,6 @@ def _holes(position: int, begin: int) -> SnapshotError:
     )
 
 
-class _Level(NamedTuple):
-    """One snapshot's rows of a lane, as a link of a chain."""
-
-    rows: State
-    gone: Ids
-    """Ids that are no longer there, from lanes that wrote what changed."""
-    whole: list[int]
-    """Lanes that wrote everything: what earlier snapshots hold of their rows does not count."""
-    lanes: int
-
-
 def chained_rows(chain: Iterable[Iterable[SnapshotFile]], table: str, lane: int, lanes: int) -> State:
     """The rows of a table that one of so many lanes keeps, from a snapshot and those that it builds on, oldest first.
 
@@ -134,20 +129,22 @@ def chained_rows(chain: Iterable[Iterable[SnapshotFile]], table: str, lane: int,
 
     state: State | None = None
     for parts in chain:
-        level = _level(parts, table, lane, lanes)
-        if len(level.whole) == level.lanes:
-            state = level.rows
+        rows, gone, whole, then_lanes = _level(parts, table, lane, lanes)
+        if len(whole) == then_lanes:
+            state = rows
         elif state is None:
             raise SnapshotError(f"the rows of {table} build on a snapshot that is not there", fix="use another one")
         else:
-            is_replaced = np.isin(lane_of(state[IDS], level.lanes), level.whole)
-            state = apply_delta(state, level.rows, np.concatenate([level.gone, state[IDS][is_replaced]]))
+            # What earlier snapshots hold of the rows of lanes that wrote everything does not count.
+            is_replaced = np.isin(lane_of(state[IDS], then_lanes), whole)
+            state = apply_delta(state, rows, np.concatenate([gone, state[IDS][is_replaced]]))
     if state is None:
         raise SnapshotError(f"there is no snapshot of the rows of {table}")
     return state
 
 
-def _level(parts: Iterable[SnapshotFile], table: str, lane: int, lanes: int) -> _Level:
+def _level(parts: Iterable[SnapshotFile], table: str, lane: int, lanes: int) -> tuple[State, Ids, list[int], int]:
+    """One snapshot's rows of a lane; ids that are gone; which lanes wrote everything; how many lanes there were."""
     states: list[State] = []
     gone, whole = [np.empty(0, np.uint64)], []
     for where, number, arrays in _table_lanes(parts, table):
@@ -163,19 +160,36 @@ def _level(parts: Iterable[SnapshotFile], table: str, lane: int, lanes: int) -> 
     rows = join_states(states)
     if bool((rows[IDS][1:] == rows[IDS][:-1]).any()):
         raise SnapshotError(f"several lanes hold the same rows of {table}", fix="use another snapshot")
-    return _Level(rows, np.concatenate(gone), whole, len(states))
+    return rows, np.concatenate(gone), whole, len(states)
 
 
 def _table_lanes(parts: Iterable[SnapshotFile], table: str) -> Iterator[tuple[str, int, dict[str, NDArray[Any]]]]:
     for part in parts:
-        lanes: dict[str, dict[str, NDArray[Any]]] = {}
-        for name, array in part.arrays.items():
-            lane, _, rest = name.partition(".")
-            owner, _, kind = rest.rpartition(".")
-            if name.startswith("rows") and owner == table:
-                lanes.setdefault(lane, {})[kind] = array
-        for lane, arrays in lanes.items():
+        for lane, arrays in _arrays_by_lane(part, "rows", table):
             yield f"{part.name}, {lane}.{table}", int(lane.removeprefix("rows")), arrays
+
+
+def part_of(state: Arrays, lane: int, lanes: int) -> State:
+    """What of a table's state belongs to one of so many lanes."""
+    from bireme.ps.sparse.row_sums import lane_of  # here: it brings Numba
+
+    # Arrays of a part are read-only, and Numba would compile once more for these.
+    is_own = lane_of(np.require(state[IDS], np.uint64, ["C", "A", "W"]), lanes) == lane
+    return {name: array if name in _WHOLE else array[is_own] for name, array in state.items()}
+
+
+def join_states(states: Iterable[Arrays]) -> State:
+    """One state of all rows from the states of several lanes, all taken after the same round."""
+    parts = list(states)
+    for part in parts[1:]:
+        for name in set(_WHOLE) & set(part):
+            if not np.array_equal(part[name], parts[0][name]):
+                raise ModelError("saved rows of one parameter are of different rounds", fix="use another snapshot")
+    order = np.argsort(np.concatenate([part[IDS] for part in parts]))
+    return {
+        name: first if name in _WHOLE else np.concatenate([part[name] for part in parts])[order]
+        for name, first in parts[0].items()
+    }
 
 
 def apply_delta(full: Arrays, delta: Arrays, gone: Ids) -> State:
@@ -183,8 +197,5 @@ def apply_delta(full: Arrays, delta: Arrays, gone: Ids) -> State:
     if set(full) != set(delta) or delta[ROUNDS][0] < full[ROUNDS][0]:
         raise SnapshotError("an incremental snapshot does not follow the one that it builds on", fix="use another one")
     is_kept = ~np.isin(full[IDS], np.concatenate([gone, delta[IDS]]))
-    order = np.argsort(np.concatenate([full[IDS][is_kept], delta[IDS]]))
-    return {
-        name: now if name in _WHOLE else np.concatenate([full[name][is_kept], now])[order]
-        for name, now in delta.items()
-    }
+    kept = {name: now if name in _WHOLE else full[name][is_kept] for name, now in delta.items()}
+    return join_states([kept, delta])

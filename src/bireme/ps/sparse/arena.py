@@ -35,12 +35,10 @@ class RowCopies(NamedTuple):
 
     @classmethod
     def of_size(cls, rows: int, stride: int) -> RowCopies:
-        """Room for so many rows."""
         block, ids = np.empty((rows, stride), np.float32), np.empty(rows, np.uint64)
         return cls(block, ids, np.empty(rows, np.int64), np.empty(rows, np.uint32))
 
     def part(self, rows: slice) -> RowCopies:
-        """Room for some of the rows."""
         return RowCopies(self.block[rows], self.ids[rows], self.touched[rows], self.pushes[rows])
 
 
@@ -61,11 +59,6 @@ class Arena:
 
     def __len__(self) -> int:
         return self._used - len(self._free)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory held, whether used or not."""
-        return sum(part.nbytes for part in (self._index, self._ids, self._marks, self._block, self._free))
 
     @property
     def block(self) -> Floats:
@@ -91,7 +84,6 @@ class Arena:
         room.pushes[:] = pushes.clip(max=2**32 - 1)
 
     def ids_of(self, rows: Slots) -> Ids:
-        """The ids of these rows."""
         return self._ids[rows]
 
     def find(self, ids: Ids) -> tuple[Slots, int]:
@@ -115,17 +107,14 @@ class Arena:
         return out
 
     def values(self, rows: Slots) -> Floats:
-        """Copy these arena rows' values."""
         out = np.empty((len(rows), self.width), np.float32)
         kernels.read(self._block, rows, self._ids[rows], self._draw, out)
         return out
 
     def load(self, rows: Slots, w: Floats, state: Floats) -> None:
-        """Copy values and state into compact buffers for the update formulas."""
         kernels.load(self._block, rows, w, state)
 
     def store(self, rows: Slots, w: Floats, state: Floats) -> None:
-        """Copy compact buffers back."""
         kernels.store(self._block, rows, w, state)
 
     def mark(self, rows: Slots, round_: int) -> tuple[Numbers, Numbers]:
@@ -135,12 +124,10 @@ class Arena:
         return touched, pushes
 
     def marks_of(self, rows: Slots) -> tuple[Numbers, Numbers]:
-        """The rounds of these rows' last pushes, and how many they had."""
         marks = self._marks[rows]
         return marks[:, TOUCHED].copy(), marks[:, PUSHES].copy()
 
     def set_marks(self, rows: Slots, touched: Numbers | int, pushes: Numbers | int) -> None:
-        """Say when these rows were last pushed to, and how often."""
         self._marks[rows, TOUCHED], self._marks[rows, PUSHES] = touched, pushes
 
     def older_than(self, round_: int) -> Slots:
@@ -150,7 +137,6 @@ class Arena:
         return rows[np.argsort(self._ids[rows])]
 
     def remove(self, rows: Slots) -> None:
-        """Forget these rows."""
         kernels.leave(self._index, self._ids[rows])
         self._marks[rows, TOUCHED] = _FREE
         # Reused rather than compacted: the index would have to be changed for every row that moves.

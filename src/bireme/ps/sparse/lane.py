@@ -85,13 +85,11 @@ class SparseStore:
         return Capture(packed, pieces, is_delta=any(chain.is_delta for chain in now.values()))
 
     def restore(self, chain: Sequence[Sequence[SnapshotFile]], round_: int) -> None:
-        """Go on from a snapshot of any layout."""
         self._round = round_
         for parameter, table in zip(self._parameters, self._tables, strict=True):
             table.load_state(chained_rows(chain, parameter.name, self._lane, self._lanes))
 
     def describe(self) -> str:
-        """What is kept here."""
         names = ", ".join(p.name for p in self._parameters) or "nothing"
         return f"rows of {names}"
 
@@ -120,15 +118,12 @@ class SparseStore:
         return blocks
 
     def receive(self, sock: socket.socket, head: Head, row: int) -> None:
-        """Take a contribution's rows, once they are checked."""
         self._inbox[row] = self._receive_blocks(sock, head)
 
     def receive_aside(self, sock: socket.socket, head: Head) -> Payload:
-        """Read a contribution without keeping it."""
         return self._receive(sock, head)
 
     def difference(self, row: int, again: object) -> str:
-        """Compare ids and rows bit by bit."""
         assert isinstance(again, np.ndarray)
         pairs = zip(unpack_blocks(again, self._widths), self._inbox[row], strict=True)
         for number, (new, kept) in enumerate(pairs):
@@ -138,7 +133,6 @@ class SparseStore:
         return ""
 
     def apply(self, closing: Closing, rate: float) -> None:
-        """Sum the contributions row by row and update the tables."""
         self._round = closing.round + 1
         for table, block in zip(self._tables, self._sum(closing), strict=True):
             table.apply(block.ids, block.rows, rate, closing.round)
@@ -146,7 +140,6 @@ class SparseStore:
                 table.end_pass(rate, closing.round)
 
     def _sum(self, closing: Closing) -> list[Block]:
-        """The round's gradient rows, and an inbox without them."""
         if closing.root is None:
             return [no_rows(width) for width in self._widths]
         # Another shard's rows may be here already, to be applied after these.
@@ -158,7 +151,6 @@ class SparseStore:
         return [Block(*combine(list(blocks), place[closing.root], steps)) for blocks in zip(*parts, strict=True)]
 
     def receive_request(self, sock: socket.socket, head: Head) -> list[Ids] | None:
-        """Which rows are wanted; None for all that exist."""
         if head.flags & Flag.ALL:
             if head.nbytes:
                 raise FrameError("a PULL for every row names none")
@@ -182,7 +174,6 @@ class SparseStore:
         return Flag.NONE, sum(part.nbytes for part in parts), parts
 
     def receive_values(self, sock: socket.socket, head: Head, *, is_wanted: bool) -> None:
-        """Take rows of a saved model."""
         blocks = self._receive_blocks(sock, head)
         for table, block in zip(self._tables, blocks, strict=True) if is_wanted else ():
             table.put(block.ids, block.rows)

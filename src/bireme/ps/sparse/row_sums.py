@@ -128,7 +128,6 @@ def _order_of(ids: Ids) -> Slots:
 
 
 def is_ascending(ids: Ids) -> bool:
-    """Whether each id is greater than the one before it."""
     return bool(np.all(ids[1:] > ids[:-1]))
 
 

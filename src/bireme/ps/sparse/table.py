@@ -133,11 +133,6 @@ class Table:
         """How many rows are kept, those included that are not admitted yet."""
         return len(self._arena)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held by rows, their state and the index."""
-        return self._arena.nbytes
-
     def read(self, ids: Ids) -> Floats:
         """Values of these rows, in any order; of rows that do not exist, their first values."""
         return self._arena.read(_plain(ids, np.uint64))
@@ -256,7 +251,6 @@ class Table:
         self._caught_up = round_
 
     def rows(self) -> tuple[Ids, Floats]:
-        """All rows that were admitted, by ascending id."""
         rows = self._arena.taken()
         rows = rows[self._arena.marks_of(rows)[1] >= self._admit_after]
         return self._arena.ids_of(rows), self._arena.values(rows)
@@ -270,18 +264,6 @@ class Table:
         self._arena.set_marks(rows, self._round, self._admit_after)
         self._arena.store(rows, values.reshape(-1), self._blank(len(rows)))
         self._undo = []
-
-    def state(self) -> State:
-        """All that the next round depends on, by ascending id: the same whatever the order of insertion."""
-        rows = self._arena.taken()
-        touched, pushes = self._arena.marks_of(rows)
-        shape = (len(rows), self.width)
-        w, state = np.empty(rows.size * self.width, np.float32), self._blank(len(rows))
-        self._arena.load(rows, w, state)
-        arrays: State = {IDS: self._arena.ids_of(rows), VALUES: w.reshape(shape)}
-        arrays |= {name: part.reshape(shape) for name, part in zip(self._rule.names, state, strict=True)}
-        arrays[TOUCHED], arrays[PUSHES] = touched, pushes.clip(max=2**32 - 1).astype(np.uint32)
-        return arrays | self._whole_state()
 
     def can_tell_changes(self, since: int) -> bool:
         """Whether all that changed after that round is in `changed_rows` and `evicted`.
@@ -305,9 +287,10 @@ class Table:
         self._evicted_after = max(self._evicted_after, until)
 
     def state_of(self, rows: Slots, nbytes: int) -> tuple[State, list[Callable[[], None]]]:
-        """What `state` returns, of some rows and in their order, once all calls are made, each for so many bytes.
+        """All that the next round depends on of these rows, in their order, once all calls are made.
 
-        They must be made before the next round; the arrays are good until this is called again.
+        Each call copies about so many bytes. They must be made before the next round; the arrays are good until this
+        is called again.
         """
         from bireme.ps.sparse.arena import RowCopies
 
@@ -319,18 +302,14 @@ class Table:
         arrays: State = {IDS: room.ids, TOUCHED: room.touched, PUSHES: room.pushes}
         arrays |= {name: room.block[:, i * self.width : (i + 1) * self.width] for i, name in enumerate(names)}
         parts = [slice(begin, begin + step) for begin in range(0, count, step)]
-        return arrays | self._whole_state(), [partial(self._arena.copy_into, rows[p], room.part(p)) for p in parts]
-
-    def _whole_state(self) -> State:
-        """What a state has once, not for each row."""
-        arrays: State = {ROUNDS: np.array([self._round, self._caught_up], np.int64)}
+        arrays[ROUNDS] = np.array([self._round, self._caught_up], np.int64)
         if self._rule.is_lazy:
             clock = self._rule.clock
             arrays[CLOCK] = np.array([clock.alpha, clock.beta, clock.tau], np.float64)
-        return arrays
+        return arrays, [partial(self._arena.copy_into, rows[p], room.part(p)) for p in parts]
 
     def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a state, or from `part_of` one; ids may be in any order."""
+        """Continue from a state; ids may be in any order."""
         self._check_state(arrays)
         self._arena = self._empty_arena()
         self._undo = []
@@ -371,28 +350,6 @@ def warm(parameter: Parameter, optimizer: Optimizer) -> None:
         one.apply(ids, np.zeros((2, one.width), np.float32), 0.0, round_)
     one.end_pass(0.0, 2)
     one.read_before(ids)
-
-
-def join_states(states: Iterable[Mapping[str, NDArray[Any]]]) -> State:
-    """One state of all rows from the states of several lanes, all taken after the same round."""
-    parts = list(states)
-    for part in parts[1:]:
-        for name in {ROUNDS, CLOCK} & set(part):
-            if not np.array_equal(part[name], parts[0][name]):
-                raise ModelError("saved rows of one parameter are of different rounds", fix="use another snapshot")
-    order = np.argsort(np.concatenate([part[IDS] for part in parts]))
-    return {
-        name: first if name in (ROUNDS, CLOCK) else np.concatenate([part[name] for part in parts])[order]
-        for name, first in parts[0].items()
-    }
-
-
-def part_of(state: Mapping[str, NDArray[Any]], lane: int, lanes: int) -> State:
-    """What of a state belongs to one of so many lanes."""
-    from bireme.ps.sparse.row_sums import lane_of
-
-    is_own = lane_of(_plain(state[IDS], np.uint64), lanes) == lane
-    return {name: part if name in (ROUNDS, CLOCK) else part[is_own] for name, part in state.items()}
 
 
 def _plain(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:

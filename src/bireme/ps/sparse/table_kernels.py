@@ -45,7 +45,6 @@ def _home(id_: np.uint64, index: Ids) -> np.int64:
 
 @jit
 def _probe(index: Ids, id_: np.uint64) -> np.int64:
-    """Where an id stands, or the empty place where it would."""
     mask, place = index.shape[0] - 1, _home(id_, index)
     while index[place, 1] != 0 and index[place, 0] != id_:
         place = (place + 1) & mask
@@ -162,7 +161,6 @@ def read(arena: Floats, rows: Slots, ids: Ids, draw: Draw, out: Floats) -> None:
 
 @jit
 def load(arena: Floats, rows: Slots, w: Floats, state: Floats) -> None:
-    """Copy arena rows into compact buffers."""
     flat, stride = arena.reshape(-1), arena.shape[1]
     width = stride // (1 + state.shape[0])
     for i in range(rows.size):
@@ -179,7 +177,6 @@ def load(arena: Floats, rows: Slots, w: Floats, state: Floats) -> None:
 
 @jit
 def store(arena: Floats, rows: Slots, w: Floats, state: Floats) -> None:
-    """Copy compact buffers back into arena rows."""
     flat, stride = arena.reshape(-1), arena.shape[1]
     width = stride // (1 + state.shape[0])
     for i in range(rows.size):
@@ -244,7 +241,6 @@ def rebase(arena: Floats, width: int, alpha: float, u_factor: float, v_factor: f
 
 @jit
 def fade(state: Floats, keep: Floats) -> None:
-    """Multiply all state of row i by keep[i]."""
     width = state.shape[1] // max(1, keep.size)
     for s in range(state.shape[0]):
         for i in range(keep.size):
@@ -254,7 +250,6 @@ def fade(state: Floats, keep: Floats) -> None:
 
 @jit
 def divide(values: Floats, divisors: Floats) -> None:
-    """Divide row i by divisors[i]."""
     width = values.size // max(1, divisors.size)
     for i in range(divisors.size):
         for j in range(i * width, (i + 1) * width):

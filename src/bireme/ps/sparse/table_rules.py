@@ -69,7 +69,6 @@ class Push:
     """Whether this is the first push that changes the row."""
 
     def of(self, part: slice) -> Push:
-        """The same for some of the rows."""
         return Push(self.round, self.learning_rate, self.caught_up, self.touched[part], self.is_first[part])
 
 
@@ -128,7 +127,6 @@ class RowRule:
         self._shrink(after, rate, rounds)
 
     def catch_up(self, rounds: Numbers, learning_rate: float, w: Floats, state: Floats, after: Floats) -> None:
-        """Regularise rows for so many rounds; write the new values to `after`."""
         inbox = Inbox(np.zeros((1, w.size), np.float32), _NO_STEPS, 0)
         rate = learning_rate * self._parameter.learning_rate
         if self.is_lazy:

@@ -54,7 +54,6 @@ def encode(coding: Half, values: Floats, out: Halves) -> int:
 
 
 def decode(coding: Half, coded: Halves, target: Floats) -> None:
-    """Read halves back into float32, without any loss."""
     _check_lengths(coded, target)
     if coding == "float16":
         _from_float16(coded, target)

@@ -96,7 +96,6 @@ def peer_user(sock: socket.socket) -> int:
 
 
 def send_with(sock: socket.socket, fds: list[int], head: Head, body: bytes) -> None:
-    """Send a frame on a Unix socket with descriptors beside it."""
     faults.at("wire.send")
     try:
         sent = socket.send_fds(sock, [head.pack()], fds)
@@ -197,7 +196,6 @@ def receive_head(sock: socket.socket) -> Head | None:
 
 
 def receive_into(sock: socket.socket, target: bytearray | memoryview | NDArray[Any]) -> None:
-    """Fill `target` from the connection."""
     faults.at("wire.receive")
     if not len(target):
         return
@@ -241,7 +239,6 @@ def _bytes_of(buffer: Buffer) -> memoryview:
 
 
 def discard(sock: socket.socket, nbytes: int) -> None:
-    """Read a payload that is not wanted."""
     scratch = bytearray(min(nbytes, LARGE))
     while nbytes:
         piece = memoryview(scratch)[:nbytes]
@@ -250,7 +247,6 @@ def discard(sock: socket.socket, nbytes: int) -> None:
 
 
 def receive_bytes(sock: socket.socket, nbytes: int) -> bytearray:
-    """Receive a small payload; the caller has checked its length."""
     buffer = bytearray(nbytes)
     receive_into(sock, buffer)
     return buffer
@@ -306,7 +302,6 @@ def expect(sock: socket.socket, kind: Kind) -> Head:
 
 
 def peer_name(sock: socket.socket) -> str:
-    """The other end, for messages."""
     try:
         peer = sock.getpeername()
     except OSError:

@@ -86,7 +86,6 @@ class Head(NamedTuple):
     extra: int = 0
 
     def pack(self) -> bytes:
-        """The 64 bytes."""
         body = _HEAD.pack(
             MAGIC, VERSION, self.kind, self.flags, self.job, self.view, self.round, self.nbytes,
             self.incarnation, self.lo, self.hi, self.records, self.extra,
@@ -95,12 +94,10 @@ class Head(NamedTuple):
 
     @property
     def records_nbytes(self) -> int:
-        """Bytes of shard records between head and payload."""
         return self.records * RECORD_NBYTES
 
 
 def unpack_head(data: bytes | bytearray | memoryview) -> Head:
-    """Decode a head, or raise FrameError saying what is wrong with it."""
     if len(data) != HEAD_NBYTES:
         raise FrameError(f"a frame head has {HEAD_NBYTES} bytes, got {len(data)}: the connection was cut mid-frame")
     body = bytes(data[:60])
@@ -138,7 +135,6 @@ class Record(NamedTuple):
 
 
 def pack_records(records: list[Record]) -> bytes:
-    """Encode the records of a PUSH."""
     return b"".join(_RECORD.pack(r.shard, int(r.is_last), r.samples, r.cost, *r.evals) for r in records)
 
 

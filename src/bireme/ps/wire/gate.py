@@ -43,7 +43,6 @@ class RefusalLog:
         """When a refusal was logged last, and how often it happened since."""
 
     def about(self, who: str, why: str) -> None:
-        """Log why a connection was refused, unless that was done lately."""
         with self._lock:
             now = self._clock()
             key = self._key(who, why, now)

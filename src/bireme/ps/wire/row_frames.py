@@ -31,7 +31,6 @@ class Block(NamedTuple):
 
 
 def no_rows(width: int) -> Block:
-    """A block that touches nothing."""
     return Block(np.empty(0, np.uint64), np.empty((0, width), np.float32))
 
 
@@ -41,7 +40,6 @@ def pack_ids(tables: Sequence[Ids]) -> list[NDArray[np.uint64]]:
 
 
 def pack_blocks(blocks: Sequence[Block]) -> list[NDArray[np.uint64] | Floats]:
-    """A whole payload, as buffers to be sent one after the other."""
     return [*pack_ids([b.ids for b in blocks]), *(b.rows.reshape(-1) for b in blocks if len(b.ids))]
 
 
@@ -58,7 +56,6 @@ def unpack_ids(payload: Payload, tables: int) -> tuple[list[Ids], int]:
 
 
 def unpack_request(payload: Payload, tables: int) -> list[Ids]:
-    """Which rows of each table a PULL asks for."""
     ids, end = unpack_ids(payload, tables)
     if end != len(payload):
         raise FrameError(f"{len(payload) - end} bytes too many after the ids")
@@ -66,7 +63,6 @@ def unpack_request(payload: Payload, tables: int) -> list[Ids]:
 
 
 def unpack_blocks(payload: Payload, widths: Sequence[int]) -> list[Block]:
-    """Rows of each table, as views into the payload."""
     ids, at = unpack_ids(payload, len(widths))
     wanted = at + sum(4 * width * len(i) for width, i in zip(widths, ids, strict=True))
     if wanted != len(payload):

@@ -51,7 +51,6 @@ class Secured(Buffered):
 
     @classmethod
     def over(cls, sock: socket.socket) -> Secured:
-        """Take over a connection that nothing has been read from."""
         secured = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
         secured._incoming, secured._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         secured._turn, secured._sending = threading.Lock(), threading.Lock()
@@ -173,11 +172,9 @@ class Secured(Buffered):
         return total
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        """As the plain one does."""
         self.sendmsg([memoryview(data).cast("B")])
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send all of it."""
         return self.sendmsg([memoryview(data).cast("B")])
 
     def _flush(self) -> None:
@@ -186,7 +183,6 @@ class Secured(Buffered):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether bytes were received that no call has asked for yet."""
         return self._incoming.pending > 0 or self._tls.pending() > 0
 
 

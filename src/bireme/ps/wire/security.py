@@ -184,7 +184,6 @@ def use(directory: Path | None) -> None:
 
 
 def is_used() -> bool:
-    """Whether TCP connections of this process are secured."""
     return _place is not None
 
 
@@ -216,7 +215,6 @@ def secure(sock: socket.socket) -> socket.socket:
 
 
 def shake_hands(sock: Secured, *, is_accepted: bool, seconds: float = HANDSHAKE_S) -> None:
-    """Have both ends of a connection show that they are of the job."""
     assert _place is not None
     own = _place.credentials()
     context = own.accepting if is_accepted else own.connecting

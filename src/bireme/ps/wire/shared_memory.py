@@ -111,6 +111,5 @@ def _map(address: int | None, nbytes: int, access: int, flags: int, fd: int, off
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor that a mapping no longer needs."""
     with contextlib.suppress(OSError):
         os.close(fd)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from bireme.core import draws
 from bireme.ps.optim.optimizers import FOLD_PERIOD
+from bireme.ps.sparse.table import IDS, State, Table
 from bireme.spec.model import Optimizer, Parameter, Rows
 
 Floats = NDArray[np.float32]
@@ -167,3 +168,12 @@ def power(base: float, exponent: int) -> float:
             total *= square
         square, exponent = square * square, exponent // 2
     return total
+
+
+def state_of(table: Table) -> State:
+    """All that the table's next round depends on, by ascending id."""
+    arrays, copies = table.state_of(table.changed_rows(None), 1 << 10)
+    for copy in copies:
+        copy()
+    order = np.argsort(arrays[IDS])
+    return {name: array.copy() if name in ("rounds", "clock") else array[order] for name, array in arrays.items()}
