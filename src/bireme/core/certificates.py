@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 CA_DAYS = 3650
 LEAF_DAYS = 90
-SKEW = timedelta(hours=1)
-"""Certificates are good from a little before they were made: clocks differ."""
+SKEW = timedelta(hours=1)  # certificates are good from a little before they were made: clocks differ
 CA_FILE, LEAF_FILE, LEAF_KEY_FILE = "ca.crt", "tls.crt", "tls.key"
 """What a directory, or a Secret, of a job's process holds."""
 CA_KEY_FILE = "ca.key"

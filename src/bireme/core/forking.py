@@ -33,8 +33,7 @@ _STAT_FIELDS = (26, 27, 45, 46, 47, None, 28, None, None, 50, 51)
 _BRK, _ARGUMENTS_START, _ARGUMENTS_END = 5, 7, 8
 POLL_S = 0.01
 ADOPTED_S = 0.001
-SERVER_S = 60.0
-"""How long the server may take to load before children are executed instead."""
+SERVER_S = 60.0  # how long the server may take to load before children are executed instead
 MESSAGE_NBYTES = 1 << 16
 
 _arguments: mmap.mmap | None = None
@@ -42,8 +41,7 @@ _arguments: mmap.mmap | None = None
 
 Main = Callable[[list[str]], object]
 """What a forked child runs, with its arguments; SystemExit carries the exit code."""
-Load = Callable[[], Main]
-"""Loads what children need, once, before the first is forked."""
+Load = Callable[[], Main]  # loads what children need, once, before the first is forked
 
 
 def can_fork() -> bool:

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-LISTED_CHANGES = 6
-"""Changes that a refusal lists; more would hide the first."""
+LISTED_CHANGES = 6  # changes that a refusal lists; more would hide the first
 
 
 def parse_duration(text: str, units: str) -> float:

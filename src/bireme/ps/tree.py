@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeVar
 from bireme.core.errors import SpecError
 
 T = TypeVar("T")
-LARGE = 20_000
-"""Above this many steps, finding the shares with fewest rows would take longer than it saves."""
+LARGE = 20_000  # above this many steps, finding the shares with fewest rows would take longer than it saves
 
 
 class Span(NamedTuple):

@@ -20,8 +20,7 @@ from bireme.ps.wire.frames import Record
 from bireme.ps.wire.row_frames import Block
 from bireme.train.worker import Floats, Gradient, Prepared, Running, ShardCounts, Stopwatch, Worker, add_parts
 
-Tables = Callable[[], list[Block]]
-"""Fetches every row of every sparse parameter."""
+Tables = Callable[[], list[Block]]  # fetches every row of every sparse parameter
 
 
 @dataclass(frozen=True, slots=True)

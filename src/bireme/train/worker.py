@@ -25,8 +25,7 @@ from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Record
 from bireme.ps.wire.row_frames import Block
 
-MAX_EVALS = 3
-"""Evaluator sums that fit into a shard's record."""
+MAX_EVALS = 3  # evaluator sums that fit into a shard's record
 Floats = NDArray[np.float32]
 FetchRows = Callable[[Sequence[RowIds], Sequence[Floats]], None]
 """Fills the first rows of one array per table with the values of these ids."""
@@ -116,14 +115,12 @@ class Worker:
         self._values = [np.zeros((0, p.shape[1]), np.float32) for p in self.tables]
         self._grads = [np.zeros((0, p.shape[1]), np.float32) for p in self.tables]
         self._bound: dict[tuple[int, int], Computation[Batch]] = {}
-        self.batches: dict[int, int] = {}
-        """How many batches each shard has in the open pass."""
+        self.batches: dict[int, int] = {}  # how many batches each shard has in the open pass
         self.ledger: dict[int, ShardCounts] = {}
         self.totals = Running()
         self._is_checked = False
         self._last = Sums(0, 0.0)
-        self._unused: Floats | None = None
-        """Room for gradients where the program is only evaluated."""
+        self._unused: Floats | None = None  # room for gradients where the program is only evaluated
 
     def forget(self) -> None:
         """Let go of memory that was lent for a view."""

@@ -13,8 +13,7 @@ from bireme.ps.tree import Span
 from bireme.ps.wire import codec
 from bireme.spec.model import Wire
 
-LOOK_EVERY = 16
-"""Rounds between two looks at what the coding costs: a look walks over the gradient once more."""
+LOOK_EVERY = 16  # rounds between two looks at what the coding costs: a look walks over the gradient once more
 
 
 class Coder:
@@ -29,8 +28,7 @@ class Coder:
         self._halves = np.empty(0 if how.gradients == "top_k" else layout.size, np.uint16)
         self._picks: codec.Picks | None = None
         self._looks = 0
-        self.error = 0.0
-        """How much of a gradient was changed or held back at most, as a share of its norm."""
+        self.error = 0.0  # how much of a gradient was changed or held back at most, as a share of its norm
 
     def take(self, span: Span, gradient: NDArray[np.float32], *, is_last: bool = False) -> None:
         """Code a gradient; `part` then gives the pieces. The last one of a pass holds nothing back."""

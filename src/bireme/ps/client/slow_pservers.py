@@ -14,8 +14,7 @@ from statistics import median
 
 from bireme.ps.lanes.slow_trainers import WINDOW_S, Slowest
 
-TURNS = 8
-"""So often each pserver must have been last before one is called slow."""
+TURNS = 8  # so often each pserver must have been last before one is called slow
 
 
 class _Stretch:
@@ -26,8 +25,7 @@ class _Stretch:
         self.rounds = 0
         self.moved = [0.0] * pservers
         self.waited = [0.0] * pservers
-        self.longest = [0.0] * pservers
-        """Of all waits for one alone: it may have been an accident."""
+        self.longest = [0.0] * pservers  # of all waits for one alone: it may have been an accident
 
     def slowest(self) -> Slowest:
         """The pserver that takes most of the time, and how much more of it than the others do."""
@@ -48,8 +46,7 @@ class SlowPservers:
     def __init__(self, pservers: int, last: int = 0) -> None:
         """`last` differs between trainers, so that all pservers have something to do at once."""
         self._pservers = pservers
-        self.last = last % pservers
-        """The pserver that is written to and read from last in this round."""
+        self.last = last % pservers  # the pserver that is written to and read from last in this round
         self.slowest: Slowest | None = None
         """The pserver that this trainer waited for most in the last full window."""
         self._now = _Stretch(pservers)

@@ -34,10 +34,8 @@ from bireme.ps.tree import Span, spans_of
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import MAX_ARRAY_NBYTES, Flag, Head, Kind, Record, unpack_records
 
-LOOK_S = 1.0
-"""How often a thread that waits for a round checks that its trainer is still connected."""
-ASK_S = 0.2
-"""How long a status request waits for the lane's lock."""
+LOOK_S = 1.0  # how often a thread that waits for a round checks that its trainer is still connected
+ASK_S = 0.2  # how long a status request waits for the lane's lock
 OnPass = Callable[[PassTotals], None]
 Buffers = Sequence[NDArray[Any]]
 Answer = tuple[int, int, Buffers]
@@ -113,8 +111,7 @@ class Lane:
         # thread that receives into it, and kernels and receives release the interpreter lock, so lanes and connections
         # overlap.
         self._turn = threading.Condition()
-        self._busy = 0
-        """Payloads that are being received."""
+        self._busy = 0  # payloads that are being received
         self._stragglers = Stragglers(self.rounds, setup.shares)
         self._is_leaving_view = False
         self._parked: dict[socket.socket, Head] = {}

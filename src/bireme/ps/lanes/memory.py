@@ -74,8 +74,7 @@ class SharedRows(Sharing):
         self._row_nbytes = row_nbytes
         self._is_allowed = is_allowed
         # By id: the key lives no longer than its connection, as `detach` runs before the socket is freed.
-        self._attached: dict[int, list[int]] = {}
-        """Rows by connection."""
+        self._attached: dict[int, list[int]] = {}  # rows by connection
 
     def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
         """Map a trainer's gradient rows into the inbox, and return the buffers to share."""

@@ -16,8 +16,7 @@ from bireme.ps.lanes.rounds import LaneCounts, LaneRounds, Totals
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.snapshot.snapshot_files import SnapshotFile
 
-COUNTS = "counts"
-"""The key in a part's meta."""
+COUNTS = "counts"  # the key in a part's meta
 
 
 class Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

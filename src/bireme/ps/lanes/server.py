@@ -92,8 +92,7 @@ class PServer:
         self._lock = threading.Lock()
         self._gate = ConnectionGate()
         self._is_stopping = False
-        self.failure: BiremeError | None = None
-        """A bug in a lane, after which nothing here can be trusted."""
+        self.failure: BiremeError | None = None  # a bug in a lane, after which nothing here can be trusted
 
     @property
     def ports(self) -> list[int]:

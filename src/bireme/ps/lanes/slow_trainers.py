@@ -20,8 +20,7 @@ WINDOW_S = 5.0
 STRAGGLES_ABOVE = 0.5
 """A trainer that the others wait for during a larger share of the time is a straggler. One with two shards where
 others have one is just below."""
-MOMENT_S = 0.001
-"""Updates that follow each other sooner have waited for no trainer."""
+MOMENT_S = 0.001  # updates that follow each other sooner have waited for no trainer
 
 
 class Slowest(NamedTuple):
@@ -66,12 +65,10 @@ class SlowTrainers:
         self._clear_round()
 
     def _clear_round(self) -> None:
-        self.first_s: float | None = None
-        """When the open round's first push came."""
+        self.first_s: float | None = None  # when the open round's first push came
         self._last = -1
         self._last_s: float | None = None
-        self._others_s: float | None = None
-        """When the last push of a trainer other than `_last` came."""
+        self._others_s: float | None = None  # when the last push of a trainer other than `_last` came
 
     def forget(self) -> None:
         """A view begins."""
@@ -135,8 +132,7 @@ class Stragglers:
     def __init__(self, rounds: LaneRounds | LaneStream, shares: Sequence[Span]) -> None:
         self._rounds = rounds
         self._waits = SlowTrainers()
-        self._trainer_of = [rank for rank, share in enumerate(shares) for _ in share.shards]
-        """By shard."""
+        self._trainer_of = [rank for rank, share in enumerate(shares) for _ in share.shards]  # by shard
 
     def landed(self, span: Span, now_s: float) -> None:
         """A push is in, and the machine is about to count it."""

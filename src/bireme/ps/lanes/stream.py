@@ -48,12 +48,10 @@ class LaneStream:
         self.round = 0
         self.pass_id = 0
         self.samples = 0
-        self.cut_at = 0
-        """Cuts are taken at the end of passes only, which every lane counts by itself."""
+        self.cut_at = 0  # cuts are taken at the end of passes only, which every lane counts by itself
         self.ended: set[int] = set()
         self.totals: dict[int, Totals] = {s: Totals() for s in range(shards)}
-        self.next_q = [0] * shards
-        """The batch of the open pass that each shard must push next."""
+        self.next_q = [0] * shards  # the batch of the open pass that each shard must push next
         self.staleness_counts: dict[int, int] = {}
         """How many updates came from a shard that was so many batches ahead of the slowest."""
         self._flying: dict[int, Record] = {}

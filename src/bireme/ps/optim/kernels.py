@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from bireme.ps.optim.methods import ONE, ZERO, Constants, Method
 
-CHUNK = 4096
-"""Floats in a chunk: 16 KiB of every array at a time."""
+CHUNK = 4096  # floats in a chunk: 16 KiB of every array at a time
 
 # Columns of `rules`, one row for each segment.
 LR = 0

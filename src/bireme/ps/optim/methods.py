@@ -42,8 +42,7 @@ class Constants(NamedTuple):
     """The clock of lazy momentum (`ps/sparse/table_rules.py:Clock`)."""
 
 
-Result = tuple[F, F, F, F]
-"""Step, first state, second state, rate."""
+Result = tuple[F, F, F, F]  # step, first state, second state, rate
 Formula = Callable[[F, F, F, F, Constants], Result]
 
 
@@ -89,8 +88,7 @@ class Method:
         return hash(self.name)
 
 
-METHODS: dict[str, Method] = {}
-"""All optimizers, by name."""
+METHODS: dict[str, Method] = {}  # all optimizers, by name
 
 
 def method_of(optimizer: Optimizer) -> Method:

@@ -27,8 +27,7 @@ FOLD_PERIOD = 16384
 
 VELOCITY = "velocity"
 UPDATES = "updates"
-NO_CLOCK = np.zeros(4, np.float64)
-"""What kernels get where no row has to catch up."""
+NO_CLOCK = np.zeros(4, np.float64)  # what kernels get where no row has to catch up
 
 
 @dataclass(frozen=True, slots=True)

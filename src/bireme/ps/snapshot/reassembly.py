@@ -23,8 +23,7 @@ from bireme.ps.sparse.table import CLOCK, IDS, ROUNDS, Ids, State
 
 PLACE, VALUES = "place", "w"
 GONE = "gone"
-_WHOLE = (ROUNDS, CLOCK)
-"""What a table's state has once, not for each row."""
+_WHOLE = (ROUNDS, CLOCK)  # what a table's state has once, not for each row
 Arrays = Mapping[str, NDArray[Any]]
 
 

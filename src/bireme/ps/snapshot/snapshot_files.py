@@ -32,15 +32,12 @@ from bireme.core.files import half_of, storage_errors, sync_directory, volume
 
 MAGIC = b"bireme\0P"
 VERSION = 1
-BORDER = 64
-"""Arrays start on multiples of this, as kernels like it."""
-BLOCK = 1 << 20
-"""How many bytes are hashed and handed to the system at once."""
+BORDER = 64  # arrays start on multiples of this, as kernels like it
+BLOCK = 1 << 20  # how many bytes are hashed and handed to the system at once
 _PREFIX = struct.Struct("<8sIIQQ")
 _LENGTHS = struct.Struct("<QQ")
 _Block = bytes | memoryview
-_KINDS = "biuf"
-"""Booleans and numbers; nothing that could refer to objects."""
+_KINDS = "biuf"  # booleans and numbers; nothing that could refer to objects
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,8 +36,7 @@ log = logging.getLogger(__name__)
 Arrays = dict[str, NDArray[Any]]
 PIECE_NBYTES = 1 << 20
 """What is copied at once: small, as a lane may have to wait for the one that is under way."""
-NICENESS = 10
-"""How far a writer stands back behind rounds where there are not enough cores for both."""
+NICENESS = 10  # how far a writer stands back behind rounds where there are not enough cores for both
 REST = 4.0
 """How many times as long as it works a writer rests after each block: it takes a fifth of a core at most."""
 NO_CUT = -1
@@ -65,8 +64,7 @@ class Capture:
     def __init__(self, arrays: Arrays, pieces: Sequence[CopyBeforeUpdate], *, is_delta: bool = False) -> None:
         """Take arrays that hold the lane's state once all pieces are copied, in the order in which they are due."""
         self.arrays = arrays
-        self.is_delta = is_delta
-        """Whether it holds only what has changed since the last cut that counts."""
+        self.is_delta = is_delta  # whether it holds only what has changed since the last cut that counts
         self._pieces = list(pieces)
         self._turn = threading.Condition()
         self._next = 0

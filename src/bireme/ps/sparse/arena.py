@@ -19,8 +19,7 @@ from bireme.ps.sparse import table_kernels as kernels
 from bireme.ps.sparse.row_sums import Floats, Ids, Slots
 from bireme.ps.sparse.table_kernels import Draw, Numbers
 
-TOUCHED, PUSHES = 0, 1
-"""Columns of `_marks`: the round of a row's last push, and how many pushes it had."""
+TOUCHED, PUSHES = 0, 1  # columns of `_marks`: the round of a row's last push, and how many pushes it had
 _FREE = -(2**62)
 _SMALLEST = 64
 
@@ -39,7 +38,7 @@ class RowCopies(NamedTuple):
         return cls(block, ids, np.empty(rows, np.int64), np.empty(rows, np.uint32))
 
     def part(self, rows: slice) -> RowCopies:
-        return RowCopies(self.block[rows], self.ids[rows], self.touched[rows], self.pushes[rows])
+        return RowCopies(*(array[rows] for array in self))
 
 
 class Arena:

@@ -23,8 +23,7 @@ from bireme.ps.setup import Setup
 from bireme.ps.snapshot.reassembly import chained_rows, pack_table
 from bireme.ps.snapshot.snapshot_files import SnapshotFile
 from bireme.ps.snapshot.writer import PIECE_NBYTES, Capture, CopyBeforeUpdate
-from bireme.ps.sparse.row_sums import combine, is_ascending, lane_of
-from bireme.ps.sparse.row_sums import warm as warm_sums
+from bireme.ps.sparse import row_sums
 from bireme.ps.sparse.table import Slots, Table, warm
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Flag, Head
@@ -58,7 +57,7 @@ class SparseStore:
         self._tables = [Table(p, setup.facts.optimizer, setup.facts.seed) for p in setup.tables]
         for parameter in setup.tables:
             warm(parameter, setup.facts.optimizer)
-        warm_sums()
+        row_sums.warm()
         self._widths = [p.shape[1] for p in setup.tables]
         self._lanes = setup.facts.pservers * setup.facts.ports_num_for_sparse
         self._lane = setup.pserver * setup.facts.ports_num_for_sparse + index
@@ -90,10 +89,9 @@ class SparseStore:
             table.load_state(chained_rows(chain, parameter.name, self._lane, self._lanes))
 
     def describe(self) -> str:
-        names = ", ".join(p.name for p in self._parameters) or "nothing"
-        return f"rows of {names}"
+        return f"rows of {', '.join(p.name for p in self._parameters) or 'nothing'}"
 
-    def _receive(self, sock: socket.socket, head: Head) -> Payload:
+    def receive_aside(self, sock: socket.socket, head: Head) -> Payload:
         try:
             # Memory that nothing was written to costs nothing, so a head that lies about its length does no harm.
             payload = np.empty(head.nbytes, np.uint8)
@@ -106,22 +104,19 @@ class SparseStore:
         own = self._parameters[parameter]
         if len(ids) and int(ids.max()) >= own.shape[0]:
             raise FrameError(f"row {int(ids.max())} of {own.name}, which has {own.shape[0]}")
-        if not bool((lane_of(ids, self._lanes) == self._lane).all()):
+        if not bool((row_sums.lane_of(ids, self._lanes) == self._lane).all()):
             raise FrameError(f"rows of {own.name} that belong to another lane than {self._lane}")
 
     def _receive_blocks(self, sock: socket.socket, head: Head) -> list[Block]:
-        blocks = unpack_blocks(self._receive(sock, head), self._widths)
+        blocks = unpack_blocks(self.receive_aside(sock, head), self._widths)
         for number, block in enumerate(blocks):
-            if not is_ascending(block.ids):
+            if not row_sums.is_ascending(block.ids):
                 raise FrameError(f"ids of {self._parameters[number].name} that do not rise")
             self._check(number, block.ids)
         return blocks
 
     def receive(self, sock: socket.socket, head: Head, row: int) -> None:
         self._inbox[row] = self._receive_blocks(sock, head)
-
-    def receive_aside(self, sock: socket.socket, head: Head) -> Payload:
-        return self._receive(sock, head)
 
     def difference(self, row: int, again: object) -> str:
         assert isinstance(again, np.ndarray)
@@ -148,14 +143,16 @@ class SparseStore:
         steps = [(place[a], place[b]) for a, b in closing.steps]
         # Popped: rows of a round are megabytes, and must not wait for the next push of their span.
         parts = [self._inbox.pop(row) for row in order]
-        return [Block(*combine(list(blocks), place[closing.root], steps)) for blocks in zip(*parts, strict=True)]
+        return [
+            Block(*row_sums.combine(list(blocks), place[closing.root], steps)) for blocks in zip(*parts, strict=True)
+        ]
 
     def receive_request(self, sock: socket.socket, head: Head) -> list[Ids] | None:
         if head.flags & Flag.ALL:
             if head.nbytes:
                 raise FrameError("a PULL for every row names none")
             return None
-        wanted = unpack_request(self._receive(sock, head), len(self._tables)) if head.nbytes else []
+        wanted = unpack_request(self.receive_aside(sock, head), len(self._tables)) if head.nbytes else []
         for number, ids in enumerate(wanted):
             self._check(number, ids)
         return wanted

@@ -28,15 +28,13 @@ Slots = NDArray[np.int32]
 
 AHEAD = 24
 """How many rows before its turn a row is asked for: enough to hide memory's latency, few enough to stay in L1."""
-LINE = 16
-"""Floats in a cache line."""
+LINE = 16  # floats in a cache line
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 _ONE = np.uint64(1)
-_DIGIT = 11
-"""Bits that one turn of the radix sort looks at."""
+_DIGIT = 11  # bits that one turn of the radix sort looks at
 
 
 def _prefetch(typing: Any, array: Any, index: Any) -> Any:
@@ -71,8 +69,7 @@ def unique(ids: NDArray[Any]) -> tuple[Ids, Slots]:
     flat = np.ascontiguousarray(ids).reshape(-1)
     if flat.dtype.kind == "i" and len(flat) and flat.min() < 0:
         raise DataError(f"a row id of {flat.min()}", why="rows are counted from 0", fix="correct the data provider")
-    distinct, positions = _unique(flat.astype(np.uint64, copy=False))
-    return distinct, positions
+    return _unique(flat.astype(np.uint64, copy=False))
 
 
 @jit
@@ -131,35 +128,20 @@ def is_ascending(ids: Ids) -> bool:
     return bool(np.all(ids[1:] > ids[:-1]))
 
 
+@jit
 def lane_of(ids: Ids, lanes: int) -> Slots:
     """Say for each id which of the sparse lanes keeps its row."""
-    out: Slots = _lane_of(ids, np.uint64(lanes))
-    return out
-
-
-@jit
-def _lane(id_: np.uint64, lanes: np.uint64) -> np.int64:
-    # The upper half decides: a lane's own index goes by the lower bits, which stay evenly spread.
-    return np.int64(((mix64(id_) >> _32) * lanes) >> _32)
-
-
-@jit
-def _lane_of(ids: Ids, lanes: np.uint64) -> Slots:
-    out = np.empty(ids.size, np.int32)
+    out, count = np.empty(ids.size, np.int32), np.uint64(lanes)
     for i in range(ids.size):
-        out[i] = _lane(ids[i], lanes)
+        # The upper half decides: a lane's own index goes by the lower bits, which stay evenly spread.
+        out[i] = np.int64(((mix64(ids[i]) >> _32) * count) >> _32)
     return out
 
 
+@jit
 def split(ids: Ids, lanes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return an order that groups ids by lane, each group in the order given, and the groups' sizes."""
-    order, counts = _split(ids, lanes)
-    return order, counts
-
-
-@jit
-def _split(ids: Ids, lanes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    lane, counts = _lane_of(ids, np.uint64(lanes)), np.zeros(lanes, np.int64)
+    lane, counts = lane_of(ids, lanes), np.zeros(lanes, np.int64)
     for i in range(ids.size):
         counts[lane[i]] += 1
     starts, order = np.zeros(lanes, np.int64), np.empty(ids.size, np.int64)

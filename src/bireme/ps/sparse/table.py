@@ -34,11 +34,9 @@ State = dict[str, NDArray[Any]]
 METHODS = tuple(name for name, method in methods.METHODS.items() if method.rows != "refused")
 """What can update rows of a table."""
 IDS, VALUES, TOUCHED, PUSHES = "ids", "values", "touched", "pushes"
-ROUNDS = "rounds"
-"""In a state: the last round, and the one after which all rows were last regularised."""
+ROUNDS = "rounds"  # in a state: the last round, and the one after which all rows were last regularised
 CLOCK = "clock"
-MOST_EVICTED = 1 << 16
-"""How many ids of forgotten rows are remembered however few rows there are."""
+MOST_EVICTED = 1 << 16  # how many ids of forgotten rows are remembered however few rows there are
 
 
 def check_sparse(parameters: Iterable[Parameter], optimizer: Optimizer) -> None:
@@ -110,8 +108,7 @@ class Table:
         # As wide as rows: a lane that never had one writes arrays that can be joined with those of other lanes.
         self._room = RowCopies.of_size(0, self._arena.block.shape[1])
         self._evicted: list[tuple[int, Ids]] = []
-        self._evicted_after = -1
-        """`_evicted` is complete for rounds after this one."""
+        self._evicted_after = -1  # `_evicted` is complete for rounds after this one
         self._before_room = np.empty((0, self.width), np.float32)
         room = self._rule.block_rows * self.width
         self._after_room = np.empty(room, np.float32)

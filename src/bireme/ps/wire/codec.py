@@ -28,11 +28,9 @@ Bits = NDArray[np.uint32]
 Positions = NDArray[np.int64]
 Counts = NDArray[np.int64]
 
-PICK_NBYTES = 8
-"""A position and a value."""
+PICK_NBYTES = 8  # a position and a value
 RESIDUAL = "residual"
-SAMPLE = 1 << 16
-"""Elements to look at before the first walk."""
+SAMPLE = 1 << 16  # elements to look at before the first walk
 
 U32 = np.uint32
 """Wrapped around every step of bit arithmetic: Numba would go on in 64 bits, at less than half the speed."""

@@ -24,13 +24,11 @@ from bireme.core.errors import BiremeError, FrameError, NetworkError, RefusedErr
 from bireme.ps.wire.frames import HEAD_NBYTES, Head, Kind, unpack_head
 
 STALL_S = 60.0
-SILENCE_S = 15
-"""After so many seconds without a sign of the peer's machine a connection is given up."""
+SILENCE_S = 15  # after so many seconds without a sign of the peer's machine a connection is given up
 MAX_FDS = 4
 READ_AHEAD = 4096
 LARGE = 1 << 20
-GULP = 1 << 20
-"""Payloads from LARGE bytes on are received in pieces of at most GULP."""
+GULP = 1 << 20  # payloads from LARGE bytes on are received in pieces of at most GULP
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 

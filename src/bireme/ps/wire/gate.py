@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 AT_ONCE = 64
 """So many handshakes at a time; twice as many connections while evicted ones have not been closed yet."""
-QUIET_S = 600.0
-"""How long a refusal that was logged is not logged again."""
-MOST_LINES = 64
-"""Pairs of address and reason that get lines of their own in that time."""
+QUIET_S = 600.0  # how long a refusal that was logged is not logged again
+MOST_LINES = 64  # pairs of address and reason that get lines of their own in that time
 _OTHERS = ("others", "line limit reached")
 
 
@@ -71,8 +69,7 @@ class ConnectionGate:
         self._refusals = RefusalLog()
         self._lock = threading.Lock()
         self._waiting: dict[Secured, str] = {}
-        self._leaving = 0
-        """Connections that were evicted and whose threads have not noticed yet."""
+        self._leaving = 0  # connections that were evicted and whose threads have not noticed yet
 
     def knock(self, sock: socket.socket) -> Buffered | None:
         """Take a connection that was just accepted; None where there is no room, and it is closed."""

@@ -20,14 +20,10 @@ from typing import Any
 
 from bireme.ps.wire.frame_io import Buffered
 
-RECORD = 1 << 14
-"""The largest record of TLS: it carries so many bytes,"""
-RECORD_MORE = 256 + 5
-"""and is at most so much longer."""
-PIECE = 1 << 18
-"""How much is encrypted or received at a time."""
-WELCOME = b"\x01"
-"""The first byte from the side that accepts: it has checked the other side's certificate."""
+RECORD = 1 << 14  # bytes that the largest record of TLS carries
+RECORD_MORE = 256 + 5  # by which it is longer, at most
+PIECE = 1 << 18  # how much is encrypted or received at a time
+WELCOME = b"\x01"  # the first byte from the side that accepts: it has checked the other side's certificate
 _NOT_TLS = ("WRONG_VERSION", "HTTP", "PACKET_LENGTH", "BAD_RECORD_TYPE", "UNEXPECTED_MESSAGE", "LENGTH", "UNKNOWN_PROT")
 
 

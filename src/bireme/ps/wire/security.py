@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 HANDSHAKE_S = 5.0
-_NO_CHECK_TIME = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for."""
+_NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for
 RENEW = "submit the job again, which renews its certificates, or look at what renews them in your cluster"
 _Stamp = tuple[tuple[int, int, int], ...]
 

@@ -137,5 +137,5 @@ def test_kernels_are_compiled_for_one_set_of_types_only() -> None:
 
     for dtype in (np.int32, np.int64, np.uint64):
         unique(np.arange(5, dtype=dtype))
-    kernels: list[Any] = [row_sums._unique, row_sums._merge, row_sums._split]
+    kernels: list[Any] = [row_sums._unique, row_sums._merge, row_sums.split, row_sums.lane_of]
     assert all(len(kernel.signatures) <= 1 for kernel in kernels)
