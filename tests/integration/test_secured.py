@@ -294,7 +294,7 @@ def test_a_flood_of_garbage_costs_no_threads_or_descriptors(
     flooding.start()
     train()
     flooding.join()
-    late = lane.exchange()  # whoever knocked before has been heard
+    late = lane.exchange()  # connections opened before have been served
     assert rounds > 0 and round_trip(late, lane, rounds)
     assert crowd <= threads + 2 * AT_ONCE + 5
     exchange.close()
@@ -390,7 +390,7 @@ def test_a_door_that_was_full_is_tried_again(cluster: Cluster, monkeypatch: pyte
     cluster.start(lanes=1)
     cluster.set_up()
     turned_away: list[Any] = []
-    real = ConnectionGate.knock
+    real = ConnectionGate.accept
 
     def busy_once(self: ConnectionGate, sock: socket.socket) -> frame_io.Buffered | None:
         if sock.family == socket.AF_INET and not turned_away:
@@ -399,6 +399,6 @@ def test_a_door_that_was_full_is_tried_again(cluster: Cluster, monkeypatch: pyte
             return None
         return real(self, sock)
 
-    monkeypatch.setattr(ConnectionGate, "knock", busy_once)
+    monkeypatch.setattr(ConnectionGate, "accept", busy_once)
     assert cluster.exchange().pull_now() == Position(0, 0, 0)
     assert turned_away

@@ -79,7 +79,6 @@ def make_leaf(ca: Pair, names: Sequence[str], days: float = LEAF_DAYS) -> Pair:
 
 
 def files_of(ca: Pair, name: str, days: float = LEAF_DAYS) -> dict[str, bytes]:
-    """The files for a job's processes: a fresh leaf under the job's name, and the authority to trust."""
     leaf = make_leaf(ca, [name], days)
     return {CA_FILE: ca.certificate, LEAF_FILE: leaf.certificate, LEAF_KEY_FILE: leaf.key}
 

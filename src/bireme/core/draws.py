@@ -18,7 +18,6 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def stream_key(seed: int, *names: str | int) -> int:
-    """Name a stream: 64 bits from the seed and what the draws are for."""
     text = "\0".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 

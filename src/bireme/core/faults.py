@@ -84,7 +84,6 @@ def at(point: str, round_: int = 0) -> None:
 
 
 def on_cut(cut: Callable[[str], None] | None) -> None:
-    """Set what cuts the connections of this process to a peer such as `pserver:1`."""
     global _on_cut
     _on_cut = cut
 

@@ -102,7 +102,6 @@ class Forker:
         self._main: Main | None = None
 
     def start(self, command: Sequence[str], output: int) -> Forked | None:
-        """Fork a child; None where it must be executed instead."""
         if not can_fork():
             return None
         self._main = self._main or self._load()
@@ -170,7 +169,6 @@ def serve(requests: socket.socket, load: Load) -> None:
 
 
 def _adopted(main: Main, parent: int, arguments: list[str]) -> object:
-    """Run a child once its first parent has ended: it asks to die with the next one."""
     while os.getppid() == parent:
         time.sleep(ADOPTED_S)
     return main(arguments)

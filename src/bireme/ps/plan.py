@@ -53,7 +53,7 @@ class Slice:
 
 
 class Layout:
-    """Where each parameter stands in the flat vector of all dense parameters."""
+    """Where each parameter lies in the flat vector of all dense parameters."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = tuple(parameters)
@@ -82,13 +82,11 @@ class Layout:
         return pieces
 
     def views(self, flat: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Each parameter as an array of its own shape over the flat vector's memory."""
         return {
             p.name: flat[self.offsets[p.name] : self.offsets[p.name] + p.size].reshape(p.shape) for p in self.parameters
         }
 
     def name_at(self, position: int) -> str:
-        """Which parameter an element of the flat vector belongs to."""
         holder = [p.name for p in self.parameters if self.offsets[p.name] <= position]
         return holder[-1]
 

@@ -14,13 +14,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     job: int
     view: int
-    """The view that begins with this; later views may go on with it."""
+    """The view that begins with this; later views may continue with it."""
     pserver: int
     facts: Facts
     shares: tuple[Span, ...]
     """Which shards each trainer owns, as in `Begin`."""
     base: tuple[tuple[str, ...], ...] = ()
-    """Files of the snapshot to go on from: its parts, after those of the snapshots that it builds on."""
+    """Files of the snapshot to continue from: its parts, after those of the snapshots that it builds on."""
 
     @property
     def is_set_by_trainer(self) -> bool:
@@ -29,17 +29,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def is_apart(self) -> bool:
-        """Whether trainers send each shard's gradient by itself: sums of rounded numbers cannot be rounded again."""
         return is_apart(self.facts.updates, self.facts.wire)
 
     @property
     def cuts_only_at_passes(self) -> bool:
-        """Whether lanes agree on a moment, and trainers keep nothing that lanes lack, only at the end of a pass."""
         return cuts_only_at_passes(self.facts.updates, self.facts.wire)
 
     @property
     def dense(self) -> tuple[Parameter, ...]:
-        """What dense lanes keep."""
         return tuple(p for p in self.facts.parameters if not p.is_sparse)
 
     @property

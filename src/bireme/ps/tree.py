@@ -28,7 +28,6 @@ class Span(NamedTuple):
 
     @property
     def shards(self) -> range:
-        """The shards in this span."""
         return range(self.lo, self.hi)
 
 
@@ -133,5 +132,4 @@ def rows_of(share: Span, shards: int, *, is_apart: bool = False) -> list[Span]:
 
 
 def spans_of(shares: Iterable[Span], shards: int, *, is_apart: bool = False) -> Sequence[Span]:
-    """Every row that a round can have, in the order of shards."""
     return [span for share in shares for span in rows_of(share, shards, is_apart=is_apart)]

@@ -50,7 +50,6 @@ class _Copy:
         """What this shard's schedule counts: its own samples, as if all shards were alike."""
 
     def step(self, gradient: Floats, samples: int, pass_id: int) -> None:
-        """Apply one batch's gradient to this copy."""
         self.samples += samples
         rate = learning_rate(self._rule, self.samples, pass_id)
         rows = gradient.reshape(1, -1)

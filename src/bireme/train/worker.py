@@ -48,7 +48,6 @@ class Running:
     evals: dict[str, float] = field(default_factory=dict)
 
     def add(self, sums: Sums) -> None:
-        """Count one batch."""
         self.samples += sums.samples
         self.cost += sums.cost
         for name, value in sums.evals.items():
@@ -90,13 +89,11 @@ class Stopwatch:
         self._since = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """Count the time since the last lap for this."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
         self._since = now
 
     def take(self) -> dict[str, float]:
-        """What was counted since this was last asked."""
         counted, self.seconds = self.seconds, {}
         return counted
 
@@ -140,7 +137,6 @@ class Worker:
         return max(max(self.batches.values()), 1)
 
     def rounds_of(self, shard: int) -> int:
-        """How many rounds a shard takes part in."""
         return max(self.batches[shard], 1)
 
     def prepare(self, pass_id: int, index: int, shards: Sequence[int] | None = None) -> Prepared:
@@ -158,7 +154,6 @@ class Worker:
         return Prepared({s: part.renumber(rows) for s, part in own.items()}, own, rows)
 
     def wanted(self, prepared: Prepared) -> list[RowIds]:
-        """The ids to ask for, one list per sparse parameter."""
         return [prepared.rows[i] for i in self._lookup_of]
 
     def targets(self, prepared: Prepared) -> list[Floats]:
@@ -171,7 +166,6 @@ class Worker:
         return self._values
 
     def _computation(self, values: Floats, grads: Floats) -> Computation[Batch]:
-        """The program over these flat vectors and the compact tables."""
         key = (values.ctypes.data, grads.ctypes.data)
         if key not in self._bound:
             names = [p.name for p in self.tables]

@@ -84,7 +84,6 @@ def _own_address(host: str) -> str:
 
 
 def is_near(sock: socket.socket) -> bool:
-    """Whether a connection stays on this machine, so that it can share memory."""
     return sock.family == socket.AF_UNIX
 
 
@@ -127,20 +126,17 @@ class Tcp:
             self.send(head._replace(nbytes=_nbytes(parts)).pack(), records, *parts)
 
     def send(self, *parts: Buffer) -> None:
-        """Send in one system call where the kernel takes all."""
         if self._held or parts:
             frame_io.send_all(self._sock, [self._held, *parts])
             self._held = b""
 
     def expect(self) -> Head:
-        """Wait for a SLICE."""
         head = frame_io.expect(self._sock, Kind.SLICE)
         if bool(head.flags & Flag.IN_PLACE) != self.is_in_place:
             raise FrameError(f"a lane that is reached by {self.name} answered for another carrier")
         return head
 
     def take(self, target: bytearray | Floats) -> None:
-        """Receive straight into the target."""
         frame_io.receive_into(self._sock, target)
 
 
@@ -157,7 +153,6 @@ class SharedMemory(Tcp):
     is_in_place = True
 
     def push(self, head: Head, records: bytes, parts: Sequence[NDArray[Any]] | None) -> None:
-        """Say that the gradient is there."""
         self._held += head._replace(flags=Flag.IN_PLACE, nbytes=_nbytes(parts or ())).pack() + records
 
     def take(self, target: bytearray | Floats) -> None:
@@ -203,7 +198,6 @@ class Watched:
         self.send = carrier.send
 
     def push(self, head: Head, records: bytes, parts: Sequence[NDArray[Any]] | None) -> None:
-        """Count how long the bytes took to leave."""
         if parts is None or self.is_in_place:
             self.carrier.push(head, records, parts)
         else:
@@ -212,14 +206,12 @@ class Watched:
             self._seen.moved(self._pserver, time.monotonic() - began_s)
 
     def expect(self) -> Head:
-        """Count how long the answer took to begin."""
         began_s = time.monotonic()
         head = self.carrier.expect()
         self._seen.begun(self._pserver, time.monotonic() - began_s)
         return head
 
     def take(self, target: bytearray | Floats) -> None:
-        """Count how long the bytes took to come."""
         if self.is_in_place:
             return
         began_s = time.monotonic()

@@ -55,7 +55,6 @@ class Coder:
             self.error = max(self.error, codec.error_of(gradient, decoded))
 
     def part(self, part: Slice) -> NDArray[np.uint8] | NDArray[np.uint16]:
-        """A lane's piece of the gradient that was taken."""
         if self._picks is not None:
             return codec.encode_picks(self._picks, part.begin, part.end)
         return self._halves[part.begin : part.end]

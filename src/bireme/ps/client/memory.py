@@ -44,15 +44,12 @@ class TrainerMemory:
 
     @property
     def is_shared(self) -> bool:
-        """Whether local lanes can share this memory."""
         return self.fd >= 0
 
     def row(self, span: Span) -> NDArray[np.float32]:
-        """Where the gradient of a subtree belongs."""
         return self._rows[span]
 
     def values(self, round_: int) -> NDArray[np.float32]:
-        """The parameters after this many rounds, once they are there."""
         return self._values[self.set_of(round_)]
 
     def set_of(self, round_: int) -> int:

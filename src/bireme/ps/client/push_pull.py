@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Position(NamedTuple):
-    """Where in the job a set of parameters stands."""
+    """Where in the job a set of parameters is."""
 
     round: int
     pass_id: int
@@ -40,7 +40,7 @@ class Position(NamedTuple):
 
 
 def oldest(positions: Iterable[Position]) -> Position:
-    """Where to go on when lanes are not all at the same place: where the last one of them is."""
+    """Where to continue when lanes are not all at the same place: where the last one of them is."""
     return min(positions, key=lambda at: (at.pass_id, at.batch, at.round))
 
 
@@ -117,7 +117,6 @@ class Exchange:
 
     @property
     def carriers(self) -> list[CarrierName]:
-        """How each dense lane is reached."""
         return [link.carrier.name for link in sorted(self._links, key=lambda link: link.part.begin)]
 
     @property
@@ -165,7 +164,6 @@ class Exchange:
             link.carrier.send()
 
     def set(self, values: NDArray[np.float32], blocks: Sequence[Block] = ()) -> None:
-        """Give every lane its first values."""
         for link in self._links:
             part = values[link.part.begin : link.part.end]
             link.carrier.send(self._head(Kind.SET, nbytes=part.nbytes).pack(), part)
@@ -173,7 +171,6 @@ class Exchange:
             self._rows.set(self._head(Kind.SET), blocks)
 
     def ask_round(self, round_: int, wanted: Sequence[Ids] = ()) -> None:
-        """Ask for the parameters after this many rounds, and for these rows of each sparse parameter."""
         self._ask(self._head(Kind.PULL, round=round_), wanted)
 
     def ask_batch(self, shard: int, pass_id: int, batch: int, wanted: Sequence[Ids] = ()) -> None:
@@ -185,7 +182,6 @@ class Exchange:
         self._ask(self._head(Kind.PULL, Flag.AT_PASS, round=pass_id, lo=shard), ())
 
     def ask_now(self, *, shard: int = 0) -> None:
-        """Ask for whatever is current."""
         self._ask(self._head(Kind.PULL, Flag.NOW, lo=shard), ())
 
     def _ask(self, head: Head, wanted: Sequence[Ids]) -> None:
@@ -216,7 +212,6 @@ class Exchange:
         return at
 
     def pull_round(self, round_: int, wanted: Sequence[Ids] = (), targets: Sequence[Floats] = ()) -> Position:
-        """Wait for the parameters after this many rounds."""
         self.ask_round(round_, wanted)
         return self.receive(targets)
 

@@ -76,7 +76,6 @@ class RowLinks:
             )
 
     def ask(self, head: Head, wanted: Sequence[Ids]) -> None:
-        """Send a PULL for these rows of each table; none at all for a table is fine."""
         tables = [*wanted, *(np.empty(0, np.uint64) for _ in self._widths[len(wanted) :])]
         self._placed = self._place(tables)
         for lane in self._orders[self._slow_pservers.last]:
@@ -119,7 +118,6 @@ class RowLinks:
         return tables
 
     def set(self, head: Head, blocks: Sequence[Block]) -> None:
-        """Give every lane its rows of a saved model."""
         placed = [self._group(block.ids) for block in blocks]
         for lane in range(len(self.sockets)):
             picks = [p.of(lane) for p in placed]

@@ -1,7 +1,7 @@
 """Which pserver holds up a trainer, as a share of its time. No clock: times come in.
 
 A trainer writes to and reads from its pservers in turn, each round with another one at the end. If the last one has
-not answered yet, the trainer waits for it alone, so that wait stands for as many rounds as there are pservers. The time
+not answered yet, the trainer waits for it alone, so that wait counts for as many rounds as there are pservers. The time
 in which bytes go to or come from a pserver counts too: one without time for its work empties its buffers late. Not
 counted are what is usual among the other pservers, a single long wait, and the time between two passes. Costs a few
 additions for each round.
@@ -69,12 +69,10 @@ class SlowPservers:
             self._now.longest[pserver] = max(self._now.longest[pserver], seconds)
 
     def moved(self, pserver: int, seconds: float) -> None:
-        """Bytes to or from this one took so long."""
         if self._since_s is not None:
             self._now.moved[pserver] += seconds
 
     def answered(self, now_s: float) -> None:
-        """All answers are in."""
         now = self._now
         if self._since_s is not None:
             now.spent_s += now_s - self._since_s

@@ -86,14 +86,12 @@ class DenseStore:
         return spare
 
     def describe(self) -> str:
-        """What is kept here."""
         return f"{len(self.part)} values"
 
     def _buffer(self, round_: int) -> Floats:
         return self._memory.buffers[round_ % 2]
 
     def receive(self, sock: socket.socket, head: Head, row: int) -> None:
-        """Receive straight into the row, or aside where it must be decoded."""
         if self._coding == "float32":
             # No copy: the kernel writes into the row that the optimizer reads. No other thread touches it until it has
             # landed.
@@ -102,7 +100,6 @@ class DenseStore:
             self._decode(self._receive_coded(sock, head), self._memory.inbox[row])
 
     def receive_aside(self, sock: socket.socket, head: Head) -> Floats:
-        """Read a contribution without keeping it."""
         payload = self._receive_coded(sock, head)
         again = np.empty(len(self.part) if head.nbytes else 0, np.float32)
         if len(again):
@@ -123,7 +120,6 @@ class DenseStore:
             codec.decode(self._coding, np.frombuffer(payload, np.uint16), target)
 
     def difference(self, row: int, again: object) -> str:
-        """Compare bit by bit."""
         assert isinstance(again, np.ndarray)
         kept = self._memory.inbox[row][: len(again)]
         # As bits: NaN differs from itself, and -0.0 equals 0.0.
@@ -131,7 +127,6 @@ class DenseStore:
         return self._layout.name_at(self.part.begin + int(different[0])) if len(different) else ""
 
     def apply(self, closing: Closing, rate: float) -> None:
-        """Sum the rows and take the step, into the other buffer."""
         before, after = self._buffer(closing.round), self._buffer(closing.round + 1)
         if closing.root is None:
             after[:] = before
@@ -152,18 +147,15 @@ class DenseStore:
         return Capture(packed, pieces)
 
     def restore(self, chain: Sequence[Sequence[SnapshotFile]], round_: int) -> None:
-        """Go on from a snapshot of any layout."""
         arrays = dense_slice(chain[-1], self.part, size=self._size)
         self._buffer(round_)[:] = arrays.pop(VALUES)
         self._optimizer.load_state(arrays)
 
     def receive_request(self, sock: socket.socket, head: Head) -> None:
-        """A PULL from a dense lane is always for its whole slice."""
         if head.nbytes:
             raise FrameError(f"a PULL from a dense lane has no payload, this one has {head.nbytes} bytes")
 
     def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
-        """Our buffer; a trainer that shares it gets a head without a payload."""
         part = self._buffer(round_)
         if self.sharing.holds(sock):
             return Flag.IN_PLACE, part.nbytes, []
@@ -171,7 +163,6 @@ class DenseStore:
         return Flag.NONE, part.nbytes, [part.copy() if self._is_streamed else part]
 
     def receive_values(self, sock: socket.socket, head: Head, *, is_wanted: bool) -> None:
-        """Take the slice's first values."""
         if head.nbytes != 4 * len(self.part):
             raise FrameError(f"{head.nbytes} bytes for a slice of {4 * len(self.part)}")
         if is_wanted:

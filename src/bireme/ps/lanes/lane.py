@@ -71,7 +71,7 @@ class Store(Protocol):
         """
 
     def restore(self, chain: Sequence[Sequence[SnapshotFile]], round_: int) -> None:
-        """Go on from a snapshot; `chain` holds its parts, after those of the snapshots that it builds on."""
+        """Continue from a snapshot; `chain` holds its parts, after those of the snapshots that it builds on."""
 
     def receive_request(self, sock: socket.socket, head: Head) -> object:
         """Read what a PULL asks for."""
@@ -135,7 +135,6 @@ class Lane:
             self._turn.release()
 
     def describe(self) -> str:
-        """What this lane keeps, for the log."""
         return self._store.describe()
 
     def stop(self, failure: BiremeError | None = None) -> None:
@@ -208,7 +207,6 @@ class Lane:
             self._done()
 
     def _done(self) -> None:
-        """One payload is no longer being received."""
         self._busy -= 1
         if self._is_leaving_view and not self._busy:
             self._turn.notify_all()
@@ -291,7 +289,7 @@ class Lane:
         return is_multiple or self.rounds.round == self.rounds.cut_at
 
     def restore(self, chain: Sequence[Sequence[SnapshotFile]]) -> None:
-        """Go on from a snapshot, before any connection is served."""
+        """Continue from a snapshot, before any connection is served."""
         counts = agreed_counts(chain[-1])
         self._store.restore(chain, counts.round)
         self.rounds.restore(counts)
@@ -309,7 +307,6 @@ class Lane:
                     self._reply(sock, head, verdict, self._store.answer(sock, verdict.round, None))
 
     def pull(self, sock: socket.socket, head: Head) -> None:
-        """Answer as soon as the wanted round is there."""
         self._check(head)
         request = self._store.receive_request(sock, head)
         with self._turn:

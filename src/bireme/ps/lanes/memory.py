@@ -77,7 +77,6 @@ class SharedRows(Sharing):
         self._attached: dict[int, list[int]] = {}  # rows by connection
 
     def attach(self, sock: socket.socket, offer: bytearray, fds: list[int], machine: Machine) -> list[int]:
-        """Map a trainer's gradient rows into the inbox, and return the buffers to share."""
         try:
             offered = msgspec.json.decode(offer, type=Offer)
         except msgspec.MsgspecError as e:
@@ -101,7 +100,6 @@ class SharedRows(Sharing):
         return {row for held in self._attached.values() for row in held}
 
     def detach(self, sock: socket.socket) -> None:
-        """Stop reading a connection's memory, keeping what it had written."""
         for row in self._attached.pop(id(sock), ()):
             self._memory.reclaim(row)
 
@@ -112,5 +110,4 @@ class SharedRows(Sharing):
             raise FrameError("these shards' gradient is not shared by this connection, but by another or none")
 
     def holds(self, sock: socket.socket) -> bool:
-        """Whether this trainer reads the buffers where they are."""
         return id(sock) in self._attached

@@ -28,11 +28,9 @@ class Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, totals: Totals) -> Sums:
-        """Write down to the bit."""
         return cls(totals.samples, totals.cost.hex(), tuple(e.hex() for e in totals.evals))
 
     def totals(self) -> Totals:
-        """Read back."""
         return Totals(self.samples, float.fromhex(self.cost), [float.fromhex(e) for e in self.evals])
 
 
@@ -62,7 +60,6 @@ def counts_of(machine: LaneRounds | LaneStream) -> LaneCounts:
 
 
 def pack_counts(counts: LaneCounts) -> object:
-    """As a JSON value, to be a part's `meta[COUNTS]`."""
     totals = {shard: Sums.of(totals) for shard, totals in counts.totals.items()}
     packed: object = msgspec.to_builtins(
         _Json(

@@ -52,7 +52,6 @@ class Refuse:
     """The frame belongs to a view that is over."""
 
     def as_error(self) -> FrameError:
-        """The verdict as the error that the peer gets."""
         return StaleError(self.reason) if self.is_stale else FrameError(self.reason)
 
 
@@ -93,11 +92,9 @@ class Totals:
     evals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
     def copy(self) -> Totals:
-        """The same sums, to count on from."""
         return Totals(self.samples, self.cost, list(self.evals))
 
     def add(self, record: Record) -> None:
-        """Count one round's record."""
         self.samples += record.samples
         self.cost += record.cost
         for i, value in enumerate(record.evals):
@@ -170,7 +167,7 @@ class LaneRounds:
         self.pass_id, self.samples = pass_id, samples
 
     def restore(self, counts: LaneCounts) -> None:
-        """Go on from a cut; the round before it is not available."""
+        """Continue from a cut; the round before it is not available."""
         self.round = self._oldest = counts.round
         self.pass_id, self.pass_start, self.samples = counts.pass_id, counts.pass_start, counts.samples
         self.ended = set(counts.ended)
@@ -186,7 +183,6 @@ class LaneRounds:
         return self._index.get(span)
 
     def has_landed(self, span: Span) -> bool:
-        """Whether the open round already has this contribution."""
         return span in self._rows and self._rows[span].is_in
 
     def awaited(self) -> list[Span]:
@@ -195,7 +191,6 @@ class LaneRounds:
         return [span for span in live if not self.has_landed(span)]
 
     def check(self, head: Head) -> Refuse | None:
-        """Refuse what belongs to another job or another view."""
         return check_origin(head, self.job, self.view)
 
     def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
@@ -293,7 +288,6 @@ class LaneRounds:
         return {}
 
     def look(self, head: Head) -> Ready | Wait | Refuse:
-        """Decide how to answer a PULL."""
         refusal = self.check(head)
         if refusal:
             return refusal
@@ -323,7 +317,6 @@ class LaneRounds:
 
 
 def check_origin(head: Head, job: int, view: int) -> Refuse | None:
-    """Refuse what belongs to another job or another view."""
     if head.job != job:
         return Refuse(f"this pserver serves job {job:016x}, the frame is of job {head.job:016x}")
     if head.view != view:

@@ -100,7 +100,6 @@ class PServer:
         return [sock.getsockname()[1] for sock in self._sockets]
 
     def start(self) -> None:
-        """Accept connections on every port from now on."""
         near = [(i, sock) for i, sock in enumerate(map(_listen_near, self._sockets)) if sock is not None]
         self._near = [sock for _, sock in near]
         for index, sock in [*enumerate(self._sockets), *near]:
@@ -128,7 +127,7 @@ class PServer:
             self._make_lanes(setup, on_pass, on_part)
 
     def enter(self, view: int, history: int) -> None:
-        """Go on in a later view of the history that is kept here; its trainers connect anew."""
+        """Continue in a later view of the history that is kept here; its trainers connect anew."""
         self.authority.check_enter(view, history)
         with self._changing(view):
             faults.at("view.enter")
@@ -136,7 +135,6 @@ class PServer:
                 lane.enter(view)
 
     def committed(self, history: int, round_: int, chain: int) -> None:
-        """A cut of this history was committed; it builds on `chain` others."""
         if self._writer is not None and history == self.authority.history:
             self._writer.committed(round_, chain)
 
@@ -237,7 +235,7 @@ class PServer:
                 time.sleep(0.1)
                 continue
             log.debug("connected lane=%d peer=%s", index, peer[0] if peer else "on-this-machine")
-            taken = self._gate.knock(frame_io.tune(sock))
+            taken = self._gate.accept(frame_io.tune(sock))
             if taken is None:
                 continue
             with self._lock:
@@ -327,7 +325,6 @@ class PServer:
 
 
 def _restore(lanes: Sequence[Lane], setup: Setup) -> None:
-    """Let lanes go on from a snapshot, if there is one."""
     if setup.base:
         chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]
         for lane in lanes:

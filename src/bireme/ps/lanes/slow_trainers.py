@@ -71,17 +71,14 @@ class SlowTrainers:
         self._others_s: float | None = None  # when the last push of a trainer other than `_last` came
 
     def forget(self) -> None:
-        """A view begins."""
         self._old, self._new = _Window(), _Window()
         self.rest()
 
     def rest(self) -> None:
-        """A pass is over: what follows is no round."""
         self._since_s = None
         self._clear_round()
 
     def landed(self, trainer: int, now_s: float) -> None:
-        """A push to the open round is in."""
         if self.first_s is None:
             self.first_s = now_s
         if trainer != self._last:
@@ -89,7 +86,6 @@ class SlowTrainers:
         self._last_s = now_s
 
     def closed(self, now_s: float) -> None:
-        """The round is complete with the push that landed last."""
         if self._since_s is not None:
             waited_s = 0.0 if self._others_s is None else now_s - self._others_s
             self._count(now_s - self._since_s, self._last, waited_s)
@@ -135,21 +131,18 @@ class Stragglers:
         self._trainer_of = [rank for rank, share in enumerate(shares) for _ in share.shards]  # by shard
 
     def landed(self, span: Span, now_s: float) -> None:
-        """A push is in, and the machine is about to count it."""
         if isinstance(self._rounds, LaneStream):
             self._waits.updated(now_s, self._laggard)
         else:
             self._waits.landed(self._trainer_of[span.lo], now_s)
 
     def closed(self, closing: Closing, landed_s: float) -> None:
-        """A round has closed whose last push landed then."""
         if closing.ends_pass:
             self._waits.rest()
         elif isinstance(self._rounds, LaneRounds):
             self._waits.closed(landed_s)
 
     def forget(self) -> None:
-        """A view begins."""
         self._waits.forget()
 
     def awaited(self, now_s: float) -> Awaited:

@@ -6,7 +6,7 @@ answered only, higher ones are refused. So each is applied exactly once, whateve
 
 Progress in mode `bounded`: a shard may compute batch q while q is at most `staleness` above the
 lowest expected q of all unfinished shards. The shard that has the lowest is 0 above it, so one shard
-may always go on. That lowest q never falls within a pass, so a push is no staler than its pull was.
+may always continue. That lowest q never falls within a pass, so a push is no staler than its pull was.
 The verdicts and methods are those of rounds.py; `round` counts updates.
 """
 
@@ -32,7 +32,7 @@ from bireme.ps.wire.frames import Flag, Head, Record
 
 FAR = 4
 """Without a staleness bound, a trainer is far behind once all others have twice its batches and so many more: at the
-beginning of a pass a factor says little."""
+beginning of a pass a factor means little."""
 
 
 class LaneStream:
@@ -58,11 +58,9 @@ class LaneStream:
         self._landed: int | None = None
 
     def start_at(self, pass_id: int, samples: int) -> None:
-        """Count on from an earlier run's pass and samples, before the first update."""
         self.pass_id, self.samples = pass_id, samples
 
     def restore(self, counts: LaneCounts) -> None:
-        """Go on from a cut."""
         self.round, self.pass_id, self.samples = counts.round, counts.pass_id, counts.samples
         self.ended, self.next_q = set(counts.ended), list(counts.next_q)
         self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
@@ -83,11 +81,9 @@ class LaneStream:
         return self._landed is not None and self._landed == self.row_of(span)
 
     def check(self, head: Head) -> Refuse | None:
-        """Refuse what belongs to another job or another view."""
         return check_origin(head, self.job, self.view)
 
     def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
-        """Decide what to do with a PUSH whose payload has not been read yet."""
         refusal = self.check(head)
         if refusal:
             return refusal
@@ -212,7 +208,7 @@ class LaneStream:
     def laggard(self, trainer_of: Sequence[int]) -> tuple[int, int] | None:
         """The trainer that all others are far ahead of, and by how many batches; None if there is no such one.
 
-        In mode `bounded` these may not go on; without a bound they have more than twice as many batches.
+        In mode `bounded` these may not continue; without a bound they have more than twice as many batches.
         """
         open_: dict[int, int] = {}
         done: dict[int, int] = {}

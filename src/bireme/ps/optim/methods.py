@@ -88,19 +88,11 @@ class Method:
         return hash(self.name)
 
 
-METHODS: dict[str, Method] = {}  # all optimizers, by name
-
-
 def method_of(optimizer: Optimizer) -> Method:
-    """The declaration of an optimizer's method."""
     try:
         return METHODS[optimizer.method]
     except KeyError:
         raise SpecError(f"there is no optimizer {optimizer.method!r}", fix=f"use {', '.join(METHODS)}") from None
-
-
-def _declare(method: Method) -> None:
-    METHODS[method.name] = method
 
 
 def _momentum(g: F, w: F, _first: F, _second: F, k: Constants) -> Result:
@@ -114,7 +106,53 @@ def _catch_up(g: F, w: F, u: F, v: F, k: Constants) -> Result:
     return F(k.weigh_u * u + k.weigh_v * v), u, v, ONE
 
 
-_declare(
+def _adagrad(g: F, w: F, old: F, recent: F, k: Constants) -> Result:
+    recent = recent + g * g
+    rate = ONE / np.sqrt(old + recent + k.epsilon)
+    return k.lr * rate * (g + k.decay * w), old, recent, rate
+
+
+def _adadelta(g: F, w: F, square: F, delta: F, k: Constants) -> Result:
+    square = k.keep2 * square + k.add2 * (g * g)
+    rate = np.sqrt((delta + k.epsilon) / (square + k.epsilon))
+    move = g * rate
+    delta = k.keep2 * delta + k.add2 * (move * move)
+    return k.lr * rate * (g + k.decay * w), square, delta, rate
+
+
+def _rmsprop(g: F, w: F, square: F, mean: F, k: Constants) -> Result:
+    square = k.keep2 * square + k.add2 * (g * g)
+    mean = k.keep1 * mean + k.add1 * g
+    # A variance is never negative, but the difference of two nearly equal float32 can be:
+    # taken as 0, so that the root below is real and the rate at most 1/sqrt(epsilon).
+    variance = square - mean * mean
+    rate = ONE / np.sqrt((ZERO if variance < ZERO else variance) + k.epsilon)
+    return k.lr * rate * (g + k.decay * w), square, mean, rate
+
+
+def _decayed_adagrad(g: F, w: F, square: F, _second: F, k: Constants) -> Result:
+    square = k.keep2 * square + k.add2 * (g * g)
+    rate = ONE / np.sqrt(square + k.epsilon)
+    return k.lr * rate * (g + k.decay * w), square, ZERO, rate
+
+
+def _adam(g: F, w: F, mean: F, square: F, k: Constants) -> Result:
+    h = g + k.decay * w
+    mean = k.keep1 * mean + k.add1 * h
+    square = k.keep2 * square + k.add2 * (h * h)
+    return k.lr * (mean / (np.sqrt(square) + k.epsilon)), mean, square, ONE
+
+
+def _adamax(g: F, w: F, mean: F, largest: F, k: Constants) -> Result:
+    h = g + k.decay * w
+    mean = k.keep1 * mean + k.add1 * h
+    faded, now = k.keep2 * largest, np.abs(h)
+    largest = faded if now <= faded else now
+    # Nothing but zero gradients so far: no step, rather than 0/0.
+    return ZERO if largest == ZERO else k.lr * (mean / largest), mean, largest, ONE
+
+
+_DECLARED = (
     Method(
         "momentum",
         _momentum,
@@ -122,9 +160,7 @@ _declare(
         defaults="mu 0: plain SGD",
         rows="rest",
         between_touches="nothing happens, a velocity waits; no L1 and L2 where mu > 0",
-    )
-)
-_declare(
+    ),
     Method(
         "sparse_momentum",
         _momentum,
@@ -132,19 +168,7 @@ _declare(
         defaults="mu 0: plain SGD",
         rows="catch up",
         between_touches="what the velocity would have done is made up for on the next touch; no L1 where mu > 0",
-    )
-)
-LAZY_MOMENTUM = Method("lazy_momentum", _catch_up, state={"u": "u", "v": "v"}, has_momentum=False, gives_value=True)
-"""What `sparse_momentum` does to rows with momentum; no optimizer of its own."""
-
-
-def _adagrad(g: F, w: F, old: F, recent: F, k: Constants) -> Result:
-    recent = recent + g * g
-    rate = ONE / np.sqrt(old + recent + k.epsilon)
-    return k.lr * rate * (g + k.decay * w), old, recent, rate
-
-
-_declare(
+    ),
     Method(
         "adagrad",
         _adagrad,
@@ -158,19 +182,7 @@ _declare(
         is_folded=True,
         rows="rest",
         between_touches="nothing happens",
-    )
-)
-
-
-def _adadelta(g: F, w: F, square: F, delta: F, k: Constants) -> Result:
-    square = k.keep2 * square + k.add2 * (g * g)
-    rate = np.sqrt((delta + k.epsilon) / (square + k.epsilon))
-    move = g * rate
-    delta = k.keep2 * delta + k.add2 * (move * move)
-    return k.lr * rate * (g + k.decay * w), square, delta, rate
-
-
-_declare(
+    ),
     Method(
         "adadelta",
         _adadelta,
@@ -180,21 +192,7 @@ _declare(
         word="AdaDeltaOptimizer",
         arguments={"rho": 0.95, "epsilon": 1e-6},
         has_rate=True,
-    )
-)
-
-
-def _rmsprop(g: F, w: F, square: F, mean: F, k: Constants) -> Result:
-    square = k.keep2 * square + k.add2 * (g * g)
-    mean = k.keep1 * mean + k.add1 * g
-    # A variance is never negative, but the difference of two nearly equal float32 can be:
-    # taken as 0, so that the root below is real and the rate at most 1/sqrt(epsilon).
-    variance = square - mean * mean
-    rate = ONE / np.sqrt((ZERO if variance < ZERO else variance) + k.epsilon)
-    return k.lr * rate * (g + k.decay * w), square, mean, rate
-
-
-_declare(
+    ),
     Method(
         "rmsprop",
         _rmsprop,
@@ -208,17 +206,7 @@ _declare(
         first_counts_whole=True,
         rows="fade",
         between_touches="running means fade: ρᵏ after k rounds in place of ρ",
-    )
-)
-
-
-def _decayed_adagrad(g: F, w: F, square: F, _second: F, k: Constants) -> Result:
-    square = k.keep2 * square + k.add2 * (g * g)
-    rate = ONE / np.sqrt(square + k.epsilon)
-    return k.lr * rate * (g + k.decay * w), square, ZERO, rate
-
-
-_declare(
+    ),
     Method(
         "decayed_adagrad",
         _decayed_adagrad,
@@ -231,18 +219,7 @@ _declare(
         first_counts_whole=True,
         rows="fade",
         between_touches="running means fade, as in `rmsprop`",
-    )
-)
-
-
-def _adam(g: F, w: F, mean: F, square: F, k: Constants) -> Result:
-    h = g + k.decay * w
-    mean = k.keep1 * mean + k.add1 * h
-    square = k.keep2 * square + k.add2 * (h * h)
-    return k.lr * (mean / (np.sqrt(square) + k.epsilon)), mean, square, ONE
-
-
-_declare(
+    ),
     Method(
         "adam",
         _adam,
@@ -255,20 +232,7 @@ _declare(
         has_momentum=False,
         is_scheduled=False,
         correction=lambda o, t: float(np.sqrt(1.0 - o.beta2**t) / (1.0 - o.beta1**t)),
-    )
-)
-
-
-def _adamax(g: F, w: F, mean: F, largest: F, k: Constants) -> Result:
-    h = g + k.decay * w
-    mean = k.keep1 * mean + k.add1 * h
-    faded, now = k.keep2 * largest, np.abs(h)
-    largest = faded if now <= faded else now
-    # Nothing but zero gradients so far: no step, rather than 0/0.
-    return ZERO if largest == ZERO else k.lr * (mean / largest), mean, largest, ONE
-
-
-_declare(
+    ),
     Method(
         "adamax",
         _adamax,
@@ -281,5 +245,8 @@ _declare(
         has_momentum=False,
         is_scheduled=False,
         correction=lambda o, t: 1.0 / (1.0 - o.beta1**t),
-    )
+    ),
 )
+METHODS: dict[str, Method] = {method.name: method for method in _DECLARED}
+LAZY_MOMENTUM = Method("lazy_momentum", _catch_up, state={"u": "u", "v": "v"}, has_momentum=False, gives_value=True)
+"""What `sparse_momentum` does to rows with momentum; no optimizer of its own."""

@@ -151,7 +151,6 @@ def warm(optimizer: Optimizer) -> None:
 
 
 def kernel_of(method: Method) -> Callable[..., None]:
-    """The machine code of this method's formula."""
     from bireme.ps.optim import kernels  # here: Numba takes half a second to import
 
     return kernels.kernel_of(method)

@@ -116,7 +116,6 @@ def _stream(f: BinaryIO, blocks: Iterable[_Block]) -> Written:
 
 
 def _blocks(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, object]) -> Iterator[_Block]:
-    """The whole file, a block at a time."""
     entries, end = {}, 0
     for name, array in arrays.items():
         entries[name] = _Entry(_little(array.dtype).str, array.shape, end)
@@ -180,7 +179,6 @@ def hash_of(f: BufferedReader) -> str:
 
 
 def _read_header(path: Path, f: BufferedReader) -> tuple[_Header, int]:
-    """The checked header, and where the arrays begin."""
     size = path.stat().st_size
     prefix = f.read(_PREFIX.size)
     if not prefix.startswith(MAGIC[: len(prefix)]):
@@ -227,7 +225,6 @@ def snapshot_name(round_: int, view: int) -> str:
 
 
 def part_name(pserver: int) -> str:
-    """The file of a pserver's part."""
     return f"part-{pserver}.bin"
 
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 Arrays = dict[str, NDArray[Any]]
 PIECE_NBYTES = 1 << 20
 """What is copied at once: small, as a lane may have to wait for the one that is under way."""
-NICENESS = 10  # how far a writer stands back behind rounds where there are not enough cores for both
+NICENESS = 10  # by how much a writer yields to rounds where there are not enough cores for both
 REST = 4.0
 """How many times as long as it works a writer rests after each block: it takes a fifth of a core at most."""
 NO_CUT = -1
@@ -52,7 +52,6 @@ class CopyBeforeUpdate(NamedTuple):
 
 
 def copy_pieces(due: int, source: NDArray[Any], target: NDArray[Any]) -> Iterator[CopyBeforeUpdate]:
-    """Copy a flat array piece by piece."""
     step = max(PIECE_NBYTES // source.itemsize, 1)
     for begin in range(0, len(source), step):
         yield CopyBeforeUpdate(due, partial(np.copyto, target[begin : begin + step], source[begin : begin + step]))
@@ -72,7 +71,6 @@ class Capture:
 
     @property
     def is_made(self) -> bool:
-        """Whether everything is copied."""
         with self._turn:
             return self._next == len(self._pieces) and not self._busy
 
@@ -134,7 +132,6 @@ class _Pace:
         self._worked_s = thread_time()
 
     def rest(self) -> None:
-        """Let others work, in proportion to what was done since the last rest."""
         worked_s = thread_time()
         if not self._is_urgent():
             sleep(REST * (worked_s - self._worked_s))
@@ -145,7 +142,6 @@ class SnapshotWriter:
     """Collects and writes the parts of one pserver."""
 
     def __init__(self, setup: Setup, lanes: int, on_done: Callable[[FileWritten], None]) -> None:
-        """Expect captures of so many lanes for each cut."""
         self._setup = setup
         self._lanes = lanes
         self._on_done = on_done

@@ -1,7 +1,7 @@
 """Machine code of a table: finding rows by id, drawing their first values, moving them to and from compact buffers.
 
 The index is an open-addressing table of (id, arena row + 1) pairs with linear probing; 0 means empty,
-so no id is reserved. The id stands beside the row's number: a hit costs one cache line.
+so no id is reserved. The id lies beside the row's number: a hit costs one cache line.
 An arena row is [values, state 0, state 1, …] end to end. Buffers that the update formulas work on are
 [rows * width] for the values and [states, rows * width] for the state.
 First values repeat `core.draws` operation by operation, so that the bits are the same.

@@ -33,7 +33,7 @@ RESIDUAL = "residual"
 SAMPLE = 1 << 16  # elements to look at before the first walk
 
 U32 = np.uint32
-"""Wrapped around every step of bit arithmetic: Numba would go on in 64 bits, at less than half the speed."""
+"""Wrapped around every step of bit arithmetic: Numba would continue in 64 bits, at less than half the speed."""
 SIZE, INFINITY = U32(0x7FFFFFFF), U32(0x7F800000)
 LOW_HALF, HALF_WORD, ONE = U32(0xFFFF), U32(16), U32(1)
 

@@ -71,7 +71,7 @@ class ConnectionGate:
         self._waiting: dict[Secured, str] = {}
         self._leaving = 0  # connections that were evicted and whose threads have not noticed yet
 
-    def knock(self, sock: socket.socket) -> Buffered | None:
+    def accept(self, sock: socket.socket) -> Buffered | None:
         """Take a connection that was just accepted; None where there is no room, and it is closed."""
         if sock.family == socket.AF_UNIX or not security.is_used():
             return Buffered.over(sock)

@@ -168,7 +168,7 @@ _place: CertificateDirectory | None = None
 def use(directory: Path | None) -> None:
     """From now on secure every TCP connection of this process with the certificates in a directory; None: none.
 
-    Where they cannot be used, the log says so now and every connection fails, until good ones are there.
+    Where they cannot be used, the error is logged now, and every connection fails, until good ones are there.
     """
     global _place
     _place = None if directory is None else CertificateDirectory(directory)

@@ -316,7 +316,7 @@ def test_the_state_of_an_empty_lane_joins_that_of_others() -> None:
     empty.apply(ids_of(), np.empty((0, 4), np.float32), 0.1, 0)
     state, copies = empty.state_of(empty.changed_rows(None), 1 << 20)
     assert not copies
-    assert join_states([full.state(), state])["values"].shape == (2, 4)
+    assert join_states([state_of(full), state])["values"].shape == (2, 4)
 
 
 def test_states_of_different_rounds_cannot_be_joined() -> None:

@@ -99,7 +99,7 @@ def test_many_addresses_do_not_fill_the_log_nor_the_memory(caplog: pytest.LogCap
 def test_without_tls_everybody_is_let_in_and_not_counted(street: Street) -> None:
     entry = ConnectionGate(limit=1)
     for _ in range(3):
-        taken = entry.knock(street.stranger()[1])
+        taken = entry.accept(street.stranger()[1])
         assert type(taken) is Buffered and entry.admit(taken)
         taken.close()
 
@@ -108,7 +108,7 @@ def test_without_tls_everybody_is_let_in_and_not_counted(street: Street) -> None
 def test_unix_sockets_stay_plain() -> None:
     here, there = socket.socketpair()
     with here:
-        taken = ConnectionGate().knock(there)
+        taken = ConnectionGate().accept(there)
         assert type(taken) is Buffered
         taken.close()
 
@@ -117,12 +117,12 @@ def test_unix_sockets_stay_plain() -> None:
 def test_a_crowded_gate_drops_the_oldest_of_the_largest_crowd(street: Street) -> None:
     entry = ConnectionGate(limit=3)
     friend, ours = street.stranger("127.0.0.2")
-    kept = [entry.knock(ours)]
+    kept = [entry.accept(ours)]
     crowd = []
     for _ in range(3):
         theirs, ours = street.stranger("127.0.0.3")
         crowd.append(theirs)
-        kept.append(entry.knock(ours))
+        kept.append(entry.accept(ours))
     assert crowd[0].recv(1) == b"", "sent away"
     for waiting in (friend, *crowd[1:]):
         waiting.setblocking(False)
@@ -136,7 +136,7 @@ def test_a_crowded_gate_drops_the_oldest_of_the_largest_crowd(street: Street) ->
 @pytest.mark.usefixtures("secure")
 def test_never_more_than_twice_the_limit_are_open(street: Street, caplog: pytest.LogCaptureFixture) -> None:
     entry = ConnectionGate(limit=2)
-    kept = [entry.knock(street.stranger()[1]) for _ in range(6)]
+    kept = [entry.accept(street.stranger()[1]) for _ in range(6)]
     assert [sock is None for sock in kept] == [False] * 4 + [True] * 2
     assert caplog.messages == ["refused connection peer=127.0.0.1 cause=too many connections at once"]
     # Whoever was sent away makes room once its thread has noticed, in whatever order.
@@ -145,7 +145,7 @@ def test_never_more_than_twice_the_limit_are_open(street: Street, caplog: pytest
         sock.shutdown(socket.SHUT_RDWR)
         assert not entry.admit(sock)
         sock.close()
-    again = entry.knock(street.stranger()[1])
+    again = entry.accept(street.stranger()[1])
     assert isinstance(again, Secured)
     again.close()
 
@@ -153,7 +153,7 @@ def test_never_more_than_twice_the_limit_are_open(street: Street, caplog: pytest
 @pytest.mark.usefixtures("secure")
 def test_who_says_nothing_is_refused_after_the_deadline(street: Street, caplog: pytest.LogCaptureFixture) -> None:
     entry = ConnectionGate(seconds=0.02)
-    taken = entry.knock(street.stranger()[1])
+    taken = entry.accept(street.stranger()[1])
     assert taken is not None and not entry.admit(taken)
     assert caplog.messages == [
         "refused connection peer=127.0.0.1 cause=it did not finish the handshake within 0.02 s",
@@ -175,7 +175,7 @@ def test_who_says_a_byte_now_and_then_gets_no_more_time(street: Street) -> None:
 
     dripping = threading.Thread(target=drip)
     dripping.start()
-    taken = entry.knock(ours)
+    taken = entry.accept(ours)
     assert taken is not None and not entry.admit(taken)
     is_over.set()
     dripping.join(WAIT_S)
@@ -187,7 +187,7 @@ def test_a_pserver_whose_own_certificate_has_expired_says_so(
 ) -> None:
     security.use(give(tmp_path, ca, days=-1))
     entry = ConnectionGate()
-    taken = entry.knock(street.stranger()[1])
+    taken = entry.accept(street.stranger()[1])
     assert taken is not None and not entry.admit(taken)
     assert "the certificate of this process has expired" in caplog.messages[-1]
     taken.close()
