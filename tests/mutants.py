@@ -28,10 +28,8 @@ from bireme.job.node import incarnations
 from bireme.job.output import journal, snapshots
 from bireme.job.output.manifest import MANIFEST, Manifest, seal
 from bireme.ps.client.push_pull import Position
-from bireme.ps.lanes import rounds as rounds_module
-from bireme.ps.lanes import stream as stream_module
 from bireme.ps.lanes.authority import Authority
-from bireme.ps.lanes.rounds import LaneCounts, LaneRounds, Late, Refuse, Take
+from bireme.ps.lanes.rounds import LaneCounts, LaneMachine, LaneRounds, Late, Refuse, Take
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Head, Record
@@ -52,10 +50,7 @@ def mutant(make: Mutant) -> Mutant:
 @mutant
 @contextmanager
 def lanes_do_not_check_the_view() -> Iterator[None]:
-    def check(head: Head, job: int, view: int) -> Refuse | None:
-        return None
-
-    with patch.object(rounds_module, "check_origin", check), patch.object(stream_module, "check_origin", check):
+    with patch.object(LaneMachine, "check", lambda self, head: None):
         yield
 
 

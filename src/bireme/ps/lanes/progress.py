@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from bireme.core.errors import SnapshotError
-from bireme.ps.lanes.rounds import LaneCounts, LaneRounds, Totals
-from bireme.ps.lanes.stream import LaneStream
+from bireme.ps.lanes.rounds import LaneCounts, LaneMachine, Totals
 from bireme.ps.snapshot.snapshot_files import SnapshotFile
 
 COUNTS = "counts"  # the key in a part's meta
@@ -45,17 +44,17 @@ class _Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     staleness: dict[int, int]
 
 
-def counts_of(machine: LaneRounds | LaneStream) -> LaneCounts:
+def counts_of(machine: LaneMachine) -> LaneCounts:
     """A copy of what a machine has counted; it must stand at a border between rounds."""
     return LaneCounts(
         machine.round,
         machine.pass_id,
-        0 if isinstance(machine, LaneStream) else machine.pass_start,
+        machine.pass_start,
         machine.samples,
         frozenset(machine.ended),
         {shard: totals.copy() for shard, totals in machine.totals.items()},
-        tuple(machine.next_q) if isinstance(machine, LaneStream) else (),
-        dict(machine.staleness_counts) if isinstance(machine, LaneStream) else {},
+        tuple(machine.next_q),
+        dict(machine.staleness_counts),
     )
 
 

@@ -139,10 +139,10 @@ class _Row:
         return sum(r.samples for r in self.records)
 
 
-class LaneRounds:
-    """The state of one lane's rounds."""
+class LaneMachine:
+    """What is counted alike with rounds and without, where `round` counts updates."""
 
-    def __init__(self, shards: int, spans: Sequence[Span], slice_nbytes: int | None, *, job: int, view: int) -> None:
+    def __init__(self, shards: int, spans: Sequence[Span], slice_nbytes: int | None, job: int, view: int) -> None:
         """Take `slice_nbytes` as the length of a whole payload; None where that differs from push to push."""
         self.shards = shards
         self.spans = list(spans)
@@ -153,25 +153,83 @@ class LaneRounds:
         self.pass_id = 0
         self.pass_start = 0
         self.samples = 0
-        self._before = (0, 0)
-        self._oldest = 0
         self.cut_at = 0
         """The round at whose beginning the next cut is to be taken; pushes carry it on from lane 0."""
         self.ended: set[int] = set()
         self.totals: dict[int, Totals] = {s: Totals() for s in range(shards)}
-        self._rows: dict[Span, _Row] = {}
-        self._index = {span: i for i, span in enumerate(self.spans)}
+        self.next_q: list[int] = []
+        """Without rounds: the batch of the open pass that each shard must push next."""
+        self.staleness_counts: dict[int, int] = {}
+        """Without rounds: how many updates came from a shard that was so many batches ahead of the slowest."""
 
     def start_at(self, pass_id: int, samples: int) -> None:
         """Count on from an earlier run's pass and samples, before the first round."""
         self.pass_id, self.samples = pass_id, samples
 
     def restore(self, counts: LaneCounts) -> None:
-        """Continue from a cut; the round before it is not available."""
-        self.round = self._oldest = counts.round
-        self.pass_id, self.pass_start, self.samples = counts.pass_id, counts.pass_start, counts.samples
-        self.ended = set(counts.ended)
+        """Continue from a cut."""
+        self.round, self.pass_id, self.pass_start = counts.round, counts.pass_id, counts.pass_start
+        self.samples, self.ended, self.next_q = counts.samples, set(counts.ended), list(counts.next_q)
         self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
+        self.staleness_counts = dict(counts.staleness)
+
+    def take_staleness(self) -> dict[int, int]:
+        """`staleness_counts` since this was last asked."""
+        counted, self.staleness_counts = self.staleness_counts, {}
+        return counted
+
+    def check(self, head: Head) -> Refuse | None:
+        """Refuse what belongs to another job or another view."""
+        if head.job != self.job:
+            return Refuse(f"this pserver serves job {self.job:016x}, the frame is of job {head.job:016x}")
+        if head.view != self.view:
+            return Refuse(f"view {head.view} is not the current view {self.view}", is_stale=True)
+        return None
+
+    def _wrong_length(self, samples: int, nbytes: int) -> str:
+        """Say that a payload is missing where there are samples, or there where there are none."""
+        whole = self.slice_nbytes
+        is_wrong = samples == 0 and nbytes > 0 if whole is None else whole > 0 and (samples > 0) != (nbytes > 0)
+        return f"{samples} samples with a payload of {nbytes} bytes" if is_wrong else ""
+
+    def _check_pass(self, wanted: int) -> Wait | Refuse | None:
+        """Whether a PULL for the start of a pass must wait, or comes too early or late; None if it is answered now."""
+        if wanted == self.pass_id + 1:
+            return Wait()
+        if wanted != self.pass_id:
+            return Refuse(f"pass {wanted} is {_away(wanted, self.pass_id)}: the lane is in pass {self.pass_id}")
+        return None
+
+    def _count(self, record: Record) -> None:
+        self.totals[record.shard].add(record)
+        self.samples += record.samples
+        if record.is_last:
+            self.ended.add(record.shard)
+
+    def _end_pass(self) -> dict[int, Totals] | None:
+        """Begin the next pass if all shards have ended this one; returns its totals."""
+        if len(self.ended) < self.shards:
+            return None
+        done, self.totals = self.totals, {s: Totals() for s in range(self.shards)}
+        self.ended.clear()
+        self.pass_id += 1
+        return done
+
+
+class LaneRounds(LaneMachine):
+    """The state of one lane's rounds."""
+
+    def __init__(self, shards: int, spans: Sequence[Span], slice_nbytes: int | None, *, job: int, view: int) -> None:
+        super().__init__(shards, spans, slice_nbytes, job, view)
+        self._before = (0, 0)
+        self._oldest = 0
+        self._rows: dict[Span, _Row] = {}
+        self._index = {span: i for i, span in enumerate(self.spans)}
+
+    def restore(self, counts: LaneCounts) -> None:
+        """Continue from a cut; the round before it is not available."""
+        super().restore(counts)
+        self._oldest = counts.round
 
     def enter(self, view: int) -> None:
         """Move to a later view: trainers send the open round's contributions again."""
@@ -189,9 +247,6 @@ class LaneRounds:
         """Contributions that the open round still lacks."""
         live = [span for span in self.spans if any(s not in self.ended for s in span.shards)]
         return [span for span in live if not self.has_landed(span)]
-
-    def check(self, head: Head) -> Refuse | None:
-        return check_origin(head, self.job, self.view)
 
     def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
         """Decide what to do with a PUSH whose payload has not been read yet."""
@@ -227,11 +282,10 @@ class LaneRounds:
         if [r.shard for r in records] != live:
             return f"records of shards {[r.shard for r in records]}, but {live} are live in this pass"
         samples = sum(r.samples for r in records)
-        if wrong_length(samples, head.nbytes, self.slice_nbytes):
-            return f"{samples} samples with a payload of {head.nbytes} bytes"
-        if samples == 0 and not all(r.is_last for r in records):
+        wrong = self._wrong_length(samples, head.nbytes)
+        if not wrong and samples == 0 and not all(r.is_last for r in records):
             return "an empty contribution that does not end its shards would never end the pass"
-        return ""
+        return wrong
 
     def landed(self, span: Span) -> Closing | None:
         """The payload is in; return how to close the round once every live shard is there."""
@@ -268,24 +322,14 @@ class LaneRounds:
         """Step to the next round; when the pass is over, return its totals per shard."""
         for span in self.spans:  # in the order of shards, so that the sums are the same for every layout
             for record in self._rows[span].records if span in self._rows else ():
-                self.totals[record.shard].add(record)
-                self.samples += record.samples
-                if record.is_last:
-                    self.ended.add(record.shard)
+                self._count(record)
         self._rows.clear()
         self._before = (self.pass_id, self.round - self.pass_start)
         self.round += 1
-        if len(self.ended) < self.shards:
-            return None
-        done, self.totals = self.totals, {s: Totals() for s in range(self.shards)}
-        self.ended.clear()
-        self.pass_id += 1
-        self.pass_start = self.round
+        done = self._end_pass()
+        if done is not None:
+            self.pass_start = self.round
         return done
-
-    def take_staleness(self) -> dict[int, int]:
-        """Always empty: no shard is ahead of a round."""
-        return {}
 
     def look(self, head: Head) -> Ready | Wait | Refuse:
         refusal = self.check(head)
@@ -294,15 +338,8 @@ class LaneRounds:
         if head.flags & Flag.NOW:
             return self._look_round(self.round)
         if head.flags & Flag.AT_PASS:
-            return self._look_pass(head.round)
+            return self._check_pass(head.round) or self._look_round(self.pass_start)
         return self._look_round(head.round)
-
-    def _look_pass(self, wanted: int) -> Ready | Wait | Refuse:
-        if wanted == self.pass_id + 1:
-            return Wait()
-        if wanted != self.pass_id:
-            return Refuse(f"pass {wanted} is {_away(wanted, self.pass_id)}: the lane is in pass {self.pass_id}")
-        return self._look_round(self.pass_start)
 
     def _look_round(self, wanted: int) -> Ready | Wait | Refuse:
         if wanted == self.round:
@@ -314,21 +351,6 @@ class LaneRounds:
         return Refuse(
             f"round {wanted} is {_away(wanted, self.round)}: the lane is at round {self.round} and keeps one before it"
         )
-
-
-def check_origin(head: Head, job: int, view: int) -> Refuse | None:
-    if head.job != job:
-        return Refuse(f"this pserver serves job {job:016x}, the frame is of job {head.job:016x}")
-    if head.view != view:
-        return Refuse(f"view {head.view} is not the current view {view}", is_stale=True)
-    return None
-
-
-def wrong_length(samples: int, nbytes: int, whole: int | None) -> bool:
-    """Whether a payload is missing where there are samples, or there where there are none."""
-    if whole is None:
-        return samples == 0 and nbytes > 0
-    return whole > 0 and (samples > 0) != (nbytes > 0)
 
 
 def _away(wanted: int, now: int) -> str:

@@ -14,19 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bireme.ps.lanes.rounds import (
-    Closing,
-    LaneCounts,
-    Late,
-    Ready,
-    Refuse,
-    Repeat,
-    Take,
-    Totals,
-    Wait,
-    check_origin,
-    wrong_length,
-)
+from bireme.ps.lanes.rounds import Closing, LaneMachine, Late, Ready, Refuse, Repeat, Take, Totals, Wait
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Flag, Head, Record
 
@@ -35,36 +23,16 @@ FAR = 4
 beginning of a pass a factor means little."""
 
 
-class LaneStream:
+class LaneStream(LaneMachine):
     """The state of one lane's updates; `staleness` is None where nothing bounds it."""
 
     def __init__(self, shards: int, slice_nbytes: int | None, *, job: int, view: int, staleness: int | None) -> None:
-        self.shards = shards
-        self.spans = [Span(s, s + 1) for s in range(shards)]
-        self.slice_nbytes = slice_nbytes
-        self.job = job
-        self.view = view
+        # `cut_at` stays 0: cuts are taken at the end of passes only, which every lane counts by itself.
+        super().__init__(shards, [Span(s, s + 1) for s in range(shards)], slice_nbytes, job, view)
         self.staleness = staleness
-        self.round = 0
-        self.pass_id = 0
-        self.samples = 0
-        self.cut_at = 0  # cuts are taken at the end of passes only, which every lane counts by itself
-        self.ended: set[int] = set()
-        self.totals: dict[int, Totals] = {s: Totals() for s in range(shards)}
-        self.next_q = [0] * shards  # the batch of the open pass that each shard must push next
-        self.staleness_counts: dict[int, int] = {}
-        """How many updates came from a shard that was so many batches ahead of the slowest."""
+        self.next_q = [0] * shards
         self._flying: dict[int, Record] = {}
         self._landed: int | None = None
-
-    def start_at(self, pass_id: int, samples: int) -> None:
-        self.pass_id, self.samples = pass_id, samples
-
-    def restore(self, counts: LaneCounts) -> None:
-        self.round, self.pass_id, self.samples = counts.round, counts.pass_id, counts.samples
-        self.ended, self.next_q = set(counts.ended), list(counts.next_q)
-        self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
-        self.staleness_counts = dict(counts.staleness)
 
     def enter(self, view: int) -> None:
         """Move to a later view: a push that was on its way is sent again."""
@@ -79,9 +47,6 @@ class LaneStream:
     def has_landed(self, span: Span) -> bool:
         """Whether this shard's push is in and about to be applied."""
         return self._landed is not None and self._landed == self.row_of(span)
-
-    def check(self, head: Head) -> Refuse | None:
-        return check_origin(head, self.job, self.view)
 
     def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
         refusal = self.check(head)
@@ -115,12 +80,10 @@ class LaneStream:
     def _wrong_records(self, head: Head, shard: int, records: list[Record]) -> str:
         if [r.shard for r in records] != [shard]:
             return f"records of shards {[r.shard for r in records]} in a push of shard {shard}"
-        samples = records[0].samples
-        if wrong_length(samples, head.nbytes, self.slice_nbytes):
-            return f"{samples} samples with a payload of {head.nbytes} bytes"
-        if samples == 0 and not records[0].is_last:
+        wrong = self._wrong_length(records[0].samples, head.nbytes)
+        if not wrong and records[0].samples == 0 and not records[0].is_last:
             return "an empty contribution that does not end its shard would never end the pass"
-        return ""
+        return wrong
 
     def landed(self, span: Span) -> Closing | None:
         """The payload is in; return how to apply it. `close` must follow before anything else lands."""
@@ -146,24 +109,13 @@ class LaneStream:
         record = self._flying.pop(shard)
         ahead = self._ahead(shard)
         self.staleness_counts[ahead] = self.staleness_counts.get(ahead, 0) + 1
-        self.totals[shard].add(record)
-        self.samples += record.samples
+        self._count(record)
         self.next_q[shard] += 1
         self.round += 1
-        if record.is_last:
-            self.ended.add(shard)
-        if len(self.ended) < self.shards:
-            return None
-        done, self.totals = self.totals, {s: Totals() for s in range(self.shards)}
-        self.ended.clear()
-        self.next_q = [0] * self.shards
-        self.pass_id += 1
+        done = self._end_pass()
+        if done is not None:
+            self.next_q = [0] * self.shards
         return done
-
-    def take_staleness(self) -> dict[int, int]:
-        """How many updates were so far ahead since this was last asked."""
-        counted, self.staleness_counts = self.staleness_counts, {}
-        return counted
 
     def look(self, head: Head) -> Ready | Wait | Refuse:
         """Decide how to answer a PULL of shard `lo`, which is about to compute batch `round` of pass `extra`."""
@@ -175,16 +127,8 @@ class LaneStream:
         if head.flags & Flag.NOW:
             return self._ready(head.lo)
         if head.flags & Flag.AT_PASS:
-            return self._look_pass(head.round, head.lo)
+            return self._check_pass(head.round) or self._ready(head.lo)
         return self._look_batch(head)
-
-    def _look_pass(self, wanted: int, shard: int) -> Ready | Wait | Refuse:
-        if wanted == self.pass_id + 1:
-            return Wait()
-        if wanted != self.pass_id:
-            away = "far ahead" if wanted > self.pass_id else "gone"
-            return Refuse(f"pass {wanted} is {away}: the lane is in pass {self.pass_id}")
-        return self._ready(shard)
 
     def _look_batch(self, head: Head) -> Ready | Wait | Refuse:
         shard, now = head.lo, self.next_q[head.lo]
