@@ -64,7 +64,7 @@ def test_picks_are_the_first_of_a_stable_sort_by_size(gradient: Floats, count: i
     assert np.array_equal(picks.values, gradient[picks.positions])
     left = gradient.copy()
     left[picks.positions] = 0.0
-    assert np.array_equal(residual.state()[codec.RESIDUAL], left)
+    assert np.array_equal(residual._left, left)
 
 
 @given(data=st.data(), size=st.integers(1, 60), counts=st.lists(st.integers(0, 60), max_size=8))
@@ -79,7 +79,7 @@ def test_what_is_sent_and_what_is_left_make_up_what_was_given(
         assert picks.positions.size == min(count, size)
         given_ += gradient
         sent[picks.positions] += picks.values
-    assert np.array_equal(sent + residual.state()[codec.RESIDUAL], given_)
+    assert np.array_equal(sent + residual._left, given_)
 
 
 @given(gradient=_GRADIENT, count=st.integers(0, 130), cuts=st.lists(st.integers(0, 120), max_size=5))

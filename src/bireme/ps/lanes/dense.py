@@ -78,7 +78,7 @@ class DenseStore:
 
     def _make_spare(self) -> dict[str, NDArray[Any]]:
         """What cuts are copied into. Written to now: the first touch of fresh memory costs more than a copy."""
-        state = self._optimizer.state_in_place()
+        state = self._optimizer.state()
         spare = {name: np.empty_like(array) for name, array in state.items() if name != UPDATES}
         spare[VALUES] = np.empty(len(self.part), np.float32)
         for array in spare.values():
@@ -140,7 +140,7 @@ class DenseStore:
 
         State changes with this round's update; the slice stays where it is until the update after it.
         """
-        spare, state = self._spare, self._optimizer.state_in_place()
+        spare, state = self._spare, self._optimizer.state()
         pieces = [piece for name in state if name in spare for piece in copy_pieces(round_, state[name], spare[name])]
         pieces += copy_pieces(round_ + 1, self._buffer(round_), spare[VALUES])
         packed = pack_dense(self._index, self.part, spare[VALUES], {n: spare.get(n, a) for n, a in state.items()})

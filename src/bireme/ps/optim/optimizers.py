@@ -93,11 +93,7 @@ class SliceOptimizer:
             self._state[1] = 0.0
 
     def state(self) -> State:
-        """Return a copy of all that the next round depends on, by name: whole-slice arrays and `updates`."""
-        return {name: array.copy() for name, array in self.state_in_place().items()}
-
-    def state_in_place(self) -> State:
-        """What `state` copies, where it lies: the next round changes it."""
+        """All that the next round depends on, by name: whole-slice arrays where they lie, and `updates`."""
         arrays: State = dict(zip(self._names, self._state, strict=True))
         arrays[UPDATES] = np.array([self._updates], np.int64)
         return arrays

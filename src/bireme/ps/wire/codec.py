@@ -11,13 +11,12 @@ Importing this module loads Numba: do it where it is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bireme.core.errors import FrameError, ModelError
+from bireme.core.errors import FrameError
 from bireme.ps.optim.kernels import CHUNK, jit
 from bireme.spec.model import Coding
 
@@ -29,7 +28,6 @@ Positions = NDArray[np.int64]
 Counts = NDArray[np.int64]
 
 PICK_NBYTES = 8  # a position and a value
-RESIDUAL = "residual"
 SAMPLE = 1 << 16  # elements to look at before the first walk
 
 U32 = np.uint32
@@ -89,7 +87,8 @@ class Picks(NamedTuple):
 class Residual:
     """What one shard has not sent yet of its gradients: error feedback over the whole flat vector.
 
-    This lives only in a trainer, so it is part of a snapshot. Not for use by two threads at once.
+    This lives only in a trainer, so its loss is a rewind to the end of a pass, where nothing is held back. Not for use
+    by two threads at once.
     """
 
     def __init__(self, size: int) -> None:
@@ -123,20 +122,6 @@ class Residual:
         left, _ = _squares(self._left, np.zeros(0, np.float32))
         gone, _ = _squares(sent.values, np.zeros(0, np.float32))
         return _ratio(left, left + gone)
-
-    def state(self) -> dict[str, Floats]:
-        """Return a copy of what the next pick depends on."""
-        return {RESIDUAL: self._left.copy()}
-
-    def load_state(self, arrays: Mapping[str, Floats]) -> None:
-        """Continue from what `state` returned."""
-        if RESIDUAL not in arrays or arrays[RESIDUAL].shape != self._left.shape:
-            raise ModelError(
-                f"the saved residual is missing or not of {self._left.size} floats",
-                why="what a shard had not sent yet would be lost",
-                fix="resume with the network that the snapshot was made with",
-            )
-        self._left[:] = arrays[RESIDUAL]
 
 
 def encode_picks(picks: Picks, begin: int, end: int) -> NDArray[np.uint8]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bireme.core.errors import FrameError, ModelError
+from bireme.core.errors import FrameError
 from bireme.ps.optim.kernels import CHUNK
 from bireme.ps.wire import codec
 from bireme.ps.wire.codec import Floats, Half, Picks, Residual
@@ -112,7 +112,7 @@ def test_the_largest_are_picked_and_the_rest_waits() -> None:
     assert picks.values.tolist() == [-5.0, 3.0]
     picks = residual.pick(floats(2.5, 0.5, 0.5, 0.5), 1)
     assert (picks.positions.tolist(), picks.values.tolist()) == ([0], [3.5])
-    assert residual.state()[codec.RESIDUAL].tolist() == [0.0, 0.5, 2.5, 0.5]
+    assert residual._left.tolist() == [0.0, 0.5, 2.5, 0.5]
 
 
 def test_among_equals_the_lower_positions_are_picked() -> None:
@@ -138,7 +138,7 @@ def test_nan_and_infinity_are_sent_and_not_kept() -> None:
     picks = residual.pick(floats(-np.inf, 1e38, np.inf, 1.0), 2)
     assert picks.positions.tolist() == [0, 2]
     assert np.isnan(picks.values[0])
-    assert np.isfinite(residual.state()[codec.RESIDUAL]).all()
+    assert np.isfinite(residual._left).all()
 
 
 def test_large_values_outside_the_sample_are_picked_too() -> None:
@@ -154,25 +154,6 @@ def test_the_error_of_picks_is_the_share_that_stays_behind() -> None:
     residual = Residual(3)
     picks = residual.pick(floats(3.0, 4.0, 0.0), 1)
     assert residual.error(picks) == pytest.approx(0.6)
-
-
-def test_a_residual_goes_on_from_its_state() -> None:
-    first, second = Residual(3), Residual(3)
-    first.pick(floats(1.0, 2.0, 3.0), 1)
-    state = first.state()
-    second.load_state(state)
-    picks = first.pick(floats(1.0, 1.0, 1.0), 2)
-    again = second.pick(floats(1.0, 1.0, 1.0), 2)
-    assert np.array_equal(picks.positions, again.positions)
-    assert np.array_equal(picks.values, again.values)
-    assert state[codec.RESIDUAL].tolist() == [1.0, 2.0, 0.0], "the state is a copy"
-
-
-def test_a_residual_of_another_network_is_refused() -> None:
-    with pytest.raises(ModelError, match="missing or not of 3 floats"):
-        Residual(3).load_state(Residual(4).state())
-    with pytest.raises(ModelError, match="missing or not of 3 floats"):
-        Residual(3).load_state({})
 
 
 def test_a_lane_gets_the_picks_of_its_slice_only() -> None:
