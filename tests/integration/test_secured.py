@@ -250,7 +250,7 @@ def test_a_replayed_recording_of_a_round_is_refused(lane: Cluster, caplog: pytes
     def train() -> None:
         with connect("127.0.0.1", tap.getsockname()[1], timeout_s=WAIT_S, what="the tap") as sock:
             frame_io.send(sock, Head(Kind.PULL, Flag.NOW, job=7, view=3))
-            frame_io.discard(sock, frame_io.expect(sock, Kind.SLICE).nbytes)
+            frame_io.receive_bytes(sock, frame_io.expect(sock, Kind.SLICE).nbytes)
 
     with tap:
         run_all(listen_in, train)

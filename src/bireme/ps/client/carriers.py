@@ -183,8 +183,7 @@ def open_carrier(
         memory.adopt(part, shared[0])
         return SharedMemory(sock)
     finally:
-        for fd in shared:
-            close_quietly(fd)
+        close_quietly(*shared)
 
 
 class Watched:

@@ -5,7 +5,6 @@ Frames are made here; how they travel is the lane's carrier's business (carriers
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +21,7 @@ from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.slow_pservers import SlowPservers
 from bireme.ps.plan import Slice
 from bireme.ps.tree import Span
+from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Flag, Head, Kind, Record, pack_records
 from bireme.ps.wire.row_frames import Block, Floats, Ids
 
@@ -251,7 +251,6 @@ class Exchange:
     def close(self) -> None:
         """Hang up; a thread that waits for a slice gets a NetworkError."""
         for sock in [*(link.sock for link in self._links), *(self._rows.sockets if self._rows is not None else ())]:
-            with contextlib.suppress(OSError):  # it is down already; a close alone would not wake that thread
-                sock.shutdown(socket.SHUT_RDWR)
+            frame_io.hang_up(sock)
             sock.close()
         self.memory.close()

@@ -22,7 +22,6 @@ from bireme.core import faults
 from bireme.core.errors import BiremeError, FrameError, NetworkError, PortInUseError, ProcessError, StaleError
 from bireme.ps.lanes.authority import Authority
 from bireme.ps.lanes.lane import Lane, OnPass, Store
-from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import read_part
 from bireme.ps.snapshot.writer import FileWritten, SnapshotWriter
@@ -140,7 +139,7 @@ class PServer:
 
     def cut_soon(self) -> None:
         """Request a snapshot at the next round boundary."""
-        writer, lane = self._writer, self._names_cuts
+        writer, lane = self._writer, self._names_cuts  # each read once: a new view may take them away meanwhile
         if writer is not None:
             writer.hurry()
         if lane is not None:
@@ -156,7 +155,7 @@ class PServer:
         # Hang up first: a thread inside a receive holds its row until the connection ends, and `lane.enter` waits for
         # that.
         for sock, index in data.items():
-            _hang_up(sock)
+            frame_io.hang_up(sock)
             self.lanes[index].detach(sock)
         try:
             yield
@@ -179,9 +178,6 @@ class PServer:
         from bireme.ps.lanes.dense import DenseStore
         from bireme.ps.sparse.lane import SparseStore
 
-        def ignore(totals: PassTotals) -> None:
-            """Totals are the same on every lane: only the first one reports."""
-
         stores: list[Store] = [DenseStore(setup, i) for i in range(setup.facts.ports_num)]
         stores += [SparseStore(setup, i) for i in range(setup.facts.ports_num_for_sparse)]
         # Sparse lanes of a job without sparse parameters see no round.
@@ -189,12 +185,15 @@ class PServer:
         active = len(stores) if setup.tables else setup.facts.ports_num
         writer = SnapshotWriter(setup, active, on_part) if setup.facts.snapshots.path and on_part else None
         is_first = setup.pserver == 0
+        # Totals are the same on every lane: only the first one reports.
         lanes = [
-            Lane(setup, store, on_pass if i == 0 and is_first else ignore, writer if i < active else None)
+            Lane(setup, store, on_pass if i == 0 and is_first else lambda totals: None, writer if i < active else None)
             for i, store in enumerate(stores)
         ]
         try:
-            _restore(lanes, setup)
+            chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]
+            for lane in lanes if chain else ():
+                lane.restore(chain)
         except BaseException:
             if writer is not None:
                 writer.stop()  # its threads would wait for ever: these lanes hand in no cut
@@ -205,10 +204,6 @@ class PServer:
                 lanes[0].cut_every(setup.facts.snapshots.every_s)
         self.lanes, self._writer = lanes, writer
         self.authority.job, self.authority.history = setup.job, setup.view
-
-    @property
-    def _largest_payload(self) -> int:
-        return max((lane.largest_payload for lane in self.lanes), default=0) + (1 << 20)
 
     def stop(self, failure: BiremeError | None = None) -> None:
         """Close everything; threads that wait on a lane are woken and leave."""
@@ -267,7 +262,8 @@ class PServer:
         except BiremeError as e:
             log.warning("refused frame lane=%d peer=%s cause=%s", index, frame_io.peer_name(sock), e.what)
             frame_io.refuse(sock, e)
-            frame_io.drain(sock, seconds=DRAIN_S, nbytes=self._largest_payload)
+            largest = max((lane.largest_payload for lane in self.lanes), default=0)
+            frame_io.drain(sock, seconds=DRAIN_S, nbytes=largest + (1 << 20))
         except Exception as e:
             log.exception("stopping pserver lane=%d cause=bug", index)
             bug = ProcessError(f"{type(e).__name__} in the pserver: {e}", why="this is a bug", fix="see its server.log")
@@ -298,8 +294,7 @@ class PServer:
                 raise FrameError("a connection to a lane of this machine begins with ATTACH")
             self._lane_for(sock, index).attach(sock, head, fds)
         finally:
-            for fd in fds:
-                close_quietly(fd)
+            close_quietly(*fds)
 
     def _dispatch(self, sock: socket.socket, head: Head, index: int) -> None:
         if head.kind is Kind.CONTROL:
@@ -324,13 +319,6 @@ class PServer:
             return self.lanes[index]
 
 
-def _restore(lanes: Sequence[Lane], setup: Setup) -> None:
-    if setup.base:
-        chain = [[read_part(Path(file), sha256=None) for file in files] for files in setup.base]
-        for lane in lanes:
-            lane.restore(chain)
-
-
 def _listen_near(tcp: socket.socket) -> socket.socket | None:
     """Listen for this machine's own processes beside a TCP port; None where the name is taken."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -344,12 +332,6 @@ def _listen_near(tcp: socket.socket) -> socket.socket | None:
     return sock
 
 
-def _hang_up(sock: socket.socket) -> None:
-    """End a connection without taking its descriptor from the thread that reads it."""
-    with contextlib.suppress(OSError):  # not connected any more
-        sock.shutdown(socket.SHUT_RDWR)
-
-
 def _shut(sock: socket.socket) -> None:
-    _hang_up(sock)
+    frame_io.hang_up(sock)
     sock.close()

@@ -236,14 +236,6 @@ def _bytes_of(buffer: Buffer) -> memoryview:
     return raw.cast("B")
 
 
-def discard(sock: socket.socket, nbytes: int) -> None:
-    scratch = bytearray(min(nbytes, LARGE))
-    while nbytes:
-        piece = memoryview(scratch)[:nbytes]
-        receive_into(sock, piece)
-        nbytes -= len(piece)
-
-
 def receive_bytes(sock: socket.socket, nbytes: int) -> bytearray:
     buffer = bytearray(nbytes)
     receive_into(sock, buffer)
@@ -257,6 +249,12 @@ def refuse(sock: socket.socket, error: BiremeError) -> None:
         send(sock, Head(Kind.REFUSE, nbytes=len(body)), body)
     except NetworkError:
         return
+
+
+def hang_up(sock: socket.socket) -> None:
+    """End a connection without taking its descriptor from the thread that reads it, which a close would not wake."""
+    with contextlib.suppress(OSError):  # not connected any more
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def drain(sock: socket.socket, *, seconds: float, nbytes: int) -> None:

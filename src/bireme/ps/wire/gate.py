@@ -7,7 +7,6 @@ connection that has waited longest is closed, of those from the address with the
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from bireme.core.errors import CertificateError
 from bireme.ps.wire import security
-from bireme.ps.wire.frame_io import Buffered
+from bireme.ps.wire.frame_io import Buffered, hang_up
 
 if TYPE_CHECKING:
     from bireme.ps.wire.secured import Secured
@@ -95,8 +94,7 @@ class ConnectionGate:
         oldest = next(sock for sock, address in self._waiting.items() if address == crowd)
         del self._waiting[oldest]
         self._leaving += 1
-        with contextlib.suppress(OSError):
-            oldest.shutdown(socket.SHUT_RDWR)  # its own thread notices, and closes it
+        hang_up(oldest)  # its own thread notices, and closes it
 
     def admit(self, sock: Buffered) -> bool:
         """Whether a connection shows in time that it is of the job; called on its own thread."""

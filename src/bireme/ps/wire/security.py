@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S = 5.0
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for
 RENEW = "submit the job again, which renews its certificates, or look at what renews them in your cluster"
-_Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,9 @@ class CertificateDirectory:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        # Threads open several connections at once, and each looks at the files.
         self._lock = threading.Lock()
-        # The lock is for connections that several threads open at once: each of them looks at the files.
-        self._stamp: _Stamp = ()
+        self._stamp: tuple[tuple[int, int, int], ...] = ()
         self._loaded: Credentials | None = None
         self._has_warned = False
 
@@ -79,19 +78,16 @@ class CertificateDirectory:
         return loaded
 
     def _refresh(self) -> None:
-        stamp = self._look()
-        if stamp != self._stamp:
-            self._loaded = load(self._directory)
-            # The stamp is from before the load, so a change during it is read the next time.
-            self._stamp, self._has_warned = stamp, False
-
-    def _look(self) -> _Stamp:
         try:
             entries = [(self._directory / file).stat() for file in (CA_FILE, LEAF_FILE, LEAF_KEY_FILE)]
         except OSError as e:
             raise _unusable(self._directory, f"{Path(e.filename or '').name}: {e.strerror}") from e
         # The inode too: a mounted Secret is renewed by swapping a link, maybe with equal sizes and times.
-        return tuple((entry.st_mtime_ns, entry.st_ino, entry.st_size) for entry in entries)
+        stamp = tuple((entry.st_mtime_ns, entry.st_ino, entry.st_size) for entry in entries)
+        if stamp != self._stamp:
+            self._loaded = load(self._directory)
+            # The stamp is from before the load, so a change during it is read the next time.
+            self._stamp, self._has_warned = stamp, False
 
 
 def load(directory: Path) -> Credentials:

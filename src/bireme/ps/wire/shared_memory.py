@@ -110,6 +110,7 @@ def _map(address: int | None, nbytes: int, access: int, flags: int, fd: int, off
     return mapped
 
 
-def close_quietly(fd: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(fd)
+def close_quietly(*fds: int) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

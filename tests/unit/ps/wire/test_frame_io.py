@@ -106,13 +106,6 @@ def test_a_refusal_for_an_old_view_is_raised_as_such(pair: Pair) -> None:
         frame_io.expect(pair[1], Kind.SLICE)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 64])
-def test_a_payload_that_is_not_wanted_is_read_to_its_last_byte(pair: Pair, nbytes: int) -> None:
-    pair[0].sendall(bytes(nbytes) + b"next")
-    frame_io.discard(pair[1], nbytes)
-    assert pair[1].recv(10) == b"next"
-
-
 @pytest.mark.parametrize("body", [b"", b"not json", b"[]", b'{"reason": 3}', b"\xff\xfe"])
 def test_a_refusal_that_makes_no_sense_is_still_a_frame_error(pair: Pair, body: bytes) -> None:
     frame_io.send(pair[0], Head(Kind.REFUSE, nbytes=len(body)), body)
