@@ -65,13 +65,7 @@ class SliceOptimizer:
         self._late_l2 = np.array([s.parameter.l2 if s.parameter.l1 > 0 else 0.0 for s in moving], np.float64)
 
     def apply(
-        self,
-        rows: Floats,
-        root: int,
-        steps: NDArray[np.int32],
-        w: Floats,
-        w_next: Floats,
-        learning_rate: float,
+        self, rows: Floats, root: int, steps: NDArray[np.int32], w: Floats, w_next: Floats, learning_rate: float
     ) -> None:
         """Sum the rows as `steps` say, and write the parameters after this round to `w_next`.
 

@@ -71,10 +71,7 @@ class SnapshotFile:
 
 
 def write_part(
-    path: Path,
-    arrays: Mapping[str, NDArray[Any]],
-    meta: Mapping[str, object],
-    rest: Callable[[], None] | None = None,
+    path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, object], rest: Callable[[], None] | None = None
 ) -> Written:
     """Write a part: all of it or, with a StorageError, nothing. `meta` must be JSON; floats as `float.hex()` say.
 
