@@ -88,8 +88,7 @@ class SpecError(BiremeError, exit_code=3):
 class ConfigScriptError(BiremeError, exit_code=4):
     """The user's own script failed; the message names their file and line."""
 
-    IN_DATA = "the provider was in"
-    """The start of `why` where the script may be right and the data wrong."""
+    IN_DATA = "the provider was in"  # the start of `why` where the script may be right and the data wrong
 
 
 class DataError(BiremeError, exit_code=5):

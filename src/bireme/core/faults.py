@@ -26,8 +26,7 @@ from bireme.core.errors import UsageError
 class Point(NamedTuple):
     """A place in the code where a fault can be injected."""
 
-    who: str
-    """Which processes pass it: any `trainer` or `pserver`, or only the one of that rank."""
+    who: str  # which processes pass it: any `trainer` or `pserver`, or only the one of that rank
     what: str
 
 
@@ -53,15 +52,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One fault to inject into a process."""
 
     action: Literal["kill", "pause", "cut", "delay"]
-    who: str = ""
-    """As in `pserver:1`; '' for every process."""
+    who: str = ""  # as in `pserver:1`; '' for every process
     point: str = ""
-    round: int = 0
-    """Not before this round, at points that have one."""
-    after: int = -1
-    """Not before this other rule has fired."""
-    target: str = ""
-    """The peer to which connections are cut."""
+    round: int = 0  # not before this round, at points that have one
+    after: int = -1  # not before this other rule has fired
+    target: str = ""  # the peer to which connections are cut
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 5.0
 

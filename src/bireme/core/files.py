@@ -22,8 +22,7 @@ from bireme.core.errors import StorageError
 class Volume(Protocol):
     """The storage under the files."""
 
-    token: str
-    """Unique to this process, for names that no other process uses."""
+    token: str  # unique to this process, for names that no other process uses
 
     def writer(self) -> int:
         """The id of the calling process, for names that humans read."""

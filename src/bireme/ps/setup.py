@@ -13,12 +13,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Everything a pserver must know to keep its part of a job's parameters."""
 
     job: int
-    view: int
-    """The view that begins with this; later views may continue with it."""
+    view: int  # the view that begins with this; later views may continue with it
     pserver: int
     facts: Facts
-    shares: tuple[Span, ...]
-    """Which shards each trainer owns, as in `Begin`."""
+    shares: tuple[Span, ...]  # which shards each trainer owns, as in `Begin`
     base: tuple[tuple[str, ...], ...] = ()
     """Files of the snapshot to continue from: its parts, after those of the snapshots that it builds on."""
 

@@ -31,8 +31,7 @@ class LocalRule(NamedTuple):
     optimizer: Optimizer
     shards: int
     start_pass: int = 0
-    start_samples: int = 0
-    """Trained before `start_pass`."""
+    start_samples: int = 0  # trained before `start_pass`
 
 
 class _Copy:

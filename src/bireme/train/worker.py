@@ -60,8 +60,7 @@ class Prepared:
 
     batches: Mapping[int, Batch]
     own: Mapping[int, CompactBatch]
-    rows: tuple[RowIds, ...]
-    """What any of them needs, one list per lookup."""
+    rows: tuple[RowIds, ...]  # what any of them needs, one list per lookup
 
 
 class Gradient(NamedTuple):

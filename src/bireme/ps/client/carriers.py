@@ -91,8 +91,7 @@ class Carrier(Protocol):
     """Moves the frames of one lane."""
 
     name: CarrierName
-    is_in_place: bool
-    """Whether payloads stay where they are."""
+    is_in_place: bool  # whether payloads stay where they are
 
     def push(self, head: Head, records: bytes, parts: Sequence[NDArray[Any]] | None) -> None:
         """Send a gradient, at the latest with the next `send`; None where the shards have no sample."""

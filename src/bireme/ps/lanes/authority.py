@@ -18,8 +18,7 @@ class Authority:
 
     job: int | None = None
     view: int = 0
-    history: int = 0
-    """The view in which what is kept here was loaded or made; 0: nothing is."""
+    history: int = 0  # the view in which what is kept here was loaded or made; 0: nothing is
 
     @classmethod
     def at_birth(cls, rank: int, incarnation: int, since: int) -> Authority:

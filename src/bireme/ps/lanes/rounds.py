@@ -48,8 +48,7 @@ class Refuse:
     """Change nothing and send the reason."""
 
     reason: str
-    is_stale: bool = False
-    """The frame belongs to a view that is over."""
+    is_stale: bool = False  # the frame belongs to a view that is over
 
     def as_error(self) -> FrameError:
         return StaleError(self.reason) if self.is_stale else FrameError(self.reason)
@@ -77,10 +76,8 @@ class Closing:
     pass_id: int
     root: int | None
     steps: tuple[tuple[int, int], ...]
-    samples: int
-    """Samples in all rounds so far, this one included: what schedules count."""
-    ends_pass: bool = False
-    """Every shard has no further batch in this pass."""
+    samples: int  # samples in all rounds so far, this one included: what schedules count
+    ends_pass: bool = False  # every shard has no further batch in this pass
 
 
 @dataclass(slots=True)
@@ -107,13 +104,11 @@ class LaneCounts:
 
     round: int
     pass_id: int
-    pass_start: int
-    """The round with which the open pass began; 0 where updates come one by one."""
+    pass_start: int  # the round with which the open pass began; 0 where updates come one by one
     samples: int
     ended: frozenset[int]
     totals: dict[int, Totals]
-    next_q: tuple[int, ...] = ()
-    """Where updates come one by one: the batch that each shard must push next."""
+    next_q: tuple[int, ...] = ()  # where updates come one by one: the batch that each shard must push next
     staleness: dict[int, int] = field(default_factory=dict)
 
 
@@ -122,8 +117,7 @@ class PassTotals:
     """What a lane knows when a pass is over."""
 
     pass_id: int
-    samples: int
-    """Samples of all passes so far."""
+    samples: int  # samples of all passes so far
     shards: dict[int, Totals]
     staleness: dict[int, int]
     """Updates by how many batches their shard was ahead of the slowest; empty where all go together."""

@@ -27,18 +27,15 @@ class Slowest(NamedTuple):
     """The trainer or pserver that others have waited for most."""
 
     rank: int
-    share: float
-    """Of `of_s` seconds."""
+    share: float  # of `of_s` seconds
     of_s: float
 
 
 class Awaited(NamedTuple):
     """What a lane waits for."""
 
-    missing: list[int]
-    """Trainers that the open round still lacks."""
-    seconds: float
-    """Since its first push came; 0 where there is none, or there are no rounds."""
+    missing: list[int]  # trainers that the open round still lacks
+    seconds: float  # since its first push came; 0 where there is none, or there are no rounds
     slowest: Slowest | None = None
     behind: int | None = None
     """How many batches all others are ahead of the missing trainer; None where they would have to wait for it."""

@@ -26,20 +26,16 @@ class Constants(NamedTuple):
     """What a formula reads besides the element: one parameter's numbers in one round."""
 
     lr: F
-    decay: F
-    """The L2 rate, where L2 is a part of the formula."""
+    decay: F  # the L2 rate, where L2 is a part of the formula
     epsilon: F
     keep1: F
-    add1: F
-    """First moment = keep1 * itself + add1 * gradient."""
+    add1: F  # first moment = keep1 * itself + add1 * gradient
     keep2: F
-    add2: F
-    """Second moment = keep2 * itself + add2 * gradient²."""
+    add2: F  # second moment = keep2 * itself + add2 * gradient²
     push_u: np.float64
     push_v: np.float64
     weigh_u: np.float64
-    weigh_v: np.float64
-    """The clock of lazy momentum (`ps/sparse/table_rules.py:Clock`)."""
+    weigh_v: np.float64  # the clock of lazy momentum (`ps/sparse/table_rules.py:Clock`)
 
 
 Result = tuple[F, F, F, F]  # step, first state, second state, rate
@@ -61,8 +57,7 @@ class Method:
     update: str = ""
     """The formula for people: a row of docs/reference/optimizers.md, as are `defaults` and `between_touches`."""
     defaults: str = ""
-    word: str = ""
-    """The class that a config calls."""
+    word: str = ""  # the class that a config calls
     arguments: Mapping[str, float | None] = field(default_factory=dict)
     """Constants of `Optimizer` that the class takes, with its defaults; None where it must be given."""
     moments: tuple[Literal["rho", "beta1"], Literal["rho", "beta2"]] = ("rho", "rho")
@@ -70,10 +65,8 @@ class Method:
     has_momentum: bool = True
     has_rate: bool = False
     """Whether elements have rates of their own; else L1 is not scaled, and the formula returns `ONE`."""
-    is_scheduled: bool = True
-    """False: the learning rate is used as it is, without the schedule."""
-    first_counts_whole: bool = False
-    """Whether the mean square starts from the whole of the first one."""
+    is_scheduled: bool = True  # False: the learning rate is used as it is, without the schedule
+    first_counts_whole: bool = False  # whether the mean square starts from the whole of the first one
     is_folded: bool = False
     """Whether the second state is a recent sum, moved into the first every `FOLD_PERIOD` updates."""
     correction: Callable[[Optimizer, int], float] = _no_correction

@@ -43,8 +43,7 @@ _KINDS = "biuf"  # booleans and numbers; nothing that could refer to objects
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: tuple[int, ...]
-    offset: int
-    """From the border after the header."""
+    offset: int  # from the border after the header
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,8 +65,7 @@ class SnapshotFile:
 
     meta: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
-    name: str = ""
-    """The file it comes from, for messages."""
+    name: str = ""  # the file it comes from, for messages
 
 
 def write_part(

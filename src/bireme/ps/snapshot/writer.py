@@ -104,12 +104,9 @@ class FileWritten:
     counts: LaneCounts
     ends_pass: bool
     path: Path
-    written: Written | None
-    """None where the disk refused."""
-    is_delta: bool = False
-    """Whether it needs the last snapshot that counted when it was cut."""
-    failure: str = ""
-    """Why it was not written."""
+    written: Written | None  # None where the disk refused
+    is_delta: bool = False  # whether it needs the last snapshot that counted when it was cut
+    failure: str = ""  # why it was not written
 
 
 @dataclass(slots=True)

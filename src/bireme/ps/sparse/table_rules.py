@@ -61,12 +61,9 @@ class Push:
 
     round: int
     learning_rate: float
-    caught_up: int
-    """The round after which all rows were last regularised."""
-    touched: Numbers
-    """The round of each row's last push; for a new row the round before this one."""
-    is_first: Flags
-    """Whether this is the first push that changes the row."""
+    caught_up: int  # the round after which all rows were last regularised
+    touched: Numbers  # the round of each row's last push; for a new row the round before this one
+    is_first: Flags  # whether this is the first push that changes the row
 
     def of(self, part: slice) -> Push:
         return Push(self.round, self.learning_rate, self.caught_up, self.touched[part], self.is_first[part])

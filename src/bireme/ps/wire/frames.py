@@ -36,18 +36,13 @@ RECORD_NBYTES = _RECORD.size
 class Kind(enum.IntEnum):
     """What a frame is for."""
 
-    PUSH = 1
-    """Trainer to lane: a subtree's gradient slice, with one record per shard in it."""
-    PULL = 2
-    """Trainer to lane: send me the slice of a round, or of the start of a pass."""
+    PUSH = 1  # trainer to lane: a subtree's gradient slice, with one record per shard in it
+    PULL = 2  # trainer to lane: send me the slice of a round, or of the start of a pass
     SLICE = 3
     """Lane to trainer: parameters after `round` rounds, which is batch `lo` of pass `extra`; `hi` names a cut."""
-    SET = 4
-    """Trainer to lane: start from these values."""
-    REFUSE = 5
-    """Either side: a frame is refused, and the payload has the reason."""
-    CONTROL = 6
-    """A control message, JSON."""
+    SET = 4  # trainer to lane: start from these values
+    REFUSE = 5  # either side: a frame is refused, and the payload has the reason
+    CONTROL = 6  # a control message, JSON
     ATTACH = 7
     """Trainer to lane and back, first on a Unix socket: segments to share, as descriptors beside the frame."""
 
@@ -56,14 +51,10 @@ class Flag(enum.IntEnum):
     """Bits of a head. Plain numbers: those of a real flag type take long to combine, and every round does."""
 
     NONE = 0
-    AT_PASS = 1
-    """PULL: `round` is a pass number; answer when that pass begins."""
-    NOW = 2
-    """PULL: answer with whatever round is current."""
-    IN_PLACE = 4
-    """PUSH, SLICE: the payload does not follow, it lies in shared memory."""
-    ALL = 8
-    """PULL from a sparse lane, and its SLICE: every row that exists, with its id."""
+    AT_PASS = 1  # PULL: `round` is a pass number; answer when that pass begins
+    NOW = 2  # PULL: answer with whatever round is current
+    IN_PLACE = 4  # PUSH, SLICE: the payload does not follow, it lies in shared memory
+    ALL = 8  # PULL from a sparse lane, and its SLICE: every row that exists, with its id
 
 
 _KINDS = {kind.value: kind for kind in Kind}
@@ -127,8 +118,7 @@ class Record(NamedTuple):
     """What one shard adds in one round besides its gradient: sums, never means."""
 
     shard: int
-    is_last: bool
-    """The shard has no further batch in this pass."""
+    is_last: bool  # the shard has no further batch in this pass
     samples: int
     cost: float = 0.0
     evals: tuple[float, float, float] = (0.0, 0.0, 0.0)

@@ -40,8 +40,7 @@ class Secured(Buffered):
     _tls: ssl.SSLObject
     _incoming: ssl.MemoryBIO
     _outgoing: ssl.MemoryBIO
-    _turn: threading.Lock
-    """For OpenSSL's object; never held while a thread waits for the network."""
+    _turn: threading.Lock  # for OpenSSL's object; never held while a thread waits for the network
     _sending: threading.Lock
     _scratch: memoryview
 

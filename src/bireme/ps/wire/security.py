@@ -37,10 +37,8 @@ class Credentials:
 
     accepting: ssl.SSLContext
     connecting: ssl.SSLContext
-    name: str
-    """The first DNS name of our own certificate: every peer must carry it."""
-    until: float
-    """When our own certificate expires, in seconds since 1970."""
+    name: str  # the first DNS name of our own certificate: every peer must carry it
+    until: float  # when our own certificate expires, in seconds since 1970
 
 
 class CertificateDirectory:
