@@ -300,7 +300,7 @@ class Trainer:
     def settle(self) -> dict[str, Any]:
         """Put what top_k holds back where the others find it."""
         if self._coder is not None and self._shape.coding == "top_k":
-            np.save(self._residual(self._member.rank), self._coder._residuals[self._span].state()["residual"])
+            np.save(self._residual(self._member.rank), self._coder._residuals[self._span]._left)
         return {}
 
     def _residual(self, rank: int) -> Path:

@@ -44,38 +44,28 @@ class Pair(NamedTuple):
 def make_ca(name: str) -> Pair:
     _check_installed()
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = _subject(f"{name} authority")
-    usage = _usage(is_authority=True)
-    builder = _builder(subject, subject, key, CA_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    return _signed(builder.add_extension(usage, critical=True), key, key)
+    return _issue(f"{name} authority", CA_DAYS, None, x509.BasicConstraints(ca=True, path_length=0))
 
 
 def make_leaf(ca: Pair, names: Sequence[str], days: float = LEAF_DAYS) -> Pair:
     """Make a certificate for both ends of a connection, under these DNS names; a negative age has expired already."""
     _check_installed()
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
 
     if not names:
         raise AssertionError("a certificate without a name: this is a bug")
     authority, signer = _parse(ca.certificate), _parse_key(ca.key)
-    key = ec.generate_private_key(ec.SECP256R1())
-    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    purposes = x509.ExtendedKeyUsage([Purpose.SERVER_AUTH, Purpose.CLIENT_AUTH])
-    builder = (
-        _builder(_subject(names[0]), authority.subject, key, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(is_authority=False), critical=True)
-        .add_extension(purposes, critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
-        .add_extension(issued_by, critical=False)
+    return _issue(
+        names[0],
+        days,
+        (authority, signer),
+        x509.BasicConstraints(ca=False, path_length=None),
+        x509.ExtendedKeyUsage([Purpose.SERVER_AUTH, Purpose.CLIENT_AUTH]),
+        x509.SubjectAlternativeName([x509.DNSName(name) for name in names]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
     )
-    return _signed(builder, key, signer)
 
 
 def files_of(ca: Pair, name: str, days: float = LEAF_DAYS) -> dict[str, bytes]:
@@ -151,20 +141,27 @@ def _check_installed() -> None:
         ) from e
 
 
-def _subject(name: str) -> x509.Name:
+def _issue(
+    name: str,
+    days: float,
+    by: tuple[x509.Certificate, EllipticCurvePrivateKey] | None,
+    constraints: x509.BasicConstraints,
+    *more: x509.ExtensionType,
+) -> Pair:
+    """Make a key and a certificate for it, signed by an authority or, without one, by itself."""
     from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_LONGEST_COMMON_NAME])])
-
-
-def _usage(*, is_authority: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not is_authority,
-        key_cert_sign=is_authority,
-        crl_sign=is_authority,
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_LONGEST_COMMON_NAME])])
+    now = datetime.now(UTC)
+    until = now + timedelta(days=days)
+    usage = x509.KeyUsage(
+        digital_signature=not constraints.ca,
+        key_cert_sign=constraints.ca,
+        crl_sign=constraints.ca,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
@@ -172,33 +169,23 @@ def _usage(*, is_authority: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey, days: float
-) -> x509.CertificateBuilder:
-    from cryptography import x509
-
-    until = datetime.now(UTC) + timedelta(days=days)
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(subject if by is None else by[0].subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(datetime.now(UTC), until) - SKEW)
+        .not_valid_before(min(now, until) - SKEW)
         .not_valid_after(until)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
     )
-
-
-def _signed(builder: x509.CertificateBuilder, key: EllipticCurvePrivateKey, signer: EllipticCurvePrivateKey) -> Pair:
-    from cryptography.hazmat.primitives import hashes, serialization
-
+    for extension in more:
+        builder = builder.add_extension(extension, critical=False)
     pem = serialization.Encoding.PEM
-    plain = serialization.NoEncryption()
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-    return Pair(builder.sign(signer, hashes.SHA256()).public_bytes(pem), secret)
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Pair(builder.sign(key if by is None else by[1], hashes.SHA256()).public_bytes(pem), secret)
 
 
 def _parse(certificate: bytes) -> x509.Certificate:

@@ -92,13 +92,11 @@ def arm(plan: str, who: str = "", fired: Path | None = None) -> None:
     rules = _parse(plan)
     delays = [_delays(rule) for rule in rules if rule.action == "delay" and rule.who in ("", who)]
     own = [(number, rule) for number, rule in enumerate(rules) if rule.action != "delay" and rule.who == who]
-
-    seen = [0]
+    seen = [0]  # the newest round, for points without one
 
     def strike(point: str, round_: int) -> None:
-        seen[0] = max(
-            seen[0], round_
-        )  # for points without a round; no lock: a lost update only makes a rule fire later
+        # No lock: an update that another thread overwrites only makes a rule fire later.
+        seen[0] = max(seen[0], round_)
         for delay in delays:
             delay()
         for number, rule in own:

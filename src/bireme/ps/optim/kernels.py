@@ -177,11 +177,8 @@ def kernel_of(method: Method) -> Callable[..., None]:
     The kernel sums the inbox, clips, and applies the formula, chunk by chunk; `factors` are the clock of lazy momentum.
     """
     formula = register_jitable(**_OPTIONS)(method.formula)
-    states, has_rate, gives_value = (
-        len(method.state),
-        method.has_rate,
-        method.gives_value,
-    )  # constants of the machine code
+    # Constants of the machine code: it has no branches for what another method would do.
+    states, has_rate, gives_value = len(method.state), method.has_rate, method.gives_value
 
     def walk(
         inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats, factors: Doubles

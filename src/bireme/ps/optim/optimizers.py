@@ -9,7 +9,7 @@ folding of Adagrad's sums all follow from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,8 @@ class SliceOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer, segments: Sequence[Segment]) -> None:
+        from bireme.ps.optim import kernels  # here: Numba takes half a second to import
+
         _check_segments(segments)
         self._optimizer = optimizer
         self._method = method_of(optimizer)
@@ -56,7 +58,7 @@ class SliceOptimizer:
         self._names = state_names(self._method, [s.parameter for s in moving])
         self._state = np.zeros((len(self._names), self._size), np.float32)
         self._updates = 0
-        self._kernel = kernel_of(self._method)
+        self._kernel = kernels.kernel_of(self._method)
         self._chunks = cut_chunks(moving)
         self._rules = fixed_rules(optimizer, [s.parameter for s in moving])
         self._multipliers = np.array([s.parameter.learning_rate for s in moving], np.float64)
@@ -138,12 +140,6 @@ def warm(optimizer: Optimizer) -> None:
     one = SliceOptimizer(optimizer, [Segment(Parameter(name="warm", shape=(1,)), 0, 1)])
     rows, w = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
     one.apply(rows, 0, np.empty((0, 2), np.int32), w, np.zeros_like(w), 0.0)
-
-
-def kernel_of(method: Method) -> Callable[..., None]:
-    from bireme.ps.optim import kernels  # here: Numba takes half a second to import
-
-    return kernels.kernel_of(method)
 
 
 def check_rules(parameters: Iterable[Parameter]) -> None:

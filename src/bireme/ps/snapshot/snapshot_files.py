@@ -80,7 +80,7 @@ def write_part(
     with storage_errors(str(path)):
         try:
             with half.open("wb") as f:
-                written = _stream(f, _rested(_blocks(arrays, meta), rest))
+                written = _stream(f, _blocks(arrays, meta), rest)
                 f.flush()
                 faults.at("part.sync")
                 # Content before name: after a power cut a renamed file without fsync may be empty.
@@ -94,19 +94,14 @@ def write_part(
     return written
 
 
-def _rested(blocks: Iterable[_Block], rest: Callable[[], None] | None) -> Iterator[_Block]:
-    for block in blocks:
-        yield block
-        if rest is not None:
-            rest()
-
-
-def _stream(f: BinaryIO, blocks: Iterable[_Block]) -> Written:
+def _stream(f: BinaryIO, blocks: Iterable[_Block], rest: Callable[[], None] | None) -> Written:
     digest, position = hashlib.sha256(), 0
     for block in blocks:
         f.write(block)
         digest.update(block)
         position += len(block)
+        if rest is not None:
+            rest()
     return Written(digest.hexdigest(), position)
 
 

@@ -38,7 +38,7 @@ class RowCopies(NamedTuple):
         return cls(block, ids, np.empty(rows, np.int64), np.empty(rows, np.uint32))
 
     def part(self, rows: slice) -> RowCopies:
-        return RowCopies(*(array[rows] for array in self))
+        return RowCopies(self.block[rows], self.ids[rows], self.touched[rows], self.pushes[rows])
 
 
 class Arena:

@@ -312,7 +312,7 @@ def test_arrays_that_would_compile_another_kernel_are_a_bug() -> None:
 
 
 def test_each_kernel_is_compiled_for_one_set_of_types_only() -> None:
-    from bireme.ps.optim.optimizers import kernel_of
+    from bireme.ps.optim.kernels import kernel_of
 
     for method in METHODS:
         warm(optimizer(method))

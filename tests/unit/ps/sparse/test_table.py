@@ -272,7 +272,7 @@ def test_a_touched_row_folds_its_recent_adagrad_sum() -> None:
 
 
 def test_arrays_of_other_flags_need_no_new_compilation() -> None:
-    from bireme.ps.optim.optimizers import kernel_of
+    from bireme.ps.optim.kernels import kernel_of
     from bireme.ps.sparse import table_kernels
 
     one, other = table(), table()
