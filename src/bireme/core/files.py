@@ -155,5 +155,4 @@ def make_directory(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in a directory survive a power cut."""
     _volume.sync_directory(path)

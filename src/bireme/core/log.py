@@ -22,7 +22,6 @@ class GlogFormatter(logging.Formatter):
         return f"{time.strftime('%m%d %H:%M:%S', moment)}.{int(record.created % 1 * 1e6):06d}"
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render one record; multi-line messages keep their lines."""
         prefix = (
             f"{record.levelname[0]}{self.formatTime(record)} {record.process:5d} {record.filename}:{record.lineno}] "
         )

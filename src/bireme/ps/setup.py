@@ -51,12 +51,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def cuts_only_at_passes(updates: Updates, wire: Wire) -> bool:
-    """Whether a cut within a pass would lack something."""
+    """Whether lanes agree on a moment, and trainers keep nothing that lanes lack, only at the end of a pass."""
     return updates.mode != "sync" or wire.gradients == "top_k"
 
 
 def is_apart(updates: Updates, wire: Wire) -> bool:
-    """Whether trainers send each shard's gradient by itself."""
+    """Whether trainers send each shard's gradient by itself: sums of rounded numbers cannot be rounded again."""
     return updates.is_streamed or not wire.is_exact
 
 

@@ -107,7 +107,8 @@ class Worker:
         self.share = Span(readers[0].shard, readers[-1].shard + 1)
         self.layout = Layout([p for p in program.parameters if not p.is_sparse])
         self.tables = tuple(p for p in program.parameters if p.is_sparse)
-        self._lookup_of = [_find_lookup(program, p.name) for p in self.tables]
+        lookup_of = {name: i for i, lookup in enumerate(program.lookups) for name in lookup.parameters}
+        self._lookup_of = [lookup_of[p.name] for p in self.tables]
         self._values = [np.zeros((0, p.shape[1]), np.float32) for p in self.tables]
         self._grads = [np.zeros((0, p.shape[1]), np.float32) for p in self.tables]
         self._bound: dict[tuple[int, int], Computation[Batch]] = {}
@@ -280,7 +281,3 @@ class Worker:
                 fetch(self.wanted(prepared), targets)
             totals.add(self._computation(values, self._unused).evaluate(prepared.batches[0]))
         return totals
-
-
-def _find_lookup(program: Program, name: str) -> int:
-    return next(i for i, lookup in enumerate(program.lookups) if name in lookup.parameters)

@@ -161,7 +161,6 @@ class LaneMachine:
         self.pass_id, self.samples = pass_id, samples
 
     def restore(self, counts: LaneCounts) -> None:
-        """Continue from a cut."""
         self.round, self.pass_id, self.pass_start = counts.round, counts.pass_id, counts.pass_start
         self.samples, self.ended, self.next_q = counts.samples, set(counts.ended), list(counts.next_q)
         self.totals = {shard: totals.copy() for shard, totals in counts.totals.items()}
@@ -238,7 +237,6 @@ class LaneRounds(LaneMachine):
         return span in self._rows and self._rows[span].is_in
 
     def awaited(self) -> list[Span]:
-        """Contributions that the open round still lacks."""
         live = [span for span in self.spans if any(s not in self.ended for s in span.shards)]
         return [span for span in live if not self.has_landed(span)]
 
@@ -309,7 +307,6 @@ class LaneRounds(LaneMachine):
         return len(self.ended | ending) == self.shards
 
     def dropped(self, span: Span) -> None:
-        """Forget a contribution whose payload never came."""
         self._rows.pop(span, None)
 
     def close(self) -> dict[int, Totals] | None:

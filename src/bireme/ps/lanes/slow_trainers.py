@@ -7,6 +7,7 @@ counted: trainer 0 tests and saves then. Costs a few additions for each push.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -44,22 +45,14 @@ class Awaited(NamedTuple):
 @dataclass(slots=True)
 class _Window:
     spent_s: float = 0.0
-    waits: dict[int, float] = field(default_factory=dict)
-
-    def add(self, spent_s: float, trainer: int, waited_s: float) -> None:
-        self.spent_s += spent_s
-        if waited_s:
-            self.waits[trainer] = self.waits.get(trainer, 0.0) + waited_s
+    waits: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class SlowTrainers:
     """What one lane has seen in its view."""
 
     def __init__(self) -> None:
-        self._old, self._new = _Window(), _Window()
-        self._since_s: float | None = None
-        """When the last round closed; None before the first one of a pass has."""
-        self._clear_round()
+        self.forget()
 
     def _clear_round(self) -> None:
         self.first_s: float | None = None  # when the open round's first push came
@@ -72,7 +65,8 @@ class SlowTrainers:
         self.rest()
 
     def rest(self) -> None:
-        self._since_s = None
+        self._since_s: float | None = None
+        """When the last round closed; None before the first one of a pass has."""
         self._clear_round()
 
     def landed(self, trainer: int, now_s: float) -> None:
@@ -98,21 +92,23 @@ class SlowTrainers:
         self._since_s = self._last_s = now_s
 
     def _count(self, spent_s: float, trainer: int, waited_s: float) -> None:
-        self._new.add(spent_s, trainer, waited_s)
+        self._new.spent_s += spent_s
+        if waited_s:
+            self._new.waits[trainer] += waited_s
         if self._new.spent_s >= WINDOW_S:
             self._old, self._new = self._new, _Window()
 
     def slowest(self, now_s: float, missing: list[int]) -> Slowest | None:
         """The slowest trainer in the window, counting the open round, which lacks `missing`; None if unknown."""
         spent_s = self._old.spent_s + self._new.spent_s
-        waits = dict(self._old.waits)
+        waits = self._old.waits.copy()
         for trainer, waited_s in self._new.waits.items():
-            waits[trainer] = waits.get(trainer, 0.0) + waited_s
+            waits[trainer] += waited_s
         if self._since_s is not None:
             spent_s += now_s - self._since_s
             since_s = self._last_s if self._last not in missing else self._others_s
             if len(missing) == 1 and since_s is not None:
-                waits[missing[0]] = waits.get(missing[0], 0.0) + now_s - since_s
+                waits[missing[0]] += now_s - since_s
         if spent_s < WINDOW_S or not waits:
             return None
         trainer = max(waits, key=lambda one: (waits[one], -one))
@@ -143,7 +139,6 @@ class Stragglers:
         self._waits.forget()
 
     def awaited(self, now_s: float) -> Awaited:
-        """The trainers that the lane waits for now, and the slowest of late."""
         first_s, behind = self._waits.first_s, None
         if isinstance(self._rounds, LaneStream):
             laggard = self._rounds.laggard(self._trainer_of)

@@ -98,7 +98,6 @@ class LaneStream(LaneMachine):
         return Closing(self.round, self.pass_id, root, (), self.samples + record.samples, ends_pass)
 
     def dropped(self, span: Span) -> None:
-        """Forget a push whose payload never came."""
         self._flying.pop(span.lo, None)
 
     def close(self) -> dict[int, Totals] | None:

@@ -139,7 +139,6 @@ def _is_plain(rule: Floats) -> bool:
 
 @jit
 def _move(w: Floats, w_next: Floats, state: Floats, chunk: Ints, rule: Floats, work: Floats) -> None:
-    """Take the step that the work space holds, with momentum or L1."""
     begin, end = chunk[0], chunk[1]
     before, after, step = w[begin:end], w_next[begin:end], work[STEP, : end - begin]
     mu = rule[MOMENTUM]

@@ -163,7 +163,6 @@ def read_part(path: Path, *, sha256: str | None) -> SnapshotFile:
 
 
 def hash_of(f: BufferedReader) -> str:
-    """The sha256 of an open file from its beginning, read a block at a time."""
     f.seek(0)
     return hashlib.file_digest(f, "sha256").hexdigest()
 

@@ -158,7 +158,6 @@ class SparseStore:
         return wanted
 
     def answer(self, sock: socket.socket, round_: int, request: object) -> Answer:
-        """The wanted rows in the order asked for, or everything."""
         is_now = round_ == self._round
         if request is None:
             if not is_now:

@@ -213,7 +213,6 @@ class Table:
         self._round = max(self._round, round_)
 
     def _sweep(self, round_: int) -> None:
-        """Forget rows that are too old, if this is a round for it."""
         if not self._evict_after or self._parameter.is_static or round_ % self._sweep_every:
             return
         rows = self._arena.older_than(round_ - self._evict_after)
@@ -279,7 +278,6 @@ class Table:
         return np.unique(np.concatenate(gone)) if gone else np.empty(0, np.uint64)
 
     def forget_changes(self, until: int) -> None:
-        """Drop the record of what was evicted up to that round."""
         self._evicted = [(round_, ids) for round_, ids in self._evicted if round_ > until]
         self._evicted_after = max(self._evicted_after, until)
 
@@ -355,6 +353,5 @@ def _plain(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
 
 
 def first_values(parameter: Parameter, seed: int, ids: Ids) -> Floats:
-    """What these rows of a table are before any push."""
     alike = Parameter(name=parameter.name, shape=parameter.shape, init=parameter.init, rows=Rows())
     return Table(alike, Optimizer(), seed).read(ids)

@@ -87,7 +87,6 @@ def near_name(address: str, port: int) -> str:
 
 
 def peer_user(sock: socket.socket) -> int:
-    """The user id of the process at the other end of a Unix socket."""
     # Recorded by the kernel when the connection was made: the peer cannot forge it.
     _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(user)
@@ -124,7 +123,6 @@ def receive_with(sock: socket.socket) -> tuple[Head, list[int]]:
 
 
 def tune(sock: socket.socket) -> socket.socket:
-    """Settings that every connection of ours wants."""
     # The kernel's own limit on one receive: a Python timeout would cost four system calls for each.
     seconds, rest = divmod(STALL_S, 1.0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))

@@ -35,7 +35,6 @@ def no_rows(width: int) -> Block:
 
 
 def pack_ids(tables: Sequence[Ids]) -> list[NDArray[np.uint64]]:
-    """The part of a payload that says which rows."""
     return [np.array([len(ids) for ids in tables], np.uint64), *(ids for ids in tables if len(ids))]
 
 
