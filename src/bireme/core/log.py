@@ -17,14 +17,10 @@ from typing import TextIO
 class GlogFormatter(logging.Formatter):
     """One line per record, the original's prefix first."""
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - overrides logging's
-        moment = time.localtime(record.created)
-        return f"{time.strftime('%m%d %H:%M:%S', moment)}.{int(record.created % 1 * 1e6):06d}"
-
     def format(self, record: logging.LogRecord) -> str:
-        prefix = (
-            f"{record.levelname[0]}{self.formatTime(record)} {record.process:5d} {record.filename}:{record.lineno}] "
-        )
+        moment = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
+        when = f"{moment}.{int(record.created % 1 * 1e6):06d}"
+        prefix = f"{record.levelname[0]}{when} {record.process:5d} {record.filename}:{record.lineno}] "
         text = prefix + record.getMessage()
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)

@@ -240,19 +240,15 @@ class Worker:
         """Compare the first batch, computed twice: a program that gives two answers cannot be recovered."""
         pairs = [(first[0].dense, again[0].dense)]
         pairs += [(a.rows, b.rows) for a, b in zip(first[0].blocks, again[0].blocks, strict=True)]
-        for number, (a, b) in enumerate(pairs):
-            differs = a.view(np.uint32) != b.view(np.uint32)
-            if differs.any():
-                self._raise_different(self._name_in(number, differs), at, shard)
-        if first[1].cost != again[1].cost:
-            self._raise_different("the cost", at, shard)
-
-    def _raise_different(self, name: str, at: Position, shard: int) -> None:
-        raise DeterminismError(
-            f"the same batch gave two different results, first in {name} (shard {shard}, round {at.round})",
-            why="recovery and equal results on every layout rest on equal bits",
-            fix="remove unseeded randomness and multi-threaded sums from the program",
-        )
+        different = [a.view(np.uint32) != b.view(np.uint32) for a, b in pairs]
+        names = [self._name_in(number, differs) for number, differs in enumerate(different) if differs.any()]
+        if names or first[1].cost != again[1].cost:
+            name = names[0] if names else "the cost"
+            raise DeterminismError(
+                f"the same batch gave two different results, first in {name} (shard {shard}, round {at.round})",
+                why="recovery and equal results on every layout rest on equal bits",
+                fix="remove unseeded randomness and multi-threaded sums from the program",
+            )
 
     def rehearse(self, pass_id: int) -> None:
         """Compute one batch and throw it away: kernels are compiled before a round waits for them."""

@@ -50,11 +50,7 @@ class TrainerMemory:
         return self._rows[span]
 
     def values(self, round_: int) -> NDArray[np.float32]:
-        return self._values[self.set_of(round_)]
-
-    def set_of(self, round_: int) -> int:
-        """Which of the sets holds a round's parameters."""
-        return round_ % len(self._sets)
+        return self._values[round_ % len(self._values)]
 
     def adopt(self, part: Slice, fd: int) -> None:
         """Let a lane's two buffers be this slice of the two sets; they can only be read here."""

@@ -1,17 +1,11 @@
 """One lane's bookkeeping of rounds and passes, without I/O: frames' heads in, verdicts out.
 
-The shell (lane.py) holds the arrays and sockets; this machine alone decides what may land
-where, when a round closes, in which order its rows are added, and which buffer answers a pull.
+The shell (lane.py) holds arrays and sockets. `offer` decides what to do with a push before its payload is read;
+`landed` then counts it and returns how to close the round once it is complete, or `dropped` forgets it if its
+connection died; `close` steps on once the kernel has run; `look` decides how to answer a pull.
 
-    offer(head, records)  ->  Take(row) | Repeat(row) | Late | Refuse(reason)
-    landed(span)          ->  Closing | None      the payload is in; the round may be complete
-    dropped(span)                                 the connection died before the payload was in
-    close()                                       the kernel has run: round + 1, maybe pass + 1
-    look(head)            ->  Ready(round) | Wait | Refuse
-
-A contribution is named by (round, span) and its bytes are a function of that name, so applying
-it once follows: a repeat of the open round must have the same bytes, one of a closed round is
-answered and changes nothing.
+A contribution is named by (round, span) and its bytes are a function of that name, so applying it once follows: a
+repeat of the open round must have the same bytes, one of a closed round is answered and changes nothing.
 """
 
 from __future__ import annotations
@@ -237,8 +231,10 @@ class LaneRounds(LaneMachine):
         return span in self._rows and self._rows[span].is_in
 
     def awaited(self) -> list[Span]:
-        live = [span for span in self.spans if any(s not in self.ended for s in span.shards)]
-        return [span for span in live if not self.has_landed(span)]
+        return [span for span in self.spans if self._is_awaited(span)]
+
+    def _is_awaited(self, span: Span) -> bool:
+        return not self.has_landed(span) and any(s not in self.ended for s in span.shards)
 
     def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
         """Decide what to do with a PUSH whose payload has not been read yet."""
@@ -282,29 +278,19 @@ class LaneRounds(LaneMachine):
     def landed(self, span: Span) -> Closing | None:
         """The payload is in; return how to close the round once every live shard is there."""
         self._rows[span].is_in = True
-        for other in self.spans:
-            row = self._rows.get(other)
-            if (row is None or not row.is_in) and any(s not in self.ended for s in other.shards):
-                return None
-        present = [span for span in self.spans if span in self._rows and self._rows[span].samples]
+        if any(self._is_awaited(other) for other in self.spans):
+            return None
         samples = self.samples + sum(row.samples for row in self._rows.values())
+        ending = {r.shard for row in self._rows.values() for r in row.records if r.is_last}
+        ends_pass = len(self.ended | ending) == self.shards
+        present = [span for span in self.spans if span in self._rows and self._rows[span].samples]
         if not present:
-            return Closing(self.round, self.pass_id, None, (), samples, self._ends_pass())
+            return Closing(self.round, self.pass_id, None, (), samples, ends_pass)
         # The order of the additions follows from the spans, never from the order of arrival: a sum has one result.
         root, steps = reduction(tuple(present), self.shards)
         row_of = [self._index[span] for span in present]
-        return Closing(
-            self.round,
-            self.pass_id,
-            row_of[root],
-            tuple((row_of[a], row_of[b]) for a, b in steps),
-            samples,
-            self._ends_pass(),
-        )
-
-    def _ends_pass(self) -> bool:
-        ending = {r.shard for row in self._rows.values() for r in row.records if r.is_last}
-        return len(self.ended | ending) == self.shards
+        pairs = tuple((row_of[a], row_of[b]) for a, b in steps)
+        return Closing(self.round, self.pass_id, row_of[root], pairs, samples, ends_pass)
 
     def dropped(self, span: Span) -> None:
         self._rows.pop(span, None)
