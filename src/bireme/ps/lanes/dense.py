@@ -93,8 +93,7 @@ class DenseStore:
 
     def receive(self, sock: socket.socket, head: Head, row: int) -> None:
         if self._coding == "float32":
-            # No copy: the kernel writes into the row that the optimizer reads. No other thread touches it until it has
-            # landed.
+            # No copy: the optimizer reads the row that the kernel writes, and no other thread does until it has landed.
             frame_io.receive_into(sock, self._memory.inbox[row])
         else:
             self._decode(self._receive_coded(sock, head), self._memory.inbox[row])

@@ -107,9 +107,8 @@ class Lane:
         self.rounds.start_at(setup.facts.start_pass, setup.facts.start_samples)
         self._rule = setup.dense_rule
         self._is_set = not setup.is_set_by_trainer
-        # Guards the rounds and the store's state. Payloads move without it: `rounds.offer` reserves a row for the
-        # thread that receives into it, and kernels and receives release the interpreter lock, so lanes and connections
-        # overlap.
+        # Guards the rounds and the store's state. Payloads move without it, as `rounds.offer` reserves a row for the
+        # thread that receives into it; kernels and receives release the interpreter lock, so all of these overlap.
         self._turn = threading.Condition()
         self._busy = 0  # payloads that are being received
         self._stragglers = Stragglers(self.rounds, setup.shares)
@@ -169,8 +168,7 @@ class Lane:
         in_place = bool(head.flags & Flag.IN_PLACE)
         with self._turn:
             self._store.sharing.check(sock, self.rounds.row_of(span), in_place=in_place)
-            # From a Take until `landed` or `dropped` the row belongs to this thread: a second push of the span is
-            # refused.
+            # From a Take until `landed` or `dropped` the row is this thread's: a second push of the span is refused.
             verdict = self.rounds.offer(head, records)
             self._busy += isinstance(verdict, Take)
         if isinstance(verdict, Refuse):

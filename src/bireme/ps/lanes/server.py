@@ -83,8 +83,7 @@ class PServer:
         """Connections that gradients and parameters go through, and to which lane."""
         self._is_changing = False
         self._near: list[socket.socket] = []
-        # Every accepted connection, also control ones and those still in a handshake, so that `stop` can wake their
-        # threads.
+        # Every accepted connection, also in a handshake or for control: `stop` wakes their threads.
         self._connections: set[socket.socket] = set()
         # Guards `_data`, `_connections`, `_is_changing` and `_is_stopping`. A lane's own lock is never
         # taken while this one is held, so the two cannot deadlock.
@@ -103,8 +102,7 @@ class PServer:
         self._near = [sock for _, sock in near]
         for index, sock in [*enumerate(self._sockets), *near]:
             name = f"accept-{index}"
-            # Daemons: accept() returns only when its socket is shut, and must not keep a process alive that exits by an
-            # error.
+            # Daemons: accept() returns only when its socket is shut, and a process that exits by an error shuts none.
             threading.Thread(target=self._accept, args=(sock, index), name=name, daemon=True).start()
 
     def set_up(self, setup: Setup, on_pass: OnPass, on_part: OnPart | None = None) -> None:
@@ -152,8 +150,7 @@ class PServer:
         with self._lock:
             self._is_changing = True
             data, self._data = self._data, {}
-        # Hang up first: a thread inside a receive holds its row until the connection ends, and `lane.enter` waits for
-        # that.
+        # Hang up first: a thread inside a receive holds its row until the connection ends; `lane.enter` waits for it.
         for sock, index in data.items():
             frame_io.hang_up(sock)
             self.lanes[index].detach(sock)

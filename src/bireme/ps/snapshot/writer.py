@@ -150,8 +150,7 @@ class SnapshotWriter:
         self._is_hurried = False
         self._copies: queue.SimpleQueue[tuple[Cut, Capture] | None] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[Cut | None] = queue.SimpleQueue()
-        # Two threads: copying should keep ahead of the lanes, which else do it themselves; writing takes as long as the
-        # disk does.
+        # Two threads: copying must keep ahead of the lanes, which else copy themselves, and writing waits for the disk.
         threading.Thread(target=self._copy_all, name="copies", daemon=True).start()
         threading.Thread(target=self._write_all, name="cuts", daemon=True).start()
 
@@ -163,8 +162,7 @@ class SnapshotWriter:
             self._drop_unless_whole(counts.round)
             if ends_pass and not self._is_free_for(counts.round):
                 self.hurry()
-                # The lane's thread waits here with its lane's lock, so no round closes meanwhile: only the end of a
-                # pass is worth it.
+                # The lane's thread waits here with its lane's lock, so no round closes: worth it at a pass's end only.
                 self._turn.wait_for(lambda: self._is_over or self._is_free_for(counts.round))
             if self._is_over:
                 return None
@@ -230,8 +228,7 @@ class SnapshotWriter:
                 self._cut = None
                 self._is_hurried = False
                 self._turn.notify_all()
-            # After the lock, and after the spare set is free: the report goes through a socket, and a lane may wait for
-            # the set.
+            # Without the lock, the spare set being free: the report goes through a socket, and a lane may wait for it.
             self._on_done(done)
 
     def _write(self, cut: Cut) -> FileWritten:

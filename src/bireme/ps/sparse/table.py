@@ -149,9 +149,7 @@ class Table:
         ids, rows = _plain(ids, np.uint64), _plain(rows, np.float32)
         if rows.shape != (len(ids), self.width) or not (ids[1:] > ids[:-1]).all() or round_ <= self._round:
             raise AssertionError("apply needs ascending ids, a row for each, and a later round; this is a bug")
-        self._undo = []
-        # `_undo` holds one round: a lane is asked for its present parameters or those of the round before, never older
-        # ones.
+        self._undo = []  # of one round: a lane is asked for its present parameters or those one round before
         self._skip_to(round_ - 1, learning_rate)
         self._round = round_
         if self._parameter.is_static:

@@ -162,8 +162,7 @@ def send_all(sock: socket.socket, parts: Sequence[Buffer]) -> None:
     views = [_bytes_of(p) for p in parts if len(p)]
     try:
         while views:
-            # One system call for head and payload, and no joined copy. It may take only a part, so the views are
-            # advanced.
+            # One system call for head and payload, and no joined copy. It may take only a part of them.
             sent = sock.sendmsg(views)
             while views and sent >= len(views[0]):
                 sent -= len(views.pop(0))
