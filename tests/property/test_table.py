@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.unit.ps.sparse.table_model import TableModel, state_of
 
+from bireme.ps.optim.optimizers import ROW_METHODS as METHODS
 from bireme.ps.snapshot.reassembly import join_states, part_of
 from bireme.ps.sparse.row_sums import lane_of, mix64
-from bireme.ps.sparse.table import METHODS, Table
+from bireme.ps.sparse.table import Table
 from bireme.spec.model import Init, Optimizer, Parameter, Rows
 
 WIDTH, SEED = 3, 11

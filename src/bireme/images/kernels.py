@@ -60,7 +60,7 @@ def warm_all() -> None:
         codec.warm(coding)
     for method in methods.METHODS:
         optimizers.warm(Optimizer(method=method))
-    for method in table.METHODS:
+    for method in optimizers.ROW_METHODS:
         # So little momentum that the clock of lazy momentum starts anew at once; rows that are soon forgotten.
         momentum = 1e-7 if methods.METHODS[method].rows == "catch up" else 0.0
         rows = Parameter(name="warm", shape=(1000, 2), momentum=momentum, l2=0.1, rows=Rows(evict_after=1))

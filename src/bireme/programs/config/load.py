@@ -147,8 +147,7 @@ class ConfigProgram:
         self.lookups = find_lookups(graph, self.parameters)
         self.wants_async = bool(session.draft.settings.is_async)
         if any(parameter.is_sparse for parameter in self.parameters):
-            # Brings compiled kernels with it, which a config without sparse parameters does not need.
-            from bireme.ps.sparse.table import check_sparse
+            from bireme.ps.optim.optimizers import check_sparse
 
             check_sparse(self.parameters, self.optimizer)
         self._sources = {role: ProviderSource(plan, graph, session.scripts) for role, plan in session.plans.items()}

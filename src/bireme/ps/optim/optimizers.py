@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.errors import ModelError, SpecError
-from bireme.ps.optim.methods import Method, method_of
+from bireme.ps.optim.methods import METHODS, Method, method_of
 from bireme.spec.model import Optimizer, Parameter
 
 Floats = NDArray[np.float32]
@@ -27,6 +27,7 @@ FOLD_PERIOD = 16384
 
 VELOCITY = "velocity"
 UPDATES = "updates"
+ROW_METHODS = tuple(name for name, method in METHODS.items() if method.rows != "refused")
 NO_CLOCK = np.zeros(4, np.float64)  # what kernels get where no row has to catch up
 
 
@@ -151,6 +152,46 @@ def check_rules(parameters: Iterable[Parameter]) -> None:
                 why="the velocity would carry weights past the zero that L1 holds them at",
                 fix="set its momentum to 0 or its l1_rate to 0",
             )
+
+
+def check_sparse(parameters: Iterable[Parameter], optimizer: Optimizer) -> None:
+    """Refuse sparse parameters that a table cannot keep, or that this optimizer cannot update row by row."""
+    for p in parameters:
+        if not p.is_sparse:
+            continue
+        if len(p.shape) != 2:
+            raise SpecError(
+                f"sparse parameter {p.name} has shape {list(p.shape)}",
+                why="a table has rows of one width: two dimensions",
+                fix="take sparse_update from this parameter",
+            )
+        if p.is_static:
+            continue
+        if optimizer.method not in ROW_METHODS:
+            raise SpecError(
+                f"{optimizer.method} cannot update sparse parameter {p.name}",
+                why="every round changes every row's state in this method, touched or not",
+                fix=f"use {', '.join(ROW_METHODS[:-1])} or {ROW_METHODS[-1]}, or take sparse_update from the parameter",
+            )
+        _check_momentum(p, optimizer)
+
+
+def _check_momentum(p: Parameter, optimizer: Optimizer) -> None:
+    catches_up = method_of(optimizer).rows == "catch up"
+    if catches_up and not 0 <= p.momentum < 1:
+        raise SpecError(
+            f"sparse parameter {p.name} has momentum {p.momentum:g}",
+            why="what rows catch up with would grow without bound",
+            fix="set its momentum to at least 0 and below 1",
+        )
+    can_decay = catches_up and p.l1 == 0
+    if p.momentum != 0 and (p.l1 > 0 or p.l2 > 0) and not can_decay:
+        raise SpecError(
+            f"sparse parameter {p.name} has momentum {p.momentum:g} and regularisation",
+            why="rows are regularised for many rounds at once, which a velocity would undo",
+            fix="set its momentum to 0 or its decay to 0"
+            + ("" if p.l1 > 0 else ", or use MomentumOptimizer(sparse=True)"),
+        )
 
 
 def _check_segments(segments: Sequence[Segment]) -> None:

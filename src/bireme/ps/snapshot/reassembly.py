@@ -19,7 +19,8 @@ from bireme.core.errors import ModelError, SnapshotError
 from bireme.ps.optim.optimizers import UPDATES, VELOCITY
 from bireme.ps.plan import Slice
 from bireme.ps.snapshot.snapshot_files import SnapshotFile
-from bireme.ps.sparse.table import CLOCK, IDS, ROUNDS, Ids, State
+from bireme.ps.sparse.row_sums import Ids, lane_of
+from bireme.ps.sparse.table import CLOCK, IDS, ROUNDS, State
 
 PLACE, VALUES = "place", "w"
 GONE = "gone"
@@ -124,8 +125,6 @@ def chained_rows(chain: Iterable[Iterable[SnapshotFile]], table: str, lane: int,
     Each is given by its parts. In each snapshot every lane, of however many there were, may have written all
     of its rows or those that changed since some earlier snapshot: lanes do not learn of commits at the same moment.
     """
-    from bireme.ps.sparse.row_sums import lane_of  # here: it brings Numba
-
     state: State | None = None
     for parts in chain:
         rows, gone, whole, then_lanes = _level(parts, table, lane, lanes)
@@ -170,8 +169,6 @@ def _table_lanes(parts: Iterable[SnapshotFile], table: str) -> Iterator[tuple[st
 
 def part_of(state: Arrays, lane: int, lanes: int) -> State:
     """What of a table's state belongs to one of so many lanes."""
-    from bireme.ps.sparse.row_sums import lane_of  # here: it brings Numba
-
     # Arrays of a part are read-only, and Numba would compile once more for these.
     is_own = lane_of(np.require(state[IDS], np.uint64, ["C", "A", "W"]), lanes) == lane
     return {name: array if name in _WHOLE else array[is_own] for name, array in state.items()}

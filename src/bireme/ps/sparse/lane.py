@@ -24,7 +24,8 @@ from bireme.ps.snapshot.reassembly import chained_rows, pack_table
 from bireme.ps.snapshot.snapshot_files import SnapshotFile
 from bireme.ps.snapshot.writer import PIECE_NBYTES, Capture, CopyBeforeUpdate
 from bireme.ps.sparse import row_sums
-from bireme.ps.sparse.table import Slots, Table, warm
+from bireme.ps.sparse.row_sums import Slots
+from bireme.ps.sparse.table import Table, warm
 from bireme.ps.wire import frame_io
 from bireme.ps.wire.frames import Flag, Head
 from bireme.ps.wire.row_frames import Block, Ids, Payload, no_rows, pack_blocks, unpack_blocks, unpack_request

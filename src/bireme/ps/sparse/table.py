@@ -9,74 +9,30 @@ rounds that their numbers fix. What the last round changed can still be read as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bireme.core.draws import stream_key
-from bireme.core.errors import ModelError, SpecError
-from bireme.ps.optim import methods
+from bireme.core.errors import ModelError
+from bireme.ps.optim.optimizers import check_sparse
+from bireme.ps.sparse.arena import Arena, RowCopies
+from bireme.ps.sparse.row_sums import Floats, Ids, Slots
+from bireme.ps.sparse.table_kernels import Draw
+from bireme.ps.sparse.table_rules import Push, RowRule
 from bireme.spec.model import Optimizer, Parameter, Rows
 
-if TYPE_CHECKING:
-    from bireme.ps.sparse.arena import Arena
-
-Ids = NDArray[np.uint64]
-Floats = NDArray[np.float32]
-Slots = NDArray[np.int32]
 Rule = Callable[[slice, Floats, Floats, Floats], None]
 """Rewrites a part of the rows: from values and state to values after it, changing the state in place."""
 State = dict[str, NDArray[Any]]
 
-METHODS = tuple(name for name, method in methods.METHODS.items() if method.rows != "refused")
-"""What can update rows of a table."""
 IDS, VALUES, TOUCHED, PUSHES = "ids", "values", "touched", "pushes"
 ROUNDS = "rounds"  # in a state: the last round, and the one after which all rows were last regularised
 CLOCK = "clock"
 MOST_EVICTED = 1 << 16  # how many ids of forgotten rows are remembered however few rows there are
-
-
-def check_sparse(parameters: Iterable[Parameter], optimizer: Optimizer) -> None:
-    """Refuse sparse parameters that a table cannot keep, or that this optimizer cannot update row by row."""
-    for p in parameters:
-        if not p.is_sparse:
-            continue
-        if len(p.shape) != 2:
-            raise SpecError(
-                f"sparse parameter {p.name} has shape {list(p.shape)}",
-                why="a table has rows of one width: two dimensions",
-                fix="take sparse_update from this parameter",
-            )
-        if p.is_static:
-            continue
-        if optimizer.method not in METHODS:
-            raise SpecError(
-                f"{optimizer.method} cannot update sparse parameter {p.name}",
-                why="every round changes every row's state in this method, touched or not",
-                fix=f"use {', '.join(METHODS[:-1])} or {METHODS[-1]}, or take sparse_update from the parameter",
-            )
-        _check_momentum(p, optimizer)
-
-
-def _check_momentum(p: Parameter, optimizer: Optimizer) -> None:
-    catches_up = methods.method_of(optimizer).rows == "catch up"
-    if catches_up and not 0 <= p.momentum < 1:
-        raise SpecError(
-            f"sparse parameter {p.name} has momentum {p.momentum:g}",
-            why="what rows catch up with would grow without bound",
-            fix="set its momentum to at least 0 and below 1",
-        )
-    can_decay = catches_up and p.l1 == 0
-    if p.momentum != 0 and (p.l1 > 0 or p.l2 > 0) and not can_decay:
-        raise SpecError(
-            f"sparse parameter {p.name} has momentum {p.momentum:g} and regularisation",
-            why="rows are regularised for many rounds at once, which a velocity would undo",
-            fix="set its momentum to 0 or its decay to 0"
-            + ("" if p.l1 > 0 else ", or use MomentumOptimizer(sparse=True)"),
-        )
 
 
 class Table:
@@ -87,10 +43,6 @@ class Table:
     """
 
     def __init__(self, parameter: Parameter, optimizer: Optimizer, seed: int) -> None:
-        # Here: Numba takes half a second to import.
-        from bireme.ps.sparse.arena import RowCopies
-        from bireme.ps.sparse.table_rules import RowRule
-
         check_sparse([parameter], optimizer)
         lives = parameter.rows or Rows()
         self.width = parameter.shape[1]
@@ -115,9 +67,6 @@ class Table:
         self._state_room = np.empty(len(self._rule.names) * room, np.float32)
 
     def _empty_arena(self) -> Arena:
-        from bireme.ps.sparse.arena import Arena
-        from bireme.ps.sparse.table_kernels import Draw
-
         p = self._parameter
         key = np.uint64(stream_key(self._seed, "row", p.name))
         draw = Draw(key, p.init.kind == "normal", float(p.init.mean), float(p.init.spread))
@@ -161,8 +110,6 @@ class Table:
         self._sweep(round_)
 
     def _push(self, ids: Ids, g: Floats, learning_rate: float) -> None:
-        from bireme.ps.sparse.table_rules import Push
-
         rows = self._arena.find_or_add(ids, self._round - 1)
         touched, pushes = self._arena.mark(rows, self._round)
         if self._admit_after:
@@ -285,8 +232,6 @@ class Table:
         Each call copies about so many bytes. They must be made before the next round; the arrays are good until this
         is called again.
         """
-        from bireme.ps.sparse.arena import RowCopies
-
         count, stride = len(rows), self._arena.block.shape[1]
         step = max(nbytes // (4 * stride), 1)
         if len(self._room.ids) < count:

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from bireme.core.errors import ModelError, SpecError
 from bireme.ps.optim import methods
-from bireme.ps.optim.optimizers import FOLD_PERIOD, Segment, SliceOptimizer
+from bireme.ps.optim.optimizers import FOLD_PERIOD, Segment, SliceOptimizer, check_sparse
+from bireme.ps.optim.optimizers import ROW_METHODS as METHODS
 from bireme.ps.snapshot.reassembly import join_states
-from bireme.ps.sparse.table import METHODS, Table, check_sparse, warm
+from bireme.ps.sparse.table import Table, warm
 from bireme.spec.model import Init, Optimizer, Parameter, Rows
 
 from .table_model import TableModel, first_values, state_of
