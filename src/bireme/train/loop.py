@@ -113,7 +113,9 @@ class Loop:
         if worker.tables:
             at = exchange.pull_round(at.round, worker.wanted(prepared), worker.targets(prepared))
         while True:
-            self._push_round(at, prepared)
+            for span in self._memory.spans:
+                if any(at.batch < worker.rounds_of(s) for s in span.shards):
+                    self._push_span(at, span, prepared)
             self._listener.round_done(at, rounds, worker.totals)
             self._watch.lap("tell")
             if at.batch + 1 >= rounds:
@@ -136,11 +138,6 @@ class Loop:
         self._watch.lap("read")
         exchange.ask_round(at.round + 1, worker.wanted(prepared))
         return prepared, exchange.receive(worker.targets(prepared))
-
-    def _push_round(self, at: Position, prepared: Prepared) -> None:
-        for span in self._memory.spans:
-            if any(at.batch < self._worker.rounds_of(s) for s in span.shards):
-                self._push_span(at, span, prepared)
 
     def _push_span(self, at: Position, span: Span, prepared: Prepared) -> None:
         worker, row = self._worker, self._memory.row(span)

@@ -107,12 +107,12 @@ class Carrier(Protocol):
 
 
 class Tcp:
-    """A stream of frames, encrypted where the job has certificates."""
+    """A stream of frames, encrypted between machines where the job has certificates; also through a Unix socket."""
 
-    name: CarrierName = "tcp"
     is_in_place = False
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, name: CarrierName = "tcp") -> None:
+        self.name = name
         self._sock = sock
         self._held = b""
         """Pushes without a payload leave together with the pull that follows, and wake the lane once."""
@@ -139,16 +139,9 @@ class Tcp:
         frame_io.receive_into(self._sock, target)
 
 
-class Unix(Tcp):
-    """The same on this machine."""
-
-    name: CarrierName = "unix"
-
-
 class SharedMemory(Tcp):
     """The lane reads the trainer's gradient and writes its parameters in place: heads and records alone are sent."""
 
-    name: CarrierName = "shm"
     is_in_place = True
 
     def push(self, head: Head, records: bytes, parts: Sequence[NDArray[Any]] | None) -> None:
@@ -177,10 +170,10 @@ def open_carrier(
         if reply.kind is not Kind.ATTACH:
             raise FrameError(f"the lane answered ATTACH with {reply.kind.name}")
         if not shared or memory is None or part is None:
-            return Unix(sock)
+            return Tcp(sock, "unix")
         check_segment(shared[0], 2 * 4 * len(part))
         memory.adopt(part, shared[0])
-        return SharedMemory(sock)
+        return SharedMemory(sock, "shm")
     finally:
         close_quietly(*shared)
 

@@ -64,8 +64,7 @@ class Link:
         self.sock = sock
         self.part = part
         self.pserver = pserver
-        self.carrier: Carrier = Tcp(sock)
-        """`Exchange` puts another in its place where the lane is on this machine."""
+        self.carrier: Carrier = Tcp(sock)  # `Exchange` puts another in its place
 
 
 class Exchange:
@@ -85,24 +84,22 @@ class Exchange:
 
         `rows` must share `slow_pservers`.
         """
-        # Trainers begin with different lanes, so that all lanes have something to do at once.
+        # Where shards go apart, an answer is about one of them: it must be one of ours.
         self._own_shard = memory.spans[0].lo if memory.spans else 0
-        """Where shards go apart, an answer says how far one of them is: it must be one of ours."""
+        # Trainers begin with different lanes, so that all lanes have something to do at once.
         first = self._own_shard % max(len(links), 1)
         links = [*links[first:], *links[:first]]
         self._slow_pservers = SlowPservers(1) if slow_pservers is None else slow_pservers
         self._orders = [
             [links[i] for i in order] for order in self._slow_pservers.orders([link.pserver for link in links])
         ]
+        # In the order of this round: another pserver is last each time.
         self._links = self._orders[self._slow_pservers.last]
-        """As they are to be used in this round, with another pserver last each time."""
         self._rows = rows
         self._coder = coder
         self._is_streamed = is_streamed
-        self._cut_at = 0
-        """The round of the next cut, from lane 0's answers; our pushes carry it to every lane."""
-        self._reached = 0
-        """The round of the last answer: where shards go apart, how many updates were made by then."""
+        self._cut_at = 0  # the round of the next cut, from lane 0's answers; our pushes carry it to every lane
+        self._reached = 0  # the round of the last answer, which counts updates where shards go apart
         self.memory = memory
         self._me = me
         try:

@@ -352,7 +352,8 @@ class Lane:
                 raise FrameError("another connection is sending this lane its values")
             self._busy += 1
         try:
-            # A trainer may have set this lane and died before it had set all of them.
+            # Without the lock: while `_busy` no other connection sets values, and until they are set no pull is answered.
+            # It may have values already: a trainer may have died before it had set all lanes.
             self._store.receive_values(sock, head, is_wanted=not self._is_set)
             self._is_set = True
         finally:

@@ -64,8 +64,8 @@ class SparseStore:
         self._lane = setup.pserver * setup.facts.ports_num_for_sparse + index
         self._round = 0
         self._inbox: dict[int, list[Block]] = {}
+        # By round and table, what cuts build on that count or may still come to count.
         self._cuts: dict[int, dict[str, _Chain]] = {}
-        """By round and table, what cuts build on that count or may still come to count."""
 
     def capture(self, round_: int, base: int) -> Capture:
         """Rows with their state: all, or those that changed since the cut at round `base` where that is much less."""

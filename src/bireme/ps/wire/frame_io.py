@@ -47,6 +47,7 @@ class Buffered(socket.socket):
     Every system call gives up the interpreter lock and must get it back, which costs more than the call.
     """
 
+    # No lock: only the connection's own thread receives on it.
     _ahead: memoryview
 
     @classmethod
