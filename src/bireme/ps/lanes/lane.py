@@ -352,7 +352,7 @@ class Lane:
                 raise FrameError("another connection is sending this lane its values")
             self._busy += 1
         try:
-            # Without the lock: while `_busy` no other connection sets values, and until they are set no pull is answered.
+            # Without the lock: while `_busy` no other connection sets values, and no pull is answered before.
             # It may have values already: a trainer may have died before it had set all lanes.
             self._store.receive_values(sock, head, is_wanted=not self._is_set)
             self._is_set = True
