@@ -231,10 +231,8 @@ class LaneRounds(LaneMachine):
         return span in self._rows and self._rows[span].is_in
 
     def awaited(self) -> list[Span]:
-        return [span for span in self.spans if self._is_awaited(span)]
-
-    def _is_awaited(self, span: Span) -> bool:
-        return not self.has_landed(span) and any(s not in self.ended for s in span.shards)
+        live = [span for span in self.spans if any(s not in self.ended for s in span.shards)]
+        return [span for span in live if not self.has_landed(span)]
 
     def offer(self, head: Head, records: list[Record]) -> Take | Repeat | Late | Refuse:
         """Decide what to do with a PUSH whose payload has not been read yet."""
@@ -278,8 +276,10 @@ class LaneRounds(LaneMachine):
     def landed(self, span: Span) -> Closing | None:
         """The payload is in; return how to close the round once every live shard is there."""
         self._rows[span].is_in = True
-        if any(self._is_awaited(other) for other in self.spans):
-            return None
+        for other in self.spans:  # not `awaited`: this runs for every push, and ends at the first gap
+            row = self._rows.get(other)
+            if (row is None or not row.is_in) and any(s not in self.ended for s in other.shards):
+                return None
         samples = self.samples + sum(row.samples for row in self._rows.values())
         ending = {r.shard for row in self._rows.values() for r in row.records if r.is_last}
         ends_pass = len(self.ended | ending) == self.shards
