@@ -1,7 +1,7 @@
 """From a YAML file to a checked job: every mistake at once, each with its line and what was expected.
 
 The order of precedence is flag > environment (`BIREME_TRAINERS` and the like) > file > default.
-This is the only module that reads the environment.
+No other module reads what stands for a setting of a job from the environment.
 """
 
 from __future__ import annotations
