@@ -7,13 +7,12 @@ file. Others would go unnoticed: where a shard lacks a file, its trainer reads t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bireme.core.errors import DataError, SpecError
 from bireme.core.text import first_of
-from bireme.data.layout import DICTIONARY, TRAIN_LIST, inside_data, list_entries
+from bireme.data.layout import DICTIONARY, TRAIN_LIST, find_typical, inside_data, list_entries
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.program import Program
@@ -133,11 +132,10 @@ def _missing(data: Path, shards: Sequence[Files]) -> Iterator[str]:
 def _different(shards: Sequence[Files]) -> Iterator[tuple[int, str, int]]:
     """Files that differ from those of most shards: the shard, the file, and a shard with the common one."""
     for name in sorted(set.intersection(*(set(files) for files in shards))):
-        common = Counter(files[name] for files in shards).most_common(1)[0][0]
-        other = next(shard for shard, files in enumerate(shards) if files[name] == common)
+        typical = find_typical({shard: files[name] for shard, files in enumerate(shards)})
         for shard, files in enumerate(shards):
-            if files[name] != common:
-                yield shard, name, other
+            if files[name] != shards[typical][name]:
+                yield shard, name, typical
 
 
 def _is_listed(data: Path, shard: int, name: str) -> bool:
