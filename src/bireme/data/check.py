@@ -148,7 +148,7 @@ class _Check:
             if target is None:
                 what, fix = f"{entry} is not below data/", f"write data/{Path(entry).name}"
             elif target not in self._files[shard]:
-                what, fix = f"{entry} does not exist", "add the file or remove the line"
+                what, fix = f"{entry} does not exist", "restore the file, or correct this line"
             else:
                 found.add(target)
                 continue
@@ -222,7 +222,7 @@ def _find_differences(facts: _FactsByShard, split: set[str], test: set[str]) -> 
         is_dictionary = name == f"data/{layout.DICTIONARY}"
         severity: Severity = "error" if is_dictionary or name.endswith(".list") or name in test else "warning"
         consequence = ": the same word would have different ids" if is_dictionary else ""
-        fix = f"copy it from shard {typical}, or split the data again"
+        fix = layout.RESTORE if name in test else f"copy it from shard {typical}, or split the data again"
         for shard, files in facts.items():
             file = f"{shard}/{name}"
             if name not in files:

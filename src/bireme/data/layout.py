@@ -22,6 +22,8 @@ TRAIN_LIST = "train.list"
 TRAIN_FILE = "train.txt"
 LABELS_LIST = "labels.list"
 DICTIONARY = "dict.txt"
+RESTORE = "restore it, or split the data again"
+"""The fix for a file that a list names: another shard's file of that name has other samples."""
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bireme.core.errors import DataError, SpecError
 from bireme.core.text import first_of
-from bireme.data.layout import DICTIONARY, TRAIN_LIST, find_typical, inside_data, list_entries
+from bireme.data.layout import DICTIONARY, RESTORE, TRAIN_LIST, find_typical, inside_data, list_entries
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.program import Program
@@ -112,13 +112,13 @@ def empty_shards(job: Job, shards: Sequence[Files]) -> str:
     )
 
 
-def _refusal(data: Path, what: str, why: str = "") -> DataError:
-    fix = f"copy it from the other shard, or split the data again; `bireme data check {data}` finds all such files"
-    return DataError(what, why=why, fix=fix)
+def _refusal(data: Path, what: str, copy_from: int | None, why: str = "") -> DataError:
+    fix = RESTORE if copy_from is None else f"copy it from shard {copy_from}, or split the data again"
+    return DataError(what, why=why, fix=f"{fix}; `bireme data check {data}` finds all such files")
 
 
-def _missing(data: Path, shards: Sequence[Files]) -> Iterator[str]:
-    """Describe files that one shard has, and another needs and lacks."""
+def _missing(data: Path, shards: Sequence[Files]) -> Iterator[tuple[int, str, int]]:
+    """Files that a shard needs and lacks: the shard, the file, and a shard that has it."""
     for shard, files in enumerate(shards):
         needed = {DICTIONARY, TRAIN_LIST, _TEST_LIST}
         for name in (TRAIN_LIST, _TEST_LIST):
@@ -126,7 +126,7 @@ def _missing(data: Path, shards: Sequence[Files]) -> Iterator[str]:
         for name in sorted(needed - files.keys()):
             has = next((other for other, theirs in enumerate(shards) if name in theirs), None)
             if has is not None:
-                yield f"shard {shard} has no {name}, shard {has} has one"
+                yield shard, name, has
 
 
 def _different(shards: Sequence[Files]) -> Iterator[tuple[int, str, int]]:

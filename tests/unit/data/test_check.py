@@ -163,6 +163,13 @@ def test_file_that_one_shard_lacks_is_told(job: Path) -> None:
     assert "error 0/data/test.txt:None missing here, but shard 1 has it" in _told(check_job(job))
 
 
+@pytest.mark.parametrize("name", ["train.txt", "test.txt"])
+def test_a_listed_file_is_restored_and_not_copied(job: Path, name: str) -> None:
+    (job / "0" / "data" / name).unlink()
+    fixes = {p.fix for p in check_job(job).problems if p.line or "missing" in p.what}
+    assert fixes <= {"restore the file, or correct this line", "restore it, or split the data again"}
+
+
 def test_shard_that_changed_since_the_split_is_an_error(job: Path) -> None:
     (job / "1/data/train.txt").write_text("0\tc\n")
     report = check_job(job)
