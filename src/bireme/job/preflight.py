@@ -87,14 +87,15 @@ def check_program(job: Job) -> Program:
 def check_alike(job: Job, program: Program, shards: Sequence[Files]) -> None:
     """Refuse shards of which one lacks a file, or has another dictionary; `shards` has the files of each."""
     data, used = Path(job.data), shards[: job.shards]
-    for problem in _missing(data, used):
-        raise _refusal(data, problem)
+    for shard, name, other in _missing(data, used):
+        is_shared = name == DICTIONARY or name.endswith(".list")
+        raise _refusal(data, f"shard {shard} has no {name}, shard {other} has one", other if is_shared else None)
     for shard, name, other in _different(used):
         what = f"shard {shard}'s {name} differs from shard {other}'s"
         if name == DICTIONARY:
-            raise _refusal(data, what, "the same word would have different ids")
+            raise _refusal(data, what, other, "the same word would have different ids")
         if not _is_listed(data, shard, name) and _makes_another_program(job, program, shard):
-            raise _refusal(data, what, f"{program.name} makes another program of it")
+            raise _refusal(data, what, other, f"{program.name} makes another program of it")
 
 
 def empty_shards(job: Job, shards: Sequence[Files]) -> str:

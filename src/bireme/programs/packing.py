@@ -36,7 +36,7 @@ class Packer:
     def pack(self, samples: Iterable[tuple[object, ...]], count: int | None = None) -> Columns:
         """Pack the next `count` samples, or all; without any, a batch of size 0.
 
-        Where the iterable has a `where`, the file that it reads, errors name it.
+        Where the iterable has a `where`, the file that it reads, and a `last_line`, errors name them.
         """
         slots, size = tuple(_slot(type_) for type_ in self._inputs), 0
         for sample in itertools.islice(samples, count):
@@ -45,17 +45,18 @@ class Packer:
                 self._where, self._in_file = where, 0
             self._in_file += 1
             if len(sample) != len(slots):
-                raise self._refusal(f"expected {len(slots)} values, got {len(sample)}")
+                raise self._refusal(samples, f"expected {len(slots)} values, got {len(sample)}")
             for slot, value in zip(slots, sample, strict=True):
                 try:
                     slot.add(value)
                 except _Unfit as unfit:
-                    raise self._refusal(f"slot {slot.type.name!r}: {unfit}") from None
+                    raise self._refusal(samples, f"slot {slot.type.name!r}: {unfit}") from None
             size += 1
         return Columns({slot.type.name: slot.column() for slot in slots}, size)
 
-    def _refusal(self, what: str) -> DataError:
-        return DataError(f"{self._where or 'data'}: sample {self._in_file}: {what}")
+    def _refusal(self, samples: object, what: str) -> DataError:
+        number = f"{self._in_file}{getattr(samples, 'last_line', '')}"
+        return DataError(f"{self._where or 'data'}: sample {number}: {what}")
 
 
 class _Unfit(Exception):  # noqa: N818 - never leaves this module
