@@ -258,6 +258,23 @@ def test_a_wrong_line_is_told_with_shard_file_and_check(tmp_path: Path, fails: b
     assert error.value.fix == check
 
 
+@pytest.mark.parametrize(
+    ("samples", "fix"),
+    [
+        ([([1], "1")], "correct the provider, or its input_types"),
+        ([("1", 1)], "correct the provider, or its input_types"),
+        ([([1], 1000)], "correct that line, or the provider"),
+        ([([1], 1), ([1], None)], "correct that line, or the provider"),
+    ],
+)
+def test_a_wrong_type_from_the_start_is_the_providers(tmp_path: Path, samples: list[Any], fix: str) -> None:
+    source = Numbers()
+    source.fingerprint, source.samples = "", lambda *_: iter(samples)  # type: ignore[method-assign]
+    with pytest.raises(DataError) as error:
+        open_shard(tmp_path, source).open(0)
+    assert error.value.fix == fix
+
+
 def test_a_wrong_line_outside_the_shards_names_no_check(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         open_shard(tmp_path, Torn(fails=False)).open(0)
