@@ -72,7 +72,7 @@ def check_stop(program: Program, stop_after: int) -> None:
 def check_program(job: Job) -> Program:
     """Load the program and refuse what cannot be trained; reads no sample."""
     with borrowed_workdir(job) as workdir:
-        program = load_program(ProgramSpec(job.config, workdir, job.config_args))
+        program = load_program(ProgramSpec.of_job(job, workdir))
         check_parameters(program, job)
         check_schedule(program.optimizer)
         check_rules(program.parameters)
@@ -151,5 +151,5 @@ def _entries(data: Path, shard: int, name: str) -> list[str]:
 
 def _makes_another_program(job: Job, program: Program, shard: int) -> bool:
     with borrowed_workdir(job, shard) as workdir:
-        other = load_program(ProgramSpec(job.config, workdir, job.config_args))
+        other = load_program(ProgramSpec.of_job(job, workdir))
         return other.fingerprint != program.fingerprint

@@ -42,6 +42,9 @@ class ProgramFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The trainer_config file, relative to job.yaml. It runs with a shard's files in `./data`."""
     args: dict[str, str | int | float | bool] = {}
     """Arguments that the config reads with `get_config_arg`."""
+    front_end: Annotated[str, Meta(examples=["my_format"])] = "trainer_config"
+    """What makes a program of the config. Other packages add front ends, by entry points of the group
+    `bireme.programs`; such a package must be installed wherever the job runs."""
 
 
 class DataFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,6 +173,7 @@ class Job(JobTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     config: str
     config_args: dict[str, str]
+    front_end: str = "trainer_config"
     data: str
     port: int | None
     log_period: int

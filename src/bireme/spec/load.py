@@ -267,6 +267,7 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any], environment
         name=file.name,
         config=str(config),
         config_args={k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in file.program.args.items()},
+        front_end=file.program.front_end,
         data=str(data.resolve()),
         shards=shards,
         pservers=pservers,

@@ -36,7 +36,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def job_of(data: Path) -> Any:
-    return SimpleNamespace(data=str(data), shards=3, config=str(data / "config.py"), config_args={})
+    return SimpleNamespace(
+        data=str(data), shards=3, config=str(data / "config.py"), config_args={}, front_end="trainer_config"
+    )
 
 
 def check(data: Path) -> None:

@@ -168,6 +168,7 @@ SPELLINGS: dict[str, tuple[str, str, object]] = {
     "an anchor": (GOOD + "output: &o out\n", "output", "out"),
     "an anchored number": (GOOD + "passes: &p 3\nseed: *p\n", "seed", 3),
     "a merge key": (GOOD + "lanes:\n  <<: {ports_num: 2}\n", "ports_num", 2),
+    "a front end": (GOOD + "  front_end: mine\n", "front_end", "mine"),
     "a fraction as an argument": (GOOD + "  args: {rate: 0.5}\n", "config_args", {"rate": "0.5"}),
     "yes, a count and text as arguments": (
         GOOD + "  args: {a: true, b: 2, c: '01'}\n",
