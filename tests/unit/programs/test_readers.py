@@ -51,7 +51,7 @@ def write_numbers(workdir: Path, count: int) -> Path:
 def open_shard(
     workdir: Path, source: Numbers, *, shard: int = 0, seed: int = 1, cache: Path | None = None
 ) -> PackedReader:
-    return PackedReader(source, workdir, shard, seed=seed, batch_size=10, cache=cache)
+    return PackedReader(source, source.facts(workdir), workdir, shard, seed=seed, batch_size=10, cache=cache)
 
 
 def labels(batch: Columns) -> list[int]:
@@ -282,7 +282,7 @@ def test_a_wrong_line_outside_the_shards_names_no_check(tmp_path: Path) -> None:
 
 
 def stream(workdir: Path, source: Numbers, *, seed: int = 1) -> readers.StreamReader:
-    return readers.StreamReader(source, workdir, 0, seed=seed, batch_size=10)
+    return readers.StreamReader(source, source.facts(workdir), workdir, 0, seed=seed, batch_size=10)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
