@@ -74,7 +74,8 @@ def prepare(
     return Resumption(output, job, program, notes, done)
 
 
-def is_here(name: str | None) -> bool:
+def names_local_job(name: str | None) -> bool:
+    """Whether `find_output` may find it; `where.is_here` does not take an output that was copied here."""
     return name is None or Path(name).exists() or any(name in (r.name, r.id) for r in registry.newest_runs())
 
 

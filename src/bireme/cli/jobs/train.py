@@ -82,10 +82,10 @@ def resume(
     --job names where its program and its data are. A name that no job on this machine has is looked for on the
     cluster: there a stopped job resumes, and one that has ended is started again.
     """
-    from bireme.api.resuming import is_here, prepare
+    from bireme.api.resuming import names_local_job, prepare
 
     changes = {key: value for key, value in flags.items() if value is not None}
-    if where.is_asked or (has_cluster() and not is_here(output)):
+    if where.is_asked or (has_cluster() and not names_local_job(output)):
         if job_file is not None:
             raise UsageError("--job is for jobs on this machine", fix=f"`{command_name()} submit {job_file}` instead")
         more = {"accepts_changes": True} if accept_changes else {}
