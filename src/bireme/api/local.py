@@ -46,7 +46,7 @@ class LocalBackend:
 
     def submit(self, file: Path, changes: Mapping[str, Any]) -> str:
         """Start a process that trains the job; the id of its run."""
-        return _start("train", str(file), *_flags(changes))
+        return _start("train", str(file), *_overriding(changes))
 
     def list(self, limit: int | None = None, *, shows_all: bool = False) -> Listing:
         """The newest run of each job, newest first, or all runs."""
@@ -213,6 +213,11 @@ def _error_of(record: registry.RunRecord) -> BiremeError | None:
         return Cancelled(f"{record.name} was stopped", fix="`run.resume()` continues from its newest snapshot")
     what = record.error.get("what") or record.reason or f"{record.name} has {record.state}"
     return error_in({**record.error, "what": what}, ProcessError)
+
+
+def _overriding(changes: Mapping[str, Any]) -> list[str]:
+    """Values for keys of job.yaml, for `train`: it has flags for a few of the keys alone."""
+    return ["--overrides", msgspec.json.encode(changes, enc_hook=str).decode()]
 
 
 def _flags(changes: Mapping[str, Any]) -> list[str]:

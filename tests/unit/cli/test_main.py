@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from click.testing import CliRunner
+from tests.unit.kube.making import PLAIN, write_job
 
+from bireme.api.local import _overriding
+from bireme.cli.jobs import train as train_module
 from bireme.cli.jobs.train import resume, train
 from bireme.cli.main import COMMANDS, MEANT, main
 from bireme.spec.job import MEANT as KEYS_MEANT
@@ -43,6 +48,19 @@ def test_a_command_that_is_none_says_what_to_use(word: str, meant: str, capsys: 
         main([word])
     assert left.value.code == 2
     assert f"There is no command `{word}`. Did you mean `{meant}`?" in capsys.readouterr().err
+
+
+def test_values_of_any_key_reach_the_job_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file, jobs = write_job(tmp_path, PLAIN), []
+    for shard in range(3):
+        (tmp_path / str(shard) / "data").mkdir(parents=True)
+    monkeypatch.setattr(train_module, "_run", lambda job, *_, **__: jobs.append(job))
+    values = {"keep": "best", "wire": {"gradients": "float16"}, "passes": 3, "output": tmp_path / "there"}
+    arguments = [str(job_file), *_overriding(values), "--passes=4"]
+    CliRunner().invoke(train, arguments, catch_exceptions=False)
+    (job,) = jobs
+    assert (job.keep, job.wire.gradients, job.passes, job.output) == ("best", "float16", 4, str(tmp_path / "there"))
+    assert "--overrides" not in CliRunner().invoke(train, ["--help"]).output
 
 
 def test_every_command_that_is_suggested_exists() -> None:
