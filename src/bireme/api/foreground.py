@@ -166,10 +166,10 @@ def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | N
         leave_closed_terminals()
 
 
-def watch(backend: Backend, name: str | None, *, is_silent: bool) -> RunStatus | None:
+def watch(backend: Backend, name: str | None, view: View) -> RunStatus | None:
     """Show a job that another process or a cluster runs, until it ends or until Ctrl-C, which leaves it running."""
     with Interrupts() as interrupts:
-        return backend.follow(name, choose_view(is_silent=is_silent), lambda: bool(interrupts.count))
+        return backend.follow(name, view, lambda: bool(interrupts.count))
 
 
 def explain_end(job: Job, error: BiremeError) -> BiremeError:

@@ -177,8 +177,9 @@ def test_a_job_is_watched_until_it_is_over(leave: Leave, monkeypatch: pytest.Mon
         return JobStatus(phase="training", passes=4, passes_done=(closed(0),))
 
     monkeypatch.setattr(local, "status_of", tell)
-    first, second, head, *_ = run(status, "--watch").splitlines()
-    assert (first, second[:8]) == ("training", "pass   0") and head.startswith("small: finished")
+    told = run(status, "--watch").splitlines()
+    assert (told[0], told[1][:8]) == ("training", "pass   0") and told[2].startswith("small: finished")
+    assert [line[:8] for line in told if line.startswith("pass ")] == ["pass   0", "pass   1"], "each once"
 
 
 def test_watching_has_no_single_object_to_print(leave: Leave) -> None:
