@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bireme.api.backends import Backend, no_note
+from bireme.api.backends import Backend, Started, no_note
 from bireme.api.backends import RunStatus as RunStatus
 from bireme.api.local import LocalBackend
 from bireme.api.models import Model
@@ -47,9 +47,7 @@ class Job:
         """
         changes = self._changes(trainers=trainers, pservers=pservers, passes=passes, seed=seed, output=output)
         load_job(self.file, changes)  # mistakes are raised from here, before a process starts
-        backend = LocalBackend()
-        run = Run(backend, backend.submit(self.file, changes), self.spec.name)
-        return run.wait(progress=progress) if wait else run
+        return self._run_of(LocalBackend().submit(self.file, changes), wait=wait, progress=progress)
 
     def submit(  # noqa: PLR0913 - as many as the command has flags
         self,
@@ -72,9 +70,12 @@ class Job:
         """
         changes = self._changes(trainers=trainers, pservers=pservers, passes=passes, seed=seed)
         backend = Where(context, namespace, is_kube=True).backend()
-        done, where = backend.submit(self.file, changes, image=image, is_replacing=replace)
-        run = Run(where.backend(), self.spec.name, self.spec.name)
-        return run.wait(progress=progress) if wait and not done.is_suspended else run
+        started = backend.submit(self.file, changes, image=image, is_replacing=replace)
+        return self._run_of(started, wait=wait, progress=progress)
+
+    def _run_of(self, started: Started, *, wait: bool, progress: bool) -> Run:
+        run = Run(started.backend, started.id, self.spec.name)
+        return run.wait(progress=progress) if wait and not started.is_suspended else run
 
     def _changes(self, **flags: Any) -> dict[str, Any]:
         return {**self.overrides, **{key: value for key, value in flags.items() if value is not None}}
@@ -110,7 +111,7 @@ class Run:
         try:
             end = self._backend.follow(self.id, choose_view(is_silent=not progress), lambda: False)
         except KeyboardInterrupt:
-            if isinstance(self._backend, LocalBackend):
+            if self._backend.stops_on_interrupt:
                 with suppress(UsageError):  # it has just ended by itself
                     self.cancel()
             raise

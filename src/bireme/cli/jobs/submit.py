@@ -69,8 +69,8 @@ def submit(  # noqa: PLR0913 - its flags
         made = backend.objects(job_file, changes, image, is_checked_there=dry_run == "server")
         emit({"objects": made}, as_yaml(made).removesuffix("\n"), as_json=as_json)
         return
-    done, cluster = backend.submit(job_file, changes, image=image, is_replacing=is_replacing)
-    name = done.submission.job.name
+    started = backend.submit(job_file, changes, image=image, is_replacing=is_replacing)
+    name, done, cluster = started.id, started.done, started.where
     for line in () if is_quiet or as_json else _describe(done, cluster):
         click.echo(line)
     if is_waiting and not done.is_suspended:
