@@ -156,7 +156,9 @@ _SETTINGS = {
     "gradient_clipping_threshold=…": "gradient_clipping_threshold gradient_clipping clip",
 }
 
-MEANT = {alias: f"did you mean `{key}`?" for key, aliases in _OTHER_KEYS.items() for alias in aliases.split()}
+KEY_OF = {alias: key for key, aliases in _OTHER_KEYS.items() for alias in aliases.split()}
+"""The key of job.yaml that another system's name means."""
+MEANT = {alias: f"did you mean `{key}`?" for alias, key in KEY_OF.items()}
 """Hints for unknown keys of job.yaml."""
 MEANT |= {
     alias: f"it is set in the config: settings({setting})"

@@ -50,6 +50,29 @@ def test_a_command_that_is_none_says_what_to_use(word: str, meant: str, capsys: 
     assert f"There is no command `{word}`. Did you mean `{meant}`?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train", "job.yaml", "--epochs", "3"], "There is no option `--epochs`. Did you mean `--passes`?"),
+        (["submit", "job.yaml", "--num-workers=3"], "Did you mean `--trainers`?"),
+        (["train", "job.yaml", "--ports_num=3"], "Did you mean `--ports-num`?"),
+        (["train", "job.yaml", "--lr", "0.1"], "`--lr`. It is set in the config: settings(learning_rate=…)\n"),
+        (["train", "job.yaml", "--keep", "best"], "`--keep`. `keep` is a key of job.yaml."),
+        (["resume", "out", "--dataset", "d"], "`data.path` is a key of job.yaml."),
+        (["train", "job.yaml", "--trainer", "2"], "--trainers"),
+        (["list", "--lr"], "No such option"),
+    ],
+)
+def test_an_option_that_is_none_says_what_to_use(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    told = capsys.readouterr().err
+    assert hint in told and f"`bireme {arguments[0]} --help` shows how it is used" in told
+
+
 def test_values_of_any_key_reach_the_job_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job_file, jobs = write_job(tmp_path, PLAIN), []
     for shard in range(3):
