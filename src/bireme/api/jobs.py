@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from bireme.api.backends import Backend, Started, no_note
 from bireme.api.backends import RunStatus as RunStatus
@@ -108,8 +110,9 @@ class Run:
 
         Ctrl-C stops a run on this machine; a job on a cluster keeps running.
         """
+        view = choose_view(is_silent=not progress)
         try:
-            end = self._backend.follow(self.id, choose_view(is_silent=not progress), lambda: False)
+            end = self._backend.follow(self.id, view, lambda: False)
         except KeyboardInterrupt:
             if self._backend.stops_on_interrupt:
                 with suppress(UsageError):  # it has just ended by itself
@@ -117,6 +120,8 @@ class Run:
             raise
         if end is not None and end.error is not None:
             raise end.error
+        for line in _result_of(end) if progress and end is not None else ():
+            view.note(line)
         return self
 
     def cancel(self, *, now: bool = False) -> None:
@@ -164,6 +169,18 @@ class Run:
         if pass_id not in finished and (pass_id is not None or not finished):
             raise BiremeError(f"{self.name} has no model of {'any pass' if pass_id is None else f'pass {pass_id}'} yet")
         return Model(output / pass_name(max(finished) if pass_id is None else pass_id))
+
+
+def _result_of(end: RunStatus) -> Iterator[str]:
+    """What the terminal prints when a job on this machine has finished: its model, the best pass and the hash."""
+    from bireme.api.foreground import Finished
+    from bireme.api.progress import job_in
+
+    job = job_in(end.output) if end.output is not None and end.state == "finished" else None
+    if job is not None:
+        # The file may be of a later run in this directory, which has more passes or has deleted this run's models.
+        finished = Finished(replace(job, passes=end.job.total), end.job)
+        yield from finished.lines() if finished.model.is_dir() else ()
 
 
 def load(file: str | Path, *, kube: bool = False, **overrides: Any) -> Job:
