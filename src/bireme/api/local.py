@@ -168,8 +168,10 @@ def _has_trained(record: registry.RunRecord) -> bool:
     return any(row.get("event") == "view" and row.get("unix", 0.0) >= record.started for row in views)
 
 
-def runs_in(output: Path) -> bool:
-    return any(run.state == "running" and run.output == str(output.absolute()) for run in registry.all_runs())
+def running_in(output: Path) -> registry.RunRecord | None:
+    """The run that uses an output directory now."""
+    runs = (run for run in registry.all_runs() if run.state == "running")
+    return next((run for run in runs if run.output == str(output.absolute())), None)
 
 
 def report_of(record: registry.RunRecord) -> RunStatus:
