@@ -110,11 +110,11 @@ def cluster(places: Places, request: pytest.FixtureRequest) -> Iterator[Cluster]
     """The three-node cluster; taken down by the worker that started it, if one of this run did, after all others."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         if reporter is not None:
             reporter.write_line(f"kube: {line}")
 
-    cluster, turns = Cluster(places, NAME, tell=tell), request.config.stash[TURNS]
+    cluster, turns = Cluster(places, NAME, report=report), request.config.stash[TURNS]
     turns.users.share()
     was_made = request.config.stash[WAS_MADE] = cluster.up()
     yield cluster

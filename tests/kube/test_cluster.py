@@ -398,7 +398,7 @@ def test_start_that_is_interrupted_clears_up_and_keeps_the_logs(places: Places, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Cluster(places, "passing", nodes=1, tell=interrupt).up()
+        Cluster(places, "passing", nodes=1, report=interrupt).up()
     assert host() == before
     assert [p.name for p in passing.run.iterdir()] == ["logs"]
     assert (passing.run / "logs/cp-kube-apiserver.log").exists()

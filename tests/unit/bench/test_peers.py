@@ -94,10 +94,10 @@ def test_the_table_shows_every_engines_ratio_and_the_notes() -> None:
     found = entry(ddp=(10.0,))
     found["notes"] = {"ray": "not available: no network"}
     found["peers"]["ray"] = None
-    told = table({"dense-1m-tcp": found})
-    assert "10.0 (2.00×)" in told and "10.0–30.0" in told
-    assert told.splitlines()[-1] == "dense-1m-tcp: ray: not available: no network"
-    assert len({line.index("ddp") for line in told.splitlines()[:1]}) == 1
+    text = table({"dense-1m-tcp": found})
+    assert "10.0 (2.00×)" in text and "10.0–30.0" in text
+    assert text.splitlines()[-1] == "dense-1m-tcp: ray: not available: no network"
+    assert len({line.index("ddp") for line in text.splitlines()[:1]}) == 1
 
 
 def test_picture_is_well_formed_and_bars_are_true_to_figures() -> None:
@@ -138,8 +138,8 @@ def test_steps_fill_the_time_of_a_run_within_bounds() -> None:
 
 
 def told_by(work: str) -> list[dict[str, Any]]:
-    told = {"median_s": 0.5, "processes": PROCESSES, "wire_bytes_per_step": 1, "carrier": "shm"}
-    return [told, told]
+    answer = {"median_s": 0.5, "processes": PROCESSES, "wire_bytes_per_step": 1, "carrier": "shm"}
+    return [answer, answer]
 
 
 def test_engines_are_interleaved_and_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +205,10 @@ def test_one_name_is_added_to_results_and_picture(monkeypatch: pytest.MonkeyPatc
 
 def test_one_name_prints_one_object_and_several_print_a_map(capsys: pytest.CaptureFixture[str]) -> None:
     facts = {**FACTS, "load_before": [0.1], "load_after": [0.2]}
-    peers.tell({"bow": entry(ddp=(10.0,))}, facts, as_json=True)
+    peers.show({"bow": entry(ddp=(10.0,))}, facts, as_json=True)
     one = json.loads(capsys.readouterr().out)
     assert {"ours", "carrier", "peers", "ratios", "spread", "costs"} <= set(one)
-    peers.tell({"bow": entry(), "sparse": entry()}, facts, as_json=True)
+    peers.show({"bow": entry(), "sparse": entry()}, facts, as_json=True)
     assert list(json.loads(capsys.readouterr().out)) == ["bow", "sparse"]
 
 

@@ -125,7 +125,7 @@ class FakeNetwork:
         self.limits.append(mbit)
 
     def seat(self, role: str, rank: int) -> None:
-        raise AssertionError("nobody sits here")
+        raise AssertionError("no process has this seat")
 
 
 def test_codings_take_turns_and_each_result_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The table of losses is what the machines do, not what somebody believes."""
+"""The table of losses is what the machines do."""
 
 from __future__ import annotations
 
