@@ -1,8 +1,8 @@
 """Hundreds of random kills over all roles and moments; minutes long: `./dev test --chaos`.
 
 Each seed is a job of its own that is killed at least twenty times. Jobs differ in what they train and in how gradients
-travel, so that every kind of store, carrier and mode is under fire. Nobody is spared: where the power fails, the runner
-dies too, and whoever types `resume` is cut off while everybody is still starting.
+travel, so that every kind of store, carrier and mode is under fire. Where the power fails, the runner
+dies too, and a `resume` may be killed while processes are still starting.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def test_twenty_kills_at_random_moments_change_nothing(cli: Cli, job: Path, seed
     asked = ("--random", "--mtbf", "0.7s", "--seed", seed, "--faults", FAULTS)
     done = cli.run("drill", job, *asked, "--output", output, "--json", timeout_s=800, **environment)
     assert done.code == 0, f"{variant}: {done.err}"
-    told: dict[str, Any] = done.json
-    assert told["hash"] == told["undisturbed"], variant
-    kills = [row for row in told["each"] if row["fault"].startswith("kill")]
+    result: dict[str, Any] = done.json
+    assert result["hash"] == result["undisturbed"], variant
+    kills = [row for row in result["each"] if row["fault"].startswith("kill")]
     assert len(kills) >= KILLS, f"{variant}: the job was over after {len(kills)} kills"
     sound = cli.run("verify", output / "disturbed")
     assert sound.code == 0, sound.out

@@ -1,4 +1,4 @@
-"""What a person is told who comes back to a job that died: how far it is, how to continue, and what has changed."""
+"""Coming back to a job that died: the commands report how far it is, how to continue, and what has changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Real processes that act like pods: `bireme node` with a pod's environment, an address each, and a shared directory.
 
-No cluster is needed for what only the entry decides: who settles the job, who waits for whom, what becomes of a pod
-that runs on beside its replacement, and what is saved when pods are told to end.
+No cluster is needed for what only the entry decides: which pod settles the job, which waits for which, what happens to a pod
+that runs on beside its replacement, and what is saved when pods are asked to end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process lives; one that nobody has waited for yet does not."""
+    """Whether a process lives; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -319,7 +319,7 @@ def test_an_environment_that_makes_no_sense_is_told(pods: Pods, variables: dict[
 
 
 def seeds_environment(pods: Pods, name: str) -> dict[str, Any]:
-    """What the tutorial's Job tells its pods, which have no index and no API server here."""
+    """The variables that the tutorial's Job gives its pods, which have no index and no API server here."""
     place = pods.home / "volume" / "paddle-cluster-job"
     if not place.exists():
         place.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Whoever is killed or stopped while a job runs, it ends by itself with the bits of an undisturbed run."""
+"""Whichever process is killed or stopped, a job ends by itself with the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_kills_one_after_another_change_no_bit(cli: Cli, long: Path, undisturbed
     job.ends_as(undisturbed)
     assert all(job.was_restarted(name, "was killed by SIGKILL") for name in KILLED)
     assert [event["kind"] for event in job.events("view")] == ["begin", *(kind for kind, _ in KILLED.values())]
-    for recovered, (_, told) in zip(job.events("recovered"), KILLED.values(), strict=True):
-        assert told in recovered["after"]
+    for recovered, (_, cause) in zip(job.events("recovered"), KILLED.values(), strict=True):
+        assert cause in recovered["after"]
 
 
 def test_a_node_that_is_lost_with_all_its_processes_comes_back(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
@@ -118,13 +118,13 @@ def test_a_stopped_coordinator_is_named_and_goes_on_later(cli: Cli, long: Path, 
     job = Disturbed(cli, long)
     job.signal(signal.SIGSTOP, "pserver 0")
     try:
-        told = cli.run("status", "small").out
+        output = cli.run("status", "small").out
         status = cli.run("status", "small", "--json").json["status"]
         why = cli.run("why", "small").out
     finally:
         job.signal(signal.SIGCONT, "pserver 0")
-    assert "waits for pserver 0 (the coordinator), which does not answer\n" in told
-    assert "small: running" in told and "\npass   0 " in told
+    assert "waits for pserver 0 (the coordinator), which does not answer\n" in output
+    assert "small: running" in output and "\npass   0 " in output
     assert (status["phase"], len(status["waits_for"])) == ("training", 1)
     assert "The job waits for pserver 0 (the coordinator), which does not answer" in why
     job.ends_as(undisturbed)
@@ -148,8 +148,8 @@ def test_rare_deaths_of_one_cause_end_the_job(cli: Cli, long: Path) -> None:
     kill_trainer_1_until_the_end(job)
     out, err = job.process.communicate()
     assert job.process.returncode == 13, (out, err)
-    told = r"trainer 1 died \d times while the job got no further than round (\d+); at last it was killed by SIGKILL"
-    found = re.search(told, out + err)
+    pattern = r"trainer 1 died \d times while the job got no further than round (\d+); at last it was killed by SIGKILL"
+    found = re.search(pattern, out + err)
     assert found is not None, (out, err)
     assert int(found[1]) == max(event["round"] for event in job.events("progress"))
 

@@ -46,7 +46,7 @@ def start(
     every_rounds: int = 0,
     **changes: object,
 ) -> Parts:
-    """Pservers with a dense lane and some sparse ones each, which tell of their parts of cuts."""
+    """Pservers with a dense lane and some sparse ones each, which report their parts of cuts."""
     parts: Parts = queue.Queue()
     cluster.start(pservers, 1, sparse_lanes=lanes)
     cluster.layout, cluster.shards = Layout([WIDE, DENSE]), SHARDS
@@ -82,7 +82,7 @@ def push(exchange: Exchange, round_: int) -> None:
 
 
 def train(cluster: Cluster, rounds: range, before: Callable[[int], None] = lambda _: None) -> list[State]:
-    """Train without a rest, and tell what all parameters are before each round and at the end."""
+    """Train without a rest; returns what all parameters are before each round and at the end."""
     exchange = open_exchange(cluster)
     assert exchange.pull_now().round == rounds.start
     found = [state_of(exchange, rounds.start)]

@@ -224,7 +224,7 @@ JUNK = {
     "a slice": Head(Kind.SLICE, job=7, view=3).pack(),
     "a huge push": Head(Kind.PUSH, job=7, view=3, hi=1, nbytes=1 << 40, records=1).pack() + pack_records(records(0)),
     "a huge set": Head(Kind.SET, job=7, view=3, nbytes=1 << 40).pack(),
-    "a push of nobody": Head(Kind.PUSH, job=7, view=3, lo=5, hi=9).pack(),
+    "a push of no trainer": Head(Kind.PUSH, job=7, view=3, lo=5, hi=9).pack(),
     "unknown record flags": Head(Kind.PUSH, job=7, view=3, hi=1, records=1).pack() + b"\xff" * 48,
 }  # fmt: skip
 

@@ -93,8 +93,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if "kube" in report.keywords]
     if skipped and (lack := build.missing_ground()):
-        told = f"{len(skipped)} TESTS ON KUBERNETES DID NOT RUN: {lack}"
-        terminalreporter.write_line(told, red=True, bold=True)
+        message = f"{len(skipped)} TESTS ON KUBERNETES DID NOT RUN: {lack}"
+        terminalreporter.write_line(message, red=True, bold=True)
 
 
 @pytest.fixture(scope="session")

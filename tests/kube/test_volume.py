@@ -67,8 +67,8 @@ def test_data_can_be_split_where_it_is(there: There, reviews: Path) -> None:
     text = job.read_text().replace("kubernetes:", "data: {path: cut, shards: 3}\nkubernetes:")
     job.write_text(text)
     there.do("data", "push", job, "--from", reviews, "--to", "raw")
-    told = there.ask("data", "split", "raw", "--shards", "3", "--out", "cut", "--on-volume", job)
-    assert (told["shards"], sum(told["lines"])) == (3, 601)
+    split = there.ask("data", "split", "raw", "--shards", "3", "--out", "cut", "--on-volume", job)
+    assert (split["shards"], sum(split["lines"])) == (3, 601)
     refused = there.do("data", "split", "raw", "--shards", "3", "--out", "cut", "--on-volume", job, code=7)
     assert "already" in refused.err
     assert there.cluster.get("jobs", "-n", there.namespace)["items"] == []

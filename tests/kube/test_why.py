@@ -1,4 +1,4 @@
-"""`why` on a real cluster: every situation that Kubernetes makes by itself is made, and must be told first and rightly.
+"""`why` on a real cluster: every situation that Kubernetes makes by itself is made, and must be named first.
 
 All Jobs of the first part are applied at once; each test then waits for its own. What would disturb other pods (nodes
 that are lost, tainted or cordoned) comes after. Jobs of bireme itself are in test_why_jobs.

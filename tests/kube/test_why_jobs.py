@@ -1,4 +1,4 @@
-"""`why` on a real cluster with jobs of bireme itself: what goes wrong inside of pods is told by the job's own words."""
+"""`why` on a real cluster with jobs of bireme itself: failures inside of pods are explained in the job's own words."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def test_the_command_says_two_sentences_and_json(training: Jobs) -> None:
     training.until("running")
     lines = training.bireme("why", "running").splitlines()
     assert lines[0].startswith("The job runs well") and lines[1].startswith("Watch it with `bireme status running")
-    told = json.loads(training.bireme("why", "running", "--json"))
-    assert told["where"] == "kubernetes" and told["causes"][0]["situation"] == "running"
+    answer = json.loads(training.bireme("why", "running", "--json"))
+    assert answer["where"] == "kubernetes" and answer["causes"][0]["situation"] == "running"
 
 
 def test_a_job_that_was_cancelled_is_suspended(training: Jobs) -> None:
@@ -235,5 +235,5 @@ def test_another_version_in_the_image_is_named_after_a_failure(jobs: Jobs) -> No
 
     facts = replace(jobs.facts("not-a-number"), version="9.9.9")
     record("version-skew", facts)
-    told = {c.situation: c for c in explain(facts)}
-    assert "and this command is bireme 9.9.9" in told["version-skew"].cause
+    causes = {c.situation: c for c in explain(facts)}
+    assert "and this command is bireme 9.9.9" in causes["version-skew"].cause

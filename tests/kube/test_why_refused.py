@@ -71,7 +71,7 @@ def policy(name: str) -> list[Json]:
 
 
 def webhook(name: str) -> Json:
-    """Somebody who must be asked about a job's pods, and does not answer."""
+    """A webhook that must be asked about a job's pods, and does not answer."""
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"], "scope": "*"}]
     hook = {
         "name": "ask.why.example", "sideEffects": "None", "admissionReviewVersions": ["v1"], "rules": rules,

@@ -288,7 +288,7 @@ class Stores:
         self.round += 1
 
     def cut(self, bases: Sequence[int], *, counts: bool) -> list[list[SnapshotFile]]:
-        """Take a cut in which each lane knows of one that counts, maybe not the newest; returns its chain."""
+        """Take a cut based, for each lane, on one that counts, maybe not the newest; returns its chain."""
         captures = [store.capture(self.round, base) for store, base in zip(self.stores, bases, strict=True)]
         for capture in captures:
             capture.make(self.round)
