@@ -1,4 +1,4 @@
-"""Which job is meant, here or on a cluster, and what is said where there is no cluster."""
+"""Which job is meant, here or on a cluster, and the messages where there is no cluster."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_a_cluster_that_does_not_answer_is_left_out_of_the_list(leave: Leave, si
     assert done.exit_code == 0 and time.monotonic() - began < 10
     assert "small" in done.output
     assert "note: the cluster is left out" in done.output
-    told = json.loads(invoke(list_, "--json").output)
-    assert told["cluster"] == [] and "note" in told
+    answer = json.loads(invoke(list_, "--json").output)
+    assert answer["cluster"] == [] and "note" in answer
 
 
 def test_a_context_that_is_not_there_is_told_with_those_that_are(silent: Any) -> None:
@@ -110,8 +110,8 @@ def test_a_dry_run_needs_no_cluster_and_prints_yaml(tmp_path: Path) -> None:
     found = list(YAML(typ="safe", pure=True).load_all(done.output))
     assert [each["kind"] for each in found][-1] == "Job"
     assert {each["metadata"]["namespace"] for each in found} == {"there"}
-    told = json.loads(invoke(submit, path, "--image", "b:1", "--dry-run", "--json").output)
-    assert len(told["objects"]) == len(found)
+    answer = json.loads(invoke(submit, path, "--image", "b:1", "--dry-run", "--json").output)
+    assert len(answer["objects"]) == len(found)
 
 
 def test_permissions_are_printed_as_a_role() -> None:
@@ -124,11 +124,11 @@ def test_a_submission_without_a_file_or_an_image_is_refused(tmp_path: Path) -> N
     assert isinstance(failed.exception, SpecError) and "no image" in failed.exception.what
 
 
-@pytest.mark.parametrize(("days", "told"), [(89.0, []), (12.3, ["12 more days"]), (-1.0, ["0 more days"])])
-def test_a_certificate_that_is_soon_over_is_told(days: float, told: list[str]) -> None:
+@pytest.mark.parametrize(("days", "expected"), [(89.0, []), (12.3, ["12 more days"]), (-1.0, ["0 more days"])])
+def test_a_certificate_that_is_soon_over_is_told(days: float, expected: list[str]) -> None:
     lines = list(certificate_lines(JobStatus(certificate_until=1000.0 + 86400 * days), 1000.0))
-    assert len(lines) == len(told)
-    assert all(word in line and "submit the same file again" in line for word, line in zip(told, lines, strict=True))
+    assert len(lines) == len(expected)
+    assert all(word in line and "submit the same file again" in line for word, line in zip(expected, lines, strict=True))
     assert list(certificate_lines(JobStatus(), 1000.0)) == [], "a job without TLS"
 
 

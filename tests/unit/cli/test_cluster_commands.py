@@ -42,12 +42,12 @@ def init(region: str = "us-west-2", *more: str) -> None:
 
 def test_a_plan_without_credentials_shows_stacks_and_price() -> None:
     init()
-    told = run("plan").output
-    assert "bireme-paddle-platform: 34 resources" in told
-    assert "private 10.0.128.0/18 10.0.192.0/18" in told
-    assert "about $0.39 an hour" in told
-    assert "AWS was not queried (there are no AWS credentials here)" in told
-    assert told.splitlines()[-1] == "next: `bireme cluster up`"
+    output = run("plan").output
+    assert "bireme-paddle-platform: 34 resources" in output
+    assert "private 10.0.128.0/18 10.0.192.0/18" in output
+    assert "about $0.39 an hour" in output
+    assert "AWS was not queried (there are no AWS credentials here)" in output
+    assert output.splitlines()[-1] == "next: `bireme cluster up`"
 
 
 def test_a_plan_is_rendered_as_templates() -> None:

@@ -33,8 +33,8 @@ def memory() -> Memory:
     return Memory()
 
 
-def submit(memory: Memory, told: Submission) -> None:
-    for made in build(told):
+def submit(memory: Memory, submission: Submission) -> None:
+    for made in build(submission):
         if made["kind"] in (CONFIG_MAP.kind, SECRET.kind, CLAIM.kind):
             memory.things[made["kind"], made["metadata"]["name"]] = made
 
@@ -66,9 +66,9 @@ def test_of_a_gone_job_only_the_volume_of_its_name_is_found(memory: Memory) -> N
         left_by(memory.as_cluster(), "reviews", None)
     left = left_by(memory.as_cluster(), "reviews", "bireme:1")
     assert (left.place.claim, left.output) == ("reviews", "/job/reviews/output")
-    with pytest.raises(UsageError, match="there is no job 'other'") as told:
+    with pytest.raises(UsageError, match="there is no job 'other'") as caught:
         left_by(memory.as_cluster(), "other", "bireme:1")
-    assert "name JOB.yaml, not JOB" in told.value.fix
+    assert "name JOB.yaml, not JOB" in caught.value.fix
 
 
 def test_who_may_not_look_is_told_that_and_nothing_else(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +203,10 @@ def test_what_was_fetched_before_is_replaced_by_what_is_newer(near: Near, tmp_pa
 
 def test_the_marker_says_whose_files_these_are(near: Near, tmp_path: Path) -> None:
     bring(tmp_path / "got", "--model")
-    told = json.loads((tmp_path / "got" / MARKER).read_bytes())
-    assert "pass-00001/w" in told.pop("files")
+    marker = json.loads((tmp_path / "got" / MARKER).read_bytes())
+    assert "pass-00001/w" in marker.pop("files")
     where = {"server": "https://near:6443", "namespace": "ns", "volume": "first"}
-    assert told == {**where, "job": "reviews", "output": ROOT}
+    assert marker == {**where, "job": "reviews", "output": ROOT}
 
 
 def test_somebody_s_own_files_are_not_overwritten(near: Near, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Following a job on a cluster: what is shown of one that rests, and what is said to whoever leaves."""
+"""Following a job on a cluster: what is shown of one that rests, and the message after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHERE = Where("near", "ns")
 
 
 class Staying:
-    """Somebody who does not press Ctrl-C."""
+    """A user who does not press Ctrl-C."""
 
     count = 0
 
@@ -34,7 +34,7 @@ class Staying:
 
 
 class Leaving(Staying):
-    """Somebody who has pressed it."""
+    """A user who has pressed it."""
 
     count = 1
 
@@ -61,9 +61,9 @@ def test_leaving_has_a_stops_exit_code_and_the_job_goes_on(
 ) -> None:
     standing.say(phase="training", trainers=[{"trainer": 0}], passes_done=[])
     leave(standing)
-    told = capsys.readouterr()
-    assert told.out == "training\n"
-    assert told.err == (
+    captured = capsys.readouterr()
+    assert captured.out == "training\n"
+    assert captured.err == (
         f"reviews keeps running; come back with `bireme status {NAMED}`, stop it with `… cancel {NAMED}`\n"
     )
     leave(standing, as_json=True)
@@ -74,9 +74,9 @@ def test_a_job_that_does_not_run_yet_is_not_said_to_go_on(
     standing: Standing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(standing)
-    told = capsys.readouterr()
-    assert told.out == "0 of 3 pods run\n"
-    assert told.err == (
+    captured = capsys.readouterr()
+    assert captured.out == "0 of 3 pods run\n"
+    assert captured.err == (
         "reviews does not run yet: it is pending, and starts as soon as it can; "
         f"`bireme why {NAMED}` shows what it waits for, `… cancel {NAMED}` stops it\n"
     )
@@ -87,9 +87,9 @@ def test_of_a_job_that_is_suspended_no_old_status_is_shown(
 ) -> None:
     standing.suspend()
     leave(standing)
-    told = capsys.readouterr()
-    assert told.out == "suspended\n"
-    assert told.err == f"reviews is suspended; `bireme resume {NAMED}` resumes it\n"
+    captured = capsys.readouterr()
+    assert captured.out == "suspended\n"
+    assert captured.err == f"reviews is suspended; `bireme resume {NAMED}` resumes it\n"
 
 
 def test_a_cluster_that_never_answered_is_told_as_such() -> None:
@@ -120,9 +120,9 @@ def test_a_job_that_kubernetes_ended_has_time_to_say_why(ended: Standing, monkey
 
 
 def test_a_job_that_never_says_why_ends_with_kubernetes_words(ended: Standing) -> None:
-    with pytest.raises(ClusterError, match="exit code 5 matching FailJob rule") as told:
+    with pytest.raises(ClusterError, match="exit code 5 matching FailJob rule") as caught:
         follow_to_end(WHERE, "reviews", is_silent=True, as_json=False)
-    assert "`bireme why reviews" in told.value.fix
+    assert "`bireme why reviews" in caught.value.fix
 
 
 def test_whoever_leaves_does_not_wait_for_the_reason(

@@ -1,4 +1,4 @@
-"""`bireme resume`: whom it means, when there is nothing to do, and where it says that it begins."""
+"""`bireme resume`: which job it means, when there is nothing to do, and where it says that it begins."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def test_a_copied_outputs_program_and_data_are_named(leave: Leave, tmp_path: Pat
     assert moved_note(output, job_to_resume(output, {}), {}) == []
     moved = output.rename(tmp_path / "moved")
     job = job_to_resume(moved, {})
-    (told,) = moved_note(moved, job, {})
-    assert f"was made in {output}" in told and job.config in told and "--job JOB.yaml" in told
+    (note,) = moved_note(moved, job, {})
+    assert f"was made in {output}" in note and job.config in note and "--job JOB.yaml" in note
     assert moved_note(moved, job, {"config": "c.py", "data": "d"}) == []
 
 
 def test_a_finished_job_is_one_object_with_json(leave: Leave) -> None:
     output = leave(done=1, passes=1)
-    told = json.loads(run(output, "--json").output)
-    assert told["phase"] == "finished"
-    assert told["hash"] == model_hash(output / "pass-00000")
-    assert (told["passes"], told["resumed"]) == (1, False)
+    answer = json.loads(run(output, "--json").output)
+    assert answer["phase"] == "finished"
+    assert answer["hash"] == model_hash(output / "pass-00000")
+    assert (answer["passes"], answer["resumed"]) == (1, False)
 
 
 def test_as_many_passes_is_nothing_to_do_and_fewer_a_mistake(leave: Leave) -> None:

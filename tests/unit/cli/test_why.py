@@ -105,9 +105,9 @@ def test_a_running_job_says_what_it_waits_for(
     monkeypatch.setattr(
         "bireme.api.local.status_of", lambda given: record.status if given.id == record.id else JobStatus()
     )
-    told = json.loads("".join(said("small", "--json")))
-    assert (told["where"], told["causes"][0]["situation"]) == ("local", situation)
-    assert words in told["causes"][0]["cause"]
+    answer = json.loads("".join(said("small", "--json")))
+    assert (answer["where"], answer["causes"][0]["situation"]) == ("local", situation)
+    assert words in answer["causes"][0]["cause"]
 
 
 def test_an_unknown_job_is_an_error_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
