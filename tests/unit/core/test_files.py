@@ -76,7 +76,7 @@ def test_a_directory_and_those_above_are_made_and_synced(tmp_path: Path, monkeyp
     make_directory(tmp_path / "a" / "b" / "c")
     assert (tmp_path / "a" / "b" / "c").is_dir()
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
-    make_directory(tmp_path / "a" / "b" / "c")  # whoever made it may have died before it was synced
+    make_directory(tmp_path / "a" / "b" / "c")  # its maker may have died before it was synced
     assert synced[3:] == [tmp_path / "a" / "b"]
 
 
