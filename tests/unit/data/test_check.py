@@ -34,16 +34,16 @@ def _in_both(job: Path, name: str, content: bytes) -> CheckReport:
     return check_job(job)
 
 
-def _told(report: CheckReport) -> list[str]:
+def _found(report: CheckReport) -> list[str]:
     return [f"{p.severity} {p.file}:{p.line} {p.what}" for p in report.problems if p.file != "shards.json"]
 
 
 def test_fresh_split_has_no_problems(job: Path) -> None:
-    told: list[tuple[int, int]] = []
-    report = check_job(job, on_progress=lambda done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    report = check_job(job, on_progress=lambda done, total: progress.append((done, total)))
     assert report.problems == ()
     assert [(shard.shard, shard.lines, shard.files) for shard in report.shards] == [(0, 2, 6), (1, 2, 6)]
-    assert told[-1][0] == told[-1][1] == sum(shard.nbytes for shard in report.shards)
+    assert progress[-1][0] == progress[-1][1] == sum(shard.nbytes for shard in report.shards)
 
 
 def test_missing_job_is_refused(tmp_path: Path) -> None:
@@ -71,34 +71,34 @@ def test_a_job_without_shards_is_refused_with_the_command(tmp_path: Path) -> Non
     ],
 )
 def test_bad_sample_is_told_with_its_line(job: Path, line: bytes, what: str) -> None:
-    assert _told(_in_both(job, "train.txt", b"0\ta\n" + line)) == [what]
+    assert _found(_in_both(job, "train.txt", b"0\ta\n" + line)) == [what]
 
 
 def test_a_bad_label_in_the_first_line_is_found(job: Path) -> None:
     report = _in_both(job, "test.txt", b"good\tx\n")
-    assert _told(report) == ["error 0/data/test.txt:1 label 'good' is not an integer"]
+    assert _found(report) == ["error 0/data/test.txt:1 label 'good' is not an integer"]
 
 
 def test_any_integer_is_a_label_without_labels_list(job: Path) -> None:
     for shard in "01":
         (job / shard / "data/labels.list").unlink()
-    assert _told(_in_both(job, "train.txt", b"0\ta\n-7\tx\n")) == []
+    assert _found(_in_both(job, "train.txt", b"0\ta\n-7\tx\n")) == []
 
 
 def test_files_in_another_form_are_only_counted_and_decoded(job: Path) -> None:
     report = _in_both(job, "train.txt", b"1::1193::5\n\n1::661::3\n")
-    assert _told(report) == []
+    assert _found(report) == []
     assert report.shards[0].lines == 3
 
 
 def test_binary_files_are_not_taken_for_text(job: Path) -> None:
-    assert _told(_in_both(job, "meta.bin", b"\0\xff\xfe\n")) == []
+    assert _found(_in_both(job, "meta.bin", b"\0\xff\xfe\n")) == []
 
 
 def test_byte_order_mark_is_an_error(job: Path) -> None:
     report = _in_both(job, "train.txt", b"\xef\xbb\xbf0\ta\n9\tb\n")
     assert [p.line for p in report.problems if p.severity == "error"] == [1, 2]
-    assert "byte-order mark" in _told(report)[0]
+    assert "byte-order mark" in _found(report)[0]
 
 
 def test_many_problems_in_a_file_are_capped_and_counted(job: Path) -> None:
@@ -118,7 +118,7 @@ def test_many_problems_in_a_file_are_capped_and_counted(job: Path) -> None:
     ],
 )
 def test_bad_dictionary_is_told_with_its_line(job: Path, content: bytes, what: str) -> None:
-    assert _told(_in_both(job, "dict.txt", content)) == [what]
+    assert _found(_in_both(job, "dict.txt", content)) == [what]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_bad_dictionary_is_told_with_its_line(job: Path, content: bytes, what: s
     ],
 )
 def test_bad_label_list_is_told_with_its_line(job: Path, content: bytes, what: str) -> None:
-    assert _told(_in_both(job, "labels.list", content)) == [what]
+    assert _found(_in_both(job, "labels.list", content)) == [what]
 
 
 @pytest.mark.parametrize(
@@ -141,32 +141,32 @@ def test_bad_label_list_is_told_with_its_line(job: Path, content: bytes, what: s
     ],
 )
 def test_bad_list_target_is_told_for_each_shard(job: Path, name: str, content: bytes, what: str) -> None:
-    assert _told(_in_both(job, name, content)) == [what.format(0), what.format(1)]
+    assert _found(_in_both(job, name, content)) == [what.format(0), what.format(1)]
 
 
 def test_dictionaries_that_differ_are_an_error(job: Path) -> None:
     (job / "1/data/dict.txt").write_text("unk\t-1\nb\t2\na\t1\n")
     what = "error 1/data/dict.txt:None differs from shard 0's: the same word would have different ids"
-    assert what in _told(check_job(job))
+    assert what in _found(check_job(job))
 
 
 def test_file_that_one_shard_lacks_is_told(job: Path) -> None:
     (job / "0/data/test.txt").unlink()
-    assert "error 0/data/test.txt:None missing here, but shard 1 has it" in _told(check_job(job))
+    assert "error 0/data/test.txt:None missing here, but shard 1 has it" in _found(check_job(job))
 
 
 def test_shard_that_changed_since_the_split_is_an_error(job: Path) -> None:
     (job / "1/data/train.txt").write_text("0\tc\n")
     report = check_job(job)
-    assert _told(report) == ["error 1/data/train.txt:None changed since the split (2 lines then, 1 now)"]
+    assert _found(report) == ["error 1/data/train.txt:None changed since the split (2 lines then, 1 now)"]
 
 
 def test_file_that_is_gone_or_new_since_the_split_is_told(job: Path) -> None:
     for shard in "01":
         (job / shard / "data/test.list").rename(job / shard / "data/new.txt")
-    told = _told(check_job(job))
-    assert "error 0/data/test.list:None is gone since the split" in told
-    assert "warning 1/data/new.txt:None was not there when the data was split" in told
+    found = _found(check_job(job))
+    assert "error 0/data/test.list:None is gone since the split" in found
+    assert "warning 1/data/new.txt:None was not there when the data was split" in found
 
 
 def test_missing_manifest_is_a_warning(job: Path) -> None:
@@ -193,26 +193,26 @@ def test_bad_manifest_is_an_error(job: Path, content: str, what: str) -> None:
 
 def test_missing_shard_number_is_an_error(job: Path) -> None:
     (job / "1").rename(job / "2")
-    assert "error 1:None shard 1 is missing" in _told(check_job(job))
+    assert "error 1:None shard 1 is missing" in _found(check_job(job))
 
 
 def test_shard_without_data_directory_is_an_error(job: Path) -> None:
     (job / "2").mkdir()
-    assert "error 2/data:None there is no data directory" in _told(check_job(job))
+    assert "error 2/data:None there is no data directory" in _found(check_job(job))
 
 
 def test_shard_without_training_data_is_an_error(job: Path) -> None:
     (job / "0/data/train.list").unlink()
     (job / "0/data/train.txt").unlink()
-    assert "error 0/data/train.txt:None there is no training data" in _told(check_job(job))
+    assert "error 0/data/train.txt:None there is no training data" in _found(check_job(job))
 
 
 def test_empty_shard_is_a_warning_but_all_empty_is_an_error(job: Path) -> None:
     (job / "shards.json").unlink()
     (job / "1/data/train.txt").write_text("")
-    assert _told(check_job(job)) == ["warning 1:None the shard has no training lines, so its trainer has nothing to do"]
+    assert _found(check_job(job)) == ["warning 1:None the shard has no training lines, so its trainer has nothing to do"]
     (job / "0/data/train.txt").write_text("")
-    assert _told(check_job(job)) == ["error :None no shard has a training line"]
+    assert _found(check_job(job)) == ["error :None no shard has a training line"]
 
 
 def test_line_longer_than_the_limit_is_told_without_holding_it(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

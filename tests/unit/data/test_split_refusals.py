@@ -200,7 +200,7 @@ def test_source_that_changes_meanwhile_is_refused(source: Path, job: Path, call:
 
     def change(done: int, total: int) -> None:
         calls.append(done)
-        if len(calls) == call:  # the first is told while lines are counted, the second while they are written
+        if len(calls) == call:  # the first comes while lines are counted, the second while they are written
             (source / "train.txt").write_text(now)
 
     with pytest.raises(DataError, match="changed while it was being split"):
