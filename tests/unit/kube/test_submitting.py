@@ -87,8 +87,8 @@ def test_a_suspended_job_is_shown_with_its_resume_not_followed(standing: Standin
         RESUME,
     ]
     assert send(tmp_path, "--wait", "--quiet").stderr == f"reviews is suspended: {RESUME}\n"
-    told = json.loads(send(tmp_path, "--wait", "--json").output)
-    assert (told["outcome"], told["state"]) == ("unchanged", "suspended")
+    answer = json.loads(send(tmp_path, "--wait", "--json").output)
+    assert (answer["outcome"], answer["state"]) == ("unchanged", "suspended")
 
 
 def test_a_job_that_waits_in_a_queue_is_followed(standing: Standing, followed: list[str], tmp_path: Path) -> None:

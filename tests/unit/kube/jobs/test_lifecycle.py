@@ -124,11 +124,11 @@ def test_a_claim_that_is_not_ours_is_kept_and_that_is_said(memory: Near, tmp_pat
 def test_a_claim_of_another_job_is_kept_and_that_is_said(memory: Near, tmp_path: Path) -> None:
     submit(memory, tmp_path)
     submit(memory, tmp_path / "second", "second", ON_REVIEWS)
-    told = json.loads(invoke("second", "--volume", "--json").output)
+    answer = json.loads(invoke("second", "--volume", "--json").output)
     deletes = "`bireme delete reviews --volume --namespace ns` deletes it"
-    assert told["note"] == f"--volume was ignored: the claim reviews was made for the job reviews; {deletes}"
-    assert (told["claim"], told["volume"]) == ("reviews", "kept")
-    assert "Job second" in told["deleted"] and "PersistentVolumeClaim reviews" not in told["deleted"]
+    assert answer["note"] == f"--volume was ignored: the claim reviews was made for the job reviews; {deletes}"
+    assert (answer["claim"], answer["volume"]) == ("reviews", "kept")
+    assert "Job second" in answer["deleted"] and "PersistentVolumeClaim reviews" not in answer["deleted"]
 
 
 def test_models_outside_the_usual_output_come_by_the_jobs_file(memory: Near, tmp_path: Path) -> None:

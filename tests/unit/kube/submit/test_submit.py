@@ -64,19 +64,19 @@ def test_files_of_any_name_get_a_key_of_their_own() -> None:
 
 
 def test_a_submission_can_be_read_back_from_what_was_sent(tmp_path: Path) -> None:
-    told = make(tmp_path)
-    made = {each["kind"]: each for each in build(told)}
+    sent = make(tmp_path)
+    made = {each["kind"]: each for each in build(sent)}
     found = submission_in(made["ConfigMap"], made["Secret"])
-    assert list(changes_between(found, told)) == []
-    assert (found.job, found.program, found.certificates) == (told.job, told.program, told.certificates)
+    assert list(changes_between(found, sent)) == []
+    assert (found.job, found.program, found.certificates) == (sent.job, sent.program, sent.certificates)
 
 
 def test_a_job_is_sent_in_full(tmp_path: Path) -> None:
-    told = make(tmp_path)
-    data = next(each for each in build(told) if each["kind"] == "ConfigMap")
+    sent = make(tmp_path)
+    data = next(each for each in build(sent) if each["kind"] == "ConfigMap")
     from bireme.spec.job import Job
 
-    assert msgspec.json.decode(data["data"]["job.json"], type=Job) == told.job
+    assert msgspec.json.decode(data["data"]["job.json"], type=Job) == sent.job
     assert data["data"]["program.config.py"] == "print('config')\n"
     assert set(data["binaryData"]) == {"program.table.bin"}
 

@@ -1,4 +1,4 @@
-"""Splitting on a volume: which Job it is, what is said while it waits, and that nothing is left of it."""
+"""Splitting on a volume: which Job it is, what is shown while it waits, and that nothing is left of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "reviews-split"
 
 
 class Stage(Memory):
-    """A cluster on which something happens whenever somebody rests."""
+    """A cluster on which something happens during each rest."""
 
     def __init__(self, *acts: Callable[[Stage], None]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Stage(Memory):
 
     def rest(self, seconds: float) -> None:
         self.now_s += seconds
-        assert self.now_s < 10_000, "nobody gives up"
+        assert self.now_s < 10_000, "the wait never ends"
         if self.acts:
             self.acts.pop(0)(self)
 
@@ -87,9 +87,9 @@ def test_a_job_that_does_not_go_away_is_told_with_who_holds_it(monkeypatch: pyte
     stage.create(split_job(PLACE, "ns", ["bireme"]))["metadata"]["finalizers"] = ["example.com/never"]
     stage.end("Failed")
     monkeypatch.setattr(stage, "delete", lambda *_: True)
-    with pytest.raises(ClusterError, match="was deleted 60 s ago and is still there") as told:
+    with pytest.raises(ClusterError, match="was deleted 60 s ago and is still there") as caught:
         stage.split()
-    assert told.value.why == "it is held by: example.com/never"
+    assert caught.value.why == "it is held by: example.com/never"
     assert CLEAR_S < stage.now_s < CLEAR_S + 1
 
 
@@ -170,9 +170,9 @@ def test_an_absent_api_server_does_not_end_a_split(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(stage, "get", lost)
     assert stage.split() == REPORT
     stage.acts, away = [], 10_000
-    with pytest.raises(NetworkError, match="cannot reach") as told:
+    with pytest.raises(NetworkError, match="cannot reach") as caught:
         stage.split()
-    assert "may continue" in told.value.why and stage.find(JOB, NAME) is not None
+    assert "may continue" in caught.value.why and stage.find(JOB, NAME) is not None
     assert stage.now_s < SILENCE_S + 200
 
 
@@ -182,9 +182,9 @@ def test_a_split_without_a_word_is_an_error_that_says_so() -> None:
 
 
 def test_a_failed_split_is_the_error_that_it_told_of() -> None:
-    told = json.dumps({"error": "OutputExistsError", "what": "cut is there already", "why": "", "fix": "f"})
+    log = json.dumps({"error": "OutputExistsError", "what": "cut is there already", "why": "", "fix": "f"})
     with pytest.raises(OutputExistsError, match="cut is there already"):
-        Stage(runs, lambda stage: stage.end("Failed", told)).split()
+        Stage(runs, lambda stage: stage.end("Failed", log)).split()
 
 
 def test_a_silent_failed_split_is_shown_in_the_clusters_words() -> None:
@@ -192,9 +192,9 @@ def test_a_silent_failed_split_is_shown_in_the_clusters_words() -> None:
         stage.pod({"phase": "Failed", "reason": "Evicted", "message": "low on memory"})
         stage.end("Failed", message="backoff limit")
 
-    with pytest.raises(ClusterError, match="its log does not say why: backoff limit") as told:
+    with pytest.raises(ClusterError, match="its log does not say why: backoff limit") as caught:
         Stage(evicted).split()
-    assert told.value.why == f"{NAME}-x: Evicted: low on memory"
+    assert caught.value.why == f"{NAME}-x: Evicted: low on memory"
 
 
 def test_a_job_of_the_same_name_that_does_something_else_is_left() -> None:

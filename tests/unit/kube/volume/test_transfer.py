@@ -149,10 +149,10 @@ def test_a_log_that_has_grown_is_fetched_from_where_it_was(here: Path, tmp_path:
 
 
 def test_progress_ends_with_all(here: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    transfer.push(Volume(), transfer.shard_files(here), str(tmp_path / "there"), lambda *now: told.append(now))
+    progress: list[tuple[int, int]] = []
+    transfer.push(Volume(), transfer.shard_files(here), str(tmp_path / "there"), lambda *now: progress.append(now))
     total = sum(map(len, FILES.values()))
-    assert told[-1] == (total, total) and told == sorted(told)
+    assert progress[-1] == (total, total) and progress == sorted(progress)
 
 
 @pytest.mark.parametrize("path", ["../up", "/etc/passwd", "a/../../b", "", ".", "a\0b"])
@@ -294,9 +294,9 @@ def test_what_does_not_come_is_missed(tmp_path: Path) -> None:
         transfer.fetch(Liar(piece("a")), "/job", {"a": 4, "b": 4}, tmp_path / "target", pause=Pauses())
 
 
-@pytest.mark.parametrize("told", [[], {"a": "4"}, {"a": -1}, None])
-def test_a_listing_that_is_none_is_refused(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_end, "list_files", lambda root: told)
+@pytest.mark.parametrize("listing", [[], {"a": "4"}, {"a": -1}, None])
+def test_a_listing_that_is_none_is_refused(listing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_end, "list_files", lambda root: listing)
     with pytest.raises(DataError, match="sent no list of the files"):
         transfer.listing(Volume(), "/job", Pauses())
 
@@ -328,9 +328,9 @@ def test_a_file_in_a_directorys_place_is_named_first(here: Path, tmp_path: Path,
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("mine")
     pod = Volume()
-    with pytest.raises(OutputExistsError, match=f"{tmp_path / file} is a file") as told:
+    with pytest.raises(OutputExistsError, match=f"{tmp_path / file} is a file") as caught:
         transfer.fetch(pod, str(here), pod_end.list_files(here), tmp_path / "up/target")
-    assert "another directory" in told.value.fix and pod.commands == []
+    assert "another directory" in caught.value.fix and pod.commands == []
     assert (tmp_path / file).read_text() == "mine"
 
 
@@ -348,15 +348,15 @@ def test_replaced_files_are_named_before_anything_is_written(here: Path, tmp_pat
     (target / "shards.json").write_bytes(b"[]")
     (target / "1/data").mkdir(parents=True)
     (target / "1/data/a b").write_bytes(b"x")
-    before, told = contents(target), list[str]()
+    before, found = contents(target), list[str]()
 
     def refuse(changed: list[str]) -> None:
-        told.extend(changed)
+        found.extend(changed)
         raise OutputExistsError("no")
 
     with pytest.raises(OutputExistsError):
         transfer.fetch(Volume(), str(here), pod_end.list_files(here), target, agree=refuse)
-    assert sorted(told) == ["0/data/train.txt", "shards.json"] and contents(target) == before
+    assert sorted(found) == ["0/data/train.txt", "shards.json"] and contents(target) == before
 
 
 # Names
