@@ -43,7 +43,7 @@ def new_lane(**changes: object) -> Lane:
         "optimizer": Optimizer(learning_rate=1.0, schedule="constant"), "shards": 3, "shares": share_out(3, 3),
     }  # fmt: skip
     made = make_setup(**{**plain, **changes})
-    return Lane(made, DenseStore(made, 0), lambda told: None)
+    return Lane(made, DenseStore(made, 0), lambda done: None)
 
 
 class Trainer:

@@ -99,8 +99,8 @@ def test_records_must_be_of_the_live_shards() -> None:
     give(rounds, LEFT, is_last=True)
     give(rounds, RIGHT)
     rounds.close()
-    told = reason(rounds.offer(push(LEFT, 1), [Record(0, False, 5)]))
-    assert told == "records of shards [0], but [] are live in this pass"
+    refused = reason(rounds.offer(push(LEFT, 1), [Record(0, False, 5)]))
+    assert refused == "records of shards [0], but [] are live in this pass"
 
 
 def test_samples_and_payload_come_together_or_are_refused() -> None:

@@ -147,6 +147,6 @@ def test_without_rounds_the_time_between_updates_counts() -> None:
     for number in range(60):
         # The others push at once and then wait for 0.2 s until trainer 2 does.
         waiting.updated(0.25 * number, lambda: 2)
-        waiting.updated(0.25 * number + 0.0005, lambda: pytest.fail("nobody waits for so short a time"))
+        waiting.updated(0.25 * number + 0.0005, lambda: pytest.fail("so short a wait was counted"))
         waiting.updated(0.25 * number + 0.05, lambda: None)
     assert shares(waiting.slowest(15.0, [2])) == (2, 0.8)

@@ -97,10 +97,10 @@ def test_half_a_renewal_changes_nothing_and_is_told_once(
 
 def test_an_own_expired_certificate_is_named_with_date_and_fix(tmp_path: Path, ca: Pair) -> None:
     place = CertificateDirectory(give(tmp_path, ca, days=-2))
-    with pytest.raises(CertificateError, match="certificate of this process has expired: it was good until 20") as told:
+    with pytest.raises(CertificateError, match="certificate of this process has expired: it was good until 20") as info:
         place.credentials()
-    assert "renews" in told.value.fix and str(tmp_path / "tls.crt") in told.value.why
-    assert told.value.exit_code == 16
+    assert "renews" in info.value.fix and str(tmp_path / "tls.crt") in info.value.why
+    assert info.value.exit_code == 16
     give(tmp_path, ca)
     assert place.credentials().name == NAME
 
@@ -155,9 +155,9 @@ BROKEN = {
 def test_files_that_do_not_belong_together_are_told(tmp_path: Path, ca: Pair, breaking: object) -> None:
     give(tmp_path, ca)
     breaking(tmp_path, ca)  # type: ignore[operator]
-    with pytest.raises(CertificateError, match=f"{tmp_path} cannot be used: .*") as told:
+    with pytest.raises(CertificateError, match=f"{tmp_path} cannot be used: .*") as caught:
         CertificateDirectory(tmp_path).credentials()
-    assert BROKEN[breaking] in told.value.what  # type: ignore[index]
+    assert BROKEN[breaking] in caught.value.what  # type: ignore[index]
 
 
 def test_a_certificate_without_a_dns_name_is_told(tmp_path: Path, ca: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def open_files() -> int:
 
 
 def access_at(address: int) -> str:
-    """How this process may use a page, as the kernel tells it, e.g. `r--s`; empty where nothing is mapped."""
+    """How this process may use a page, in the kernel's notation, e.g. `r--s`; empty where nothing is mapped."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         ends, access = line.split()[:2]
         begin, end = (int(part, 16) for part in ends.split("-"))
