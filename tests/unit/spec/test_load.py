@@ -1,4 +1,4 @@
-"""What job.yaml may say, which word wins, and what every mistake is told."""
+"""What job.yaml may say, which source of a value wins, and the message for every mistake."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_every_override_reaches_the_job(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("TRAINERS", "many", "--trainers (or BIREME_TRAINERS): expected `int`, got 'many'"),
         ("PASSES", "0", "--passes (or BIREME_PASSES): expected `int` >= 1"),
@@ -208,10 +208,10 @@ def test_every_override_reaches_the_job(make: Make, tmp_path: Path) -> None:
         ("SEED", "1.5", "--seed (or BIREME_SEED): expected `int`"),
     ],
 )
-def test_a_bad_override_is_told_by_flag_and_variable(make: Make, name: str, value: str, told: str) -> None:
+def test_a_bad_override_is_told_by_flag_and_variable(make: Make, name: str, value: str, expected: str) -> None:
     with pytest.raises(SpecError) as caught:
         load(make(GOOD), {f"BIREME_{name}": value})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_fewer_trainers_by_flag_leave_the_pservers_as_they_were(make: Make) -> None:
@@ -240,8 +240,8 @@ def test_ports_that_end_too_high_are_named_with_the_first_line(make: Make) -> No
 
 
 def test_kernels_are_kept_in_numbas_place_beside_or_at_home() -> None:
-    told = kernel_caches(Path("/p"), {"NUMBA_CACHE_DIR": "/n", "HOME": "/me"})
-    assert told == [Path("/n")]
+    places = kernel_caches(Path("/p"), {"NUMBA_CACHE_DIR": "/n", "HOME": "/me"})
+    assert places == [Path("/n")]
     assert kernel_caches(Path("/p"), {"HOME": "/me"}) == [Path("/p/__pycache__"), Path("/me/.cache/numba")]
 
 
