@@ -156,8 +156,8 @@ def test_a_shard_syncs_every_few_batches_and_at_the_end(every: int, meetings: li
 def test_a_record_sums_up_the_batches_since_the_last_meeting() -> None:
     stage = Stage([25, 0], 1, averaged(2))
     stage.run()
-    told = [[(r.shard, r.is_last, r.samples, r.cost, r.evals[0]) for r in push[2]] for push in stage.lane.pushes]
-    assert told == [[(0, False, 20, 40.0, 2.0), (1, True, 0, 0.0, 0.0)], [(0, True, 5, 10.0, 1.0)]]
+    records = [[(r.shard, r.is_last, r.samples, r.cost, r.evals[0]) for r in push[2]] for push in stage.lane.pushes]
+    assert records == [[(0, False, 20, 40.0, 2.0), (1, True, 0, 0.0, 0.0)], [(0, True, 5, 10.0, 1.0)]]
 
 
 def test_each_shards_schedule_counts_as_if_all_were_alike() -> None:
