@@ -76,9 +76,9 @@ def test_a_remark_is_for_the_plain_view_and_an_alert_for_both(capsys: pytest.Cap
     for view in (PlainView(), View()):
         view.note("a remark")
         view.alert("an alert")
-    told = capsys.readouterr()
-    assert told.out == "a remark\n"
-    assert told.err == "an alert\nan alert\n"
+    captured = capsys.readouterr()
+    assert captured.out == "a remark\n"
+    assert captured.err == "an alert\nan alert\n"
 
 
 def test_on_a_terminal_an_alert_begins_a_line_of_its_own(
