@@ -1,7 +1,7 @@
 """Real processes that act like pods: `bireme node` with a pod's environment, an address each, and a shared directory.
 
-No cluster is needed for what only the entry decides: which pod settles the job, which waits for which, what happens to a pod
-that runs on beside its replacement, and what is saved when pods are asked to end.
+No cluster is needed for what only the entry decides: which pod settles the job, which waits for which, the fate of a
+pod that runs on beside its replacement, and what is saved when pods are asked to end.
 """
 
 from __future__ import annotations
