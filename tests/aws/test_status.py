@@ -36,7 +36,7 @@ def test_status_names_the_price_of_the_plan(region: str, egress: str) -> None:
     assert status(stage.aws(), NAME).usd_h == pytest.approx(planned)
 
 
-def test_why_machines_are_missing_is_told_in_a_sentence() -> None:
+def test_why_machines_are_missing_is_reported_in_a_sentence() -> None:
     stage = Stage.make()
     stage.up()
     assert shortages(stage.aws(), NAME) == ""

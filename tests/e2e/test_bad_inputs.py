@@ -43,7 +43,7 @@ CONFIG_MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", CONFIG_MISTAKES)
-def test_a_mistake_in_the_config_is_told_before_anything_starts(cli: Cli, job: Path, mistake: str) -> None:
+def test_a_mistake_in_the_config_is_reported_before_anything_starts(cli: Cli, job: Path, mistake: str) -> None:
     old, new, code, message = CONFIG_MISTAKES[mistake]
     edit(job.parent / CONFIG, old, new)
     if mistake == "L1 with momentum":
@@ -115,7 +115,7 @@ def test_a_full_disk_is_named_with_the_unwritten_file(cli: Cli, job: Path) -> No
     assert f"pserver 0: the disk is full: cannot write {output / 'ledger.jsonl'}" in done.err
 
 
-def test_training_goes_on_where_its_curve_cannot_be_written(cli: Cli, job: Path) -> None:
+def test_training_continues_where_its_curve_cannot_be_written(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
     output.mkdir()
     (output / "metrics.jsonl").symlink_to("/dev/full")

@@ -99,7 +99,7 @@ def test_logs_keep_to_the_budget_that_the_job_file_gives_them(cli: Cli, job: Pat
     assert f"Pass={passes_saved(job.parent / 'output') - 1} " in kept, "what is new is there"
 
 
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(cli: Cli, job: Path, running: subprocess.Popen[str]) -> None:
+def test_ctrl_c_stops_cleanly_and_says_how_to_resume(cli: Cli, job: Path, running: subprocess.Popen[str]) -> None:
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=30)
     assert running.returncode == 130, err
@@ -113,7 +113,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(cli: Cli, job: Path, running
     assert passes_saved(output) == saved + 1
 
 
-def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Path) -> None:
+def test_ctrl_c_before_the_job_has_begun_leaves_no_process_waiting(cli: Cli, job: Path) -> None:
     slow = job.parent / "quick_start" / "dataprovider_bow.py"
     slow.write_text(
         slow.read_text().replace("label, text =", "__import__('time').sleep(0.5)\n            label, text =")
@@ -128,7 +128,7 @@ def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Pa
     assert nothing_left(job)
 
 
-def test_a_node_asked_to_leave_comes_back_and_the_job_goes_on(cli: Cli, job: Path) -> None:
+def test_a_node_asked_to_leave_comes_back_and_the_job_continues(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
     process = cli.start("train", job, "--passes", 100, *ONE)
     wait_until((output / "pass-00000").is_dir, "the first pass is saved")

@@ -266,7 +266,7 @@ def test_a_shard_that_is_missing_is_named_before_anything_begins(pods: Pods) -> 
     assert f"shard 3 of 4 is missing: there is no directory {pods.job.data}/3/data" in pods.said()
 
 
-def test_probes_tell_what_a_pod_does(pods: Pods) -> None:
+def test_probes_report_what_a_pod_does(pods: Pods) -> None:
     pods.change(connect_timeout_s=60.0, faults=SLOWLY)
     pod = pods.start(1)
     probes = pods.home / "pod-1-1-0" / "probes"
@@ -313,7 +313,7 @@ def test_with_roles_pservers_and_trainers_have_their_own_pods(
         ({"BIREME_ROLE": "boss"}, "BIREME_ROLE is 'boss', which is neither pserver nor trainer"),
     ],
 )
-def test_an_environment_that_makes_no_sense_is_told(pods: Pods, variables: dict[str, Any], words: str) -> None:
+def test_an_environment_that_makes_no_sense_is_reported(pods: Pods, variables: dict[str, Any], words: str) -> None:
     assert pods.start(0, **variables).wait(30) == 2
     assert words in pods.said()
 

@@ -94,7 +94,7 @@ def test_a_job_comes_back_when_all_but_its_runner_are_killed(cli: Cli, long: Pat
     assert "the coordinator was lost" in recovered["after"]
 
 
-def test_a_stopped_trainer_is_named_and_nobody_takes_its_place(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
+def test_a_stopped_trainer_is_named_and_not_replaced(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
     job = Disturbed(cli, long)
     job.signal(signal.SIGSTOP, "trainer 1")
     said = re.compile(r"trainer 1, silent for (\d+) s")
@@ -114,7 +114,7 @@ def test_a_stopped_trainer_is_named_and_nobody_takes_its_place(cli: Cli, long: P
     assert [event["kind"] for event in job.events("view")] == ["begin"]
 
 
-def test_a_stopped_coordinator_is_named_and_goes_on_later(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
+def test_a_stopped_coordinator_is_named_and_continues_later(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
     job = Disturbed(cli, long)
     job.signal(signal.SIGSTOP, "pserver 0")
     try:
@@ -155,7 +155,7 @@ def test_rare_deaths_of_one_cause_end_the_job(cli: Cli, long: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["trainer 1", pytest.param("pserver 0", marks=pytest.mark.slow)])
-def test_a_job_that_gets_further_between_deaths_goes_on(
+def test_a_job_that_gets_further_between_deaths_continues(
     cli: Cli, long: Path, undisturbed: Undisturbed, name: str
 ) -> None:
     long.write_text(long.read_text() + SELDOM)

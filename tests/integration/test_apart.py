@@ -168,7 +168,7 @@ def test_a_push_past_the_bound_that_was_never_pulled_is_refused(cluster: Cluster
     assert values_now(friend, cluster, 1) == sum_of(cluster, [(0, 0), (0, 1)])
 
 
-def test_a_shard_that_has_ended_holds_up_nobody(cluster: Cluster) -> None:
+def test_a_shard_that_has_ended_delays_none(cluster: Cluster) -> None:
     cluster.start(lanes=1)
     cluster.set_up(shards=2, updates=bounded(0))
     exchange = open_exchange(cluster, Span(0, 2))

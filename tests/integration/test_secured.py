@@ -34,7 +34,7 @@ from tests.integration.test_server_and_client import (
     test_a_repeat_with_other_bytes_is_refused_by_parameter,
     test_a_trainer_dead_in_mid_payload_is_replaced_and_repeated,
     test_half_a_head_and_a_hang_up_leave_the_server_serving,
-    test_junk_is_refused_and_everybody_else_served,
+    test_junk_is_refused_and_all_others_are_served,
     test_three_trainers_over_all_lanes_equal_a_plain_sum,
     test_values_set_by_one_trainer_reach_all_who_wait_for_them,
     trained,
@@ -65,7 +65,7 @@ BORROWED = (
     test_a_repeat_with_other_bytes_is_refused_by_parameter,
     test_a_trainer_dead_in_mid_payload_is_replaced_and_repeated,
     test_half_a_head_and_a_hang_up_leave_the_server_serving,
-    test_junk_is_refused_and_everybody_else_served,
+    test_junk_is_refused_and_all_others_are_served,
     test_three_trainers_over_all_lanes_equal_a_plain_sum,
     test_values_set_by_one_trainer_reach_all_who_wait_for_them,
     test_connections_of_an_older_view_are_closed_while_waiting,
@@ -333,7 +333,7 @@ def answers(cluster: Cluster, serve: Callable[[socket.socket], None]) -> str:
     return caught.value.what.partition(f":{listening_port}")[2]
 
 
-def test_a_pserver_of_another_job_is_told_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_pserver_of_another_job_receives_nothing(cluster: Cluster, tmp_path: Path) -> None:
     other = give(tmp_path, make_ca("other.default.bireme"), name="other.default.bireme")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(other / "tls.crt", other / "tls.key")
@@ -347,7 +347,7 @@ def test_a_pserver_of_another_job_is_told_nothing(cluster: Cluster, tmp_path: Pa
     assert heard in ([], [b""])
 
 
-def test_a_pserver_that_does_not_speak_tls_is_told_nothing(cluster: Cluster) -> None:
+def test_a_pserver_that_does_not_speak_tls_receives_nothing(cluster: Cluster) -> None:
     said = answers(cluster, lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     assert said == f"{UNTRUSTED} it does not speak TLS"
 

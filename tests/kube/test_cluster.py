@@ -428,7 +428,7 @@ def test_run_directory_that_a_machine_could_not_see_is_refused(places: Places) -
     assert not Path("/run/bireme-test").exists()
 
 
-def test_missing_go_is_said_before_anything_is_done(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_go_is_reported_before_anything_is_done(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_go", lambda: None)
     with pytest.raises(MissingError, match=r"needs Go") as caught:
         Cluster(places, "goless").up()

@@ -85,7 +85,7 @@ def test_every_command_works_with_these_permissions(there: There, user: Path, re
         assert "forbidden" not in done.out + done.err, f"{command}: {done.out}{done.err}"
 
 
-def test_what_is_not_allowed_is_told_with_where_the_list_is(there: There, user: Path, reviews: Path) -> None:
+def test_what_is_not_allowed_is_reported_with_where_the_list_is(there: There, user: Path, reviews: Path) -> None:
     there.cluster.kubectl("delete", "rolebinding", "user", "-n", there.namespace)
     refused = there.do("submit", small_job(there, reviews), code=18, KUBECONFIG=str(user))
     assert "forbidden" in refused.err and "bireme submit --permissions" in refused.err

@@ -145,7 +145,7 @@ def test_a_stopped_and_resumed_job_ends_with_the_same_bits(there: There, reviews
     assert there.ask("status", "small")["passes"] == 6
 
 
-def test_a_job_that_fails_says_why_and_goes_on_once_it_is_mended(there: There, reviews: Path) -> None:
+def test_a_job_that_fails_says_why_and_continues_once_it_is_repaired(there: There, reviews: Path) -> None:
     job = small_job(there, reviews)
     failure = there.ask("submit", job, "--wait", code=5)
     assert failure["error"] == "DataError" and "shard" in failure["what"] + failure["why"] + failure["fix"]
@@ -259,7 +259,7 @@ def test_one_pod_at_a_time_may_be_drained_away(there: There, reviews: Path) -> N
 
 # The controller makes and removes about twenty pods a second, and those of other tests wait meanwhile.
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.slow)])
-def test_the_status_of_a_job_of_many_pods_tells_of_each(there: There, count: int) -> None:
+def test_the_status_of_a_job_of_many_pods_has_each(there: There, count: int) -> None:
     gather_crowd(there.cluster, there.namespace, count)
     status = there.ask("status", "crowd")
     dismiss_crowd(there.cluster, there.namespace)

@@ -23,7 +23,7 @@ def test_what_is_pushed_is_there_and_is_not_pushed_again(there: There, reviews: 
     assert there.pods() == [], "the pod on the volume is gone"
 
 
-def test_a_transfer_that_is_killed_goes_on_where_it_was(there: There, reviews: Path) -> None:
+def test_a_transfer_that_is_killed_continues_where_it_was(there: There, reviews: Path) -> None:
     job = small_job(there, reviews)
     large = there.home / "large"
     large.mkdir()
@@ -76,7 +76,7 @@ def test_data_can_be_split_where_it_is(there: There, reviews: Path) -> None:
     assert ended["state"] == "finished"
 
 
-def test_a_volume_that_is_not_there_or_has_no_pod_is_told(there: There, reviews: Path) -> None:
+def test_a_volume_that_is_not_there_or_has_no_pod_is_reported(there: There, reviews: Path) -> None:
     assert "there is no job 'nobody'" in there.do("fetch", "nobody", there.home / "x", code=2).err
     job = small_job(there, reviews)
     job.write_text(job.read_text().replace(there.image, "localhost/none:1"))

@@ -215,7 +215,7 @@ _STALENESS = st.none() | st.integers(0, 4)
 
 
 @given(batches=_BATCHES, staleness=_STALENESS, choices=_CHOICES)
-def test_each_push_is_applied_once_and_one_can_always_go_on(
+def test_each_push_is_applied_once_and_one_can_always_continue(
     batches: list[int], staleness: int | None, choices: list[tuple[int, int, int]]
 ) -> None:
     world = run(batches, staleness, choices)

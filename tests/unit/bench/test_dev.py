@@ -28,7 +28,7 @@ def test_every_bench_is_listed_with_one_line(arguments: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("name", ["machine", "nothing"])
-def test_a_bench_that_is_none_is_told_with_those_that_are(name: str) -> None:
+def test_a_bench_that_is_none_is_reported_with_those_that_are(name: str) -> None:
     done = dev("bench", name)
     assert done.returncode == 1
     assert f"there is no bench '{name}'" in done.stderr and "  limits " in done.stderr

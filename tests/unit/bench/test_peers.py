@@ -75,7 +75,7 @@ def test_rates_count_what_both_trainers_do() -> None:
     assert rate_of("sparse", answers) == pytest.approx(5.0 * 8192)
 
 
-def test_costs_of_ours_are_told_process_by_process() -> None:
+def test_costs_of_ours_are_reported_process_by_process() -> None:
     answers = [{"processes": PROCESSES, "wire_bytes_per_step": 7}]
     found = costs_of(answers, by_process=True)
     assert (found["cpu_s_per_step"], found["rss_mb"], found["anon_mb"]) == (0.75, 150.0, 100.0)
@@ -142,7 +142,7 @@ def told_by(work: str) -> list[dict[str, Any]]:
     return [answer, answer]
 
 
-def test_engines_are_interleaved_and_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_interleaved_and_failures_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[tuple[str, str]] = []
 
     def perform(run: Any, environment: Any, ports: Any) -> list[dict[str, Any]]:
@@ -230,13 +230,13 @@ def test_half_an_environment_is_removed_again(monkeypatch: pytest.MonkeyPatch, t
     assert not (tmp_path / "ray").exists()
 
 
-def test_a_command_that_fails_tells_its_last_line() -> None:
+def test_a_command_that_fails_reports_its_last_line() -> None:
     with pytest.raises(MissingError) as caught:
         homes._call([sys.executable, "-c", "print('one'); print('no such package'); raise SystemExit(1)"], "ray")
     assert caught.value.what == "cannot install ray: no such package"
 
 
-def test_mxnet_processes_are_told_their_roles() -> None:
+def test_mxnet_processes_get_their_roles() -> None:
     (mxnet,) = (peer for peer in PEERS if peer.home == "mxnet")
     run = mxnet.run("dense-1m", 10, 2, "python", [7000])
     assert [part.environment["DMLC_ROLE"] for part in run.parts] == [

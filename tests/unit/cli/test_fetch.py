@@ -71,7 +71,7 @@ def test_of_a_gone_job_only_the_volume_of_its_name_is_found(memory: Memory) -> N
     assert "name JOB.yaml, not JOB" in caught.value.fix
 
 
-def test_who_may_not_look_is_told_that_and_nothing_else(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_look_is_reported_and_nothing_else(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.put(CLAIM, "reviews")
     find = memory.find
 
@@ -209,7 +209,7 @@ def test_the_marker_says_whose_files_these_are(near: Near, tmp_path: Path) -> No
     assert marker == {**where, "job": "reviews", "output": ROOT}
 
 
-def test_somebody_s_own_files_are_not_overwritten(near: Near, tmp_path: Path) -> None:
+def test_a_users_own_files_are_not_overwritten(near: Near, tmp_path: Path) -> None:
     target = tmp_path / "mine"
     for name in ("job.json", "node_0/train.log", "pass-00000/w", "pass-00001/w", "notes.txt"):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -273,7 +273,7 @@ def test_files_of_a_volume_that_is_gone_are_not_overwritten(near: Near, tmp_path
     assert refused.why == "they were fetched from another run, of reviews in the namespace ns of https://near:6443"
 
 
-def test_files_that_are_the_same_are_in_nobody_s_way(near: Near, tmp_path: Path) -> None:
+def test_files_that_are_the_same_are_no_obstacle(near: Near, tmp_path: Path) -> None:
     bring(tmp_path / "got")
     for marker in ("", "torn", "{}"):
         (tmp_path / "got" / MARKER).write_text(marker)
@@ -294,7 +294,7 @@ def test_a_file_in_the_directorys_place_is_named_before_a_pod(near: Near, tmp_pa
 
 
 @pytest.mark.parametrize("more", [(), ("--model",)])
-def test_the_hash_of_the_last_model_is_told(near: Near, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_the_hash_of_the_last_model_is_reported(near: Near, tmp_path: Path, more: tuple[str, ...]) -> None:
     digest = model_hash(near.volume / "pass-00001")
     last = bring(tmp_path / "got", *more).output.splitlines()[-2:]
     assert last == [f"the last model is {tmp_path / 'got/pass-00001'}", f"hash: {digest}"]

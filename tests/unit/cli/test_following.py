@@ -56,7 +56,7 @@ def leave(standing: Standing, *, as_json: bool = False) -> None:
     assert left.value.code == 130
 
 
-def test_leaving_has_a_stops_exit_code_and_the_job_goes_on(
+def test_leaving_has_a_stops_exit_code_and_the_job_continues(
     standing: Standing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     standing.say(phase="training", trainers=[{"trainer": 0}], passes_done=[])
@@ -70,7 +70,7 @@ def test_leaving_has_a_stops_exit_code_and_the_job_goes_on(
     assert json.loads(capsys.readouterr().out)["state"] == "running"
 
 
-def test_a_job_that_does_not_run_yet_is_not_said_to_go_on(
+def test_a_job_that_does_not_run_yet_is_not_said_to_continue(
     standing: Standing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(standing)
@@ -92,12 +92,12 @@ def test_of_a_job_that_is_suspended_no_old_status_is_shown(
     assert captured.err == f"reviews is suspended; `bireme resume {NAMED}` resumes it\n"
 
 
-def test_a_cluster_that_never_answered_is_told_as_such() -> None:
+def test_a_cluster_that_never_answered_is_reported_as_such() -> None:
     assert parting_words("reviews", "ns", "").startswith("the cluster has not reported the state of reviews; come back")
     assert "keeps running" not in parting_words("reviews", "ns", "queued")
 
 
-def test_a_job_that_has_ended_is_told_also_to_whoever_leaves(standing: Standing) -> None:
+def test_a_job_that_has_ended_is_reported_also_after_ctrl_c(standing: Standing) -> None:
     standing.fail()
     with pytest.raises(DataError, match="shard 0 of 3 is missing"):
         follow_to_end(WHERE, "reviews", is_silent=False, as_json=False)
@@ -125,7 +125,7 @@ def test_a_job_that_never_says_why_ends_with_kubernetes_words(ended: Standing) -
     assert "`bireme why reviews" in caught.value.fix
 
 
-def test_whoever_leaves_does_not_wait_for_the_reason(
+def test_ctrl_c_does_not_wait_for_the_reason(
     ended: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(foreground, "Interrupts", Leaving)

@@ -43,7 +43,7 @@ def record(output: Path, state: registry.State, started: float, **more: Any) -> 
     return made
 
 
-def test_a_run_that_died_shows_its_passes_and_how_to_go_on(leave: Leave) -> None:
+def test_a_run_that_died_shows_its_passes_and_how_to_resume(leave: Leave) -> None:
     output = leave(done=3)
     made = record(output, "running", 1.0, birth="another boot/1")
     lines = run(list_).splitlines()[1:]
@@ -153,7 +153,7 @@ def test_a_silent_coordinator_is_named_with_what_is_known(leave: Leave, stopped:
     assert "2/4 passes" in run(list_)
 
 
-def test_what_is_wrong_though_training_goes_on_is_told(leave: Leave, stopped: Address) -> None:
+def test_what_is_wrong_though_training_continues_is_reported(leave: Leave, stopped: Address) -> None:
     warning = "no snapshot since round 7: pserver 1: the disk is full"
     made = record(leave(done=1), "running", 10.0, status=JobStatus(phase="training", warnings=(warning,)))
     announce(made, stopped)

@@ -96,13 +96,13 @@ def test_without_a_name_the_newest_unfinished_job_is_meant(leave: Leave) -> None
     assert find_output("small") == second
 
 
-def test_when_nothing_waits_to_be_resumed_that_is_told(leave: Leave) -> None:
+def test_nothing_to_resume_is_reported(leave: Leave) -> None:
     record(leave(done=4), "finished")
     with pytest.raises(UsageError, match="no job on this machine waits to be resumed"):
         find_output(None)
 
 
-def test_a_name_that_nobody_knows_is_told(leave: Leave) -> None:
+def test_an_unknown_name_is_refused(leave: Leave) -> None:
     with pytest.raises(UsageError, match="there is neither a directory nor a job 'ghost'"):
         find_output("ghost")
 
@@ -122,7 +122,7 @@ def snapshot(created: float) -> Manifest:
     )  # fmt: skip
 
 
-def test_where_it_begins_is_told_with_the_time_of_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_begins_is_reported_with_the_time_of_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "localtime", lambda s=90_000.0: time.gmtime(s))
     assert describe_start(snapshot(86_400.0 + 43_390)) == (
         "resuming from round 1800, batch 3 of pass 21 (snapshot of 12:03:10)"

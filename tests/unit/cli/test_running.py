@@ -39,7 +39,7 @@ def job_of(output: Path) -> Job:
 
 
 @pytest.mark.parametrize("error", [ProcessError, NetworkError])
-def test_a_job_that_is_given_up_is_told_with_how_to_go_on(leave: Leave, error: type[BiremeError]) -> None:
+def test_a_job_that_is_given_up_names_the_way_to_resume(leave: Leave, error: type[BiremeError]) -> None:
     output = leave(has_snapshot=True)
     result = explain_end(job_of(output), error("trainer 1 died 11 times", fix="its last words are in train.log"))
     assert type(result) is error
@@ -47,12 +47,12 @@ def test_a_job_that_is_given_up_is_told_with_how_to_go_on(leave: Leave, error: t
     assert explain_end(job_of(output), error("gone")).fix == f"continue with `bireme resume {output}`"
 
 
-def test_without_a_snapshot_there_is_no_way_on_to_tell(leave: Leave) -> None:
+def test_without_a_snapshot_no_resume_is_named(leave: Leave) -> None:
     error = ProcessError("gone", fix="look into its log")
     assert explain_end(job_of(leave()), error) is error
 
 
-def test_a_stop_names_the_newest_snapshot_and_how_to_go_on(leave: Leave) -> None:
+def test_a_stop_names_the_newest_snapshot_and_how_to_resume(leave: Leave) -> None:
     output = leave(has_snapshot=True)
     result = explain_end(job_of(output), Cancelled("stopped on request"))
     assert result.what == "stopped on request; the newest snapshot is of round 7"
@@ -111,7 +111,7 @@ class Unread(PlainView):
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.usefixtures("capsys")
-def test_when_nobody_reads_any_more_the_job_goes_on_in_silence(number: int) -> None:
+def test_a_job_continues_without_a_reader_in_silence(number: int) -> None:
     view = Unread(number)
     view.update(JobStatus())
     assert view.is_silent

@@ -103,7 +103,7 @@ def test_fewer_trainers_than_shards_share_them(job: Path) -> None:
 
 
 @pytest.mark.parametrize(("trainers", "rate"), [(2, 600.0), (1, 1200.0)])
-def test_the_last_run_tells_how_fast_a_trainer_computes(job: Path, trainers: int, rate: float) -> None:
+def test_the_last_run_reports_how_fast_a_trainer_computes(job: Path, trainers: int, rate: float) -> None:
     ran(job, trainers=trainers)
     assert simulated(str(job))["cluster"]["samples_s"] == rate
 

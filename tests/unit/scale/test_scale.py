@@ -247,7 +247,7 @@ def test_a_cost_below_zero_is_refused(tmp_path: Path) -> None:
         load_costs(tmp_path / "costs.json")
 
 
-def test_missing_costs_are_told_with_how_to_measure_them(tmp_path: Path) -> None:
+def test_missing_costs_are_reported_with_how_to_measure_them(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         load_costs(tmp_path / "nowhere.json")
 
@@ -283,7 +283,7 @@ LARGE = [row for row in ROWS if row not in SMALL]
 
 
 @pytest.mark.parametrize("row", SMALL, ids=lambda row: f"{row[0]} x {row[1]}, {row[2]}")
-def test_the_page_tells_what_the_model_says_of_the_published_job(row: list[str]) -> None:
+def test_the_page_has_the_models_figures_of_the_published_job(row: list[str]) -> None:
     check_row(row, 138_357_544, rounds=4)
 
 
@@ -294,7 +294,7 @@ def test_the_page_has_the_models_figures_for_more_machines(row: list[str]) -> No
 
 
 @pytest.mark.parametrize("row", table("The network that was published"), ids=lambda row: f"{row[0]} x {row[1]}")
-def test_the_page_tells_what_the_model_says_of_the_small_network(row: list[str]) -> None:
+def test_the_page_has_the_models_figures_of_the_small_network(row: list[str]) -> None:
     check_row(row, 15_245_130, rounds=4)
 
 

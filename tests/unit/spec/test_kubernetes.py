@@ -43,7 +43,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, name: str) -> None:
+def test_a_mistake_is_reported_with_its_line(tmp_path: Path, name: str) -> None:
     section, expected = MISTAKES[name]
     path = write(tmp_path, f"{HEAD}kubernetes:\n  {section}\n")
     with pytest.raises(SpecError) as caught:

@@ -138,7 +138,7 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("text", "wanted"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_told_with_its_place_and_what_was_expected(make: Make, text: str, wanted: tuple[str, ...]) -> None:
+def test_a_mistake_is_reported_with_place_and_what_was_expected(make: Make, text: str, wanted: tuple[str, ...]) -> None:
     path = make(text)
     with pytest.raises(SpecError) as caught:
         load(path)
@@ -208,7 +208,7 @@ def test_every_override_reaches_the_job(make: Make, tmp_path: Path) -> None:
         ("SEED", "1.5", "--seed (or BIREME_SEED): expected `int`"),
     ],
 )
-def test_a_bad_override_is_told_by_flag_and_variable(make: Make, name: str, value: str, expected: str) -> None:
+def test_a_bad_override_is_named_by_flag_and_variable(make: Make, name: str, value: str, expected: str) -> None:
     with pytest.raises(SpecError) as caught:
         load(make(GOOD), {f"BIREME_{name}": value})
     assert expected in str(caught.value)
@@ -264,7 +264,7 @@ def test_a_directory_may_be_named_for_the_job_in_it(make: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.yaml", "0"])
-def test_a_job_that_is_not_there_is_told_with_how_to_make_one(make: Make, name: str) -> None:
+def test_a_job_that_is_not_there_is_reported_with_how_to_make_one(make: Make, name: str) -> None:
     with pytest.raises(SpecError, match="there is no file") as caught:
         load(make(GOOD).parent / name)
     assert "bireme demo --prepare" in caught.value.fix

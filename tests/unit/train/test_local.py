@@ -94,7 +94,7 @@ def descend(shard: int, count: int, batches: range, w: Floats) -> Floats:
     return w
 
 
-def test_averaged_shards_go_on_from_the_mean_of_all() -> None:
+def test_averaged_shards_continue_from_the_mean_of_all() -> None:
     counts = [30, 30]
     common = np.zeros(4, np.float32)
     for batches in (range(2), range(2, 3)):
@@ -185,7 +185,7 @@ def test_each_copy_has_an_optimizer_of_its_own() -> None:
     assert ends[0] == ends[1], "what a shard does by itself depends on how many there are"
 
 
-def test_a_nan_is_told_by_the_batch_it_came_from_and_not_pushed() -> None:
+def test_a_nan_is_named_by_the_batch_it_came_from_and_not_pushed() -> None:
     def spoil(program: SumProgram) -> None:
         if program.steps == 4:  # the first batch took two steps
             program.grads["w"][0] = np.nan

@@ -59,7 +59,7 @@ def test_the_values_are_those_of_plain_descent_along_the_tree() -> None:
     assert lane.values[:4].tobytes() == wanted.tobytes()
 
 
-def test_an_empty_shard_says_so_once_and_holds_up_nobody() -> None:
+def test_an_empty_shard_says_so_once_and_delays_none() -> None:
     lane, notes = train([0, 15], passes=1)
     first, second = lane.pushes
     assert first[2] == [Record(0, True, 0), Record(1, False, 10, 20.0, (1.0, 0.0, 0.0))]

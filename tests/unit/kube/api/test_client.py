@@ -89,7 +89,7 @@ def test_a_file_that_is_no_kubeconfig_is_named_with_what_to_do(tmp_path: Path, t
     )
 
 
-def test_broken_yaml_is_told_with_its_place(tmp_path: Path) -> None:
+def test_broken_yaml_is_reported_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at line 2, column 12"):
         Cluster(Target(files(tmp_path, "kind: Config\ncontexts: [}\n")))
 

@@ -130,13 +130,13 @@ def test_a_pserver_alone_has_no_training_of_its_own() -> None:
         ({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}, "its container"),
     ],
 )
-def test_what_a_pod_waits_for_is_told_in_kubernetes_words(status: Json, expected: str) -> None:
+def test_what_a_pod_waits_for_is_reported_in_kubernetes_words(status: Json, expected: str) -> None:
     (waiting,) = pod_views([pod(2, "Pending", **status)], JobStatus())
     assert expected.lstrip(": ") in waiting.waits
     assert expected in gathering(job_view([job()]), [waiting])
 
 
-def test_a_job_that_goes_on_does_not_look_as_if_it_ran_already() -> None:
+def test_a_job_that_continues_does_not_look_as_if_it_ran_already() -> None:
     change = resume_patch(job(suspend=True, status=TRAINING))
     assert change["spec"] == {"suspend": False}
     status = json.loads(change["metadata"]["annotations"][naming.STATUS])
@@ -152,7 +152,7 @@ def test_a_job_that_goes_on_does_not_look_as_if_it_ran_already() -> None:
         ({}, ""),
     ],
 )
-def test_what_a_pod_has_failed_of_is_told(status: Json, expected: str) -> None:
+def test_what_a_pod_has_failed_of_is_reported(status: Json, expected: str) -> None:
     (failed,) = pod_views([pod(2, "Failed", **status)], JobStatus())
     assert failed.waits == expected
 

@@ -82,7 +82,7 @@ def test_a_machine_that_cannot_be_asked_leaves_the_log_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("is_following", [False, True])
-def test_that_logs_may_not_be_seen_is_said(is_following: bool) -> None:
+def test_that_logs_may_not_be_seen_is_reported(is_following: bool) -> None:
     with pytest.raises(ForbiddenError):
         shown(Pods([ForbiddenError("pods/log")], []), is_following=is_following)
 

@@ -98,7 +98,7 @@ def test_a_volume_without_data_asks_for_the_data_job(variables: dict[str, str], 
     assert "there is no training data on the volume" in error.what and "data job" in error.fix
 
 
-def test_fewer_shards_than_pods_are_told_with_both_numbers(variables: dict[str, str]) -> None:
+def test_fewer_shards_than_pods_are_reported_with_both_numbers(variables: dict[str, str]) -> None:
     error = refusal({**variables, "CONF_PADDLE_GRADIENT_NUM": "4"}, DataError)
     assert "4 pods but only 3 data shards" in error.what and "SPLIT_COUNT" in error.fix
 

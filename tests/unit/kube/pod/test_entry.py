@@ -56,7 +56,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_a_pod_of_an_indexed_job_is_told_where_it_stands(variables: dict[str, str]) -> None:
+def test_a_pod_of_an_indexed_job_gets_its_place(variables: dict[str, str]) -> None:
     place = place_of(variables, never)
     assert place is not None
     assert (place.rank, place.role, place.host, place.kube_job) == (2, None, "10.1.2.3", "demo")
@@ -65,7 +65,7 @@ def test_a_pod_of_an_indexed_job_is_told_where_it_stands(variables: dict[str, st
     assert place.job.connect_timeout_s == PATIENCE * 60.0
 
 
-def test_outside_of_a_cluster_nobody_is_told_of_the_status(variables: dict[str, str]) -> None:
+def test_outside_of_a_cluster_no_status_is_reported(variables: dict[str, str]) -> None:
     del variables["KUBERNETES_SERVICE_HOST"]
     place = place_of(variables, never)
     assert place is not None and place.kube_job == ""
@@ -107,12 +107,12 @@ def test_a_variable_that_makes_no_sense_is_named(variables: dict[str, str], name
         place_of({**variables, name: value}, never)
 
 
-def test_a_job_that_cannot_be_read_is_told(variables: dict[str, str], tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_read_is_reported(variables: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot read the job from"):
         place_of({**variables, "BIREME_JOB": str(tmp_path / "none.json")}, never)
 
 
-def test_a_node_that_nobody_told_anything_says_what_is_missing() -> None:
+def test_a_node_without_variables_says_what_is_missing() -> None:
     with pytest.raises(UsageError, match="neither BIREME_JOB nor JOB_NAME and JOB_PATH are set"):
         place_of({}, never)
 
@@ -173,7 +173,7 @@ def staying(*members: pod_module.Member) -> Iterator[None]:
         thread.join()
 
 
-def test_a_pod_that_comes_when_the_job_is_over_waits_for_nobody(variables: dict[str, str], tmp_path: Path) -> None:
+def test_a_pod_that_comes_when_the_job_is_over_waits_for_none(variables: dict[str, str], tmp_path: Path) -> None:
     job = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), pservers=3)
     late = member(variables, job, 1)
     (tmp_path / "output" / "status.json").write_text('{"phase": "finished"}')
@@ -439,7 +439,7 @@ def test_two_replacements_without_addresses_take_two_ranks(tmp_path: Path, now: 
     assert take_rank("e", 3, book, late, lambda why: False) is None, "all ranks belong to pods that may live"
 
 
-def test_a_pod_that_is_told_to_end_stops_waiting(tmp_path: Path) -> None:
+def test_a_pod_that_is_asked_to_end_stops_waiting(tmp_path: Path) -> None:
     eyes = (Seen([A], [A]), HeartbeatFiles(tmp_path / "pods", "a", "10.0.0.9"))
     assert take_rank("a", 2, RankBook(tmp_path / "ranks"), eyes, lambda why: False) is None
 

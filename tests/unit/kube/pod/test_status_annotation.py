@@ -46,7 +46,7 @@ def test_a_status_is_handed_on_at_most_every_two_seconds(received: Received) -> 
     assert [each.round for each in received.all] == [1000, 1025]
 
 
-def test_a_clock_that_goes_on_is_no_news(received: Received) -> None:
+def test_a_later_clock_alone_is_not_reported(received: Received) -> None:
     reporter = Reporter(lambda: None, received)
     for moment in (100.0, 103.0, 106.0):
         members = (PserverStatus(pserver=0, host="a", silent_s=moment),)
@@ -54,7 +54,7 @@ def test_a_clock_that_goes_on_is_no_news(received: Received) -> None:
     assert len(received.all) == 1
 
 
-def test_the_last_word_is_told_however_soon_it_comes(received: Received) -> None:
+def test_the_last_word_is_reported_however_soon_it_comes(received: Received) -> None:
     reporter = Reporter(lambda: None, received)
     reporter.hear(status(), 100.0)
     reporter.finish(status(phase="finished"))
@@ -62,7 +62,7 @@ def test_the_last_word_is_told_however_soon_it_comes(received: Received) -> None
     assert received.all[-1].version == __version__
 
 
-def test_a_failure_is_told_with_what_why_and_fix(received: Received) -> None:
+def test_a_failure_is_reported_with_what_why_and_fix(received: Received) -> None:
     reporter = Reporter(lambda: None, received)
     reporter.hear(status(round=7), 100.0)
     reporter.finish(None, DataError("a shard is torn", why="it ends early", fix="bring it again"))
@@ -73,7 +73,7 @@ def test_a_failure_is_told_with_what_why_and_fix(received: Received) -> None:
     }  # fmt: skip
 
 
-def test_a_reporter_that_runs_asks_and_tells(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reporter_that_runs_asks_and_reports(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_annotation, "ASK_EVERY_S", 0.0)
     asked = iter([None, status(round=1)])
     reporter = Reporter(lambda: next(asked, None), received)

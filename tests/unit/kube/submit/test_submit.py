@@ -18,7 +18,7 @@ from bireme.kube.submit.submission import program_key
 from bireme.kube.submit.submit import changes_between, key_of, refuse_foreign, send, submission_in
 
 
-def test_changes_are_told_key_by_key(tmp_path: Path) -> None:
+def test_changes_are_reported_key_by_key(tmp_path: Path) -> None:
     then = make(tmp_path)
     now = make(tmp_path, PLAIN.replace("passes: 4", "passes: 9") + "kubernetes: {volume: {size: 1Gi}}\n")
     now = replace(now, program={"config.py": b"other", "lib/words.py": b"WORDS = 3\n", "new.py": b""})
@@ -42,7 +42,7 @@ def test_a_name_that_is_not_bireme_s_is_left_alone(tmp_path: Path) -> None:
         refuse_foreign(ours, "another")
 
 
-def test_a_resumed_job_goes_on_as_it_was_but_for_what_is_changed(tmp_path: Path) -> None:
+def test_a_resumed_job_continues_as_it_was_but_for_what_is_changed(tmp_path: Path) -> None:
     then = make(tmp_path)
     again = resumed(then, {})
     assert again.job == then.job and again.digest == then.digest

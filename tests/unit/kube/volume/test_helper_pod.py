@@ -127,7 +127,7 @@ def test_a_volumes_pod_has_the_jobs_account_limits_and_patch() -> None:
     }  # fmt: skip
 
 
-def test_a_pod_on_a_volume_asks_for_little_where_nothing_is_said() -> None:
+def test_a_pod_on_a_volume_asks_for_little_by_default() -> None:
     spec = volume_pod(PLACE, "ns", "volume-1", ["bireme"])["spec"]
     assert spec["containers"][0]["resources"] == {"requests": {"cpu": "50m", "memory": "128Mi"}}
     assert "serviceAccountName" not in spec

@@ -82,7 +82,7 @@ def test_what_is_patched_into_pods_is_in_the_pod_of_a_split_too() -> None:
     assert set(template["metadata"]) == {"labels", "annotations"} and made["metadata"]["name"] == NAME
 
 
-def test_a_job_that_does_not_go_away_is_told_with_who_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_does_not_go_away_is_reported_with_its_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     stage.create(split_job(PLACE, "ns", ["bireme"]))["metadata"]["finalizers"] = ["example.com/never"]
     stage.end("Failed")
@@ -109,7 +109,7 @@ def test_an_earlier_splits_report_is_not_taken_for_this_one() -> None:
     assert Stage(old, ends).split() == REPORT
 
 
-def test_a_pod_that_no_machine_takes_is_told_of_and_given_up() -> None:
+def test_a_pod_that_no_machine_takes_is_reported_and_given_up() -> None:
     stage = Stage(waits)
     with pytest.raises(ClusterError, match=f"does not start: {UNSCHEDULABLE[:20]}"):
         stage.split()
@@ -145,7 +145,7 @@ def test_an_interrupted_split_takes_its_job_along() -> None:
     assert stage.split() == REPORT
 
 
-def test_a_job_that_somebody_else_has_made_meanwhile_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_was_made_meanwhile_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
 
     def taken(made: Json) -> Json:
@@ -181,7 +181,7 @@ def test_a_split_without_a_word_is_an_error_that_says_so() -> None:
         Stage(runs, lambda stage: stage.end("Complete")).split()
 
 
-def test_a_failed_split_is_the_error_that_it_told_of() -> None:
+def test_a_failed_split_is_the_error_that_it_reported() -> None:
     log = json.dumps({"error": "OutputExistsError", "what": "cut is there already", "why": "", "fix": "f"})
     with pytest.raises(OutputExistsError, match="cut is there already"):
         Stage(runs, lambda stage: stage.end("Failed", log)).split()

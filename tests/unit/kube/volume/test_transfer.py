@@ -109,7 +109,7 @@ def test_only_what_has_changed_is_sent_again(here: Path, tmp_path: Path) -> None
     assert (there / "0/data/train.txt").read_bytes() == b"two\n" * 1000
 
 
-def test_a_push_that_breaks_off_goes_on_where_it_was(here: Path, tmp_path: Path) -> None:
+def test_a_push_that_breaks_off_continues_where_it_was(here: Path, tmp_path: Path) -> None:
     pod, there, pauses = Volume(breaks_after=2000), tmp_path / "there", Pauses()
     done = transfer.push(pod, transfer.shard_files(here), str(there), pause=pauses)
     assert (done.nbytes, done.skipped, pauses) == (sum(map(len, FILES.values())), 0, [1])
@@ -128,7 +128,7 @@ def test_a_part_of_something_else_is_not_gone_on_from(here: Path, tmp_path: Path
     assert contents(there) == FILES
 
 
-def test_a_fetch_brings_all_and_goes_on_where_it_broke_off(here: Path, tmp_path: Path) -> None:
+def test_a_fetch_brings_all_and_continues_where_it_broke_off(here: Path, tmp_path: Path) -> None:
     pod, target = Volume(breaks_after=2000), tmp_path / "target"
     wanted = pod.ask(["list", str(here)])
     done = transfer.fetch(pod, str(here), wanted, target, pause=Pauses())
@@ -192,7 +192,7 @@ def test_a_request_without_a_connection_is_tried_again_later(here: Path, tmp_pat
 
 
 @pytest.mark.parametrize("verb", ["have", "put"])
-def test_an_outage_that_lasts_is_told_after_four_attempts(here: Path, tmp_path: Path, verb: str) -> None:
+def test_an_outage_that_lasts_is_reported_after_four_attempts(here: Path, tmp_path: Path, verb: str) -> None:
     pod, pauses = Volume(fails={verb: 9}), Pauses()
     with pytest.raises(NetworkError, match="the connection was refused"):
         transfer.push(pod, transfer.shard_files(here), str(tmp_path / "there"), pause=pauses)
@@ -259,7 +259,7 @@ def test_a_name_out_of_the_target_is_refused_first(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "other"])
-def test_a_piece_that_nobody_asked_for_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_piece_that_was_not_asked_for_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="which was not requested"):
         transfer.fetch(Liar(piece(name)), "/job", {"model": 4}, tmp_path / "target")
     assert contents(tmp_path) == {}

@@ -167,7 +167,7 @@ def test_a_repeat_with_the_same_bytes_changes_nothing(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("at", "name"), [(0, "w"), (34, "w"), (48, "u"), (98, "b")])
 @pytest.mark.parametrize("value", [1.0, -0.0])
-def test_a_repeat_with_other_bytes_is_told_by_parameter(stage: Stage, at: int, name: str, value: float) -> None:
+def test_a_repeat_with_other_bytes_is_named_by_parameter(stage: Stage, at: int, name: str, value: float) -> None:
     peer = stage.peer()
     peer.push(0, ones(0.0))
     other = ones(0.0)

@@ -1,4 +1,4 @@
-"""Pulls of trainers that share a lane's memory: no thread waits for them; the one that makes an answer possible gives it."""
+"""Pulls of trainers that share a lane's memory: none blocks a thread; the thread that makes an answer possible sends it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_setting_first_values_answers_those_who_wait_for_them(unset: Stage) -> N
     assert (waiting.memory.values(0) == 2.0).all()
 
 
-def test_a_lane_that_stops_tells_those_who_wait_why(stage: Stage) -> None:
+def test_a_lane_that_stops_answers_waiting_trainers_with_the_reason(stage: Stage) -> None:
     trainer = stage.sharer()
     ask(trainer, 1)
     stage.lane.stop(ProcessError("no room", why="the machine is full", fix="make room"))

@@ -274,7 +274,7 @@ def test_a_full_disk_ends_that_cut_loudly_and_nothing_else(
     assert not list(done.path.parents[1].rglob("*.tmp"))
 
 
-def test_a_bug_in_the_writer_is_told_and_the_next_cut_is_written(
+def test_a_bug_in_the_writer_is_reported_and_the_next_cut_is_written(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -303,7 +303,7 @@ def test_the_writer_stands_back_behind_rounds(stage: Stage, monkeypatch: pytest.
     stage.part()
 
 
-def test_a_writer_that_somebody_waits_for_takes_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_is_waited_for_takes_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
     monkeypatch.setattr(writer, "sleep", rests.append)
     is_urgent = False

@@ -96,7 +96,7 @@ def test_many_addresses_do_not_fill_the_log_nor_the_memory(caplog: pytest.LogCap
     assert "10.9.9.9" in caplog.messages[-1], "there is room again"
 
 
-def test_without_tls_everybody_is_let_in_and_not_counted(street: Street) -> None:
+def test_without_tls_all_are_let_in_and_not_counted(street: Street) -> None:
     entry = ConnectionGate(limit=1)
     for _ in range(3):
         taken = entry.accept(street.stranger()[1])

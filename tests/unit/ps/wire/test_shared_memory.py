@@ -70,7 +70,7 @@ def test_a_segment_has_no_file_name_and_is_not_inherited(stack: ExitStack) -> No
     assert not os.get_inheritable(fd)
 
 
-def test_too_little_memory_is_told_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -186,7 +186,7 @@ def test_nothing_can_be_mapped_and_laid_out_in_no_bytes() -> None:
     assert region.floats(0).shape == (0,)
 
 
-def test_a_descriptor_that_cannot_be_mapped_is_told() -> None:
+def test_a_descriptor_that_cannot_be_mapped_is_reported() -> None:
     with pytest.raises(StorageError, match="cannot map 4,096 bytes: Bad file descriptor"):
         Region(PAGE).map(0, PAGE, -1, 0, is_writable=False)
 
