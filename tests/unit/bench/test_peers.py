@@ -137,7 +137,7 @@ def test_steps_fill_the_time_of_a_run_within_bounds() -> None:
     assert peers.next_steps("bow", 1.0) + peers.WARMUP["bow"] > 100
 
 
-def told_by(work: str) -> list[dict[str, Any]]:
+def answers_of(work: str) -> list[dict[str, Any]]:
     answer = {"median_s": 0.5, "processes": PROCESSES, "wire_bytes_per_step": 1, "carrier": "shm"}
     return [answer, answer]
 
@@ -149,7 +149,7 @@ def test_engines_are_interleaved_and_failures_are_reported(monkeypatch: pytest.M
         order.append((run.module, run.options.get("place", "")))
         if run.module == "ray_":
             raise RunFailedError("driver 0 ended with code 1")
-        return told_by(run.work)
+        return answers_of(run.work)
 
     monkeypatch.setattr(peers, "perform", perform)
     bench = peers.Bench({})
@@ -167,7 +167,7 @@ def test_engines_are_interleaved_and_failures_are_reported(monkeypatch: pytest.M
 
 
 def test_sparse_tables_are_measured_as_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "perform", lambda run, *_: told_by(run.work))
+    monkeypatch.setattr(peers, "perform", lambda run, *_: answers_of(run.work))
     bench = peers.Bench({})
     bench.pythons |= {peer.home: "python" for peer in PEERS}
     found = peers.measure(bench, ["sparse"], reps=1)["sparse"]

@@ -1,4 +1,4 @@
-"""Pulls of trainers that share a lane's memory: none blocks a thread; the thread that makes an answer possible sends it."""
+"""Pulls by trainers that share a lane's memory: no thread waits; the one that makes an answer possible sends it."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_files_that_do_not_belong_together_are_reported(tmp_path: Path, ca: Pair
     assert BROKEN[breaking] in caught.value.what  # type: ignore[index]
 
 
-def test_a_certificate_without_a_dns_name_is_reported(tmp_path: Path, ca: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_without_a_dns_name_is_refused(tmp_path: Path, ca: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     give(tmp_path, ca)
     monkeypatch.setattr(security, "_own_certificate", lambda *_: {"subjectAltName": (("IP Address", "10.0.0.1"),)})
     with pytest.raises(CertificateError, match="carries no DNS name"):
