@@ -43,7 +43,7 @@ CONFIG_MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", CONFIG_MISTAKES)
-def test_a_mistake_in_the_config_is_reported_before_anything_starts(cli: Cli, job: Path, mistake: str) -> None:
+def test_a_mistake_in_the_config_is_found_before_anything_starts(cli: Cli, job: Path, mistake: str) -> None:
     old, new, code, message = CONFIG_MISTAKES[mistake]
     edit(job.parent / CONFIG, old, new)
     if mistake == "L1 with momentum":

@@ -113,7 +113,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_resume(cli: Cli, job: Path, runnin
     assert passes_saved(output) == saved + 1
 
 
-def test_ctrl_c_before_the_job_has_begun_leaves_no_process_waiting(cli: Cli, job: Path) -> None:
+def test_ctrl_c_before_the_job_has_begun_leaves_no_process(cli: Cli, job: Path) -> None:
     slow = job.parent / "quick_start" / "dataprovider_bow.py"
     slow.write_text(
         slow.read_text().replace("label, text =", "__import__('time').sleep(0.5)\n            label, text =")

@@ -242,7 +242,7 @@ def test_a_rewind_takes_all_lanes_back_to_the_cut(cluster: Cluster, tmp_path: Pa
     assert [totals.pass_id for totals in cluster.passes] == [0]
 
 
-def test_lanes_that_are_one_round_apart_continue_from_the_older_one(cluster: Cluster) -> None:
+def test_lanes_one_round_apart_continue_from_the_older_one(cluster: Cluster) -> None:
     cluster.start(pservers=2, lanes=1)
     cluster.set_up()
     old = trainer(cluster, 3)

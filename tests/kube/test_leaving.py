@@ -47,7 +47,7 @@ def unsaved(there: There, reviews: Path, passes: int) -> Victim:
 
 
 @pytest.mark.parametrize("passes", [1])
-def test_a_job_that_is_stopped_within_a_pass_continues_from_there(
+def test_a_job_stopped_within_a_pass_continues_from_there(
     unsaved: Victim, there: There, ends_well: Callable[[], None]
 ) -> None:
     there.wait(lambda: max(row["round"] for row in unsaved.lines()) >= 5, "some rounds are done")

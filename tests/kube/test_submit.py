@@ -145,7 +145,7 @@ def test_a_stopped_and_resumed_job_ends_with_the_same_bits(there: There, reviews
     assert there.ask("status", "small")["passes"] == 6
 
 
-def test_a_job_that_fails_says_why_and_continues_once_it_is_repaired(there: There, reviews: Path) -> None:
+def test_a_failed_job_says_why_and_continues_once_repaired(there: There, reviews: Path) -> None:
     job = small_job(there, reviews)
     failure = there.ask("submit", job, "--wait", code=5)
     assert failure["error"] == "DataError" and "shard" in failure["what"] + failure["why"] + failure["fix"]

@@ -166,7 +166,7 @@ def test_a_mistake_in_the_config_is_reported_with_its_line(jobs: Jobs) -> None:
     assert "fc_layerr" in jobs.until("config-error", "config-wrong").cause
 
 
-def test_a_training_that_goes_astray_is_reported_with_the_parameter(jobs: Jobs) -> None:
+def test_a_diverging_training_is_reported_with_the_parameter(jobs: Jobs) -> None:
     wild = "\nsettings(batch_size=64, learning_rate=1e38, learning_method=MomentumOptimizer(momentum=0.9))\n"
     jobs.submit("not-a-number", config=wild)
     cause = jobs.until("not-a-number")
@@ -223,7 +223,7 @@ def expired(data: dict[str, str], state: Path) -> str:
     return base64.b64encode(pem).decode()
 
 
-def test_pods_without_rights_run_and_the_missing_right_is_reported(jobs: Jobs) -> None:
+def test_pods_without_rights_run_and_the_missing_right_is_named(jobs: Jobs) -> None:
     jobs.submit("forbidden-to-pods", pace=PACE, kubernetes={"service_account": "default"})
     cause = jobs.until("forbidden", "forbidden-to-pods")
     assert "may not patch jobs" in cause.cause

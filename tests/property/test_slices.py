@@ -126,7 +126,7 @@ def test_dense_lanes_are_the_same_from_any_cutting(
 
 
 @pytest.mark.parametrize("method", ["momentum", "adagrad", "adam"])
-def test_an_optimizer_continues_with_the_same_bits_on_other_lanes(method: Any) -> None:
+def test_an_optimizer_keeps_its_bits_on_other_lanes(method: Any) -> None:
     momentum = 0.0 if method == "adam" else 0.9
     layout = Layout([Parameter(name="a", shape=(1500,)), Parameter(name="b", shape=(900,), momentum=momentum)])
     flat = np.random.default_rng(1).standard_normal(layout.size, np.float32)
@@ -164,7 +164,7 @@ def test_an_optimizer_continues_with_the_same_bits_on_other_lanes(method: Any) -
     assert train(two, half, range(2, 4)).tobytes() == wanted.tobytes()
 
 
-def test_a_missing_or_doubled_dense_part_is_reported_with_its_place() -> None:
+def test_a_missing_or_doubled_dense_part_is_named_with_its_place() -> None:
     layout = Layout([Parameter(name="a", shape=(4096,))])
     parts = dense_parts(layout, {"w": np.zeros(4096, np.float32)}, 4, set(), pservers=4)
     with pytest.raises(SnapshotError, match="no part holds elements 1024 to 2047"):

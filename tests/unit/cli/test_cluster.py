@@ -67,7 +67,7 @@ def test_without_a_cluster_an_unknown_name_is_unknown() -> None:
         assert "there is no kubeconfig" in failed.exception.what and "no-cluster" in failed.exception.what
 
 
-def test_a_job_here_whose_name_was_submitted_too_is_distinguished(leave: Leave, tmp_path: Path) -> None:
+def test_a_job_here_is_distinguished_from_one_submitted(leave: Leave, tmp_path: Path) -> None:
     record(leave(done=1), "finished", 1.0)
     assert "--kube" not in invoke(status, "small").output
     (places().state / "ca" / "0123" / "default" / "small").mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_a_cluster_that_does_not_answer_is_left_out_of_the_list(leave: Leave, si
     assert answer["cluster"] == [] and "note" in answer
 
 
-def test_a_context_that_is_not_there_is_reported_with_those_that_are(silent: Any) -> None:
+def test_an_unknown_context_is_refused_with_those_that_are_there(silent: Any) -> None:
     failed = invoke(status, "x", "--context", "far")
     assert isinstance(failed.exception, UsageError)
     assert "there is no context 'far'" in failed.exception.what and "near" in failed.exception.fix

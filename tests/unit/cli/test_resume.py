@@ -122,7 +122,7 @@ def snapshot(created: float) -> Manifest:
     )  # fmt: skip
 
 
-def test_where_it_begins_is_reported_with_the_time_of_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_begins_is_shown_with_the_time_of_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "localtime", lambda s=90_000.0: time.gmtime(s))
     assert describe_start(snapshot(86_400.0 + 43_390)) == (
         "resuming from round 1800, batch 3 of pass 21 (snapshot of 12:03:10)"

@@ -64,7 +64,7 @@ def test_a_disk_that_fills_up_while_syncing_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
-def test_a_place_that_may_not_be_written_is_reported_with_what_to_do(number: int) -> None:
+def test_a_read_only_place_is_reported_with_what_to_do(number: int) -> None:
     with pytest.raises(StorageError, match="cannot write the model") as caught, storage_errors("the model"):
         raise OSError(number, os.strerror(number))
     assert "choose an output directory" in caught.value.fix

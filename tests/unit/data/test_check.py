@@ -215,7 +215,7 @@ def test_empty_shard_is_a_warning_but_all_empty_is_an_error(job: Path) -> None:
     assert _said(check_job(job)) == ["error :None no shard has a training line"]
 
 
-def test_line_longer_than_the_limit_is_reported_without_holding_it(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_longer_than_the_limit_is_found_without_holding_it(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bireme.data.scan.LONGEST_LINE", 64)
     report = _in_both(job, "train.txt", b"0\ta\n1\t" + b"x" * 200 + b"\n0\tb\n")
     assert {p.line for p in report.problems if p.severity == "error"} == {2}

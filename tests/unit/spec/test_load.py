@@ -264,7 +264,7 @@ def test_a_directory_may_be_named_for_the_job_in_it(make: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.yaml", "0"])
-def test_a_job_that_is_not_there_is_reported_with_how_to_make_one(make: Make, name: str) -> None:
+def test_a_missing_job_is_reported_with_how_to_make_one(make: Make, name: str) -> None:
     with pytest.raises(SpecError, match="there is no file") as caught:
         load(make(GOOD).parent / name)
     assert "bireme demo --prepare" in caught.value.fix

@@ -42,7 +42,7 @@ def test_a_name_that_is_not_bireme_s_is_left_alone(tmp_path: Path) -> None:
         refuse_foreign(ours, "another")
 
 
-def test_a_resumed_job_continues_as_it_was_but_for_what_is_changed(tmp_path: Path) -> None:
+def test_a_resumed_job_is_as_it_was_but_for_what_is_changed(tmp_path: Path) -> None:
     then = make(tmp_path)
     again = resumed(then, {})
     assert again.job == then.job and again.digest == then.digest

@@ -82,7 +82,7 @@ def test_what_is_patched_into_pods_is_in_the_pod_of_a_split_too() -> None:
     assert set(template["metadata"]) == {"labels", "annotations"} and made["metadata"]["name"] == NAME
 
 
-def test_a_job_that_does_not_go_away_is_reported_with_its_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_does_not_go_away_is_named_with_its_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     stage.create(split_job(PLACE, "ns", ["bireme"]))["metadata"]["finalizers"] = ["example.com/never"]
     stage.end("Failed")

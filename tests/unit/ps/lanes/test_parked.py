@@ -98,7 +98,7 @@ def test_setting_first_values_answers_those_who_wait_for_them(unset: Stage) -> N
     assert (waiting.memory.values(0) == 2.0).all()
 
 
-def test_a_lane_that_stops_answers_waiting_trainers_with_the_reason(stage: Stage) -> None:
+def test_a_lane_that_stops_sends_waiting_trainers_the_reason(stage: Stage) -> None:
     trainer = stage.sharer()
     ask(trainer, 1)
     stage.lane.stop(ProcessError("no room", why="the machine is full", fix="make room"))

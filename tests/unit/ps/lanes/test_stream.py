@@ -185,7 +185,7 @@ def test_no_trainer_waits_for_a_shard_that_has_ended() -> None:
     assert stream.look(pull(0, 1)) == Ready(2, 0, 1)
 
 
-def test_without_a_bound_no_trainer_waits_but_staleness_is_measured() -> None:
+def test_without_a_bound_none_waits_but_staleness_is_measured() -> None:
     stream = lane(staleness=None)
     for q in range(3):
         assert stream.look(pull(0, q)) == Ready(q, 0, q)

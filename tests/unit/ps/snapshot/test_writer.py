@@ -274,7 +274,7 @@ def test_a_full_disk_ends_that_cut_loudly_and_nothing_else(
     assert not list(done.path.parents[1].rglob("*.tmp"))
 
 
-def test_a_bug_in_the_writer_is_reported_and_the_next_cut_is_written(
+def test_a_bug_in_the_writer_is_logged_and_the_next_cut_written(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:

@@ -70,7 +70,7 @@ def test_a_peer_that_hangs_up_between_frames_is_no_error(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("sent", [1, HEAD_NBYTES - 1])
-def test_a_peer_that_hangs_up_in_the_middle_of_a_head_is_reported(pair: Pair, sent: int) -> None:
+def test_a_peer_that_hangs_up_within_a_head_is_reported(pair: Pair, sent: int) -> None:
     pair[0].sendall(Head(Kind.PULL).pack()[:sent])
     pair[0].close()
     with pytest.raises(NetworkError, match="closed the connection in the middle of a frame"):
@@ -210,7 +210,7 @@ def test_a_lane_of_this_machine_and_user_is_found_near(listening: tuple[socket.s
     found.close()
 
 
-def test_no_peer_is_near_at_a_foreign_address_and_nothing_is_sent(listening: tuple[socket.socket, int]) -> None:
+def test_no_peer_is_near_at_a_foreign_address(listening: tuple[socket.socket, int]) -> None:
     before = open_files()
     assert connect_near("192.0.2.1", listening[1]) is None
     with pytest.raises(BlockingIOError):

@@ -45,7 +45,7 @@ def unused() -> Iterator[None]:
     security.use(None)
 
 
-def test_a_directory_reports_the_jobs_name_and_how_long_it_is_good(tmp_path: Path, ca: Pair) -> None:
+def test_a_directory_has_the_jobs_name_and_how_long_it_is_good(tmp_path: Path, ca: Pair) -> None:
     found = load(give(tmp_path, ca, days=3))
     assert found.name == NAME
     assert found.until == pytest.approx(time.time() + 3 * 86400, abs=60)
