@@ -45,3 +45,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_") or name not in __all__:
         raise AttributeError(f"module 'bireme' has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "bireme.api.jobs")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

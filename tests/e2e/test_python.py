@@ -35,10 +35,13 @@ def here(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_a_run_from_python_has_the_bits_of_the_command(
     often: Path, undisturbed: Undisturbed, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = bireme.load(often).run(trainers=1, pservers=1, passes=2)
-    assert "pass   1  cost" in capfd.readouterr().out
+    run = bireme.load(often, keep="last 1").run(trainers=1, pservers=1, passes=2)
+    *_, last, end, best, result = capfd.readouterr().out.splitlines()
+    assert last.startswith("pass   1  cost") and end == f"finished: the model is in {run.output / pass_name(1)}"
+    assert best.startswith("best pass: pass-0000") and result == f"hash: {run.model().hash}"
     assert (run.status().state, run.status().passes_done) == ("finished", 2)
     assert run.model().hash == undisturbed(2)
+    assert not (run.output / pass_name(0)).exists(), "what replaces keys of the file holds for the run too"
     assert set(run.model().parameters()) == set(run.model().names)
     assert [round(sum(each["__fc_layer_0__"]), 5) for each in run.model().predict(["good", "bad"])] == [1.0, 1.0]
     assert run.model().test().samples > 0

@@ -158,7 +158,8 @@ class Job:
 
 
 def reader(shard: int, count: int) -> PackedReader:
-    return PackedReader(Words(shard, count), Path(), shard, seed=1, batch_size=10, cache=None)
+    words = Words(shard, count)
+    return PackedReader(words, words.facts(Path()), Path(), shard, seed=1, batch_size=10, cache=None)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bireme.job.status import JobStatus, PassSummary
 
@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from bireme.core.errors import BiremeError
     from bireme.diagnose.facts import Cause
     from bireme.job.output.logs import LogFilter, LogLine
+    from bireme.kube.jobs.fetching import Fetched
+    from bireme.kube.jobs.lifecycle import Deleted
     from bireme.kube.jobs.listing import PodView
     from bireme.view.readers import View
 
 Note = Callable[[str], None]
+OnProgress = Callable[[int, int], None] | None
 
 
 def no_note(_: str) -> None:
@@ -123,8 +126,25 @@ class Stopped:
         return f"{self.job}: {self.state}{'; ' if self.next_step else ''}{self.next_step}"
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job that was started, or that was there already as its file describes it."""
+
+    backend: Backend
+    """The place where it is."""
+    id: str
+    is_suspended: bool = False
+    """Whether it stays as it is until it is resumed."""
+
+
 class Backend(Protocol):
     """Jobs in one place: on this machine, or in a namespace of a cluster. A job is named as on the command line."""
+
+    stops_on_interrupt: ClassVar[bool]
+    """Whether Ctrl-C in a call that waits for a job stops the job."""
+
+    def submit(self, file: Path, changes: Mapping[str, Any]) -> Started:
+        """Start the job of a job.yaml, with other values for some of its keys."""
 
     def list(self, limit: int | None = None) -> Listing:
         """The jobs there."""
@@ -149,8 +169,17 @@ class Backend(Protocol):
     def resume(self, name: str, changes: Mapping[str, Any]) -> str:
         """Resume a job from its newest snapshot, with other values for some keys; its id."""
 
-    def fetch(self, name: str, directory: Path) -> Any:
+    def fetch(
+        self,
+        name: str,
+        directory: Path,
+        *,
+        wants_all: bool = False,
+        only_model: bool = False,
+        image: str | None = None,
+        on_progress: OnProgress = None,
+    ) -> Fetched:
         """Copy a job's models and logs into a directory here."""
 
-    def delete(self, name: str, *, with_volume: bool = False) -> Any:
+    def delete(self, name: str, *, with_volume: bool = False) -> Deleted:
         """Delete a job; its files stay unless requested."""

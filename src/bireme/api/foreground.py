@@ -18,7 +18,7 @@ from bireme.api.backends import Backend, RunStatus
 from bireme.api.progress import has_snapshot, way_on
 from bireme.core.errors import BiremeError, Cancelled, FrameError, NetworkError, ProcessError, StorageError
 from bireme.job.output.inputs import origin_of, write_origin
-from bireme.job.output.kept import metrics_in
+from bireme.job.output.journal import passes_in
 from bireme.job.output.model import model_hash, pass_name
 from bireme.job.preflight import check_alike, check_program, empty_shards
 from bireme.job.status import JobStatus
@@ -92,14 +92,18 @@ class Finished:
     def lines(self) -> Iterator[str]:
         early = f"after {self.last_pass + 1} passes, {self.status.reason}; " if self._is_early else ""
         yield f"finished: {early}the model is in {self.model}"
-        yield from best_of(Path(self.job.output))
+        yield from best_pass_lines(Path(self.job.output))
         yield f"hash: {self.hash}"
 
 
-def best_of(output: Path) -> list[str]:
-    """A line about the best pass in an output directory, unless the passes do not compare."""
-    best = best_pass(metrics_in(output).values())
-    return [f"best pass: {pass_name(best[0])} ({best[1]})"] if best else []
+def best_pass_lines(output: Path) -> list[str]:
+    """A line about the best pass of a job that has finished, unless its passes do not compare."""
+    best = best_pass(passes_in(output).values())
+    if best is None:
+        return []
+    name, score = pass_name(best[0]), best[1]
+    kept = "" if (output / name).is_dir() else "; its model was not kept"
+    return [f"best pass: {name} ({score}{kept})"]
 
 
 def are_kernels_compiled() -> bool:
@@ -162,10 +166,10 @@ def run_to_end(job: Job, job_file: str, *, is_silent: bool, program: Program | N
         leave_closed_terminals()
 
 
-def watch(backend: Backend, name: str | None, *, is_silent: bool) -> RunStatus | None:
+def watch(backend: Backend, name: str | None, view: View) -> RunStatus | None:
     """Show a job that another process or a cluster runs, until it ends or until Ctrl-C, which leaves it running."""
     with Interrupts() as interrupts:
-        return backend.follow(name, choose_view(is_silent=is_silent), lambda: bool(interrupts.count))
+        return backend.follow(name, view, lambda: bool(interrupts.count))
 
 
 def explain_end(job: Job, error: BiremeError) -> BiremeError:

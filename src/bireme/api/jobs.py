@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bireme.api.backends import Backend, no_note
+from msgspec.structs import replace
+
+from bireme.api.backends import Backend, Started, no_note
 from bireme.api.backends import RunStatus as RunStatus
 from bireme.api.local import LocalBackend
 from bireme.api.models import Model
@@ -47,9 +49,7 @@ class Job:
         """
         changes = self._changes(trainers=trainers, pservers=pservers, passes=passes, seed=seed, output=output)
         load_job(self.file, changes)  # mistakes are raised from here, before a process starts
-        backend = LocalBackend()
-        run = Run(backend, backend.submit(self.file, changes), self.spec.name)
-        return run.wait(progress=progress) if wait else run
+        return self._run_of(LocalBackend().submit(self.file, changes), wait=wait, progress=progress)
 
     def submit(  # noqa: PLR0913 - as many as the command has flags
         self,
@@ -72,9 +72,12 @@ class Job:
         """
         changes = self._changes(trainers=trainers, pservers=pservers, passes=passes, seed=seed)
         backend = Where(context, namespace, is_kube=True).backend()
-        done, where = backend.submit(self.file, changes, image=image, is_replacing=replace)
-        run = Run(where.backend(), self.spec.name, self.spec.name)
-        return run.wait(progress=progress) if wait and not done.is_suspended else run
+        started = backend.submit(self.file, changes, image=image, is_replacing=replace)
+        return self._run_of(started, wait=wait, progress=progress)
+
+    def _run_of(self, started: Started, *, wait: bool, progress: bool) -> Run:
+        run = Run(started.backend, started.id, self.spec.name)
+        return run.wait(progress=progress) if wait and not started.is_suspended else run
 
     def _changes(self, **flags: Any) -> dict[str, Any]:
         return {**self.overrides, **{key: value for key, value in flags.items() if value is not None}}
@@ -107,15 +110,18 @@ class Run:
 
         Ctrl-C stops a run on this machine; a job on a cluster keeps running.
         """
+        view = choose_view(is_silent=not progress)
         try:
-            end = self._backend.follow(self.id, choose_view(is_silent=not progress), lambda: False)
+            end = self._backend.follow(self.id, view, lambda: False)
         except KeyboardInterrupt:
-            if isinstance(self._backend, LocalBackend):
+            if self._backend.stops_on_interrupt:
                 with suppress(UsageError):  # it has just ended by itself
                     self.cancel()
             raise
         if end is not None and end.error is not None:
             raise end.error
+        for line in _result_of(end) if progress and end is not None else ():
+            view.note(line)
         return self
 
     def cancel(self, *, now: bool = False) -> None:
@@ -163,6 +169,18 @@ class Run:
         if pass_id not in finished and (pass_id is not None or not finished):
             raise BiremeError(f"{self.name} has no model of {'any pass' if pass_id is None else f'pass {pass_id}'} yet")
         return Model(output / pass_name(max(finished) if pass_id is None else pass_id))
+
+
+def _result_of(end: RunStatus) -> Iterator[str]:
+    """What the terminal prints when a job on this machine has finished: its model, the best pass and the hash."""
+    from bireme.api.foreground import Finished
+    from bireme.api.progress import job_in
+
+    job = job_in(end.output) if end.output is not None and end.state == "finished" else None
+    if job is not None:
+        # The file may be of a later run in this directory, which has more passes or has deleted this run's models.
+        finished = Finished(replace(job, passes=end.job.total), end.job)
+        yield from finished.lines() if finished.model.is_dir() else ()
 
 
 def load(file: str | Path, *, kube: bool = False, **overrides: Any) -> Job:

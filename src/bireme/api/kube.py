@@ -7,15 +7,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from bireme import __version__
 from bireme.api import following
-from bireme.api.backends import Diagnosis, Listing, Note, RunStatus, Stopped, no_note
+from bireme.api.backends import Diagnosis, Listing, Note, OnProgress, RunStatus, Started, Stopped, no_note
 from bireme.api.where import Where, named
 from bireme.core.errors import BiremeError, UsageError
 from bireme.diagnose.explain import explain
@@ -39,7 +39,6 @@ from bireme.view.readers import View
 
 __all__ = ["Fetched", "KubeBackend", "PodView", "Submitted", "as_yaml", "permissions"]
 LIST_PATIENCE_S = 2.0
-OnProgress = Callable[[int, int], None] | None
 
 
 class Resumed(NamedTuple):
@@ -51,9 +50,19 @@ class Resumed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class StartedThere(Started):
+    """A job that was submitted."""
+
+    done: Submitted = field(kw_only=True)
+    where: Where = field(kw_only=True)
+    """The namespace where it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class KubeBackend:
     """Jobs in one namespace of a cluster."""
 
+    stops_on_interrupt: ClassVar[bool] = False
     where: Where
 
     def objects(
@@ -70,13 +79,14 @@ class KubeBackend:
 
     def submit(
         self, file: Path, changes: Mapping[str, Any], *, image: str | None = None, is_replacing: bool = False
-    ) -> tuple[Submitted, Where]:
-        """Submit the job of a job.yaml; what came of it, and the namespace where it is now."""
+    ) -> StartedThere:
+        """Submit the job of a job.yaml; one that differs is deleted first on request."""
         spec = load_cluster_job(file, changes)
         _check_program(spec)
         with self.where.connect(spec.settings.namespace) as cluster:
             done = submitting.submit_job(cluster, spec, image, is_replacing=is_replacing)
-            return done, Where(cluster.context, cluster.namespace)
+            place = Where(cluster.context, cluster.namespace)
+        return StartedThere(KubeBackend(place), spec.job.name, done.is_suspended, done=done, where=place)
 
     def list(self, limit: int | None = None, *, timeout_s: float = TIMEOUT_S) -> Listing:
         with self.where.connect(timeout_s=timeout_s) as cluster:

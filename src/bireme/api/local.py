@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, ClassVar, NoReturn
 
 import msgspec
 
-from bireme.api.backends import Diagnosis, Listing, Note, RunStatus, Stopped, no_note
+from bireme.api.backends import Diagnosis, Listing, Note, RunStatus, Started, Stopped, no_note
 from bireme.api.progress import progress_of, way_on
 from bireme.core.errors import BiremeError, Cancelled, ProcessError, UsageError, error_in
 from bireme.job.node.failure_reports import last_status
@@ -37,6 +37,7 @@ CANCEL_S = 15.0
 """How long `cancel` waits for a clean stop before it returns all the same."""
 AGAIN_S = 0.3
 """Pause between two SIGTERMs: if both were pending, they would count once."""
+_OTHER = "for a job of that name on the cluster, add --kube"
 SILENT = "pserver 0 (the coordinator), which does not answer"
 
 
@@ -44,9 +45,11 @@ SILENT = "pserver 0 (the coordinator), which does not answer"
 class LocalBackend:
     """Jobs of this user on this machine."""
 
-    def submit(self, file: Path, changes: Mapping[str, Any]) -> str:
-        """Start a process that trains the job; the id of its run."""
-        return _start("train", str(file), *_flags(changes))
+    stops_on_interrupt: ClassVar[bool] = True
+
+    def submit(self, file: Path, changes: Mapping[str, Any]) -> Started:
+        """Start a process that trains the job."""
+        return Started(self, _start("train", str(file), *_overriding(changes)))
 
     def list(self, limit: int | None = None, *, shows_all: bool = False) -> Listing:
         """The newest run of each job, newest first, or all runs."""
@@ -118,16 +121,18 @@ class LocalBackend:
         """Start a process that resumes a run, in the same output directory; the id of the new run."""
         return _start("resume", registry.find_run(name).output, *_flags(changes))
 
-    def fetch(self, name: str, directory: Path) -> NoReturn:
+    def fetch(self, name: str, directory: Path, **_: object) -> NoReturn:
         """Refused: the files are on this machine."""
         record = registry.find_run(name)
-        raise UsageError(f"{record.name} runs on this machine", fix=f"its models and logs are in {record.output}")
+        fix = f"its models and logs are in {record.output}; {_OTHER}"
+        raise UsageError(f"{record.name} is a job of this machine: there is nothing to fetch", fix=fix)
 
     def delete(self, name: str, *, with_volume: bool = False) -> NoReturn:
         """Refused: a run here is a process, which `cancel` ends, and a directory of the user's."""
         record = registry.find_run(name)
-        fix = f"`cancel` stops it; its models and logs are in {record.output}, which may be removed then"
-        raise UsageError(f"{record.name} runs on this machine, and there is nothing but its files to delete", fix=fix)
+        stop = f"stop it with `{command_name()} cancel {record.id}`, then " if record.state == "running" else ""
+        fix = f"{stop}remove {record.output}, where its models and logs are; {_OTHER}"
+        raise UsageError(f"{record.name} is a job of this machine: it has nothing but its files to delete", fix=fix)
 
 
 def status_of(record: registry.RunRecord) -> JobStatus:
@@ -163,8 +168,10 @@ def _has_trained(record: registry.RunRecord) -> bool:
     return any(row.get("event") == "view" and row.get("unix", 0.0) >= record.started for row in views)
 
 
-def runs_in(output: Path) -> bool:
-    return any(run.state == "running" and run.output == str(output.absolute()) for run in registry.all_runs())
+def running_in(output: Path) -> registry.RunRecord | None:
+    """The run that uses an output directory now."""
+    runs = (run for run in registry.all_runs() if run.state == "running")
+    return next((run for run in runs if run.output == str(output.absolute())), None)
 
 
 def report_of(record: registry.RunRecord) -> RunStatus:
@@ -213,6 +220,11 @@ def _error_of(record: registry.RunRecord) -> BiremeError | None:
         return Cancelled(f"{record.name} was stopped", fix="`run.resume()` continues from its newest snapshot")
     what = record.error.get("what") or record.reason or f"{record.name} has {record.state}"
     return error_in({**record.error, "what": what}, ProcessError)
+
+
+def _overriding(changes: Mapping[str, Any]) -> list[str]:
+    """Values for keys of job.yaml, for `train`: it has flags for a few of the keys alone."""
+    return ["--overrides", msgspec.json.encode(changes, enc_hook=str).decode()]
 
 
 def _flags(changes: Mapping[str, Any]) -> list[str]:

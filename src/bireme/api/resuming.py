@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from bireme.api.local import running_in
 from bireme.api.progress import job_in, progress_in, progress_of
 from bireme.core.errors import OutputExistsError, SpecError, UsageError
 from bireme.job.node.entry import read_job
@@ -74,7 +75,8 @@ def prepare(
     return Resumption(output, job, program, notes, done)
 
 
-def is_here(name: str | None) -> bool:
+def names_local_job(name: str | None) -> bool:
+    """Whether `find_output` may find it; `where.is_here` does not take an output that was copied here."""
     return name is None or Path(name).exists() or any(name in (r.name, r.id) for r in registry.newest_runs())
 
 
@@ -110,10 +112,9 @@ def find_output(name: str | None) -> Path:
 
 
 def _refuse_running(output: Path) -> None:
-    for record in registry.newest_runs():
-        if record.state == "running" and record.output == str(output.absolute()):
-            fix = f"`{command_name()} status {record.id}` shows its state, `{command_name()} cancel` stops it"
-            raise OutputExistsError(f"{output} belongs to a job that runs now (process {record.pid})", fix=fix)
+    if (record := running_in(output)) is not None:
+        fix = f"`{command_name()} status {record.id}` shows its state, `{command_name()} cancel` stops it"
+        raise OutputExistsError(f"{output} belongs to a job that runs now (process {record.pid})", fix=fix)
 
 
 def _is_unfinished(record: registry.RunRecord) -> bool:

@@ -54,8 +54,8 @@ def named(job: str | None) -> str:
     return job
 
 
-def is_here(job: str | None, where: Where, note: Callable[[str], None]) -> bool:
-    """Whether a job on this machine is meant; a remark names the other possibility."""
+def is_here(job: str | None, where: Where, note: Callable[[str], None], *, prefers_cluster: bool = False) -> bool:
+    """Whether a job on this machine is meant; of two with one name the one here, unless the cluster is preferred."""
     from bireme.local import registry
 
     if where.is_asked:
@@ -69,12 +69,14 @@ def is_here(job: str | None, where: Where, note: Callable[[str], None]) -> bool:
         return False
     # A job that was submitted from here, and not deleted since, has an authority of its own (submit/certificates.py).
     if job == record.name and any(path.name == job for path in (places().state / "ca").glob("*/*/*")):
+        if prefers_cluster:
+            return False
         note("note: this is the job on this machine; for the one on the cluster, add --kube")
     return True
 
 
-def backend_of(job: str | None, where: Where, note: Callable[[str], None]) -> Backend:
-    if is_here(job, where, note):
+def backend_of(job: str | None, where: Where, note: Callable[[str], None], *, prefers_cluster: bool = False) -> Backend:
+    if is_here(job, where, note, prefers_cluster=prefers_cluster):
         from bireme.api.local import LocalBackend
 
         return LocalBackend()

@@ -114,6 +114,27 @@ def _hint(name: str) -> str:
     return f"Did you mean `{close[0]}`?" if close else "`bireme --help` lists the commands."
 
 
+def _about_option(error: click.NoSuchOption) -> str:
+    """What an unknown option may mean: of commands that take flags for keys of job.yaml, by the names of those."""
+    from bireme.spec.job import KEY_OF, MEANT, JobFile
+
+    flags = {flag for each in (error.ctx.command.params if error.ctx else ()) for flag in each.opts}
+    name = error.option_name.lstrip("-").replace("-", "_")
+    key = KEY_OF.get(name, name)
+    flag = "--" + key.rpartition(".")[2].replace("_", "-")
+    if not flags & {"--trainers", "--passes"}:
+        return error.format_message()
+    if flag in flags:
+        hint = f"Did you mean `{flag}`?"
+    elif name in KEY_OF or key in JobFile.__struct_fields__:
+        hint = f"`{key}` is a key of job.yaml."
+    elif name in MEANT:
+        hint = f"I{MEANT[name][1:]}"
+    else:
+        return error.format_message()
+    return f"There is no option `{error.option_name}`. {hint}"
+
+
 @click.group(
     cls=Front,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -134,7 +155,8 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(e.format_message())
         raise SystemExit(0) from None
     except click.ClickException as e:
-        print_error(UsageError(e.format_message(), fix=_usage_of(e)), as_json="--json" in argv)
+        text = _about_option(e) if isinstance(e, click.NoSuchOption) else e.format_message()
+        print_error(UsageError(text, fix=_usage_of(e)), as_json="--json" in argv)
         raise SystemExit(e.exit_code) from None
     except click.Abort:
         raise SystemExit(130) from None

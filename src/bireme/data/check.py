@@ -148,7 +148,7 @@ class _Check:
             if target is None:
                 what, fix = f"{entry} is not below data/", f"write data/{Path(entry).name}"
             elif target not in self._files[shard]:
-                what, fix = f"{entry} does not exist", "add the file or remove the line"
+                what, fix = f"{entry} does not exist", "restore the file, or correct this line"
             else:
                 found.add(target)
                 continue
@@ -218,18 +218,19 @@ def _find_differences(facts: _FactsByShard, split: set[str], test: set[str]) -> 
     """Files that are not split must be the same in every shard."""
     names = sorted({name for files in facts.values() for name in files} - split)
     for name in names:
-        first = next(shard for shard, files in facts.items() if name in files)
+        typical = layout.find_typical({shard: files[name].sha256 for shard, files in facts.items() if name in files})
         is_dictionary = name == f"data/{layout.DICTIONARY}"
         severity: Severity = "error" if is_dictionary or name.endswith(".list") or name in test else "warning"
         consequence = ": the same word would have different ids" if is_dictionary else ""
+        fix = layout.RESTORE if name in test else f"copy it from shard {typical}, or split the data again"
         for shard, files in facts.items():
             file = f"{shard}/{name}"
             if name not in files:
-                what = f"missing here, but shard {first} has it"
-                yield Problem(severity, file, None, what, f"copy it from shard {first}")
-            elif files[name].sha256 != facts[first][name].sha256:
-                what = f"differs from shard {first}'s{consequence}"
-                yield Problem(severity, file, None, what, f"copy it from shard {first}, or split again")
+                what = f"missing here, but shard {typical} has it"
+                yield Problem(severity, file, None, what, fix)
+            elif files[name].sha256 != facts[typical][name].sha256:
+                what = f"differs from shard {typical}'s{consequence}"
+                yield Problem(severity, file, None, what, fix)
 
 
 def _find_changes(manifest: layout.SplitManifest, facts: _FactsByShard) -> Iterator[Problem]:

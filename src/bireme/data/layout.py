@@ -6,6 +6,8 @@ as `data/train.txt`. `<job>/shards.json` is written last by a split and records 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -20,6 +22,8 @@ TRAIN_LIST = "train.list"
 TRAIN_FILE = "train.txt"
 LABELS_LIST = "labels.list"
 DICTIONARY = "dict.txt"
+RESTORE = "restore it, or split the data again"
+"""The fix for a file that a list names: another shard's file of that name has other samples."""
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +85,12 @@ def data_files(directory: Path) -> list[str]:
         if path.is_file():
             found.append(name)
     return sorted(found)
+
+
+def find_typical(hashes: Mapping[int, object]) -> int:
+    """The first shard whose content of a file is that of most shards."""
+    common = Counter(hashes.values()).most_common(1)[0][0]
+    return next(shard for shard, content in hashes.items() if content == common)
 
 
 def list_entries(path: Path) -> list[tuple[int, str]]:

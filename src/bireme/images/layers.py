@@ -14,6 +14,7 @@ import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -140,6 +141,14 @@ def key_of_tree(tree: Path, skip: Skip = lambda path: False) -> str:
     return digest.hexdigest()
 
 
+def _used_at(entry: Path) -> int:
+    """When an entry of the cache was used last; 0 where another build has pruned it since it was listed."""
+    try:
+        return entry.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Cache:
     """A directory of finished trees and layers; each entry is a directory, written under another name first."""
@@ -149,9 +158,10 @@ class Cache:
     def folder(self, name: str, key: str, fill: Callable[[Path], None], *, is_fresh: bool = False) -> tuple[Path, bool]:
         """The directory of this key, and whether it was filled now."""
         target = self.root / f"{name}-{key[:16]}"
-        if target.is_dir() and not is_fresh:
-            os.utime(target)
-            return target, False
+        if not is_fresh:
+            with suppress(FileNotFoundError, NotADirectoryError):  # also if another build prunes it just now
+                os.utime(target)
+                return target, False
         half = half_of(target)
         shutil.rmtree(half, ignore_errors=True)
         with storage_errors(str(target)):
@@ -166,7 +176,7 @@ class Cache:
                 half.rename(target)
         finally:
             shutil.rmtree(half, ignore_errors=True)
-        newest_last = sorted(self.root.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime_ns)
+        newest_last = sorted(self.root.glob(f"{name}-*"), key=_used_at)
         for old in newest_last[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         return target, True

@@ -88,7 +88,7 @@ def program_with(
             listed = workdir / "data" / "pred.list"
             listed.unlink(missing_ok=True)
             listed.write_text(f"{instead.resolve()}\n", encoding="utf-8")
-        program = load_program(ProgramSpec(job.config, workdir, {**job.config_args, **args}))
+        program = load_program(ProgramSpec.of_job(job, workdir, args))
         yield program, SavedModel(program, model, job.seed), workdir
 
 

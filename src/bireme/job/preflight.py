@@ -7,13 +7,12 @@ file. Others would go unnoticed: where a shard lacks a file, its trainer reads t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bireme.core.errors import DataError, SpecError
 from bireme.core.text import first_of
-from bireme.data.layout import DICTIONARY, TRAIN_LIST, inside_data, list_entries
+from bireme.data.layout import DICTIONARY, RESTORE, TRAIN_LIST, find_typical, inside_data, list_entries
 from bireme.job.workdir import borrowed_workdir
 from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.program import Program
@@ -73,7 +72,7 @@ def check_stop(program: Program, stop_after: int) -> None:
 def check_program(job: Job) -> Program:
     """Load the program and refuse what cannot be trained; reads no sample."""
     with borrowed_workdir(job) as workdir:
-        program = load_program(ProgramSpec(job.config, workdir, job.config_args))
+        program = load_program(ProgramSpec.of_job(job, workdir))
         check_parameters(program, job)
         check_schedule(program.optimizer)
         check_rules(program.parameters)
@@ -88,14 +87,15 @@ def check_program(job: Job) -> Program:
 def check_alike(job: Job, program: Program, shards: Sequence[Files]) -> None:
     """Refuse shards of which one lacks a file, or has another dictionary; `shards` has the files of each."""
     data, used = Path(job.data), shards[: job.shards]
-    for problem in _missing(data, used):
-        raise _refusal(data, problem)
+    for shard, name, other in _missing(data, used):
+        is_shared = name == DICTIONARY or name.endswith(".list")
+        raise _refusal(data, f"shard {shard} has no {name}, shard {other} has one", other if is_shared else None)
     for shard, name, other in _different(used):
         what = f"shard {shard}'s {name} differs from shard {other}'s"
         if name == DICTIONARY:
-            raise _refusal(data, what, "the same word would have different ids")
+            raise _refusal(data, what, other, "the same word would have different ids")
         if not _is_listed(data, shard, name) and _makes_another_program(job, program, shard):
-            raise _refusal(data, what, f"{program.name} makes another program of it")
+            raise _refusal(data, what, other, f"{program.name} makes another program of it")
 
 
 def empty_shards(job: Job, shards: Sequence[Files]) -> str:
@@ -113,13 +113,13 @@ def empty_shards(job: Job, shards: Sequence[Files]) -> str:
     )
 
 
-def _refusal(data: Path, what: str, why: str = "") -> DataError:
-    fix = f"copy it from the other shard, or split the data again; `bireme data check {data}` finds all such files"
-    return DataError(what, why=why, fix=fix)
+def _refusal(data: Path, what: str, copy_from: int | None, why: str = "") -> DataError:
+    fix = RESTORE if copy_from is None else f"copy it from shard {copy_from}, or split the data again"
+    return DataError(what, why=why, fix=f"{fix}; `bireme data check {data}` finds all such files")
 
 
-def _missing(data: Path, shards: Sequence[Files]) -> Iterator[str]:
-    """Describe files that one shard has, and another needs and lacks."""
+def _missing(data: Path, shards: Sequence[Files]) -> Iterator[tuple[int, str, int]]:
+    """Files that a shard needs and lacks: the shard, the file, and a shard that has it."""
     for shard, files in enumerate(shards):
         needed = {DICTIONARY, TRAIN_LIST, _TEST_LIST}
         for name in (TRAIN_LIST, _TEST_LIST):
@@ -127,17 +127,16 @@ def _missing(data: Path, shards: Sequence[Files]) -> Iterator[str]:
         for name in sorted(needed - files.keys()):
             has = next((other for other, theirs in enumerate(shards) if name in theirs), None)
             if has is not None:
-                yield f"shard {shard} has no {name}, shard {has} has one"
+                yield shard, name, has
 
 
 def _different(shards: Sequence[Files]) -> Iterator[tuple[int, str, int]]:
     """Files that differ from those of most shards: the shard, the file, and a shard with the common one."""
     for name in sorted(set.intersection(*(set(files) for files in shards))):
-        common = Counter(files[name] for files in shards).most_common(1)[0][0]
-        other = next(shard for shard, files in enumerate(shards) if files[name] == common)
+        typical = find_typical({shard: files[name] for shard, files in enumerate(shards)})
         for shard, files in enumerate(shards):
-            if files[name] != common:
-                yield shard, name, other
+            if files[name] != shards[typical][name]:
+                yield shard, name, typical
 
 
 def _is_listed(data: Path, shard: int, name: str) -> bool:
@@ -152,5 +151,5 @@ def _entries(data: Path, shard: int, name: str) -> list[str]:
 
 def _makes_another_program(job: Job, program: Program, shard: int) -> bool:
     with borrowed_workdir(job, shard) as workdir:
-        other = load_program(ProgramSpec(job.config, workdir, job.config_args))
+        other = load_program(ProgramSpec.of_job(job, workdir))
         return other.fingerprint != program.fingerprint

@@ -1,7 +1,7 @@
 """From what a job names to a `Program`, by one of the front ends.
 
 A front end is a function that takes a `ProgramSpec` and returns a `Program`. Ours are in `FRONT_ENDS`; other packages
-add theirs as entry points of the group `bireme.programs`:
+add theirs as entry points of the group `bireme.programs`, and a job names one by `program.front_end`:
 
     [project.entry-points."bireme.programs"]
     my_format = "my_package.front_end:load"
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bireme.core.errors import SpecError
 from bireme.programs.program import Program
+from bireme.spec.job import Job
 
 GROUP = "bireme.programs"
 FRONT_ENDS: Mapping[str, str] = {"trainer_config": "bireme.programs.config.load:load_config"}
@@ -32,6 +33,11 @@ class ProgramSpec:
     """Looks like a shard's: the program finds its data below it."""
     args: Mapping[str, str]
     front_end: str = "trainer_config"
+
+    @classmethod
+    def of_job(cls, job: Job, workdir: Path, args: Mapping[str, str] | None = None) -> ProgramSpec:
+        """The program that a job names; `args` are added to the job's."""
+        return cls(job.config, workdir, {**job.config_args, **(args or {})}, job.front_end)
 
 
 FrontEnd = Callable[[ProgramSpec], Program]

@@ -32,11 +32,12 @@ class Packer:
         self._inputs = tuple(inputs)
         self._where = ""
         self._in_file = 0
+        self._has_packed = False
 
     def pack(self, samples: Iterable[tuple[object, ...]], count: int | None = None) -> Columns:
         """Pack the next `count` samples, or all; without any, a batch of size 0.
 
-        Where the iterable has a `where`, the file that it reads, errors name it.
+        Where the iterable has a `where`, the file that it reads, and a `last_line`, errors name them.
         """
         slots, size = tuple(_slot(type_) for type_ in self._inputs), 0
         for sample in itertools.islice(samples, count):
@@ -45,21 +46,30 @@ class Packer:
                 self._where, self._in_file = where, 0
             self._in_file += 1
             if len(sample) != len(slots):
-                raise self._refusal(f"expected {len(slots)} values, got {len(sample)}")
+                raise self._refusal(samples, f"expected {len(slots)} values, got {len(sample)}")
             for slot, value in zip(slots, sample, strict=True):
                 try:
                     slot.add(value)
                 except _Unfit as unfit:
-                    raise self._refusal(f"slot {slot.type.name!r}: {unfit}") from None
+                    # Wrong from the first sample on: so are all others, and no search for a wrong line helps.
+                    is_always = isinstance(unfit, _WrongType) and not size and not self._has_packed
+                    fix = "correct the provider, or its input_types" if is_always else ""
+                    raise self._refusal(samples, f"slot {slot.type.name!r}: {unfit}", fix) from None
             size += 1
+        self._has_packed = self._has_packed or size > 0
         return Columns({slot.type.name: slot.column() for slot in slots}, size)
 
-    def _refusal(self, what: str) -> DataError:
-        return DataError(f"{self._where or 'data'}: sample {self._in_file}: {what}")
+    def _refusal(self, samples: object, what: str, fix: str = "") -> DataError:
+        number = f"{self._in_file}{getattr(samples, 'last_line', '')}"
+        return DataError(f"{self._where or 'data'}: sample {number}: {what}", fix=fix)
 
 
 class _Unfit(Exception):  # noqa: N818 - never leaves this module
     """A value that does not fit its slot; the text goes into the DataError."""
+
+
+class _WrongType(_Unfit):
+    """The same because of its type, which the provider's code decides rather than the data."""
 
 
 @dataclass(slots=True)
@@ -88,7 +98,7 @@ class _IndexSlot:
         try:
             index = operator.index(value)
         except TypeError:
-            raise _Unfit(f"expected an integer below {self.type.dim}, got {_show(value)}") from None
+            raise _WrongType(f"expected an integer below {self.type.dim}, got {_show(value)}") from None
         _check_range(index, index, self.type.dim)
         self.ids.append(index)
 
@@ -113,7 +123,7 @@ class _RaggedSlot:
         except (OverflowError, TypeError) as error:
             bad = ids[len(self.ids) - before]
             if isinstance(error, TypeError):
-                raise _Unfit(f"expected a list of ids below {self.type.dim}, got {_show(bad)} in it") from None
+                raise _WrongType(f"expected a list of ids below {self.type.dim}, got {_show(bad)} in it") from None
             _check_range(bad, bad, self.type.dim)
         if ids:
             _check_range(min(ids), max(ids), self.type.dim)
@@ -133,7 +143,7 @@ class _PairsSlot(_RaggedSlot):
         try:
             ids, numbers = zip(*pairs, strict=True) if pairs else ((), ())
         except (TypeError, ValueError):
-            raise _Unfit(f"expected {wanted}, got {_show(value)}") from None
+            raise _WrongType(f"expected {wanted}, got {_show(value)}") from None
         self._extend(ids)
         self.chunks.append(_floats(numbers, wanted))
 
@@ -167,19 +177,19 @@ def _listed(value: Any, wanted: str) -> Sequence[Any]:
     if isinstance(value, np.ndarray) and value.ndim == 1:
         listed: list[Any] = value.tolist()
         return listed
-    raise _Unfit(f"expected {wanted}, got {_show(value)}")
+    raise _WrongType(f"expected {wanted}, got {_show(value)}")
 
 
 def _floats(value: Any, wanted: str) -> NDArray[np.float32]:
     if not isinstance(value, list | tuple | np.ndarray):
-        raise _Unfit(f"expected {wanted}, got {_show(value)}")
+        raise _WrongType(f"expected {wanted}, got {_show(value)}")
     try:
         raw = np.asarray(value) if len(value) else np.zeros(0, dtype=np.float32)
     except ValueError:
-        raise _Unfit(f"expected {wanted}, got {_show(value)}") from None
+        raise _WrongType(f"expected {wanted}, got {_show(value)}") from None
     if raw.dtype.kind not in "fiub":
         # Text would convert, and would hide a provider that forgot float().
-        raise _Unfit(f"expected {wanted}, got {_show(value)}")
+        raise _WrongType(f"expected {wanted}, got {_show(value)}")
     with np.errstate(over="ignore", invalid="ignore"):
         row = np.array(raw, dtype=np.float32)
         total = row.sum(dtype=np.float64)

@@ -47,13 +47,15 @@ class SampleSource(Protocol):
 class _ShardReader(ABC):
     """One shard's samples for one role."""
 
-    def __init__(self, source: SampleSource, workdir: Path, shard: int, *, seed: int, batch_size: int) -> None:
+    def __init__(
+        self, source: SampleSource, facts: SourceFacts, workdir: Path, shard: int, *, seed: int, batch_size: int
+    ) -> None:
         self.shard = shard
         self._source = source
         self._workdir = workdir
         self._seed = seed
         self._batch_size = batch_size
-        self._facts = source.facts(workdir)
+        self._facts = facts
 
     @abstractmethod
     def open(self, pass_id: int) -> int:
@@ -98,9 +100,17 @@ class PackedReader(_ShardReader):
     """All samples of a shard in memory, batch by batch."""
 
     def __init__(
-        self, source: SampleSource, workdir: Path, shard: int, *, seed: int, batch_size: int, cache: Path | None
+        self,
+        source: SampleSource,
+        facts: SourceFacts,
+        workdir: Path,
+        shard: int,
+        *,
+        seed: int,
+        batch_size: int,
+        cache: Path | None,
     ) -> None:
-        super().__init__(source, workdir, shard, seed=seed, batch_size=batch_size)
+        super().__init__(source, facts, workdir, shard, seed=seed, batch_size=batch_size)
         self._cache = cache
         self._packed: tuple[int | None, Columns] | None = None
         self._order: tuple[int, NDArray[np.int64]] | None = None
@@ -150,8 +160,10 @@ class StreamReader(_ShardReader):
     The provider is walked once more to count, and again from its beginning to go back to an earlier batch.
     """
 
-    def __init__(self, source: SampleSource, workdir: Path, shard: int, *, seed: int, batch_size: int) -> None:
-        super().__init__(source, workdir, shard, seed=seed, batch_size=batch_size)
+    def __init__(
+        self, source: SampleSource, facts: SourceFacts, workdir: Path, shard: int, *, seed: int, batch_size: int
+    ) -> None:
+        super().__init__(source, facts, workdir, shard, seed=seed, batch_size=batch_size)
         assert not self._facts.should_shuffle, "a stream cannot be shuffled: this is a bug"
         self._count: tuple[int | None, int] | None = None
         self._walk: _Walk | None = None
@@ -192,12 +204,12 @@ def open_reader(
     source: SampleSource, workdir: Path, shard: int, *, seed: int, batch_size: int, cache: Path | None
 ) -> PackedReader | StreamReader:
     """Choose how a shard is read; the batches do not depend on it."""
-    facts = source.facts(workdir)
+    facts = source.facts(workdir)  # runs the user's init_hook, as each walk does by itself, with its own random numbers
     nbytes = sum(path.stat().st_size for name in facts.files if (path := workdir / name).is_file())
     if not facts.should_shuffle and nbytes > STREAM_ABOVE_NBYTES:
         log.info("streaming shard=%d nbytes=%d", shard, nbytes)
-        return StreamReader(source, workdir, shard, seed=seed, batch_size=batch_size)
-    return PackedReader(source, workdir, shard, seed=seed, batch_size=batch_size, cache=cache)
+        return StreamReader(source, facts, workdir, shard, seed=seed, batch_size=batch_size)
+    return PackedReader(source, facts, workdir, shard, seed=seed, batch_size=batch_size, cache=cache)
 
 
 def content_key(facts: SourceFacts, workdir: Path, seed: int) -> str:

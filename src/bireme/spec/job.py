@@ -42,6 +42,9 @@ class ProgramFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The trainer_config file, relative to job.yaml. It runs with a shard's files in `./data`."""
     args: dict[str, str | int | float | bool] = {}
     """Arguments that the config reads with `get_config_arg`."""
+    front_end: Annotated[str, Meta(examples=["my_format"])] = "trainer_config"
+    """What makes a program of the config. Other packages add front ends, by entry points of the group
+    `bireme.programs`; such a package must be installed wherever the job runs."""
 
 
 class DataFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,13 +133,14 @@ _OTHER_KEYS = {
     "passes": "epochs epoch num_epochs n_epochs max_epochs num_passes pass iterations",
     "trainers": "workers num_workers num_trainers replicas num_gradient_servers trainer_count",
     "pservers": "servers num_servers parameter_servers ps num_ps num_pservers",
-    "program.config": "config config_file model network script main",
+    "program.config": "config config_file model network script main program.model program.network program.script",
     "program.args": "args arguments config_args",
-    "data.path": "data_dir data_path dataset train_data",
+    "data.path": "data_dir data_path dataset train_data data.dir data.directory data.data_dir",
     "data.shards": "shards num_shards",
     "lanes.port": "port",
     "lanes.ports_num": "ports_num",
     "lanes.ports_num_for_sparse": "ports_num_for_sparse",
+    "stop_when": "patience early_stopping early_stop",
     "output": "save_dir output_dir model_dir checkpoint_dir",
     "snapshots": "checkpoints checkpoint",
     "seed": "random_seed",
@@ -152,7 +156,9 @@ _SETTINGS = {
     "gradient_clipping_threshold=…": "gradient_clipping_threshold gradient_clipping clip",
 }
 
-MEANT = {alias: f"did you mean `{key}`?" for key, aliases in _OTHER_KEYS.items() for alias in aliases.split()}
+KEY_OF = {alias: key for key, aliases in _OTHER_KEYS.items() for alias in aliases.split()}
+"""The key of job.yaml that another system's name means."""
+MEANT = {alias: f"did you mean `{key}`?" for alias, key in KEY_OF.items()}
 """Hints for unknown keys of job.yaml."""
 MEANT |= {
     alias: f"it is set in the config: settings({setting})"
@@ -170,6 +176,7 @@ class Job(JobTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     config: str
     config_args: dict[str, str]
+    front_end: str = "trainer_config"
     data: str
     port: int | None
     log_period: int

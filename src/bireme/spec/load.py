@@ -1,7 +1,7 @@
 """From a YAML file to a checked job: every mistake at once, each with its line and what was expected.
 
 The order of precedence is flag > environment (`BIREME_TRAINERS` and the like) > file > default.
-This is the only module that reads the environment.
+No other module reads what stands for a setting of a job from the environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from bireme.core.errors import SpecError
 from bireme.spec.job import MEANT, CarrierChoice, Job, JobFile, LocalFile
 from bireme.spec.kubernetes import KubernetesFile, find_cluster_clashes
-from bireme.spec.mistakes import Mistake, differs, find_mistakes, lines_of, plain, read_yaml, refusal
+from bireme.spec.mistakes import Mistake, differs, find_mistakes, lines_of, plain, read_yaml, refusal, unknown_key
 from bireme.spec.model import Snapshots, Updates, Wire
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -161,9 +161,11 @@ def _load(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str], 
     if path.is_dir():
         path = path / "job.yaml"
     data = read_job_file(path)
-    if wrong := find_mistakes(JobFile, data, meant=MEANT):
-        raise refusal(path, wrong + find_clashes(data))
     overrides = {**overrides_from(environment), **{k: v for k, v in flags.items() if v is not None}}
+    known = (*JobFile.__struct_fields__, *OVERRIDES)
+    unknown = [Mistake(0, f"argument {unknown_key('', key, known, MEANT)}") for key in overrides if key not in known]
+    if wrong := unknown + find_mistakes(JobFile, data, meant=MEANT):
+        raise refusal(path, wrong + find_clashes(data))
     if "output" in overrides:
         overrides["output"] = str(overrides["output"])
     file, base = _override(msgspec.convert(plain(data), JobFile), overrides), path.resolve().parent
@@ -192,7 +194,7 @@ def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
         problem, _, where = str(e).replace(" | null`", "`").partition(" - at `$.")
         name = where.rstrip("`").removeprefix("lanes.")
         problem = f"{problem.split(', got `')[0]}, got {overrides.get(name)!r}"
-        flag = f"--{name.replace('_', '-')} (or BIREME_{name.upper()})"
+        flag = f"--{name.replace('_', '-')} (or BIREME_{name.upper()})" if name in OVERRIDES else f"argument `{name}`"
         raise SpecError(f"{flag}: {problem[0].lower()}{problem[1:]}") from e
 
 
@@ -267,6 +269,7 @@ def resolve(file: JobFile, base: Path, overrides: Mapping[str, Any], environment
         name=file.name,
         config=str(config),
         config_args={k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in file.program.args.items()},
+        front_end=file.program.front_end,
         data=str(data.resolve()),
         shards=shards,
         pservers=pservers,

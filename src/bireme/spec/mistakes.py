@@ -10,7 +10,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from itertools import pairwise
@@ -89,7 +89,7 @@ def _described(hint: Any) -> str:
 def find_mistakes(
     struct: type[msgspec.Struct], value: Any, path: str = "", line: int = 1, *, meant: Mapping[str, str] | None = None
 ) -> list[Mistake]:
-    """Compare a parsed mapping with a struct, field by field; `meant` has hints for keys of other systems."""
+    """Compare a parsed mapping with a struct, field by field; `meant` has hints for unknown keys, by full name."""
     if not isinstance(value, Mapping):
         where = f"`{path}`" if path else "the file"
         fix = _for_empty(struct, path) if path and value is None else ""
@@ -97,7 +97,7 @@ def find_mistakes(
         return [Mistake(line, f"{where} must hold keys and values, not {given}", fix=fix)]
     hints = get_type_hints(struct, include_extras=True)
     lines = lines_of(value, line)
-    found = [Mistake(lines[key], _unknown_key(path, key, hints, meant or {})) for key in value if key not in hints]
+    found = [Mistake(lines[key], unknown_key(path, key, hints, meant or {})) for key in value if key not in hints]
     for info in msgspec.structs.fields(struct):
         full = f"{path}.{info.name}" if path else info.name
         if info.name not in value:
@@ -105,7 +105,7 @@ def find_mistakes(
                 about = _expected(hints[info.name], struct, info.name)
                 found.append(Mistake(line, f"`{full}` is missing: {about}" if about else f"`{full}` is missing"))
             continue
-        found += _check_field(hints[info.name], value[info.name], full, lines[info.name], struct)
+        found += _check_field(hints[info.name], value[info.name], full, lines[info.name], struct, meant)
     return found
 
 
@@ -116,10 +116,17 @@ def _for_empty(struct: type[msgspec.Struct], path: str) -> str:
     return f"remove the line `{path.rpartition('.')[2]}:`, or set one of its keys"
 
 
-def _check_field(hint: Any, value: Any, path: str, line: int, struct: Any = msgspec.Struct) -> list[Mistake]:
+def _check_field(
+    hint: Any,
+    value: Any,
+    path: str,
+    line: int,
+    struct: Any = msgspec.Struct,
+    meant: Mapping[str, str] | None = None,
+) -> list[Mistake]:
     inner = get_args(hint)[0] if get_origin(hint) is not None and hasattr(hint, "__metadata__") else hint
     if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-        return find_mistakes(inner, value, path, line)
+        return find_mistakes(inner, value, path, line, meant=meant)
     parts = _parts_of(inner, value, path, line)
     if wrong := [mistake for part in parts for mistake in _check_field(*part)]:
         return wrong
@@ -188,10 +195,10 @@ def _did_you_mean(value: Any, hint: Any) -> str:
     return f" (did you mean `{close[0]}`?)" if close else f" (one of: {', '.join(choices)})" if choices else ""
 
 
-def _unknown_key(path: str, key: Any, known: Mapping[str, Any], meant: Mapping[str, str]) -> str:
+def unknown_key(path: str, key: Any, known: Iterable[str], meant: Mapping[str, str]) -> str:
     full = f"{path}.{key}" if path else str(key)
-    if key in meant:
-        return f"`{full}` is not a known key; {meant[key]}"
+    if full in meant:
+        return f"`{full}` is not a known key; {meant[full]}"
     close = difflib.get_close_matches(str(key), list(known), n=1)
     hint = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known)}"
     return f"`{full}` is not a known key; {hint}"

@@ -123,7 +123,6 @@ class PlainView(View):
     def __init__(self) -> None:
         super().__init__()
         self._phase = ""
-        self._pass = -1
         self._losses: tuple[str, ...] = ()
         self._warnings: tuple[str, ...] = ()
 
@@ -142,6 +141,6 @@ class PlainView(View):
             yield _PHASE_LINES[status.phase]
         self._losses, self._warnings, self._phase = status.losses, status.warnings, status.phase
         for closed in status.passes_done:  # of a job on a cluster, only the last ones
-            if closed.pass_id > self._pass:
-                self._pass = closed.pass_id
+            if closed.pass_id > self.last_pass:
+                self.last_pass = closed.pass_id
                 yield pass_line(closed, width)

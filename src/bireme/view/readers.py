@@ -56,6 +56,8 @@ class View:
 
     def __init__(self) -> None:
         self.is_silent = False
+        self.last_pass = -1
+        """The newest finished pass that it has shown."""
 
     def __enter__(self) -> Self:
         return self

@@ -169,6 +169,6 @@ def test_a_job_that_is_not_there_is_explained(standing: Standing) -> None:
 
 def test_every_backend_has_the_same_methods() -> None:
     names = {name for name in vars(Backend) if not name.startswith("_")}
-    assert names >= {"list", "status", "follow", "logs", "why", "cancel", "resume", "fetch", "delete"}
+    assert names >= {"list", "status", "follow", "logs", "why", "cancel", "resume", "fetch", "delete", "submit"}
     for backend in (LocalBackend, KubeBackend):
         assert names <= set(vars(backend))

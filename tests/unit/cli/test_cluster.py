@@ -16,7 +16,7 @@ from tests.unit.kube.making import PLAIN, write_job
 
 from bireme.api.kube import certificate_lines
 from bireme.api.where import Where, is_here
-from bireme.cli.jobs.control import cancel, delete
+from bireme.cli.jobs.control import cancel, delete, fetch
 from bireme.cli.jobs.listing import list_, logs, status
 from bireme.cli.jobs.submit import submit
 from bireme.core.errors import BiremeError, SpecError, UsageError
@@ -75,6 +75,20 @@ def test_a_job_here_is_distinguished_from_one_submitted(leave: Leave, tmp_path: 
         "note: this is the job on this machine; for the one on the cluster, add --kube"
         in invoke(status, "small").output
     )
+
+
+@pytest.mark.parametrize(("command", "arguments"), [(delete, ["small"]), (fetch, ["small", "there"])])
+def test_a_job_here_has_nothing_to_fetch_or_delete(
+    leave: Leave, silent: Any, command: Any, arguments: list[str]
+) -> None:
+    output = leave(done=1)
+    record(output, "finished", 1.0)
+    refused = invoke(command, *arguments).exception
+    assert isinstance(refused, UsageError) and "small is a job of this machine" in refused.what
+    assert str(output) in refused.fix and "--kube" in refused.fix
+    (places().state / "ca" / "0123" / "default" / "small").mkdir(parents=True)
+    assert not is_here("small", Where(), print, prefers_cluster=True), "the one that was submitted is meant"
+    assert not is_here("small", Where(is_kube=True), print)
 
 
 def test_a_cluster_that_does_not_answer_is_left_out_of_the_list(leave: Leave, silent: Any) -> None:

@@ -14,6 +14,7 @@ from tests.unit.kube.making import ALL, PLAIN, load, make, write_job
 from tests.unit.kube.volume.test_helper_pod import Json, Memory, Ran
 from tests.unit.kube.volume.test_transfer import Volume, contents
 
+from bireme.api import where as where_module
 from bireme.api.kube import is_file_name
 from bireme.api.where import Where
 from bireme.cli.jobs.control import fetch
@@ -90,6 +91,7 @@ def test_a_refused_look_is_reported_and_nothing_else(memory: Memory, monkeypatch
 def connected(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """Let the command find the cluster in memory; the namespaces that it asked for."""
     asked: list[str | None] = []
+    monkeypatch.setattr(where_module, "has_cluster", lambda: True)
 
     def connect(self: Where, namespace: str | None = None) -> Memory:
         asked.append(namespace)

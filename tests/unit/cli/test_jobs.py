@@ -177,8 +177,9 @@ def test_a_job_is_watched_until_it_is_over(leave: Leave, monkeypatch: pytest.Mon
         return JobStatus(phase="training", passes=4, passes_done=(closed(0),))
 
     monkeypatch.setattr(local, "status_of", finished_status)
-    first, second, head, *_ = run(status, "--watch").splitlines()
-    assert (first, second[:8]) == ("training", "pass   0") and head.startswith("small: finished")
+    lines = run(status, "--watch").splitlines()
+    assert (lines[0], lines[1][:8]) == ("training", "pass   0") and lines[2].startswith("small: finished")
+    assert [line[:8] for line in lines if line.startswith("pass ")] == ["pass   0", "pass   1"], "each once"
 
 
 def test_watching_has_no_single_object_to_print(leave: Leave) -> None:

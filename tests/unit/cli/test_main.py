@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from click.testing import CliRunner
+from tests.unit.kube.making import PLAIN, write_job
 
+from bireme.api.local import _overriding
+from bireme.cli.jobs import train as train_module
 from bireme.cli.jobs.train import resume, train
 from bireme.cli.main import COMMANDS, MEANT, main
 from bireme.spec.job import MEANT as KEYS_MEANT
@@ -43,6 +48,42 @@ def test_a_command_that_is_none_says_what_to_use(word: str, meant: str, capsys: 
         main([word])
     assert left.value.code == 2
     assert f"There is no command `{word}`. Did you mean `{meant}`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train", "job.yaml", "--epochs", "3"], "There is no option `--epochs`. Did you mean `--passes`?"),
+        (["submit", "job.yaml", "--num-workers=3"], "Did you mean `--trainers`?"),
+        (["train", "job.yaml", "--ports_num=3"], "Did you mean `--ports-num`?"),
+        (["train", "job.yaml", "--lr", "0.1"], "`--lr`. It is set in the config: settings(learning_rate=…)\n"),
+        (["train", "job.yaml", "--keep", "best"], "`--keep`. `keep` is a key of job.yaml."),
+        (["resume", "out", "--dataset", "d"], "`data.path` is a key of job.yaml."),
+        (["train", "job.yaml", "--trainer", "2"], "--trainers"),
+        (["list", "--lr"], "No such option"),
+    ],
+)
+def test_an_option_that_is_none_says_what_to_use(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    message = capsys.readouterr().err
+    assert hint in message and f"`bireme {arguments[0]} --help` shows how it is used" in message
+
+
+def test_values_of_any_key_reach_the_job_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file, jobs = write_job(tmp_path, PLAIN), []
+    for shard in range(3):
+        (tmp_path / str(shard) / "data").mkdir(parents=True)
+    monkeypatch.setattr(train_module, "_run", lambda job, *_, **__: jobs.append(job))
+    values = {"keep": "best", "wire": {"gradients": "float16"}, "passes": 3, "output": tmp_path / "there"}
+    arguments = [str(job_file), *_overriding(values), "--passes=4"]
+    CliRunner().invoke(train, arguments, catch_exceptions=False)
+    (job,) = jobs
+    assert (job.keep, job.wire.gradients, job.passes, job.output) == ("best", "float16", 4, str(tmp_path / "there"))
+    assert "--overrides" not in CliRunner().invoke(train, ["--help"]).output
 
 
 def test_every_command_that_is_suggested_exists() -> None:

@@ -140,6 +140,15 @@ def test_a_job_that_runs_is_left_alone(leave: Leave) -> None:
         run("small")
 
 
+def test_a_job_that_runs_is_found_behind_a_later_run(leave: Leave) -> None:
+    output = leave(done=2)
+    registry.new_run("small", "job.yaml", str(output))
+    time.sleep(0.001)  # the later run has a later time
+    record(output, "failed")
+    with pytest.raises(OutputExistsError, match="belongs to a job that runs now"):
+        run(output)
+
+
 def test_a_job_that_its_costs_have_ended_is_finished(leave: Leave) -> None:
     output = leave(done=3, passes=9, stop_after=2)  # without test costs, none is better than the first
     record(output, "finished")

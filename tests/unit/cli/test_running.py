@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.conftest import Leave
+from msgspec import to_builtins
+from msgspec.json import encode
+from msgspec.structs import replace
+from tests.unit.cli.conftest import Leave, closed
 
-from bireme.api.foreground import Interrupts, are_kernels_compiled, best_of, explain_end
+from bireme.api.foreground import Interrupts, are_kernels_compiled, best_pass_lines, explain_end
 from bireme.api.progress import job_in
 from bireme.cli.jobs.demo import _describe
 from bireme.core.errors import BiremeError, Cancelled, NetworkError, ProcessError
+from bireme.job.output.model import pass_name
 from bireme.job.status import JobStatus
 from bireme.spec.job import Job
 from bireme.view.plain import PlainView
@@ -119,8 +124,23 @@ def test_a_job_continues_without_a_reader_in_silence(number: int) -> None:
 
 
 def test_the_best_pass_is_named_when_a_job_has_finished(leave: Leave) -> None:
-    assert best_of(leave(done=4)) == ["best pass: pass-00000 (cost 0.5000)"]
-    assert best_of(leave("one", done=1)) == []
+    assert best_pass_lines(leave(done=4)) == ["best pass: pass-00000 (cost 0.5000)"]
+    assert best_pass_lines(leave("one", done=1)) == []
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_the_best_pass_is_named_also_if_its_model_was_not_kept(leave: Leave, kept: int) -> None:
+    output = leave(done=6)
+    passes = [replace(closed(n), test_evals={"error": error}) for n, error in enumerate((9, 8, 0.04, 7, 6, 5))]
+    before = replace(closed(4), test_evals={"error": 0.01})  # rewound: trained again later
+    rows = [{"event": "pass", **to_builtins(each)} for each in (*passes[:4], before, *passes[4:])]
+    (output / "metrics.jsonl").write_bytes(b"".join(encode(row) + b"\n" for row in rows))
+    for number, each in enumerate(passes):
+        if number < 6 - kept:
+            shutil.rmtree(output / pass_name(number))
+        else:
+            (output / pass_name(number) / "metrics.json").write_bytes(encode(each))
+    assert best_pass_lines(output) == ["best pass: pass-00002 (test error 4.00 %; its model was not kept)"]
 
 
 def test_the_demo_shows_its_passes_once(leave: Leave) -> None:

@@ -150,9 +150,24 @@ def test_dictionaries_that_differ_are_an_error(job: Path) -> None:
     assert what in _said(check_job(job))
 
 
+def test_of_three_dictionaries_the_odd_one_is_named(tmp_path: Path, job: Path) -> None:
+    split_lines(tmp_path / "source", tmp_path / "three", 3)
+    (tmp_path / "three" / "0" / "data" / "dict.txt").write_text("unk\t-1\nz\t2\n")
+    differing = [p for p in check_job(tmp_path / "three").problems if "differs" in p.what]
+    assert [(p.file, p.what.split(":")[0]) for p in differing] == [("0/data/dict.txt", "differs from shard 1's")]
+    assert differing[0].fix == "copy it from shard 1, or split the data again"
+
+
 def test_file_that_one_shard_lacks_is_reported(job: Path) -> None:
     (job / "0/data/test.txt").unlink()
     assert "error 0/data/test.txt:None missing here, but shard 1 has it" in _said(check_job(job))
+
+
+@pytest.mark.parametrize("name", ["train.txt", "test.txt"])
+def test_a_listed_file_is_restored_and_not_copied(job: Path, name: str) -> None:
+    (job / "0" / "data" / name).unlink()
+    fixes = {p.fix for p in check_job(job).problems if p.line or "missing" in p.what}
+    assert fixes <= {"restore the file, or correct this line", "restore it, or split the data again"}
 
 
 def test_shard_that_changed_since_the_split_is_an_error(job: Path) -> None:

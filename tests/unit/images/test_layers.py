@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -121,6 +122,20 @@ def test_only_entries_that_were_used_lately_are_kept(tmp_path: Path) -> None:
         os.utime(folder, (number, number))
     kept = {path.name for path in tmp_path.iterdir()}
     assert len(kept) == KEPT + 1 and f"x-{0:016}" not in kept
+
+
+def test_an_entry_that_another_build_removes_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path)
+    (tmp_path / "x-gone").symlink_to("nowhere")  # listed, and not there any more
+    cache.folder("x", "k", lambda half: None)
+
+    def remove(path: Path) -> None:
+        shutil.rmtree(path)
+        monkeypatch.undo()
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "utime", remove)
+    assert cache.folder("x", "k", lambda half: None) == (tmp_path / "x-k", True)
 
 
 def test_a_tree_appears_whole_and_stays_until_replaced(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def job_of(data: Path) -> Any:
-    return SimpleNamespace(data=str(data), shards=3, config=str(data / "config.py"), config_args={})
+    return SimpleNamespace(
+        data=str(data), shards=3, config=str(data / "config.py"), config_args={}, front_end="trainer_config"
+    )
 
 
 def check(data: Path) -> None:
@@ -57,11 +59,14 @@ def test_the_shard_whose_dictionary_differs_is_named(data: Path, odd: int, other
     assert f"`bireme data check {data}` finds all such files" in error.value.fix
 
 
-@pytest.mark.parametrize("name", ["dict.txt", "train.txt", "train.list"])
-def test_the_shard_that_lacks_a_file_is_named(data: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "fix"), [("dict.txt", "copy it from shard 0"), ("train.txt", "restore it"), ("train.list", "copy it")]
+)
+def test_the_shard_that_lacks_a_file_is_named(data: Path, name: str, fix: str) -> None:
     (data / f"1/data/{name}").unlink()
-    with pytest.raises(DataError, match=f"shard 1 has no {name}, shard 0 has one"):
+    with pytest.raises(DataError, match=f"shard 1 has no {name}, shard 0 has one") as error:
         check(data)
+    assert error.value.fix.startswith(fix)
 
 
 def test_a_file_that_changes_the_program_is_named(data: Path) -> None:

@@ -51,7 +51,7 @@ def write_numbers(workdir: Path, count: int) -> Path:
 def open_shard(
     workdir: Path, source: Numbers, *, shard: int = 0, seed: int = 1, cache: Path | None = None
 ) -> PackedReader:
-    return PackedReader(source, workdir, shard, seed=seed, batch_size=10, cache=cache)
+    return PackedReader(source, source.facts(workdir), workdir, shard, seed=seed, batch_size=10, cache=cache)
 
 
 def labels(batch: Columns) -> list[int]:
@@ -258,6 +258,23 @@ def test_a_wrong_line_is_reported_with_shard_file_and_check(tmp_path: Path, fail
     assert error.value.fix == check
 
 
+@pytest.mark.parametrize(
+    ("samples", "fix"),
+    [
+        ([([1], "1")], "correct the provider, or its input_types"),
+        ([("1", 1)], "correct the provider, or its input_types"),
+        ([([1], 1000)], "correct that line, or the provider"),
+        ([([1], 1), ([1], None)], "correct that line, or the provider"),
+    ],
+)
+def test_a_wrong_type_from_the_start_is_the_providers(tmp_path: Path, samples: list[Any], fix: str) -> None:
+    source = Numbers()
+    source.fingerprint, source.samples = "", lambda *_: iter(samples)  # type: ignore[method-assign]
+    with pytest.raises(DataError) as error:
+        open_shard(tmp_path, source).open(0)
+    assert error.value.fix == fix
+
+
 def test_a_wrong_line_outside_the_shards_names_no_check(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         open_shard(tmp_path, Torn(fails=False)).open(0)
@@ -265,7 +282,7 @@ def test_a_wrong_line_outside_the_shards_names_no_check(tmp_path: Path) -> None:
 
 
 def stream(workdir: Path, source: Numbers, *, seed: int = 1) -> readers.StreamReader:
-    return readers.StreamReader(source, workdir, 0, seed=seed, batch_size=10)
+    return readers.StreamReader(source, source.facts(workdir), workdir, 0, seed=seed, batch_size=10)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -146,6 +146,17 @@ def test_a_crash_names_the_providers_place_in_the_data(home: Any) -> None:
     assert said.value.why == "", "which no data can cause"
 
 
+def test_a_hook_runs_once_to_open_a_shard_and_once_for_each_walk(home: Any) -> None:
+    text = (home.folder / "reviews.py").read_text()
+    note = "    with open('ran', 'a') as ran:\n        ran.write('x')\n"
+    home.write("reviews.py", text.replace("    settings.size", f"{note}    settings.size", 1))
+    ran = home.workdir / "ran"
+    reader = home.load().source("train").reader(home.workdir, 0, seed=1, batch_size=2, cache=None)
+    assert ran.read_text() == "x"
+    reader.open(0)
+    assert ran.read_text() == "xx", "a hook may draw random numbers, and those of a walk have its own seed"
+
+
 def test_failing_init_hook_is_blamed_at_its_line(home: Any) -> None:
     text = (home.folder / "reviews.py").read_text().replace("settings.size = size", "settings.size = size / 0")
     home.write("reviews.py", text)

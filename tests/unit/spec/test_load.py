@@ -41,6 +41,13 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown key": (GOOD + "trainrs: 3\n", (":4: `trainrs` is not a known key; did you mean `trainers`?",)),
     "unknown key far from any": (GOOD + "zebra: 3\n", (":4: `zebra` is not a known key; known keys: name, program",)),
     "key of another system": (GOOD + "epochs: 3\n", (":4: `epochs` is not a known key; did you mean `passes`?",)),
+    "patience": (GOOD + "patience: 3\n", (":4: `patience` is not a known key; did you mean `stop_when`?",)),
+    "early stopping": (GOOD + "early_stopping: yes\n", ("did you mean `stop_when`?",)),
+    "a model in the program": (
+        GOOD + "  model: m.py\n",
+        (":4: `program.model` is not a known key; did you mean `program.config`?",),
+    ),
+    "a directory of data": (GOOD + "data: {dir: x}\n", ("`data.dir` is not a known key; did you mean `data.path`?",)),
     "workers": (GOOD + "workers: 3\n", (":4: `workers` is not a known key; did you mean `trainers`?",)),
     "key of the config": (
         GOOD + "learning_rate: 0.1\n",
@@ -168,6 +175,7 @@ SPELLINGS: dict[str, tuple[str, str, object]] = {
     "an anchor": (GOOD + "output: &o out\n", "output", "out"),
     "an anchored number": (GOOD + "passes: &p 3\nseed: *p\n", "seed", 3),
     "a merge key": (GOOD + "lanes:\n  <<: {ports_num: 2}\n", "ports_num", 2),
+    "a front end": (GOOD + "  front_end: mine\n", "front_end", "mine"),
     "a fraction as an argument": (GOOD + "  args: {rate: 0.5}\n", "config_args", {"rate": "0.5"}),
     "yes, a count and text as arguments": (
         GOOD + "  args: {a: true, b: 2, c: '01'}\n",
@@ -212,6 +220,29 @@ def test_a_bad_override_is_named_by_flag_and_variable(make: Make, name: str, val
     with pytest.raises(SpecError) as caught:
         load(make(GOOD), {f"BIREME_{name}": value})
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("epochs", "argument `epochs` is not a known key; did you mean `passes`?"),
+        ("learning_rate", "argument `learning_rate` is not a known key; it is set in the config"),
+        ("trainrs", "argument `trainrs` is not a known key; did you mean `trainers`?"),
+        ("ports_nums", "argument `ports_nums` is not a known key; did you mean `ports_num`?"),
+    ],
+)
+def test_an_unknown_argument_is_refused_like_an_unknown_key(make: Make, name: str, expected: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_job(make(GOOD), {name: 9}, {})
+    assert caught.value.what.startswith(expected)
+
+
+def test_a_wrong_value_without_a_flag_names_the_argument(make: Make) -> None:
+    path = make(GOOD)
+    with pytest.raises(SpecError) as caught:
+        load(path, log_period=0)
+    assert caught.value.what == "argument `log_period`: expected `int` >= 1, got 0"
+    assert load(path, keep="best").keep == "best"
 
 
 def test_fewer_trainers_by_flag_leave_the_pservers_as_they_were(make: Make) -> None:

@@ -230,7 +230,7 @@ class Notes:
 
 def readers_of(counts: Sequence[int], *, is_whole: bool = False) -> list[PackedReader]:
     rows = [Rows(shard, count, is_whole=is_whole) for shard, count in enumerate(counts)]
-    return [PackedReader(r, Path(), r.shard, seed=1, batch_size=10, cache=None) for r in rows]
+    return [PackedReader(r, r.facts(Path()), Path(), r.shard, seed=1, batch_size=10, cache=None) for r in rows]
 
 
 def worker_of(counts: Sequence[int], program: SumProgram | None = None, test: int | None = None) -> Worker:

@@ -11,7 +11,7 @@ import click
 
 from bireme.api.backends import Diagnosis
 from bireme.api.where import Where, backend_of
-from bireme.cli.options import cluster_options, either_options, job_argument, json_option, pod_image_option
+from bireme.cli.options import either_options, job_argument, json_option, pod_image_option
 from bireme.cli.output import emit, note, progress
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def cancel(job: str | None, now: bool, where: Where, as_json: bool) -> None:
 @click.option("--all", "wants_all", is_flag=True, help="Snapshots too, so that `bireme resume` can continue here.")
 @click.option("--model", "only_model", is_flag=True, help="Only the model of the last pass.")
 @pod_image_option
-@cluster_options
+@either_options
 @json_option
 def fetch(
     job: str, directory: Path, wants_all: bool, only_model: bool, image: str | None, where: Where, as_json: bool
@@ -74,8 +74,10 @@ def fetch(
     when the job is deleted but its volume is not: then name an image, and instead of JOB its file, which says where
     its volume and its output are (`bireme fetch first-job/job.yaml results --image registry.local/bireme:1`).
     """
+    is_there = image is not None or Path(job).is_file()
+    backend = where.backend() if is_there else backend_of(job, where, note, prefers_cluster=True)
     with progress("fetching", as_json) as on_progress:
-        done = where.backend().fetch(
+        done = backend.fetch(
             job, directory, wants_all=wants_all, only_model=only_model, image=image, on_progress=on_progress
         )
     if done.note:
@@ -96,14 +98,14 @@ def _describe_fetched(done: Fetched) -> Iterator[str]:
 @click.command(epilog="\b\nExample: bireme delete quick-start --namespace training")
 @click.argument("job")
 @click.option("--volume", "with_volume", is_flag=True, help="Its volume too, with all its models and data.")
-@cluster_options
+@either_options
 @json_option
 def delete(job: str, with_volume: bool, where: Where, as_json: bool) -> None:
     """Take JOB from the cluster; its volume stays unless --volume is given.
 
     A volume claim that bireme did not make is never deleted.
     """
-    done = where.backend().delete(job, with_volume=with_volume)
+    done = backend_of(job, where, note, prefers_cluster=True).delete(job, with_volume=with_volume)
     value = {"job": job, "deleted": done.things, "claim": done.claim, "volume": done.volume}
     more = {"note": f"--volume was ignored: {done.ignored}"} if done.ignored else {}
     emit(value | more, done.words(job), as_json=as_json)

@@ -104,12 +104,12 @@ def _summary(done: Finished, seconds: float) -> dict[str, Any]:
 
 
 def _describe(summary: Mapping[str, Any], target: Path) -> Iterator[str]:
-    from bireme.api.foreground import best_of
+    from bireme.api.foreground import best_pass_lines
     from bireme.view.plain import percent
 
     me, model = command_name(), summary["model"]
     yield ""
-    yield from best_of(Path(model).parent)
+    yield from best_pass_lines(Path(model).parent)
     speed = f"{summary['samples_per_s']:,.0f} samples/s, {summary['seconds']} s in all"
     yield f"test error {percent(summary['test_error'])} (best possible: 5.00 %), {speed}"
     yield f"model: {model}"

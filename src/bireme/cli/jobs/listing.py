@@ -20,6 +20,7 @@ from bireme.job.output.logs import LogFilter
 from bireme.job.status import JobStatus
 from bireme.spec.load import command_name
 from bireme.view.plain import count, number, pass_lines, time_left
+from bireme.view.readers import choose_view
 
 if TYPE_CHECKING:
     from bireme.api.kube import PodView
@@ -92,23 +93,26 @@ def status(job: str | None, shows_all: bool, is_watching: bool, where: Where, as
     if is_watching and as_json:
         raise UsageError("--watch and --json do not go together", fix="ask again and again with --json alone")
     backend = backend_of(job, where, note)
+    view = choose_view(is_silent=not is_watching)
     if is_watching:
         from bireme.api.foreground import watch
 
-        last = watch(backend, job, is_silent=False)
+        last = watch(backend, job, view)
         job = last.id if last else job
     report = backend.status(job)
-    emit({**report.row, **report.details}, _describe(report, shows_all=shows_all), as_json=as_json)
+    lines = _describe(report, shows_all=shows_all, after=view.last_pass)
+    emit({**report.row, **report.details}, lines, as_json=as_json)
 
 
-def _describe(run: RunStatus, *, shows_all: bool) -> Iterator[str]:
+def _describe(run: RunStatus, *, shows_all: bool, after: int) -> Iterator[str]:
+    """A job in words; passes up to `after` have been shown already."""
     reason = f" ({run.reason})" if run.reason else ""
     left = time_left(run.job) if run.state == "running" else ""
     far = "".join(f", {text}" for text in (run.progress, left) if text)
     began = "submitted" if run.place.startswith("kubernetes/") else "started"
     yield f"{run.name}: {run.state}{reason}, {began} {ago(run.started)} ago{far}"
     yield run.where
-    yield from pass_lines(run.closed, shows_all=shows_all)
+    yield from pass_lines([each for each in run.closed if each.pass_id > after], shows_all=shows_all)
     if run.next_step:
         yield run.next_step
     yield from run.hints

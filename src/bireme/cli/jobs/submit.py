@@ -15,6 +15,7 @@ from bireme.cli.output import emit, note
 from bireme.core.errors import Cancelled, UsageError
 from bireme.spec.load import command_name
 from bireme.view.plain import count
+from bireme.view.readers import choose_view
 
 if TYPE_CHECKING:
     from bireme.api.kube import Submitted
@@ -68,8 +69,8 @@ def submit(  # noqa: PLR0913 - its flags
         made = backend.objects(job_file, changes, image, is_checked_there=dry_run == "server")
         emit({"objects": made}, as_yaml(made).removesuffix("\n"), as_json=as_json)
         return
-    done, cluster = backend.submit(job_file, changes, image=image, is_replacing=is_replacing)
-    name = done.submission.job.name
+    started = backend.submit(job_file, changes, image=image, is_replacing=is_replacing)
+    name, done, cluster = started.id, started.done, started.where
     for line in () if is_quiet or as_json else _describe(done, cluster):
         click.echo(line)
     if is_waiting and not done.is_suspended:
@@ -89,7 +90,7 @@ def follow_to_end(cluster: Where, name: str, *, is_silent: bool, as_json: bool) 
     """
     from bireme.api.foreground import watch
 
-    last = watch(cluster.backend(), name, is_silent=is_silent)
+    last = watch(cluster.backend(), name, choose_view(is_silent=is_silent))
     if last is not None and last.error is not None:
         raise last.error
     value = {"job": name, "namespace": cluster.namespace, "state": last.state if last else "unknown"}

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     help="Continue from the model of the pass before this one, with fresh optimizer state, so the bits differ.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
+@click.option("--overrides", "overriding", default="{}", hidden=True)  # from Python: values for any key, as JSON
 @json_option
-def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **changes: Any) -> None:
+def train(job_file: Path, start_pass: int, dry_run: bool, overriding: str, as_json: bool, **changes: Any) -> None:
     """Train the job described in JOB.yaml with processes on this machine.
 
     The model of each pass is left in OUTPUT/pass-00000, OUTPUT/pass-00001, and so on. The result is
@@ -42,7 +43,9 @@ def train(job_file: Path, start_pass: int, dry_run: bool, as_json: bool, **chang
         wanted = f"name a job.yaml whose `program.config` is {job_file.name}"
         fix = f"{wanted}; `bireme demo --prepare DIR` writes an example"
         raise SpecError(f"{job_file} is a config, not a job.yaml", fix=fix)
-    job = msgspec.structs.replace(load_job(job_file, changes), start_pass=start_pass)
+    flags = {key: value for key, value in changes.items() if value is not None}
+    job = load_job(job_file, msgspec.json.decode(overriding, type=dict[str, Any]) | flags)
+    job = msgspec.structs.replace(job, start_pass=start_pass)
     if dry_run:
         from bireme.job.planning import describe
         from bireme.view.plain import plan_lines
@@ -82,10 +85,10 @@ def resume(
     --job names where its program and its data are. A name that no job on this machine has is looked for on the
     cluster: there a stopped job resumes, and one that has ended is started again.
     """
-    from bireme.api.resuming import is_here, prepare
+    from bireme.api.resuming import names_local_job, prepare
 
     changes = {key: value for key, value in flags.items() if value is not None}
-    if where.is_asked or (has_cluster() and not is_here(output)):
+    if where.is_asked or (has_cluster() and not names_local_job(output)):
         if job_file is not None:
             raise UsageError("--job is for jobs on this machine", fix=f"`{command_name()} submit {job_file}` instead")
         more = {"accepts_changes": True} if accept_changes else {}

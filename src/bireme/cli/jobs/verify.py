@@ -33,10 +33,10 @@ def verify(output: Path, as_json: bool) -> None:
     Exits with 6 if a model or the ledger is not sound, with 15 if only snapshots are not, with 3 if the
     job's own description is not.
     """
-    from bireme.api.local import runs_in
+    from bireme.api.local import running_in
     from bireme.job.output.verify import verify as check
 
-    verdict = check(output, is_running=runs_in(output))
+    verdict = check(output, is_running=running_in(output) is not None)
     emit(_as_json(verdict), _describe(verdict), as_json=as_json, error=_error(verdict))
 
 

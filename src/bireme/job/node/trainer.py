@@ -75,7 +75,7 @@ class TrainerProcess:
         job, mark, rank = self._job, self._options.mark, self._options.trainer
         # Started by hand, it owns the shard of its own number.
         own = share_out(job.shards, job.trainers)[rank] if job.trainers else Span(rank, rank + 1)
-        program = load_program(ProgramSpec(job.config, self._options.workdirs(own.lo), job.config_args))
+        program = load_program(ProgramSpec.of_job(job, self._options.workdirs(own.lo)))
         self._updates = check_parameters(program, job)
         # Shard 0's owner tests for all trainers: as in the original, every shard carries the same test files.
         tester = self._open(program, "test", 0) if own.lo == 0 else None

@@ -21,6 +21,7 @@ from bireme.job.coordination import messages as m
 from bireme.job.node.headway import METRICS as METRICS
 from bireme.job.output.kept import metrics_in
 from bireme.job.output.model import finished_passes
+from bireme.job.status import PassSummary
 
 LEDGER: Final = "ledger.jsonl"
 BLOCK_NBYTES = 1 << 20
@@ -83,6 +84,18 @@ def repair_tail(output: Path, shards: int, run: int) -> JournalSummary:
 def costs_in(output: Path, saved: int) -> dict[int, float | None]:
     """The test cost of each pass up to the last one that counts, from the metrics.json beside its model."""
     return {pass_id: each.test_cost for pass_id, each in metrics_in(output).items() if pass_id <= saved}
+
+
+def passes_in(output: Path) -> dict[int, PassSummary]:
+    """The results of all passes of a job that has finished, whether their models were kept or not; reads all metrics.
+
+    Of a pass that was trained again after a rewind, the last results count.
+    """
+    passes: dict[int, PassSummary] = {}
+    for row in rows_of(output / METRICS, b':"pass"'):
+        if (closed := _closed(row)) is not None:
+            passes.setdefault(closed.pass_id, closed)
+    return {**passes, **metrics_in(output)}
 
 
 def _cut_tail(path: Path) -> None:

@@ -18,10 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 import numpy as np
 
 from bireme.core.errors import BiremeError, ConfigScriptError, DataError
+from bireme.programs.config.line_count import LineCount
 
 _PYTHON_2 = {
     "xrange": "Python 3 calls it range",
@@ -52,7 +54,8 @@ class Scripts:
         self._stand_ins = stand_ins
         self._modules: dict[str, ModuleType] = {}
         self._lines: dict[str, list[str]] = {}
-        self._builtins = {**vars(builtins), "__import__": self._import}
+        self._count: LineCount | None = None
+        self._builtins = {**vars(builtins), "__import__": self._import, "open": self._open}
 
     def sources(self) -> list[Path]:
         """Every script that the user's code may import, in a fixed order."""
@@ -97,6 +100,15 @@ class Scripts:
             raise
         except (Exception, SystemExit) as error:
             raise self.blamed(error, doing) from error
+
+    @contextmanager
+    def counting(self, count: LineCount) -> Iterator[None]:
+        """Let the user's code read the data file through `count`, until the end of the body."""
+        self._count = count
+        try:
+            yield
+        finally:
+            self._count = None  # walks over train and test data take turns
 
     def blamed(self, error: BaseException, doing: str) -> ConfigScriptError:
         if isinstance(error, Complaint):
@@ -151,6 +163,10 @@ class Scripts:
                 # `from package import submodule`; a missing name is reported by the caller.
                 self._user_module(f"{full}.{item}")
         return module
+
+    def _open(self, *args: Any, **options: Any) -> Any:
+        opens = self._count.open if self._count else builtins.open
+        return opens(*args, **options)
 
     def _stand_in(self, name: str, fromlist: Sequence[str]) -> ModuleType | None:
         """Find what to serve for a module of the original; a plain `import paddle` means the real one."""

@@ -20,6 +20,7 @@ import msgspec
 from bireme.core.errors import BiremeError, ConfigScriptError, DataError
 from bireme.programs.columns import InputType
 from bireme.programs.config.graph import Graph, check_inputs
+from bireme.programs.config.line_count import LineCount
 from bireme.programs.config.provider import Provider, ProviderSettings, input_order
 from bireme.programs.config.scripts import Complaint, Scripts, UserGenerators, visiting
 from bireme.programs.program import Reader, SourceFacts
@@ -100,22 +101,27 @@ class ProviderSource:
         check_inputs(self._graph, inputs)
         return settings, inputs
 
-    def open(self, settings: ProviderSettings, file: str) -> Iterator[object]:
+    def open(self, settings: ProviderSettings, file: str, count: LineCount) -> Iterator[object]:
         """Call the provider for one file; must be called on a visit."""
-        yielded = self._plan.provider.process(settings, file)
+        with self._scripts.counting(count):
+            yielded = self._plan.provider.process(settings, file)
         if not hasattr(yielded, "__iter__"):
             raise ConfigScriptError(f"{self._plan.provider.where}: {self._plan.name} must yield samples")
         samples: Iterator[object] = iter(yielded)
         return samples
 
-    def pull(self, samples: Iterator[object], inputs: Sequence[InputType], turn: list[tuple[object, ...]]) -> bool:
+    def pull(
+        self, samples: Iterator[object], inputs: Sequence[InputType], turn: list[tuple[object, ...]], count: LineCount
+    ) -> bool:
         """Append up to a turn's samples, each as a tuple; returns whether there may be more."""
-        with self._scripts.blame(self._plan.name):
+        marks = count.marks
+        with self._scripts.blame(self._plan.name), self._scripts.counting(count):
             for sample in itertools.islice(samples, _TURN):
                 try:
                     turn.append(_as_tuple(sample, inputs))
                 except Complaint as error:
                     raise self._misyield(samples, error) from error
+                marks.append(count.line)
         return len(turn) == _TURN
 
     def _misyield(self, samples: Iterator[object], error: Complaint) -> ConfigScriptError:
@@ -151,9 +157,17 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
         self._workdir = workdir
         self._generators = UserGenerators(seed)
         self._walk = self._read()
+        self._count = LineCount("")
+        self._index = 0
 
     def __next__(self) -> tuple[object, ...]:
         return next(self._walk)
+
+    @property
+    def last_line(self) -> str:
+        """For an error about the sample yielded last: the last line that was read for it, if that is known."""
+        before, line = self._count.marks[self._index : self._index + 2]
+        return self._count.words(before, line)
 
     def _read(self) -> Iterator[tuple[object, ...]]:
         files = self._source.files(self._workdir)
@@ -173,11 +187,15 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
             failure: BiremeError | None = None
             with visiting(self._workdir, self._generators):
                 try:
-                    samples = samples or self._source.open(settings, file)
-                    has_more = self._source.pull(samples, inputs, turn)
+                    if samples is None:
+                        self._count = LineCount(file)
+                        samples = self._source.open(settings, file, self._count)
+                    del self._count.marks[:-1]
+                    has_more = self._source.pull(samples, inputs, turn, self._count)
                 except BiremeError as error:
                     failure = self._explained(error, file, before + len(turn))
-            yield from turn
+            for self._index, sample in enumerate(turn):  # which `last_line` looks up
+                yield sample
             before += len(turn)
             if failure is not None:
                 raise failure
@@ -188,6 +206,7 @@ class ProviderSamples(Iterator[tuple[object, ...]]):
         if isinstance(error, ConfigScriptError) and not isinstance(cause, _OF_SCRIPTS):
             count = f"{before:,} {'sample' if before == 1 else 'samples'}"
             after = f"after {count}" if before else "before its first sample"
+            after += self._count.words(self._count.marks[-1], self._count.line)
             error.why = error.why or f"{error.IN_DATA} {file}, {after}: one of the two does not suit the other"
         if not isinstance(cause, FileNotFoundError) or str(cause.filename) != file:
             return error

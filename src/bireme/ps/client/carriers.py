@@ -1,7 +1,8 @@
 """How the frames of a lane travel, one class for each way: shared memory, a Unix socket, TCP with or without TLS.
 
 Frames and bits are the same. `connect` and `connect_near` open connections, `open_carrier` chooses the class for one: a
-new carrier is one more class with the four methods of `Carrier`, and its case there.
+new way over such a connection is one more class with the members of `Carrier`, and its case there. One that needs
+another kind of connection also has an end in lanes/server.py, where pservers listen.
 """
 
 from __future__ import annotations

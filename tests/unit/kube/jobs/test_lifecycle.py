@@ -34,6 +34,7 @@ class Near(Memory):
 def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Near:
     made = Near()
     monkeypatch.setattr(Where, "connect", lambda self, namespace=None: made)
+    monkeypatch.setattr("bireme.api.where.has_cluster", lambda: True)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("BIREME_COMMAND", raising=False)
     return made
