@@ -35,7 +35,7 @@ from bireme.spec.model import Coding, Optimizer, Parameter
 FLOATS = 1_000_000
 """In a slice: much more than caches hold, once there are a few rows of it."""
 FEW, MANY = 2, 34
-"""Rows in the inbox; what one row costs is told by the difference."""
+"""Rows in the inbox; the difference gives what one row costs."""
 PAYLOAD = 32 << 20
 FRAMES = 200
 TINY = 1024
@@ -202,7 +202,7 @@ def figures_of(taken: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
 
 
 def quartile(samples: Sequence[float]) -> float:
-    """The lower quartile: what it costs when nobody disturbs."""
+    """The lower quartile: the cost without disturbance."""
     return sorted(samples)[(len(samples) - 1) // 4]
 
 
@@ -218,7 +218,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse, measure, tell."""
+    """Parse, measure, print."""
     try:
         given = parse()
         facts = {**machine_facts(), "date": datetime.now(UTC).date().isoformat(), "reps": given.reps}

@@ -1,7 +1,7 @@
 """What a cut costs: `./dev bench cuts [--only NAME]… [--reps N] [--json]`.
 
 A cluster of real processes does blocks of rounds, in turn one without a cut and one with a cut in it, so that
-both kinds see the same machine. Trainers compute nothing: there is nothing to hide a cut behind. Told are, for each
+both kinds see the same machine. Trainers compute nothing: there is nothing to hide a cut behind. Results are, for each
 size, the worst round of a block beside the median round without cuts, what a block with a cut takes
 longer than its neighbour, and that as a share of the ten seconds that lie between two cuts of a job.
 """
@@ -40,7 +40,7 @@ SETTLE = 3
 
 @dataclass
 class Taken:
-    """Blocks of rounds, in seconds, and what pservers told of the parts."""
+    """Blocks of rounds, in seconds, and what pservers reported of the parts."""
 
     calm: list[list[float]] = field(default_factory=list)
     cut: list[list[float]] = field(default_factory=list)
@@ -109,7 +109,7 @@ def figure_of(shape: Shape, taken: Taken) -> dict[str, Any]:
     }
 
 
-def tell(figures: Mapping[str, Mapping[str, Any]]) -> None:
+def show(figures: Mapping[str, Mapping[str, Any]]) -> None:
     """A small table for people: medians, and what the best block had."""
     print(
         f"{'':<10} {'round':>9} {'worst / median':>20} {'without':>16} {'cut costs':>21} {'every 10 s':>17} {'cpu':>10}"
@@ -138,7 +138,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse, measure, tell."""
+    """Parse, measure, print."""
     try:
         given = parse()
         facts = {**machine_facts(), "date": datetime.now(UTC).date().isoformat()}
@@ -151,13 +151,13 @@ def main() -> None:
         sys.exit(e.exit_code if isinstance(e, BiremeError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
-    told = {"bench": "cuts", "machine": facts, "figures": figures}
+    result = {"bench": "cuts", "machine": facts, "figures": figures}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "cuts.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    (RESULTS / "cuts.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if given.json:
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
-    tell(figures)
+    show(figures)
     print("\nwritten to bench/results/cuts.json")
 
 

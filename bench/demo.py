@@ -1,7 +1,7 @@
 """How fast the demo's job trains on this machine: `./dev bench demo [--reps N] [--passes P] [--json]`.
 
 The data is prepared once; then the job runs `reps` times as people run it, with `bireme train` and
-real processes. A first pass may hold work that is done once, so rates are told with it and without it.
+real processes. A first pass may hold work that is done once, so rates are given with it and without it.
 Runs must end with one hash: a figure for a wrong result would be worth nothing.
 """
 
@@ -29,10 +29,10 @@ def train(job: Path, output: Path, flags: list[str], environment: dict[str, str]
     begun = time.perf_counter()
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, env=environment)
     seconds = time.perf_counter() - begun
-    told: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(done.stdout)
     if done.returncode:
-        raise SystemExit(f"the job failed: {told}")
-    return {**told, "wall_s": seconds}
+        raise SystemExit(f"the job failed: {result}")
+    return {**result, "wall_s": seconds}
 
 
 def shares_of(closed: list[dict[str, Any]]) -> dict[str, float]:
@@ -86,7 +86,7 @@ def measure(reps: int, flags: list[str], folder: Path) -> tuple[dict[str, dict[s
 
 
 def main() -> None:
-    """Parse, measure, tell."""
+    """Parse, measure, print."""
     parser = argparse.ArgumentParser(description="Training speed of the demo's job, as people run it.")
     parser.add_argument("--reps", type=int, default=5, help="runs of the job (default 5)")
     parser.add_argument("--passes", type=int, default=10, help="passes of each run (default 10)")

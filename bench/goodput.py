@@ -40,8 +40,8 @@ PAUSE_S = 10.0
 
 def trial_pass_s(job: Path, output: Path, environment: dict[str, str]) -> float:
     """About how many seconds a pass takes, to know how many will be needed."""
-    told = train(job, output, [f"--passes={TRIAL_PASSES}"], environment)
-    return statistics.fmean(one["seconds"] for one in told["passes_done"][1:])
+    result = train(job, output, [f"--passes={TRIAL_PASSES}"], environment)
+    return statistics.fmean(one["seconds"] for one in result["passes_done"][1:])
 
 
 def undisturbed_s(passes: Sequence[Mapping[str, Any]], faults: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -56,11 +56,11 @@ def undisturbed_s(passes: Sequence[Mapping[str, Any]], faults: Sequence[Mapping[
 
 
 def drill(job: Path, output: Path, flags: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
-    """One disturbed run; what `bireme drill --json` tells of it."""
+    """One disturbed run; what `bireme drill --json` reports of it."""
     command = [sys.executable, "-m", "bireme", "drill", str(job), "--output", str(output), "--no-reference", "--json"]
     done = subprocess.run([*command, *flags], check=True, stdout=subprocess.PIPE, env=environment)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def measure(mtbf_s: float, faults: int, seed: int, pace_ms: float, folder: Path) -> dict[str, Any]:
@@ -75,30 +75,30 @@ def measure(mtbf_s: float, faults: int, seed: int, pace_ms: float, folder: Path)
     # The last fault must find the job at work, also if the trial met a slower machine than the run does.
     passes = math.ceil((1.1 * last_s + mtbf_s / 2) / trial)
     flags = ["--random", f"--mtbf={mtbf_s}s", f"--seed={seed}", f"--faults={faults}", f"--passes={passes}"]
-    told = drill(job, folder / "disturbed", flags, environment)
+    result = drill(job, folder / "disturbed", flags, environment)
     lines = (folder / "disturbed" / "disturbed" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     closed = [one for one in map(json.loads, lines) if one["event"] == "pass"]
-    return {"mtbf_s": mtbf_s, "seed": seed, "pace_ms": pace_ms, "passes": passes, **figures_of(told, closed)}
+    return {"mtbf_s": mtbf_s, "seed": seed, "pace_ms": pace_ms, "passes": passes, **figures_of(result, closed)}
 
 
-def figures_of(told: Mapping[str, Any], closed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def figures_of(result: Mapping[str, Any], closed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Goodput and what it comes from, of one disturbed run."""
-    calm = undisturbed_s(closed, told["each"])
-    under_fire_s = max(one["at_s"] + (one["back_s"] or PAUSE_S) for one in told["each"])
-    lost_s = told["seconds"] - statistics.fmean(calm) * len(closed)
+    calm = undisturbed_s(closed, result["each"])
+    under_fire_s = max(one["at_s"] + (one["back_s"] or PAUSE_S) for one in result["each"])
+    lost_s = result["seconds"] - statistics.fmean(calm) * len(closed)
     return {
-        "faults": told["faults"],
-        "seconds": round(told["seconds"], 1),
+        "faults": result["faults"],
+        "seconds": round(result["seconds"], 1),
         "under_fire_s": round(under_fire_s, 1),
         "lost_s": round(lost_s, 1),
         "undisturbed_passes": len(calm),
         "undisturbed_pass_s": round(statistics.fmean(calm), 4),
         "goodput": round(1.0 - lost_s / under_fire_s, 4),
-        "redone": told["redone"],
-        "back_s_median": told["back_s_median"],
-        "back_s_worst": told["back_s_worst"],
-        "back_s_by_kind": by_kind(told["each"]),
-        "each": told["each"],
+        "redone": result["redone"],
+        "back_s_median": result["back_s_median"],
+        "back_s_worst": result["back_s_worst"],
+        "back_s_by_kind": by_kind(result["each"]),
+        "each": result["each"],
     }
 
 
@@ -113,7 +113,7 @@ def by_kind(faults: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Parse, measure, tell."""
+    """Parse, measure, print."""
     parser = argparse.ArgumentParser(description="The share of a disturbed job's time that is work.")
     parser.add_argument("--mtbf", type=float, default=60.0, help="mean seconds between two faults (default 60)")
     parser.add_argument("--faults", type=int, default=30, help="how many faults (default 30)")
@@ -124,11 +124,11 @@ def main() -> None:
     facts = machine_facts()
     with tempfile.TemporaryDirectory(prefix="bireme-bench-") as folder:
         figures = measure(given.mtbf, given.faults, given.seed, given.pace, Path(folder))
-    told = {"bench": "goodput", "machine": facts, "figures": figures}
+    result = {"bench": "goodput", "machine": facts, "figures": figures}
     name = f"goodput-{given.mtbf:.0f}s.json"
-    (RESULTS / name).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    (RESULTS / name).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if given.json:
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
     print(f"goodput {figures['goodput']:.1%} over {figures['faults']} faults, {given.mtbf:.0f} s apart on average")
     print(f"back at work after {figures['back_s_median']} s (median), {figures['back_s_worst']} s at worst")

@@ -3,7 +3,7 @@
 Against parameters (in shared memory, and through TCP), trainers, pservers, and rows touched in a table.
 Each point is a cluster of real processes that is started, timed, checked by arithmetic and ended; every
 repetition walks over all points, so that a busy moment does not fall on one alone. Between two points the exponent
-e in time ~ size^e is told: 1 is growth in proportion, 0 none. What does not fit in memory is left out, and said.
+e in time ~ size^e is given: 1 is growth in proportion, 0 none. What does not fit in memory is left out with a note.
 """
 
 from __future__ import annotations
@@ -258,14 +258,14 @@ def _few(size: int) -> str:
     return f"{size / 1000:g}k" if size >= 1000 else str(size)
 
 
-def keep(told: Mapping[str, Any]) -> None:
+def keep(result: Mapping[str, Any]) -> None:
     """Write results and picture."""
-    facts = told["machine"]
+    facts = result["machine"]
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "growth.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    (RESULTS / "growth.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     where = f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, Linux {facts['kernel']}"
-    PICTURE.write_text(draw(told["figures"], f"Measured {facts['date']} on {where}; medians."), encoding="utf-8")
+    PICTURE.write_text(draw(result["figures"], f"Measured {facts['date']} on {where}; medians."), encoding="utf-8")
 
 
 def _say(text: str) -> None:
@@ -292,15 +292,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse, measure, keep, tell."""
+    """Parse, measure, record, print."""
     try:
         given = parse()
         facts = {**machine_facts(), "date": datetime.now(UTC).date().isoformat(), "reps": given.reps}
         found = measure(given.curves, given.reps, os.environ)
         facts["load_after"] = [round(x, 2) for x in os.getloadavg()]
-        told = {"bench": "growth", "machine": facts, **found}
+        result = {"bench": "growth", "machine": facts, **found}
         if given.keeps:
-            keep(told)
+            keep(result)
     except BiremeError as e:
         print("\n".join(e.lines()), file=sys.stderr)
         sys.exit(e.exit_code)
@@ -309,7 +309,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     if given.json:
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
     print(table(found["figures"]))
     for point, why in found["left_out"].items():

@@ -106,8 +106,8 @@ class Bench:
         victim.await_rounds(after=began)
         found = last_of([stages(victim, rank, began, -1) for rank in range(3)])
         if found["container started"] > SLOW_START_S:
-            told = self.cluster.kubectl("get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp")
-            print(f"what the cluster says of this slow start:\n{told}", file=sys.stderr, flush=True)
+            events = self.cluster.kubectl("get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp")
+            print(f"what the cluster says of this slow start:\n{events}", file=sys.stderr, flush=True)
         return victim, found
 
     def status_s(self, reps: int) -> list[float]:
@@ -269,7 +269,7 @@ def measure(cluster: Cluster, reps: int, image: str, folder: Path) -> tuple[dict
 
 
 def main() -> None:
-    """Parse, measure, tell."""
+    """Parse, measure, print."""
     parser = argparse.ArgumentParser(description="Times of a job on the test cluster: to begin, and to recover.")
     parser.add_argument("--reps", type=int, default=3, help="jobs that are measured, after one that is not (default 3)")
     parser.add_argument("--name", default="bireme", help="which test cluster (default bireme)")
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args()
     facts = machine_facts()
-    cluster = Cluster(Places.of(os.environ), given.name, tell=lambda line: print(f"kube: {line}", file=sys.stderr))
+    cluster = Cluster(Places.of(os.environ), given.name, report=lambda line: print(f"kube: {line}", file=sys.stderr))
     was_made = cluster.up()
     try:
         with tempfile.TemporaryDirectory(prefix="bireme-bench-") as folder:
@@ -286,12 +286,12 @@ def main() -> None:
         if was_made:
             cluster.down()
     status = {"pods": CROWD, **summarise(asked), "target_s": STATUS_TARGET_S}
-    told = {"bench": "kube", "machine": facts, "load_after": os.getloadavg()[0], "figures": figures, "status": status}
-    (RESULTS / "kube.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    result = {"bench": "kube", "machine": facts, "load_after": os.getloadavg()[0], "figures": figures, "status": status}
+    (RESULTS / "kube.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if given.json:
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
-    print(f"load before: {facts['load_before'][0]}, after: {told['load_after']:.1f}; seconds since it happened\n")
+    print(f"load before: {facts['load_before'][0]}, after: {result['load_after']:.1f}; seconds since it happened\n")
     print(table_of(figures))
     print(f"\n`bireme status` among {CROWD} pods: {status['median']:.2f} s ({status['min']:.2f} … {status['max']:.2f})")
     print("\nwritten to bench/results/kube.json")

@@ -231,8 +231,8 @@ def shares(
         rate = moved * entry["ours"] / 1e9
         share = round(rate / figures[against]["median"], 3) if is_same else None
         measured = entry.get("measured", {}).get("date") or there.get("date", "unknown")
-        told = {"carrier": entry["carrier"], "gb_s": round(rate, 3), "limit": against, "share": share}
-        found[name] = {**told, "measured": measured}
+        figure = {"carrier": entry["carrier"], "gb_s": round(rate, 3), "limit": against, "share": share}
+        found[name] = {**figure, "measured": measured}
     return found
 
 
@@ -241,10 +241,10 @@ def describe(near: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not near:
         return ["no figures of ours yet: `./dev bench peers`"]
     lines = ["ours, from an earlier run of `./dev bench peers` (bench/results/peers.json):"]
-    for name, told in near.items():
-        share = f"  ~{told['share']:.0%} of {told['limit']}" if told["share"] is not None else ""
-        lines.append(f"{name:<18} {told['measured']:<10}  {told['carrier']:<5} {told['gb_s']:>8.2f} GB/s{share}")
-    if any(told["share"] is not None for told in near.values()):
+    for name, figure in near.items():
+        share = f"  ~{figure['share']:.0%} of {figure['limit']}" if figure["share"] is not None else ""
+        lines.append(f"{name:<18} {figure['measured']:<10}  {figure['carrier']:<5} {figure['gb_s']:>8.2f} GB/s{share}")
+    if any(figure["share"] is not None for figure in near.values()):
         lines.append(
             "~ divides figures of two runs: whatever else the machine did in either is in it, so it may pass 100 %"
         )
@@ -282,7 +282,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Parse, measure, tell."""
+    """Parse, measure, print."""
     try:
         given = parse()
         facts = machine_facts()

@@ -61,11 +61,11 @@ def summarise(samples: Sequence[float]) -> dict[str, Any]:
 
 def report(name: str, facts: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
     """Write bench/results/NAME.json and print the same as JSON or as a small table."""
-    told = {"bench": name, "machine": facts, "figures": figures}
+    result = {"bench": name, "machine": facts, "figures": figures}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
     packages = ", ".join(f"{p} {facts[p]}" for p in PACKAGES)
     print(f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, Linux {facts['kernel']}")

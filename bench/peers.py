@@ -68,7 +68,7 @@ class Bench:
         self.missing: dict[str, str] = {}
 
     def prepare(self, homes: Sequence[str]) -> None:
-        """Find or make the peers' environments; what cannot be had is told, not left out."""
+        """Find or make the peers' environments; what cannot be had is reported, not left out."""
         for home in dict.fromkeys(homes):
             try:
                 self.pythons[home] = python_of(home, self._environment)
@@ -161,7 +161,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "one with `--only NAME --reps 1` takes one to three minutes.",
         epilog="The first time it installs TensorFlow (1.7 GB), Ray (400 MB) and MXNet (300 MB), each into an "
         "environment of its own under ~/.cache/bireme/peers, and as root Debian's python3-torch (1 GB) with apt-get. "
-        "What cannot be installed is told and not measured. Writes bench/results/peers.json and docs/img/peers.svg.",
+        "What cannot be installed is reported, not measured. Writes bench/results/peers.json and docs/img/peers.svg.",
     )
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help=f"one of {', '.join(NAMES)}")
     parser.add_argument("--reps", type=int, default=5, help="repetitions of each work (default 5)")
@@ -173,7 +173,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return given
 
 
-def tell(entries: Mapping[str, Entry], facts: Mapping[str, Any], *, as_json: bool) -> None:
+def show(entries: Mapping[str, Entry], facts: Mapping[str, Any], *, as_json: bool) -> None:
     """Print one object for one name, an object of objects for several, or the table."""
     if as_json:
         full = {name: {"name": name, **entry, "machine": facts} for name, entry in entries.items()}
@@ -185,7 +185,7 @@ def tell(entries: Mapping[str, Entry], facts: Mapping[str, Any], *, as_json: boo
 
 
 def main() -> None:
-    """Parse, measure, keep, tell."""
+    """Parse, measure, record, print."""
     try:
         given = parse()
         bench = Bench(os.environ)
@@ -196,7 +196,7 @@ def main() -> None:
         stamp = {"date": facts["date"], "reps": given.reps, "load": facts["load_before"][0]}
         entries = {name: {**entry, "measured": stamp} for name, entry in entries.items()}
         keep(entries, facts)
-        tell(entries, facts, as_json=given.json)
+        show(entries, facts, as_json=given.json)
     except BiremeError as e:
         print("\n".join(e.lines()), file=sys.stderr)
         sys.exit(e.exit_code)

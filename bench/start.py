@@ -42,7 +42,7 @@ def wait_for(is_there: Callable[[], bool], what: str) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on right now."""
+    """A port that is free right now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -132,7 +132,7 @@ def measure(reps: int, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Parse, measure, tell."""
+    """Parse, measure, print."""
     parser = argparse.ArgumentParser(description="Start-up times of the command line and of the processes.")
     parser.add_argument("--reps", type=int, default=7, help="repetitions of each measurement (default 7)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -53,7 +53,7 @@ def measure(certificates: Path, floats: int, reps: int) -> dict[str, list[float]
             clusters[way].rounds(3)
         for rep in range(reps):
             _say(f"{floats:,} floats: repetition {rep + 1} of {reps} …")
-            # Whoever goes first in one repetition goes last in the next.
+            # Alternate the order, so that neither way always runs first.
             for way in WAYS if rep % 2 == 0 else WAYS[::-1]:
                 found[way].append(1e3 * statistics.median(clusters[way].rounds(rounds)))
         for cluster in clusters.values():
@@ -91,15 +91,15 @@ def _shake(own: security.Credentials, session: ssl.SSLSession | None) -> ssl.SSL
     return here.session
 
 
-def table(told: Mapping[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """Milliseconds, medians with the spread of the ratio."""
     lines = [f"{'floats':>12}{'plain ms':>12}{'TLS ms':>12}{'ratio':>9}   (smallest … largest)"]
-    for floats, figure in told["figures"].items():
+    for floats, figure in result["figures"].items():
         ratio = figure["ratio"]
         row = "".join(f"{short(figure[f'{way}_ms']['median']):>12}" for way in WAYS)
         spread = f"({ratio['min']:.2f} … {ratio['max']:.2f})"
         lines.append(f"{int(floats):>12,}{row}{ratio['median']:>9.2f}   {spread}")
-    kept = told["handshake_ms"]
+    kept = result["handshake_ms"]
     lines.append(
         f"\na handshake: {kept['full']:.2f} ms of processor time; with a kept session {kept['resumed']:.2f} ms"
     )
@@ -141,11 +141,11 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         }
     facts["load_after"] = [round(x, 2) for x in os.getloadavg()]
     how = {"pservers": 2, "trainers": 2, "reps": given.reps, "openssl": ssl.OPENSSL_VERSION, "cipher": _cipher()}
-    told = {"bench": "tls", "machine": facts, "how": how, "figures": figures, "handshake_ms": times}
+    result = {"bench": "tls", "machine": facts, "how": how, "figures": figures, "handshake_ms": times}
     if not given.quick:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "tls.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    return told
+        (RESULTS / "tls.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
 
 
 def _cipher() -> str:
@@ -154,11 +154,11 @@ def _cipher() -> str:
 
 
 def main() -> None:
-    """Parse, measure, tell."""
+    """Parse, measure, print."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         given = parse()
-        told = run(given)
+        result = run(given)
     except BiremeError as e:
         print("\n".join(e.lines()), file=sys.stderr)
         sys.exit(e.exit_code)
@@ -167,10 +167,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     if given.json:
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
     print("milliseconds of a round of 2 trainers and 2 pservers on this machine, by TCP, plain and under TLS\n")
-    print(table(told))
+    print(table(result))
     print("\ntiny sizes: these figures say nothing" if given.quick else "\nwritten to bench/results/tls.json")
 
 

@@ -185,7 +185,7 @@ def _turn(cluster: Cluster, rounds: int) -> float:
 
 def figures_of(found: Mapping[int, Mapping[Coding, Sequence[float]]], floats: int) -> dict[str, Any]:
     """What is written down: medians, spreads and ratios against float32."""
-    told = {}
+    figures = {}
     for mbit, samples in found.items():
         plain = statistics.median(samples[PLAIN])
         size = floats_at(mbit, floats)
@@ -194,8 +194,8 @@ def figures_of(found: Mapping[int, Mapping[Coding, Sequence[float]]], floats: in
             for coding, taken in samples.items()
         }
         bound = round(1.0 / cable_s(mbit, size), 4)
-        told[str(mbit)] = {"floats": size, "float32_steps_s_at_most": bound, "steps_s": codings}
-    return told
+        figures[str(mbit)] = {"floats": size, "float32_steps_s_at_most": bound, "steps_s": codings}
+    return figures
 
 
 def crossing(ratios: Mapping[int, float]) -> float:
@@ -230,10 +230,10 @@ def sentences(figures: Mapping[str, Any]) -> dict[str, str]:
 def table(figures: Mapping[str, Any]) -> str:
     """Steps per second, and in brackets how many times as fast as float32."""
     lines = [f"{'Mbit/s':>7} {'floats':>11}" + "".join(f"{coding:>17}" for coding in CODINGS) + f"{'cables allow':>15}"]
-    for mbit, told in figures.items():
-        cells = [(c["median"], f"({c['ratio']:.2f}×)") for c in told["steps_s"].values()]
+    for mbit, figure in figures.items():
+        cells = [(c["median"], f"({c['ratio']:.2f}×)") for c in figure["steps_s"].values()]
         row = "".join(f"{short(median):>9} {ratio:>7}" for median, ratio in cells)
-        lines.append(f"{int(mbit):>7,} {told['floats']:>11,}{row}{short(told['float32_steps_s_at_most']):>15}")
+        lines.append(f"{int(mbit):>7,} {figure['floats']:>11,}{row}{short(figure['float32_steps_s_at_most']):>15}")
     return "\n".join(lines)
 
 
@@ -267,20 +267,20 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     facts["load_after"] = [round(x, 2) for x in os.getloadavg()]
     figures = figures_of(found, given.floats)
     how = {"pservers": 2, "trainers": 2, "reps": given.reps, "limit": "every process's cable, each direction"}
-    told = {"bench": "wire", "machine": facts, "how": how, "figures": figures, "sentences": sentences(figures)}
+    result = {"bench": "wire", "machine": facts, "how": how, "figures": figures, "sentences": sentences(figures)}
     if not given.quick:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "wire.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    return told
+        (RESULTS / "wire.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
 
 
 def main() -> None:
-    """Parse, measure, tell."""
+    """Parse, measure, print."""
     # As Ctrl-C: the network goes before we do.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         given = parse()
-        told = run(given)
+        result = run(given)
     except BiremeError as e:
         print("\n".join(e.lines()), file=sys.stderr)
         sys.exit(e.exit_code)
@@ -289,10 +289,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     if given.json:
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
     print("steps/s of 2 trainers and 2 pservers, every cable limited in each direction; ×: beside float32\n")
-    print("\n".join([table(told["figures"]), "", *told["sentences"].values()]))
+    print("\n".join([table(result["figures"]), "", *result["sentences"].values()]))
     print("\ntiny sizes: these figures say nothing" if given.quick else "\nwritten to bench/results/wire.json")
 
 

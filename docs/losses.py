@@ -2,7 +2,7 @@
 
 A job of two nodes trains: the coordinator of `bireme.job`, and for each pserver one lane's bookkeeping of `bireme.ps`.
 One lane has just closed a round that the other still waits for, the worst moment there is. Then something is lost,
-whoever is missing comes back, and what the coordinator orders is carried out. Afterwards it is seen from where trainers
+what is missing comes back, and what the coordinator orders is carried out. Afterwards it is seen from where trainers
 continue, and that no lane takes what it has.
 """
 
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
     """What followed a loss."""
 
     said: tuple[str, ...]
-    """What is noted of it, and if nothing is, whom the status names."""
+    """The logged losses, and without any, what the status waits for."""
     kind: str
     repeated: str
     """What all trainers do once more."""
@@ -80,7 +80,7 @@ class World:
         self.begun.clear()
 
     def appoint(self) -> None:
-        """A coordinator begins its life and knows nobody."""
+        """Start a coordinator without members."""
         self._incarnation += 1
         self.machine = Coordinator(NODES, self._incarnation)
 
@@ -149,7 +149,7 @@ class World:
         self.carry_out(self.machine.receive(to, m.Ready(pserver=rank, view=view), self.now_s))
 
     def outcome(self) -> Outcome:
-        """What followed, once everybody is there again."""
+        """What followed, once all processes are there again."""
         assert self.machine.phase == "training"
         kinds = [str(event["kind"]) for event in self.events if event["event"] == "view"]
         if not kinds:

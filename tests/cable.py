@@ -30,7 +30,7 @@ class Cable:
     ends: tuple[str, str]
 
     def pull(self) -> None:
-        """Pull it. Connections are half-open from now on, on both sides: nobody is told anything."""
+        """Pull it. Connections are half-open from now on, on both sides, without a reset."""
         ip("-n", self.ends[0], "link", "set", "cable", "down")
 
     def plug_in(self) -> None:

@@ -1,4 +1,4 @@
-"""What holds for all tests: how many examples are tried, in which order tests run, and that nobody is left behind.
+"""What holds for all tests: the number of examples, the order of tests, and that none leaves threads or processes.
 
 Hypothesis tries 200 examples by default, 10,000 with HYPOTHESIS_PROFILE=long: other ones in each run. The first line
 names the seed, and `--hypothesis-seed` with it draws them again; a failure also prints its example. With
@@ -44,12 +44,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         reporter.write_line(f"property tests: --hypothesis-seed={seed}")
 
 
-@pytest.hookimpl(trylast=True)  # when those that nobody wants are gone
+@pytest.hookimpl(trylast=True)  # when deselected ones are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deal the long tests to the workers, module by module, so that each begins with them and ends with short ones.
 
-    A worker is given as many tests as another, one after the other in this order, and takes some of the last ones of
-    whoever has more to do. Were long ones among the last, one worker would wait for another at the end.
+    A worker is given as many tests as another, one after the other in this order, and takes some of the last ones of a
+    worker that has more to do. Were long ones among the last, one worker would wait for another at the end.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     modules = list(dict.fromkeys(item.path for item in items if any(item.path.is_relative_to(p) for p in LONG)))
@@ -72,7 +72,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nobody_is_left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def nothing_is_left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail where tests leave threads or processes behind, also such as have lost their parents.
 
     A thread is no better for being a daemon: two that were left once made all tests after them ten times as slow.

@@ -73,7 +73,7 @@ def a_pserver_obeys_an_older_coordinator() -> Iterator[None]:
 
 @mutant
 @contextmanager
-def a_pserver_goes_on_in_another_history() -> Iterator[None]:
+def a_pserver_continues_in_another_history() -> Iterator[None]:
     real = Coordinator.lost
 
     def lost(self: Coordinator, connection: int, now_s: float) -> Any:
@@ -419,7 +419,7 @@ def trainer_0_does_not_wait_until_a_pass_counts() -> Iterator[None]:
 
 @mutant
 @contextmanager
-def news_are_not_heard_while_lanes_are_being_opened() -> Iterator[None]:
+def newer_orders_are_ignored_while_lanes_are_being_opened() -> Iterator[None]:
     real = trainer_module.SimTrainer._open
 
     def opening(self: Any, begin: m.Begin) -> None:

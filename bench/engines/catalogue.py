@@ -1,4 +1,4 @@
-"""Which engines there are, which processes each consists of, and what each must be told."""
+"""Which engines there are, which processes each consists of, and which arguments each needs."""
 
 from __future__ import annotations
 

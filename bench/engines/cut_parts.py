@@ -15,7 +15,7 @@ PART_S = 60.0
 
 
 class PartsOf:
-    """A pserver's parts of cuts: told about, and removed when the next one is there."""
+    """A pserver's parts of cuts: reported, and removed when the next one is there."""
 
     def __init__(self, server: PServer, history: int) -> None:
         self._server, self._history = server, history

@@ -1,4 +1,4 @@
-"""Pservers and trainers of any number as real processes that stay, and do rounds when they are told to.
+"""Pservers and trainers of any number as real processes that stay, and do rounds on command.
 
 The bench holds a `Cluster`; each of its processes reads commands from standard input and answers each with
 one line of JSON. So starting is paid once, and several clusters can take turns under the same conditions.
@@ -77,7 +77,7 @@ class Shape:
     method: str = "momentum"
     """Only momentum's rounds can be checked by arithmetic; with a table it is always adagrad."""
     has_cuts: bool = False
-    """Pservers write parts of cuts, when they are told to."""
+    """Pservers write parts of cuts, on command."""
     tls: str = ""
     """A directory with certificates; without one, connections are plain."""
 
@@ -92,7 +92,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Member:
-    """What one process is told when it starts."""
+    """The arguments of one process."""
 
     role: str
     rank: int
@@ -196,8 +196,8 @@ class Process:
                 raise RunFailedError(f"{self.name} ended; {self._last_words()}")
             self._unread += more
         line, _, self._unread = self._unread.partition(b"\n")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -211,7 +211,7 @@ class Process:
 
 @dataclass
 class Cluster:
-    """All processes of one shape; a context manager that leaves nobody behind."""
+    """All processes of one shape; a context manager that leaves no process behind."""
 
     shape: Shape
     environment: Mapping[str, str]
@@ -223,15 +223,15 @@ class Cluster:
     def __enter__(self) -> Cluster:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bireme-bench-"))
-            everybody: list[Process] = []
+            processes: list[Process] = []
             for role, count in (("pserver", self.shape.pservers), ("trainer", self.shape.trainers)):
                 for rank in range(count):
-                    everybody.append(self._start(role, rank, folder))
-                    stack.callback(everybody[-1].end)
-            self.pservers, self.trainers = everybody[: self.shape.pservers], everybody[self.shape.pservers :]
+                    processes.append(self._start(role, rank, folder))
+                    stack.callback(processes[-1].end)
+            self.pservers, self.trainers = processes[: self.shape.pservers], processes[self.shape.pservers :]
             ports = [process.fetch()["ports"] for process in self.pservers]
             hosts = [self.seat("pserver", rank).host for rank in range(self.shape.pservers)]
-            carriers = {c for told in self._tell(do="join", hosts=hosts, ports=ports) for c in told["carriers"]}
+            carriers = {c for reply in self._command(do="join", hosts=hosts, ports=ports) for c in reply["carriers"]}
             if carriers != {"shm" if self.shape.place == "local" else "tcp"}:
                 raise RunFailedError(f"lanes are reached by {sorted(carriers)}, which is not what {self.shape} means")
             self._stack = stack.pop_all()
@@ -246,23 +246,23 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _tell(self, **command: object) -> list[dict[str, Any]]:
+    def _command(self, **command: object) -> list[dict[str, Any]]:
         for trainer in self.trainers:
             trainer.ask(**command)
         return [trainer.fetch() for trainer in self.trainers]
 
     def rounds(self, count: int) -> list[float]:
         """Do that many rounds; seconds of each, all trainers taken together."""
-        answers = self._tell(do="rounds", first=self.rounds_done, count=count)
+        answers = self._command(do="rounds", first=self.rounds_done, count=count)
         self.rounds_done += count
-        return [statistics.mean(taken) for taken in zip(*(told["seconds"] for told in answers), strict=True)]
+        return [statistics.mean(taken) for taken in zip(*(reply["seconds"] for reply in answers), strict=True)]
 
     def check(self) -> None:
         """Raise RunFailedError unless every trainer has the parameters that the rounds must lead to."""
-        self._tell(do="settle")
-        for told in self._tell(do="check", rounds=self.rounds_done):
-            if told["wrong"]:
-                raise RunFailedError(f"a wrong result: {told['wrong']}")
+        self._command(do="settle")
+        for reply in self._command(do="check", rounds=self.rounds_done):
+            if reply["wrong"]:
+                raise RunFailedError(f"a wrong result: {reply['wrong']}")
 
 
 class Trainer:
@@ -375,7 +375,7 @@ def setup_of(shape: Shape, pserver: int, folder: str) -> Setup:
 
 
 def serve(member: Member) -> None:
-    """Be a pserver until somebody ends it."""
+    """Be a pserver until standard input closes."""
     lanes = 2 if member.shape.rows else 1
     server = PServer([listen(member.host, 0) for _ in range(lanes)], 1, lambda *_: None, lambda *_: None)
     setup, parts = setup_of(member.shape, member.rank, member.folder), PartsOf(server, ME.view)
@@ -383,28 +383,28 @@ def serve(member: Member) -> None:
     server.start()
     print(json.dumps({"ports": server.ports}), flush=True)
     for line in sys.stdin:
-        told = parts.answer(json.loads(line)["do"], is_first=member.rank == 0)
-        print(json.dumps(told), flush=True)
+        reply = parts.answer(json.loads(line)["do"], is_first=member.rank == 0)
+        print(json.dumps(reply), flush=True)
 
 
 def train(member: Member) -> None:
-    """Be a trainer: do what is asked until somebody ends it."""
+    """Be a trainer: carry out commands until standard input closes."""
     trainer: Trainer | None = None
     for line in sys.stdin:
         command = json.loads(line)
         what = command.pop("do")
         if what == "join":
             trainer = Trainer(member, list(zip(command["hosts"], command["ports"], strict=True)))
-            told = {"carriers": trainer.exchange.carriers}
+            reply = {"carriers": trainer.exchange.carriers}
         else:
-            told = getattr(trainer, what)(**command)
-        print(json.dumps(told), flush=True)
+            reply = getattr(trainer, what)(**command)
+        print(json.dumps(reply), flush=True)
 
 
 def main() -> None:
-    """Do what the argument says, and die with whoever gave it."""
-    told = json.loads(sys.argv[1])
-    member = Member(**{**told, "shape": Shape(**told["shape"])})
+    """Do what the argument says, and end with the process that gave it."""
+    given = json.loads(sys.argv[1])
+    member = Member(**{**given, "shape": Shape(**given["shape"])})
     die_with(member.root)
     call_me(f"{member.role}-{member.rank}")
     security.use(Path(member.shape.tls) if member.shape.tls else None)

@@ -38,9 +38,9 @@ def dense(task: Task, mx: Any, store: Any) -> dict[str, Any]:
         grads[:] = w.dense_gradient(task.rank)
         grads.wait_to_read()
 
-    told = time_steps(task, step, prepare)
+    timing = time_steps(task, step, prepare)
     w.check_dense(values.asnumpy(), task.total)
-    return told
+    return timing
 
 
 def sparse(task: Task, mx: Any, store: Any) -> dict[str, Any]:
@@ -59,13 +59,13 @@ def sparse(task: Task, mx: Any, store: Any) -> dict[str, Any]:
         store.row_sparse_pull(KEY, out=pulled, row_ids=ids)
         pulled.wait_to_read()
 
-    told = time_steps(task, step)
+    timing = time_steps(task, step)
     truth = w.sparse_truth(batches, task.total)
     store._barrier()
     store.row_sparse_pull(KEY, out=pulled, row_ids=mx.nd.array(sorted(truth.rows), dtype="int64"))
     found = dict(zip(pulled.indices.asnumpy().tolist(), pulled.data.asnumpy(), strict=True))
     truth.check([found[int(row)] - 1.0 for row in truth.rows])
-    return told
+    return timing
 
 
 def bow(task: Task, mx: Any, store: Any) -> dict[str, Any]:
@@ -91,9 +91,9 @@ def bow(task: Task, mx: Any, store: Any) -> dict[str, Any]:
         return cost.asscalar() if index == w.BOW_STEP else 0.0
 
     watch = w.CostWatch(step)
-    told = time_steps(task, watch)
+    timing = time_steps(task, watch)
     watch.check(task.rank)
-    return told
+    return timing
 
 
 def _set_optimizer(store: Any, optimizer: Any) -> None:
@@ -110,9 +110,9 @@ def main() -> None:
         return
     store = mx.kv.create("dist_sync")
     ways: dict[str, Callable[[Task, Any, Any], dict[str, Any]]] = {"sparse": sparse, "bow": bow}
-    told = ways.get(task.work, dense)(task, mx, store)
+    timing = ways.get(task.work, dense)(task, mx, store)
     store._barrier()
-    answer(task, told)
+    answer(task, timing)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def _span(rank: int) -> Span:
 
 
 def serve(task: Task) -> None:
-    """Be a pserver until told to stop."""
+    """Be a pserver until SIGTERM."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parameters, optimizer = parameters_of(task.work)
     sockets = [listen("127.0.0.1", task.ports[rank]) for rank in (task.rank, w.SERVERS + task.rank)]
@@ -100,24 +100,24 @@ def serve(task: Task) -> None:
 
 
 def train(task: Task) -> None:
-    """Be a trainer: do the steps, check the result, tell the figures."""
+    """Be a trainer: do the steps, check the result, report the figures."""
     layout = Layout([p for p in parameters_of(task.work)[0] if not p.is_sparse])
     exchange = open_exchange(task, layout)
     exchange.pull_now()
     if task.work == "bow":
         watch = w.CostWatch(_bow_step(task, exchange, layout))
-        told = time_steps(task, watch)
+        timing = time_steps(task, watch)
         watch.check(task.rank)
     elif task.work == "sparse":
-        told = _sparse(task, exchange)
+        timing = _sparse(task, exchange)
     else:
         exchange.memory.row(_span(task.rank))[:] = w.dense_gradient(task.rank)
-        told = time_steps(task, lambda index: _round(exchange, task.rank, index))
+        timing = time_steps(task, lambda index: _round(exchange, task.rank, index))
         w.check_dense(exchange.memory.values(task.total)[: w.DENSE_SIZES[task.work]], task.total)
     carriers = exchange.carriers
     exchange.close()
     carrier = "+".join(sorted(set(carriers)))
-    answer(task, {"wire_bytes_per_step": wire_bytes(layout, carriers), "carrier": carrier, **told})
+    answer(task, {"wire_bytes_per_step": wire_bytes(layout, carriers), "carrier": carrier, **timing})
 
 
 def _round(exchange: Exchange, rank: int, index: int) -> None:
@@ -137,7 +137,7 @@ def _sparse(task: Task, exchange: Exchange) -> dict[str, Any]:
         found[0] = _unique(batches[task.rank][(index + 1) % w.SPARSE_POOL])
         exchange.pull_round(index + 1, [found[0].ids], [target])
 
-    told = time_steps(task, step)
+    timing = time_steps(task, step)
     truth = w.sparse_truth(batches, task.total)
     rows = np.zeros((len(truth.rows), w.WIDTH), np.float32)
     exchange.pull_round(task.total, [truth.rows.astype(np.uint64)], [rows])
@@ -146,7 +146,7 @@ def _sparse(task: Task, exchange: Exchange) -> dict[str, Any]:
     # Ids go out twice, with the gradient and with the request; rows go out and come back.
     control = w.TRAINERS * w.SERVERS * (3 * HEAD_NBYTES + RECORD_NBYTES + 2 * 8)
     carrier = "unix" if task.options["place"] == "local" else "tcp"
-    return {**told, "wire_bytes_per_step": int(each * (2 * 8 + 2 * 4 * w.WIDTH)) + control, "carrier": carrier}
+    return {**timing, "wire_bytes_per_step": int(each * (2 * 8 + 2 * 4 * w.WIDTH)) + control, "carrier": carrier}
 
 
 def _unique(ids: NDArray[np.int64]) -> Block:

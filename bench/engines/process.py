@@ -33,7 +33,7 @@ class Task:
     warmup: int
     steps: int
     ports: list[int]
-    """One free port for each server, then a few more for whoever needs them."""
+    """One free port for each server, then a few spare ones."""
     root: int
     """The process that started the whole family."""
     answer: str
@@ -53,7 +53,7 @@ class Task:
 
 
 def begin() -> Task:
-    """Read the task, die with whoever gave it, and carry the role as the process's name."""
+    """Read the task, end with the process that gave it, and carry the role as the process's name."""
     task = Task(**json.loads(sys.argv[1]))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != task.root:
@@ -63,15 +63,15 @@ def begin() -> Task:
 
 
 def call_me(name: str) -> None:
-    """Name this process, so that costs can be told apart."""
+    """Name this process, so that costs can be counted by role."""
     Path("/proc/self/comm").write_text(name[:15], encoding="ascii")
 
 
-def answer(task: Task, told: dict[str, Any]) -> None:
+def answer(task: Task, result: dict[str, Any]) -> None:
     """Say how it went; the file appears whole or not at all."""
     target = Path(task.answer)
     partial = target.with_suffix(".part")
-    partial.write_text(json.dumps(told), encoding="utf-8")
+    partial.write_text(json.dumps(result), encoding="utf-8")
     partial.rename(target)
 
 
@@ -92,10 +92,10 @@ def time_steps(
         begun = time.perf_counter()
         step(index)
         seconds.append(time.perf_counter() - begun)
-    told: dict[str, Any] = {"median_s": statistics.median(seconds), "timed_s": sum(seconds), "steps": len(seconds)}
+    timing: dict[str, Any] = {"median_s": statistics.median(seconds), "timed_s": sum(seconds), "steps": len(seconds)}
     if task.rank == 0:
-        told["processes"] = costs_between(before, family_costs(task.root), task.steps)
-    return told
+        timing["processes"] = costs_between(before, family_costs(task.root), task.steps)
+    return timing
 
 
 def family_costs(root: int) -> dict[int, dict[str, Any]]:

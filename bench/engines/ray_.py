@@ -64,9 +64,9 @@ def dense(task: Task) -> dict[str, Any]:
         fresh = [server.apply.remote(*(g[i] for g in grads)) for i, server in enumerate(servers)]
         ray.get([t.take.remote(*fresh) for t in trainers])
 
-    told = time_steps(task, step)
+    timing = time_steps(task, step)
     ray.get([t.check.remote(task.total) for t in trainers])
-    return told
+    return timing
 
 
 class SparseServer:
@@ -129,10 +129,10 @@ def sparse(task: Task) -> dict[str, Any]:
         ]
         ray.get([t.take.remote(*(part[rank] for part in fresh)) for rank, t in enumerate(trainers)])
 
-    told = time_steps(task, step)
+    timing = time_steps(task, step)
     truth = w.sparse_truth([w.sparse_batches(rank) for rank in range(w.TRAINERS)], task.total)
     truth.check([ray.get(servers[row % w.SERVERS].read.remote(row // w.SERVERS)) for row in truth.rows])
-    return told
+    return timing
 
 
 class AdamServer:
@@ -204,9 +204,9 @@ def bow(task: Task) -> dict[str, Any]:
         return ray.get(trainers[0].cost.remote()) if index == w.BOW_STEP else 0.0
 
     watch = w.CostWatch(step)
-    told = time_steps(task, watch)
+    timing = time_steps(task, watch)
     watch.check(0)
-    return told
+    return timing
 
 
 def _actor(kind: Any, *arguments: Any) -> Any:
@@ -225,9 +225,9 @@ def main() -> None:
         _temp_dir=f"{task.folder}/ray",
     )
     ways: dict[str, Callable[[Task], dict[str, Any]]] = {"sparse": sparse, "bow": bow}
-    told = ways.get(task.work, dense)(task)
+    timing = ways.get(task.work, dense)(task)
     ray.shutdown()
-    answer(task, told)
+    answer(task, timing)
 
 
 if __name__ == "__main__":

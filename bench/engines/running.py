@@ -57,7 +57,7 @@ class Run:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on right now."""
+    """Ports that are free right now."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
@@ -130,7 +130,7 @@ def _last_words(parts: Sequence[Part], folder: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
         if lines:
             return f"{part.role} {part.rank} said last: {lines[-1].strip()[:300]}"
-    return "nobody said anything"
+    return "no process wrote anything"
 
 
 @contextlib.contextmanager

@@ -19,15 +19,15 @@ def rate_of(work: str, answers: Sequence[Mapping[str, Any]]) -> float:
 def costs_of(answers: Sequence[Mapping[str, Any]], *, by_process: bool) -> dict[str, Any]:
     """Processor time and memory of a whole family; process by process only where it is ours."""
     processes: list[dict[str, Any]] = answers[0]["processes"]
-    told: dict[str, Any] = {
+    costs: dict[str, Any] = {
         "cpu_s_per_step": round(sum(p["cpu_s_per_step"] for p in processes), 6),
         "rss_mb": round(sum(p["rss_mb"] for p in processes), 1),
         "anon_mb": round(sum(p["anon_mb"] for p in processes), 1),
     }
     if by_process:
-        told["wire_bytes_per_step"] = answers[0]["wire_bytes_per_step"]
-        told["processes"] = processes
-    return told
+        costs["wire_bytes_per_step"] = answers[0]["wire_bytes_per_step"]
+        costs["processes"] = processes
+    return costs
 
 
 class Samples:
@@ -67,10 +67,10 @@ class Samples:
 
 
 def entry_of(work: str, ours: Samples, peers: Mapping[str, Samples], notes: Mapping[str, str]) -> Entry:
-    """One row of the table as the JSON tells it; a peer without a figure stays in it, with the reason in `notes`."""
-    everybody = {"ours": ours, **peers}
+    """One row of the table as it is in the JSON; a peer without a figure stays in it, with the reason in `notes`."""
+    engines = {"ours": ours, **peers}
     figures = {name: samples.median for name, samples in peers.items()}
-    failed = {name: f"failed: {s.failures[-1]}" for name, s in everybody.items() if s.failures}
+    failed = {name: f"failed: {s.failures[-1]}" for name, s in engines.items() if s.failures}
     mine = ours.median
     return {
         "unit": unit_of(work),
@@ -78,8 +78,8 @@ def entry_of(work: str, ours: Samples, peers: Mapping[str, Samples], notes: Mapp
         "carrier": ours.carrier,
         "peers": figures,
         "ratios": {name: ratio_of(mine, figure) for name, figure in figures.items() if mine and figure},
-        "spread": {name: samples.spread() for name, samples in everybody.items()},
-        "costs": {name: samples.typical_costs() for name, samples in everybody.items()},
+        "spread": {name: samples.spread() for name, samples in engines.items()},
+        "costs": {name: samples.typical_costs() for name, samples in engines.items()},
         "notes": {**failed, **notes},
     }
 
@@ -113,8 +113,8 @@ def table(entries: Mapping[str, Entry]) -> str:
         rows.append(row + [_with_ratio(entry, peer) for peer in peers])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(_pad(cell, widths[i], i) for i, cell in enumerate(row)).rstrip() for row in rows]
-    told = [f"{name}: {who}: {why}" for name, e in entries.items() for who, why in e["notes"].items()]
-    return "\n".join([*lines, *([""] if told else []), *told])
+    notes = [f"{name}: {who}: {why}" for name, e in entries.items() for who, why in e["notes"].items()]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
 def _with_ratio(entry: Entry, peer: str) -> str:

@@ -54,10 +54,10 @@ def dense(task: Task, tf: Any, strategy: Any, coordinator: Any) -> dict[str, Any
             _descend(tf, part, mine)
         return tf.add_n([values[-1] for values in fresh])
 
-    told = time_steps(task, _joined(tf, coordinator, step, held))
+    timing = time_steps(task, _joined(tf, coordinator, step, held))
     for part in parts:
         w.check_dense(part.numpy(), task.total)
-    return told
+    return timing
 
 
 def _held(strategy: Any, coordinator: Any, make: Callable[[], Any]) -> Any:
@@ -75,7 +75,7 @@ def _descend(tf: Any, part: Any, gradient: Any) -> None:
 
 
 def _joined(tf: Any, coordinator: Any, step: Any, held: Any, pool: int = 0) -> Callable[[int], list[Any]]:
-    """One step on each worker, waited for; with a pool of batches, steps are also told which one."""
+    """One step on each worker, waited for; with a pool of batches, a step gets the number of its batch."""
     ranks = [tf.constant(rank) for rank in range(w.TRAINERS)]
     places: list[tuple[Any, ...]] = [(tf.constant(at),) for at in range(pool)] or [()]
 
@@ -118,11 +118,11 @@ def sparse(task: Task, tf: Any, strategy: Any, coordinator: Any) -> dict[str, An
         )
         return tf.add_n([_fetch_and_update(tf, *part)[-1, 0] for part in split])
 
-    told = time_steps(task, _joined(tf, coordinator, step, held, w.SPARSE_POOL))
+    timing = time_steps(task, _joined(tf, coordinator, step, held, w.SPARSE_POOL))
     truth = w.sparse_truth(batches, task.total, is_joint=False)
     whole = [table.numpy() for table in tables]
     truth.check([whole[row % w.SERVERS][row // w.SERVERS] for row in truth.rows])
-    return told
+    return timing
 
 
 def _fetch_and_update(tf: Any, rows: Any, grads: Any, table: Any, squares: Any) -> Any:
@@ -180,9 +180,9 @@ def bow(task: Task, tf: Any, strategy: Any, coordinator: Any) -> dict[str, Any]:
         return given[0].fetch() if index == w.BOW_STEP else 0.0
 
     watch = w.CostWatch(cost_of)
-    told = time_steps(task, watch)
+    timing = time_steps(task, watch)
     watch.check(0, is_joint=False)
-    return told
+    return timing
 
 
 def _adam(tf: Any, value: Any, slots: tuple[Any, Any], powers: list[Any], gradient: Any) -> None:

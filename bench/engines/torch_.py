@@ -72,9 +72,9 @@ def dense_ddp(task: Task) -> dict[str, Any]:
         wrapped().backward()
         optimizer.step()
 
-    told = time_steps(task, step, prepare=lambda: optimizer.zero_grad(set_to_none=False))
+    timing = time_steps(task, step, prepare=lambda: optimizer.zero_grad(set_to_none=False))
     w.check_dense(model.w.detach().numpy(), task.total)
-    return told
+    return timing
 
 
 def dense_bare(task: Task) -> dict[str, Any]:
@@ -87,9 +87,9 @@ def dense_bare(task: Task) -> dict[str, Any]:
         dist.all_reduce(total)
         values.sub_(total, alpha=w.DENSE_RATE)
 
-    told = time_steps(task, step, prepare=lambda: total.copy_(own))
+    timing = time_steps(task, step, prepare=lambda: total.copy_(own))
     w.check_dense(values.numpy(), task.total)
-    return told
+    return timing
 
 
 def sparse(task: Task) -> dict[str, Any]:
@@ -105,10 +105,10 @@ def sparse(task: Task) -> dict[str, Any]:
         optimizer.step()
         table.data[rows]
 
-    told = time_steps(task, step)
+    timing = time_steps(task, step)
     truth = w.sparse_truth(batches, task.total)
     truth.check(table.detach().numpy()[truth.rows])
-    return told
+    return timing
 
 
 def _gather_rows(rows: Any, grads: Any) -> Any:
@@ -157,9 +157,9 @@ def bow(task: Task) -> dict[str, Any]:
         return cost.detach()
 
     watch = w.CostWatch(step)
-    told = time_steps(task, watch)
+    timing = time_steps(task, watch)
     watch.check(task.rank)
-    return told
+    return timing
 
 
 def _reduce_gradients(model: Any) -> None:
@@ -175,9 +175,9 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=address, rank=task.rank, world_size=w.TRAINERS)
     ways: dict[str, Callable[[Task], dict[str, Any]]] = {"sparse": sparse, "bow": bow}
     dense = dense_ddp if task.options["way"] == "ddp" else dense_bare
-    told = ways.get(task.work, dense)(task)
+    timing = ways.get(task.work, dense)(task)
     dist.barrier()
-    answer(task, told)
+    answer(task, timing)
 
 
 if __name__ == "__main__":

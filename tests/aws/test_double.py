@@ -872,9 +872,9 @@ def test_the_tagging_api_finds_things_and_may_show_deleted_ones(aws: Aws) -> Non
     clusters = aws("resourcegroupstaggingapi").get_resources(**call, ResourceTypeFilters=["eks:cluster"])
     assert len(clusters["ResourceTagMappingList"]) == 1
     aws.delete("p")
-    lagging = aws("resourcegroupstaggingapi").get_resources(**call)["ResourceTagMappingList"]
+    before = aws("resourcegroupstaggingapi").get_resources(**call)["ResourceTagMappingList"]
     aws.world.clock.advance(301)
-    assert len(aws("resourcegroupstaggingapi").get_resources(**call)["ResourceTagMappingList"]) == 1 < len(lagging)
+    assert len(aws("resourcegroupstaggingapi").get_resources(**call)["ResourceTagMappingList"]) == 1 < len(before)
 
 
 def test_regions_are_apart_and_roles_are_not(aws: Aws) -> None:

@@ -40,22 +40,22 @@ def name_of(each: Refusal) -> str:
     return f"{each.code} {each.place}"
 
 
-def is_explained(told: BiremeError) -> bool:
+def is_explained(error: BiremeError) -> bool:
     """Whether this is a row of the table, with AWS' own words beside it."""
-    return bool(told.why and told.fix and "AWS says" in told.why and "AWS says" not in told.what)
+    return bool(error.why and error.fix and "AWS says" in error.why and "AWS says" not in error.what)
 
 
 @pytest.mark.parametrize("each", CALLED, ids=name_of)
 def test_a_refused_call_is_explained(each: Refusal) -> None:
-    told = to_error(AwsError("service.Call", each.code, each.text), "do this")
-    assert is_explained(told), f"{each.place}: {told}"
+    error = to_error(AwsError("service.Call", each.code, each.text), "do this")
+    assert is_explained(error), f"{each.place}: {error}"
 
 
 @pytest.mark.parametrize("each", MET, ids=name_of)
 def test_a_resource_that_failed_is_explained_without_its_code(each: Refusal) -> None:
     reason = f'Resource handler returned message: "{each.text} (Service: Eks, Status Code: 400)" (RequestToken: 2)'
-    told = failure("stack", Event("1", "Thing", "AWS::X::Y", "CREATE_FAILED", reason), "")
-    assert is_explained(told), f"{each.place}: {told}"
+    error = failure("stack", Event("1", "Thing", "AWS::X::Y", "CREATE_FAILED", reason), "")
+    assert is_explained(error), f"{each.place}: {error}"
 
 
 def test_the_double_is_read_completely() -> None:

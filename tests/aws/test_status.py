@@ -36,7 +36,7 @@ def test_status_names_the_price_of_the_plan(region: str, egress: str) -> None:
     assert status(stage.aws(), NAME).usd_h == pytest.approx(planned)
 
 
-def test_why_machines_are_missing_is_told_in_a_sentence() -> None:
+def test_why_machines_are_missing_is_reported_in_a_sentence() -> None:
     stage = Stage.make()
     stage.up()
     assert shortages(stage.aws(), NAME) == ""
@@ -44,7 +44,7 @@ def test_why_machines_are_missing_is_told_in_a_sentence() -> None:
     for thing in stage.world.inventory():
         if thing.type == "AWS::EKS::Nodegroup" and thing.props["CapacityType"] == "SPOT":
             thing.props["Issues"] = [{"code": "AsgInstanceLaunchFailures", "message": text, "resourceIds": []}]
-    told = shortages(stage.aws(), NAME)
-    assert told == "trainers: AWS has no free machine of these types in the zone now"
+    found = shortages(stage.aws(), NAME)
+    assert found == "trainers: AWS has no free machine of these types in the zone now"
     stage.world.faults.denied.add("eks:ListNodegroups")
     assert shortages(stage.aws(), NAME) == "the reason is unknown (AccessDeniedException)"

@@ -69,7 +69,7 @@ def test_up_again_changes_nothing(stage: Stage) -> None:
     assert Counter(thing.id for thing in stage.world.inventory()) == made
 
 
-def test_down_keeps_the_data_unless_told(stage: Stage) -> None:
+def test_down_keeps_the_data_by_default(stage: Stage) -> None:
     stage.up()
     left = stage.down(deletes_data=False)
     assert {thing.kind for thing in left} == {"stack", "file system"}
@@ -108,7 +108,7 @@ def test_down_after_up_failed_at_a_resource_leaves_nothing(kind: str, resource: 
 
 
 @pytest.mark.parametrize("resource", ["Cluster", "NatGateway", "Trainers", "FileSystem", "AddonCoreDns"])
-def test_up_after_up_failed_deletes_the_wreck_and_goes_on(stage: Stage, resource: str) -> None:
+def test_up_after_up_failed_deletes_the_wreck_and_continues(stage: Stage, resource: str) -> None:
     stage.world.faults.fail_create[resource] = ("VcpuLimitExceeded", "You have requested more vCPU capacity")
     with pytest.raises(CloudError, match="quota of vCPUs is used up"):
         stage.up()
@@ -224,12 +224,12 @@ def test_a_log_group_that_eks_made_again_is_listed(stage: Stage) -> None:
     assert [(thing.kind, thing.usd_month) for thing in stage.down()] == [("log group", None)]
 
 
-def test_the_wrong_region_is_told(stage: Stage) -> None:
+def test_the_wrong_region_is_reported(stage: Stage) -> None:
     stage.up()
     assert other_regions(stage.aws("eu-central-1"), NAME) == ["us-west-2"]
 
 
-def test_expired_credentials_end_the_run_and_the_next_goes_on(stage: Stage) -> None:
+def test_expired_credentials_end_the_run_and_the_next_continues(stage: Stage) -> None:
     stage.world.faults.expire_credentials_at = stage.world.clock.now() + 400
     with pytest.raises(CloudError, match="expired") as caught:
         stage.up()

@@ -294,7 +294,7 @@ CLEANED = ("UPDATE_IN_PROGRESS", "UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "UPDATE_
 FAILED = ("CREATE_IN_PROGRESS", "CREATE_FAILED")
 
 # What a roll-back says of the resource that failed: the double reports it as deleted, ministack says nothing more. AWS'
-# guide does not tell. The product reads only the first failure and the stack's own state.
+# guide does not say. The product reads only the first failure and the stack's own state.
 FAILED_IS_FORGOTTEN = Difference((*FAILED, "DELETE_COMPLETE"), FAILED, "open")
 # A template is checked as a whole before a stack is made. Recorded: "ValidationError … Template format error:
 # Unresolved resource dependencies […] in the Resources block of the template" (cloudnative/lambda-chat#25,

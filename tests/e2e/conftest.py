@@ -175,7 +175,7 @@ def save_often(job: Path, *, passes: int) -> Path:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Path:
-    """The output of the small job with small batches when nobody interferes: `MOST` passes, on one node."""
+    """The output of the small job with small batches, undisturbed: `MOST` passes, on one node."""
     home = tmp_path_factory.mktemp("whole")
     job = save_often(lay_out(home / "job"), passes=MOST)
     split_lines(reviews, job.parent, 3)
@@ -199,7 +199,7 @@ def wait_until(claim: Callable[[], object], what: str, timeout_s: float = 60.0) 
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """A file of JSON lines so far, whether or not somebody is at work on the last one."""
+    """A file of JSON lines so far, without a last one that is still being written."""
     text = path.read_text() if path.is_file() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 

@@ -28,7 +28,7 @@ def cut_power(cli: Cli, process: subprocess.Popen[str]) -> None:
     """Kill the runner; the kernel kills all that it has started, as a power cut would."""
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    wait_until(lambda: not processes_with(cli.home), "everybody is gone", 20)
+    wait_until(lambda: not processes_with(cli.home), "all processes are gone", 20)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Machine:
     output: Path
 
     def start(self) -> subprocess.Popen[str]:
-        """Go on with the job, or begin it where no trace of it is left."""
+        """Resume the job, or begin it where no trace of it is left."""
         if (self.output / "job.json").is_file():
             return self.cli.start("resume", self.output, "--json")
         return self.cli.start("train", self.job, "--output", self.output, "--json")
@@ -59,11 +59,11 @@ class Machine:
             before = self.views()
             wait_until(lambda: process.poll() is not None or self.views() > before, "it trains")
         try:
-            told = process.communicate(timeout=seconds)
+            output = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             cut_power(self.cli, process)
             return False
-        assert process.returncode == 0, told
+        assert process.returncode == 0, output
         return True
 
     def views(self) -> int:
@@ -71,7 +71,7 @@ class Machine:
         return sum(line["event"] == "view" for line in lines_of(self.output / "metrics.jsonl"))
 
     def finish(self) -> Done:
-        """Go on without being disturbed, or hear that the job is done."""
+        """Continue without being disturbed; returns at once where the job is done."""
         process = self.start()
         out, err = process.communicate(timeout=240)
         return Done(process.returncode, out, err)

@@ -43,7 +43,7 @@ CONFIG_MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", CONFIG_MISTAKES)
-def test_a_mistake_in_the_config_is_told_before_anything_starts(cli: Cli, job: Path, mistake: str) -> None:
+def test_a_mistake_in_the_config_is_found_before_anything_starts(cli: Cli, job: Path, mistake: str) -> None:
     old, new, code, message = CONFIG_MISTAKES[mistake]
     edit(job.parent / CONFIG, old, new)
     if mistake == "L1 with momentum":
@@ -115,14 +115,14 @@ def test_a_full_disk_is_named_with_the_unwritten_file(cli: Cli, job: Path) -> No
     assert f"pserver 0: the disk is full: cannot write {output / 'ledger.jsonl'}" in done.err
 
 
-def test_training_goes_on_where_its_curve_cannot_be_written(cli: Cli, job: Path) -> None:
+def test_training_continues_where_its_curve_cannot_be_written(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
     output.mkdir()
     (output / "metrics.jsonl").symlink_to("/dev/full")
     done = cli.run("train", job, *ONE)
     assert done.code == 0, done.err
-    told = (output / "node_0" / "server.log").read_text().count("effect=gap-in-curves cause=the disk is full")
-    assert told == 1, "it is said once, not for every line"
+    logged = (output / "node_0" / "server.log").read_text().count("effect=gap-in-curves cause=the disk is full")
+    assert logged == 1, "it is logged once, not for every line"
 
 
 def test_all_shards_empty_is_refused(cli: Cli, job: Path) -> None:

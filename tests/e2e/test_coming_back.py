@@ -1,4 +1,4 @@
-"""What a person is told who comes back to a job that died: how far it is, how to continue, and what has changed."""
+"""Coming back to a job that died: the commands report how far it is, how to continue, and what has changed."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_a_job_that_died_is_found_explained_and_finished(cli: Cli, often: Path, 
     assert re.findall("hash: .*", again.out) == re.findall("hash: .*", done.out)
 
 
-def test_a_config_in_place_of_a_job_is_told_apart(cli: Cli, job: Path) -> None:
+def test_a_config_in_place_of_a_job_is_distinguished(cli: Cli, job: Path) -> None:
     done = cli.run("train", job.parent / CONFIG)
     assert done.code == 3
     assert "trainer_config.lr.py is a config, not a job.yaml" in done.err
 
 
-def test_a_model_that_is_not_there_is_told_with_one_that_is(cli: Cli, job: Path) -> None:
+def test_a_model_that_is_not_there_is_reported_with_one_that_is(cli: Cli, job: Path) -> None:
     assert cli.run("train", job, "--passes", 1, "--trainers", 1, "--pservers", 1).code == 0
     done = cli.run("predict", job.parent / "output" / "pass-00009")
     assert done.code == 6

@@ -51,23 +51,23 @@ def drill(cli: Cli, job: Path, *faults: str) -> dict[str, Any]:
     words = [word for fault in faults for word in fault.split()]
     done = cli.run("drill", job, *words, "--output", job.parent / "drill", "--json")
     assert done.code == 0, done.err
-    told: dict[str, Any] = done.json
-    return told
+    result: dict[str, Any] = done.json
+    return result
 
 
 def test_a_process_may_be_killed_at_every_named_point(cli: Cli, job: Path) -> None:
     missing = set(POINTS) - {word.partition("point=")[2] for word in EVERY_POINT}
     assert not missing, "a point without a drill"
-    told = drill(cli, save_often(job, passes=8), *EVERY_POINT)
-    assert told["same"] is True
-    assert told["never"] == []
-    assert len(told["each"]) == len(EVERY_POINT)
+    result = drill(cli, save_often(job, passes=8), *EVERY_POINT)
+    assert result["same"] is True
+    assert result["never"] == []
+    assert len(result["each"]) == len(EVERY_POINT)
     sound = cli.run("verify", job.parent / "drill" / "disturbed")
     assert sound.code == 0, sound.out
 
 
 def test_pauses_and_cut_connections_are_survived(cli: Cli, job: Path, undisturbed: Undisturbed) -> None:
-    told = drill(
+    result = drill(
         cli,
         save_often(job, passes=8),
         "--no-reference",
@@ -77,8 +77,8 @@ def test_pauses_and_cut_connections_are_survived(cli: Cli, job: Path, undisturbe
         "--pause pserver:1@round=150,2s",
         "--kill all@round=180",
     )
-    assert (told["hash"], told["never"]) == (undisturbed(8), [])
-    paused = [row for row in told["each"] if row["fault"].startswith("pause")]
+    assert (result["hash"], result["never"]) == (undisturbed(8), [])
+    paused = [row for row in result["each"] if row["fault"].startswith("pause")]
     assert all(row["redone"] == 0 for row in paused), "a paused process was taken for dead"
 
 
@@ -86,7 +86,7 @@ def test_pauses_and_cut_connections_are_survived(cli: Cli, job: Path, undisturbe
 def test_no_update_is_lost_or_applied_twice_in_any_mode(cli: Cli, job: Path, mode: str) -> None:
     count_updates(job)
     job.write_text(job.read_text().replace("passes: 2", "passes: 3") + f"mode: {mode}\n")
-    told = drill(
+    result = drill(
         cli,
         job,
         "--kill trainer:0@round=20,point=push.after",
@@ -95,17 +95,17 @@ def test_no_update_is_lost_or_applied_twice_in_any_mode(cli: Cli, job: Path, mod
         "--kill trainer:1@round=45,point=push.before",
         "--kill coordinator@point=snapshot.commit",
     )
-    assert told["hash"] == told["undisturbed"], "the counts of updates differ"
-    assert told["never"] == []
+    assert result["hash"] == result["undisturbed"], "the counts of updates differ"
+    assert result["never"] == []
 
 
 def test_rounds_are_updates_of_all_passes_where_shards_go_apart(cli: Cli, job: Path) -> None:
     count_updates(job, batch_size=1)
     job.write_text(job.read_text() + "mode: async\n")
     # A pass has 601 updates, of which no shard makes more than 201: we strike early in the second one.
-    told = drill(cli, job, "--kill trainer:0@round=300", "--kill node:1@round=700")
-    assert (told["hash"], told["never"]) == (told["undisturbed"], [])
-    mended, rewound = told["each"]
+    result = drill(cli, job, "--kill trainer:0@round=300", "--kill node:1@round=700")
+    assert (result["hash"], result["never"]) == (result["undisturbed"], [])
+    mended, rewound = result["each"]
     assert (mended["kind"], mended["redone"], rewound["kind"]) == ("mend", 1, "rewind")
     assert 50 < rewound["redone"] <= 601
 
@@ -116,9 +116,9 @@ def test_no_update_is_lost_or_applied_twice_at_any_named_point(cli: Cli, job: Pa
     assert set(POINTS) == {word.partition("point=")[2] for word in WITHOUT_ROUNDS}
     count_updates(job)
     job.write_text(job.read_text().replace("passes: 2", "passes: 4") + f"mode: {mode}\n")
-    told = drill(cli, job, *WITHOUT_ROUNDS)
-    assert told["hash"] == told["undisturbed"], "the counts of updates differ"
-    assert told["never"] == []
+    result = drill(cli, job, *WITHOUT_ROUNDS)
+    assert result["hash"] == result["undisturbed"], "the counts of updates differ"
+    assert result["never"] == []
     sound = cli.run("verify", job.parent / "drill" / "disturbed")
     assert sound.code == 0, sound.out
 
@@ -127,15 +127,15 @@ def test_a_fault_that_never_happened_is_named(cli: Cli, job: Path) -> None:
     done = cli.run("drill", job, "--kill", "trainer:0@round=100000", "--no-reference", "--json")
     assert done.json["never"] == ["kill trainer:0 @round=100000"]
     assert (done.json["faults"], done.json["same"]) == (0, None)
-    assert done.code == 2, "nobody takes this for a drill that was passed"
+    assert done.code == 2, "a drill without its fault has not passed"
     assert done.json["what"] == "1 of 1 faults never happened"
 
 
 def test_faults_at_random_moments_change_nothing(cli: Cli, job: Path, undisturbed: Undisturbed) -> None:
-    told = drill(cli, save_often(job, passes=8), "--no-reference", "--random --mtbf 0.5s --seed 4 --faults 3")
-    assert (told["hash"], told["never"]) == (undisturbed(8), [])
-    assert told["drawn"] == 3
-    assert 1 <= told["drawn_happened"] == len(told["each"])
+    result = drill(cli, save_often(job, passes=8), "--no-reference", "--random --mtbf 0.5s --seed 4 --faults 3")
+    assert (result["hash"], result["never"]) == (undisturbed(8), [])
+    assert result["drawn"] == 3
+    assert 1 <= result["drawn_happened"] == len(result["each"])
 
 
 @pytest.mark.parametrize(

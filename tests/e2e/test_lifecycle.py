@@ -1,4 +1,4 @@
-"""Jobs from start to end and through every way of stopping: nobody is left behind, finished work stays."""
+"""Jobs from start to end and through every way of stopping: no process is left behind, finished work stays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = ("--passes", 99_999)
 """More than any machine does while a test looks on."""
 
 
-def nobody_left(job: Path) -> bool:
+def nothing_left(job: Path) -> bool:
     return not processes_mentioning(str(job.parent))
 
 
@@ -65,7 +65,7 @@ def test_the_output_tree_is_that_of_the_original(cli: Cli, job: Path) -> None:
     assert [e["pass_id"] for e in events if e["event"] == "pass"] == [0, 1]
     shown = cli.run("model", "hash", model)
     assert re.fullmatch(r"[0-9a-f]{64}\n", shown.out)
-    assert nobody_left(job)
+    assert nothing_left(job)
 
 
 def test_a_short_log_period_gives_the_originals_batch_lines(cli: Cli, job: Path) -> None:
@@ -99,21 +99,21 @@ def test_logs_keep_to_the_budget_that_the_job_file_gives_them(cli: Cli, job: Pat
     assert f"Pass={passes_saved(job.parent / 'output') - 1} " in kept, "what is new is there"
 
 
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(cli: Cli, job: Path, running: subprocess.Popen[str]) -> None:
+def test_ctrl_c_stops_cleanly_and_says_how_to_resume(cli: Cli, job: Path, running: subprocess.Popen[str]) -> None:
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=30)
     assert running.returncode == 130, err
-    assert nobody_left(job)
-    told = re.search(r"resume (\S+)`", err)
-    assert told, err
-    output = Path(told[1])
+    assert nothing_left(job)
+    found = re.search(r"resume (\S+)`", err)
+    assert found, err
+    output = Path(found[1])
     saved = passes_saved(output)
     went_on = cli.run("resume", output, "--passes", saved + 1)
     assert went_on.code == 0, went_on.err
     assert passes_saved(output) == saved + 1
 
 
-def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Path) -> None:
+def test_ctrl_c_before_the_job_has_begun_leaves_no_process(cli: Cli, job: Path) -> None:
     slow = job.parent / "quick_start" / "dataprovider_bow.py"
     slow.write_text(
         slow.read_text().replace("label, text =", "__import__('time').sleep(0.5)\n            label, text =")
@@ -125,10 +125,10 @@ def test_ctrl_c_before_the_job_has_begun_leaves_nobody_waiting(cli: Cli, job: Pa
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
     assert "no snapshot was made yet" in err
-    assert nobody_left(job)
+    assert nothing_left(job)
 
 
-def test_a_node_asked_to_leave_comes_back_and_the_job_goes_on(cli: Cli, job: Path) -> None:
+def test_a_node_asked_to_leave_comes_back_and_the_job_continues(cli: Cli, job: Path) -> None:
     output = job.parent / "output"
     process = cli.start("train", job, "--passes", 100, *ONE)
     wait_until((output / "pass-00000").is_dir, "the first pass is saved")
@@ -137,7 +137,7 @@ def test_a_node_asked_to_leave_comes_back_and_the_job_goes_on(cli: Cli, job: Pat
     assert process.returncode == 0, (out, err)
     assert "the coordinator was lost" in (output / "metrics.jsonl").read_text()
     assert_ledger_is_exact(output, passes=100)
-    assert nobody_left(job)
+    assert nothing_left(job)
 
 
 def test_ctrl_c_twice_stops_at_once(job: Path, running: subprocess.Popen[str]) -> None:
@@ -145,7 +145,7 @@ def test_ctrl_c_twice_stops_at_once(job: Path, running: subprocess.Popen[str]) -
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=30)
     assert running.returncode == 130
-    assert nobody_left(job)
+    assert nothing_left(job)
 
 
 @pytest.mark.slow  # test_sparse.py says the same of a job with tables
@@ -159,15 +159,15 @@ def test_without_restarts_a_killed_process_is_named(cli: Cli, job: Path, name: s
     _, err = process.communicate(timeout=30)
     assert process.returncode == 13, err
     assert f"{name} was killed by SIGKILL" in err
-    assert nobody_left(job)
+    assert nothing_left(job)
     assert (output / "pass-00000" / "done").is_file()
 
 
-@pytest.mark.slow  # test_resume.py and test_sparse.py look for whoever is left, too
+@pytest.mark.slow  # test_resume.py and test_sparse.py look for leftover processes, too
 def test_no_process_outlives_a_killed_runner(job: Path, running: subprocess.Popen[str]) -> None:
     running.kill()
     running.communicate(timeout=30)
-    wait_until(lambda: nobody_left(job), "everybody is gone", 10)
+    wait_until(lambda: nothing_left(job), "all processes are gone", 10)
 
 
 def test_a_job_is_seen_and_stopped_from_another_terminal(cli: Cli, job: Path, running: subprocess.Popen[str]) -> None:
@@ -183,7 +183,7 @@ def test_a_job_is_seen_and_stopped_from_another_terminal(cli: Cli, job: Path, ru
     assert cli.run("cancel", "small").out == "small: cancelled\n"
     running.communicate(timeout=30)
     assert running.returncode == 130
-    assert nobody_left(job)
+    assert nothing_left(job)
     assert cli.run("list", "--json").json["jobs"][0]["state"] == "cancelled"
     assert cli.run("cancel").code == 2
 
@@ -225,7 +225,7 @@ class Terminal:
 
     def is_past(self, claim: Path) -> bool:
         """Whether a file is there; what is shown meanwhile is read, as by a person."""
-        with suppress(OSError):  # nothing more, or everybody has left
+        with suppress(OSError):  # nothing more, or all processes have ended
             while os.read(self._master, 1 << 16):
                 pass
         return claim.exists() or self.process.poll() is not None
@@ -245,7 +245,7 @@ def test_a_job_outlives_its_terminal_until_another_stops_it(cli: Cli, job: Path)
     assert "small: running" in cli.run("status").out
     assert cli.run("cancel").out == "small: cancelled\n"
     assert terminal.process.wait(timeout=30) == 130
-    assert nobody_left(job)
+    assert nothing_left(job)
     assert cli.run("resume", output, "--passes", passes_saved(output) + 1).code == 0
 
 
@@ -266,13 +266,13 @@ def test_a_job_that_ignores_ctrl_c_can_be_stopped_at_once(cli: Cli, job: Path) -
     process.send_signal(signal.SIGINT)
     assert cli.run("cancel", "--now").out == "small: cancelled\n"
     assert process.wait(timeout=30) == 130
-    assert nobody_left(job)
+    assert nothing_left(job)
 
 
 def test_two_jobs_at_once_do_not_disturb_each_other(cli: Cli, job: Path) -> None:
     runs = [cli.start("train", job, "--output", job.parent / name, "--json") for name in ("one", "two")]
-    told = [json.loads(run.communicate(timeout=120)[0]) for run in runs]
-    assert told[0]["hash"] == told[1]["hash"]
+    results = [json.loads(run.communicate(timeout=120)[0]) for run in runs]
+    assert results[0]["hash"] == results[1]["hash"]
 
 
 def test_the_dry_run_prints_the_plan_and_starts_nothing(cli: Cli, job: Path) -> None:
@@ -323,7 +323,7 @@ def free_block(count: int) -> int:
 
 
 def test_a_cluster_started_by_hand_trains_the_same_model(cli: Cli, job: Path, tmp_path: Path) -> None:
-    told = cli.run("train", job, "--output", tmp_path / "runner", "--json", *ONE).json
+    trained = cli.run("train", job, "--output", tmp_path / "runner", "--json", *ONE).json
     ports = free_block(4)
     pservers = [
         cli.start("pserver", f"--port={ports + 2 * i}", "--ports_num=2", "--num_gradient_servers=3", "--nics=lo")
@@ -345,4 +345,4 @@ def test_a_cluster_started_by_hand_trains_the_same_model(cli: Cli, job: Path, tm
     for process in [*trainers, *pservers]:
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
-    assert cli.run("model", "hash", tmp_path / "byhand" / "pass-00001").out.strip() == told["hash"]
+    assert cli.run("model", "hash", tmp_path / "byhand" / "pass-00001").out.strip() == trained["hash"]

@@ -1,4 +1,4 @@
-"""Every mode and every coding by way of the command line: a model comes out, and what it cost is told."""
+"""Every mode and every coding by way of the command line: a model comes out, and its cost is reported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Trained:
 
 
 def check(found: Trained) -> None:
-    """What holds in every mode: each sample counts once, the model has learnt, and both files tell the same."""
+    """What holds in every mode: each sample counts once, the model has learnt, and both files agree."""
     assert found.applied == [(201, 201, 201), (200, 200, 200), (200, 200, 200)]
     assert found.metrics["test_samples"] == 120
     assert found.metrics["test_cost"] < 0.69  # a coin has ln 2 = 0.693

@@ -1,6 +1,6 @@
 """A network between two machines that goes away and comes back, or loses packets; processes that stand still for long.
 
-Two network namespaces and a cable. Pulling it leaves connections half-open on both sides: nobody is told anything.
+Two network namespaces and a cable. Pulling it leaves connections half-open on both sides, without a reset.
 Needs root, `ip netns` and, to lose packets, iptables. tests/integration/test_half_open.py is the short form.
 """
 

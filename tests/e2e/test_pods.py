@@ -1,7 +1,7 @@
 """Real processes that act like pods: `bireme node` with a pod's environment, an address each, and a shared directory.
 
-No cluster is needed for what only the entry decides: who settles the job, who waits for whom, what becomes of a pod
-that runs on beside its replacement, and what is saved when pods are told to end.
+No cluster is needed for what only the entry decides: which pod settles the job, which waits for which, the fate of a
+pod that runs on beside its replacement, and what is saved when pods are asked to end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process lives; one that nobody has waited for yet does not."""
+    """Whether a process lives; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -266,7 +266,7 @@ def test_a_shard_that_is_missing_is_named_before_anything_begins(pods: Pods) -> 
     assert f"shard 3 of 4 is missing: there is no directory {pods.job.data}/3/data" in pods.said()
 
 
-def test_probes_tell_what_a_pod_does(pods: Pods) -> None:
+def test_probes_report_what_a_pod_does(pods: Pods) -> None:
     pods.change(connect_timeout_s=60.0, faults=SLOWLY)
     pod = pods.start(1)
     probes = pods.home / "pod-1-1-0" / "probes"
@@ -313,13 +313,13 @@ def test_with_roles_pservers_and_trainers_have_their_own_pods(
         ({"BIREME_ROLE": "boss"}, "BIREME_ROLE is 'boss', which is neither pserver nor trainer"),
     ],
 )
-def test_an_environment_that_makes_no_sense_is_told(pods: Pods, variables: dict[str, Any], words: str) -> None:
+def test_an_environment_that_makes_no_sense_is_reported(pods: Pods, variables: dict[str, Any], words: str) -> None:
     assert pods.start(0, **variables).wait(30) == 2
     assert words in pods.said()
 
 
 def seeds_environment(pods: Pods, name: str) -> dict[str, Any]:
-    """What the tutorial's Job tells its pods, which have no index and no API server here."""
+    """The variables that the tutorial's Job gives its pods, which have no index and no API server here."""
     place = pods.home / "volume" / "paddle-cluster-job"
     if not place.exists():
         place.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Whoever is killed or stopped while a job runs, it ends by itself with the bits of an undisturbed run."""
+"""Whichever process is killed or stopped, a job ends by itself with the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_kills_one_after_another_change_no_bit(cli: Cli, long: Path, undisturbed
     job.ends_as(undisturbed)
     assert all(job.was_restarted(name, "was killed by SIGKILL") for name in KILLED)
     assert [event["kind"] for event in job.events("view")] == ["begin", *(kind for kind, _ in KILLED.values())]
-    for recovered, (_, told) in zip(job.events("recovered"), KILLED.values(), strict=True):
-        assert told in recovered["after"]
+    for recovered, (_, cause) in zip(job.events("recovered"), KILLED.values(), strict=True):
+        assert cause in recovered["after"]
 
 
 def test_a_node_that_is_lost_with_all_its_processes_comes_back(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
@@ -94,7 +94,7 @@ def test_a_job_comes_back_when_all_but_its_runner_are_killed(cli: Cli, long: Pat
     assert "the coordinator was lost" in recovered["after"]
 
 
-def test_a_stopped_trainer_is_named_and_nobody_takes_its_place(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
+def test_a_stopped_trainer_is_named_and_not_replaced(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
     job = Disturbed(cli, long)
     job.signal(signal.SIGSTOP, "trainer 1")
     said = re.compile(r"trainer 1, silent for (\d+) s")
@@ -114,17 +114,17 @@ def test_a_stopped_trainer_is_named_and_nobody_takes_its_place(cli: Cli, long: P
     assert [event["kind"] for event in job.events("view")] == ["begin"]
 
 
-def test_a_stopped_coordinator_is_named_and_goes_on_later(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
+def test_a_stopped_coordinator_is_named_and_continues_later(cli: Cli, long: Path, undisturbed: Undisturbed) -> None:
     job = Disturbed(cli, long)
     job.signal(signal.SIGSTOP, "pserver 0")
     try:
-        told = cli.run("status", "small").out
+        output = cli.run("status", "small").out
         status = cli.run("status", "small", "--json").json["status"]
         why = cli.run("why", "small").out
     finally:
         job.signal(signal.SIGCONT, "pserver 0")
-    assert "waits for pserver 0 (the coordinator), which does not answer\n" in told
-    assert "small: running" in told and "\npass   0 " in told
+    assert "waits for pserver 0 (the coordinator), which does not answer\n" in output
+    assert "small: running" in output and "\npass   0 " in output
     assert (status["phase"], len(status["waits_for"])) == ("training", 1)
     assert "The job waits for pserver 0 (the coordinator), which does not answer" in why
     job.ends_as(undisturbed)
@@ -148,14 +148,14 @@ def test_rare_deaths_of_one_cause_end_the_job(cli: Cli, long: Path) -> None:
     kill_trainer_1_until_the_end(job)
     out, err = job.process.communicate()
     assert job.process.returncode == 13, (out, err)
-    told = r"trainer 1 died \d times while the job got no further than round (\d+); at last it was killed by SIGKILL"
-    found = re.search(told, out + err)
+    pattern = r"trainer 1 died \d times while the job got no further than round (\d+); at last it was killed by SIGKILL"
+    found = re.search(pattern, out + err)
     assert found is not None, (out, err)
     assert int(found[1]) == max(event["round"] for event in job.events("progress"))
 
 
 @pytest.mark.parametrize("name", ["trainer 1", pytest.param("pserver 0", marks=pytest.mark.slow)])
-def test_a_job_that_gets_further_between_deaths_goes_on(
+def test_a_job_that_gets_further_between_deaths_continues(
     cli: Cli, long: Path, undisturbed: Undisturbed, name: str
 ) -> None:
     long.write_text(long.read_text() + SELDOM)

@@ -136,7 +136,7 @@ def test_power_that_fails_again_in_a_resume_changes_nothing(
 
     machine.fail_when(lambda: newest(machine.output), "a snapshot is committed")
     machine.fail_when(lambda: pids_of(machine.output), "the first process is started")
-    machine.fail_when(lambda: is_past(0), "the snapshot is found and nobody trains yet")
+    machine.fail_when(lambda: is_past(0), "the snapshot is found and no trainer trains yet")
     done = machine.finish()
     assert done.code == 0, done.err
     assert done.json["hash"] == undisturbed(PASSES)

@@ -58,7 +58,7 @@ def kill_within_a_chain(cli: Cli, job: Path, output: Path) -> bool:
     [pytest.param((), marks=pytest.mark.slow), ("--trainers=1", "--pservers=4")],
     ids=["as before", "another"],
 )
-def test_a_job_that_goes_on_from_a_chain_ends_with_the_same_bits(
+def test_a_job_resumed_from_a_chain_ends_with_the_same_bits(
     cli: Cli, often: Path, tmp_path: Path, layout: tuple[str, ...]
 ) -> None:
     whole = cli.run("train", often, "--output", tmp_path / "whole", "--json")

@@ -1,4 +1,4 @@
-"""Jobs with sparse parameters: going on from a pass, models of tables without a range, and every way of dying."""
+"""Jobs with sparse parameters: continuing from a pass, models of tables without a range, and every way of dying."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from bireme.data.split import split_lines
 from tests.e2e.conftest import Cli, edit, lay_out, pids_of, take_rows, wait_until
-from tests.e2e.test_lifecycle import LONG, nobody_left
+from tests.e2e.test_lifecycle import LONG, nothing_left
 
 W, BIAS = "___fc_layer_0__.w0", "___fc_layer_0__.wbias"
 DECAY = "regularization=L2Regularization(8e-4)"
@@ -85,9 +85,9 @@ def test_a_model_of_a_table_without_a_range_tests_and_predicts(cli: Cli, hashed:
     assert len(lines) == 8
     assert all(re.fullmatch(r"[01];[\d.e-]+ [\d.e-]+", line) for line in lines), lines
     mine = hashed.parent / "mine.txt"
-    mine.write_text("words-that-nobody-has-ever-trained\n\n")
-    told = cli.run("predict", model, mine, "--json").json["predictions"]
-    assert len(told) == 2
+    mine.write_text("words-that-no-shard-contains\n\n")
+    predictions = cli.run("predict", model, mine, "--json").json["predictions"]
+    assert len(predictions) == 2
 
 
 NAMES = {"../x": "a parameter cannot be called '../x'", "done": "a parameter cannot be called 'done'"}
@@ -124,13 +124,13 @@ class Traces:
         self.segments = {inode for process in processes for inode in segments_of(process)}
 
     def left(self) -> list[str]:
-        """Which of all this is still there, whoever holds it."""
+        """Which of all this is still there, in any process."""
         names, listening = Path("/proc/net/unix").read_text(), Path("/proc/net/tcp").read_text()
         found = [f"@bireme-lane-127.0.0.1-{port}" for port in self.ports]
         found = [name for name in found if f"{name}\n" in names]
         found += [f"port {port}" for port in self.ports if f" 0100007F:{port:04X} 00000000:0000 0A " in listening]
-        everybody = [p for p in Path("/proc").iterdir() if p.name.isdecimal()]
-        return found + sorted({i for process in everybody for i in segments_of(process)} & self.segments)
+        processes = [p for p in Path("/proc").iterdir() if p.name.isdecimal()]
+        return found + sorted({i for process in processes for i in segments_of(process)} & self.segments)
 
 
 def words_of(process: Path) -> str:
@@ -153,7 +153,7 @@ def segments_of(process: Path) -> set[str]:
 
 @pytest.fixture
 def running(cli: Cli, job: Path) -> subprocess.Popen[str]:
-    """A long sparse job on two nodes that has finished its first pass, and in which nobody is started again."""
+    """A long sparse job on two nodes that has finished its first pass, and in which no process is restarted."""
     job.write_text(job.read_text() + "restarts: {limit: 0}\n")
     take_rows(job, is_unbounded=True, method="AdaGradOptimizer()")
     process = cli.start("train", job, *LONG, "--trainers", 2, "--pservers", 2)
@@ -168,7 +168,7 @@ def test_nothing_is_left_of_a_sparse_job_after_a_kill(job: Path, running: subpro
     os.kill(running.pid if who == "runner" else pids_of(job.parent / "output")[who], signal.SIGKILL)
     _, err = running.communicate(timeout=30)
     # A process loses its command line a moment before the kernel has closed what it held.
-    wait_until(lambda: nobody_left(job) and not traces.left(), "everybody and everything is gone", 10)
+    wait_until(lambda: nothing_left(job) and not traces.left(), "all processes and files are gone", 10)
     assert running.returncode == (-signal.SIGKILL if who == "runner" else 13), err
     assert who == "runner" or f"{who} was killed by SIGKILL" in err
     assert (job.parent / "output" / "pass-00000" / "done").is_file()

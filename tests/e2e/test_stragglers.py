@@ -15,7 +15,7 @@ AHEAD = r"were far ahead of \d+ % of the last \d+ s( \(by \d+ batches now\))?"
 
 
 def slow(who: str) -> str:
-    """At each of its points somebody waits now and then: some tenths of a second in a round, never as long as 3 s."""
+    """At each of its points a process waits now and then: some tenths of a second in a round, never as long as 3 s."""
     return json.dumps([{"action": "delay", "who": who, "seed": 3, "max_ms": 200}])
 
 
@@ -39,7 +39,7 @@ def test_who_is_slow_is_named(cli: Cli, job: Path, mode: str, who: str, why: str
     unsaid = {"status": rf"(?m)^waits for .*{said.pattern}", "why": rf"The job waits for .*{said.pattern}"}
 
     def is_named() -> bool:
-        """Whether each command has named it; between passes nobody is waited for, so they are asked until they do."""
+        """Whether each command has named it; between passes there are no waits, so they are asked until they do."""
         assert process.poll() is None, process.communicate()
         done = cli.run("status", "small", "--json")
         seen.update(done.json["status"].get("stragglers", ()) if done.code == 0 else ())
@@ -53,6 +53,6 @@ def test_who_is_slow_is_named(cli: Cli, job: Path, mode: str, who: str, why: str
     finally:
         cli.run("cancel", "small")
         process.communicate(timeout=60)
-    # (On a busy machine somebody else may be late for once; a slow pserver may keep one trainer behind the others.)
+    # (On a busy machine another process may be late for once; a slow pserver may keep one trainer behind the others.)
     late = [one for one in seen if "all " in one and one.split()[0] == who.split()[0]]
     assert sum(bool(said.fullmatch(one)) for one in late) > len(late) / 2, seen

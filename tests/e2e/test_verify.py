@@ -51,7 +51,7 @@ def test_what_a_job_has_left_is_sound_and_stays_as_it_is(cli: Cli, output: Path)
     assert {p: p.stat().st_mtime_ns for p in output.rglob("*")} == before
 
 
-def test_all_damage_is_told_at_once_with_what_to_do(cli: Cli, output: Path) -> None:
+def test_all_damage_is_reported_at_once_with_what_to_do(cli: Cli, output: Path) -> None:
     snapshot = newest_snapshot(output)
     os.truncate(snapshot / "part-1.bin", 1000)
     done = cli.run("verify", output)
@@ -73,7 +73,7 @@ def test_all_damage_is_told_at_once_with_what_to_do(cli: Cli, output: Path) -> N
     assert done.err.startswith(f"error: 3 problems in {output}\n")
 
 
-def test_a_job_that_did_not_finish_is_sound_and_can_go_on(cli: Cli, output: Path) -> None:
+def test_a_job_that_did_not_finish_is_sound_and_can_resume(cli: Cli, output: Path) -> None:
     (output / "status.json").unlink()
     done = cli.run("verify", output)
     assert done.code == 0, done.out + done.err

@@ -111,7 +111,7 @@ def test_whatever_the_order_no_gradient_is_lost_or_counted_twice(
     run_all(*(partial(train, shard) for shard in range(3)))
     every = [(shard, 100 * p + b) for shard in range(3) for p in range(2) for b in range(batches[shard])]
     assert ends == [sum_of(cluster, every)] * 3
-    assert [(told.pass_id, told.samples, sum(told.staleness.values())) for told in cluster.passes] == [
+    assert [(closed.pass_id, closed.samples, sum(closed.staleness.values())) for closed in cluster.passes] == [
         (0, 140, 14),
         (1, 280, 14),
     ]
@@ -137,9 +137,9 @@ def test_no_shard_gets_further_ahead_than_the_bound(cluster: Cluster, staleness:
 
     run_all(*(partial(train, shard) for shard in range(3)))
     assert max(seen) <= staleness
-    (told,) = cluster.passes
-    assert set(told.staleness) <= set(range(staleness + 1))
-    assert sum(told.staleness.values()) == sum(batches)
+    (closed,) = cluster.passes
+    assert set(closed.staleness) <= set(range(staleness + 1))
+    assert sum(closed.staleness.values()) == sum(batches)
 
 
 def test_a_shard_at_the_bound_waits_for_the_slowest_push(cluster: Cluster) -> None:
@@ -168,7 +168,7 @@ def test_a_push_past_the_bound_that_was_never_pulled_is_refused(cluster: Cluster
     assert values_now(friend, cluster, 1) == sum_of(cluster, [(0, 0), (0, 1)])
 
 
-def test_a_shard_that_has_ended_holds_up_nobody(cluster: Cluster) -> None:
+def test_a_shard_that_has_ended_delays_none(cluster: Cluster) -> None:
     cluster.start(lanes=1)
     cluster.set_up(shards=2, updates=bounded(0))
     exchange = open_exchange(cluster, Span(0, 2))
@@ -239,8 +239,8 @@ def test_a_push_that_is_ahead_of_its_shard_is_refused(cluster: Cluster, batch: i
     cluster.set_up(shards=2, updates=ASYNC)
     exchange = open_exchange(cluster, Span(0, 1))
     push(exchange, cluster, 0, batch, pass_id=pass_id)
-    told = f"batch {batch} of pass {pass_id} is ahead: the lane expects batch 0 of pass 0 from shard 0"
-    with pytest.raises(RefusedError, match=told):
+    closed = f"batch {batch} of pass {pass_id} is ahead: the lane expects batch 0 of pass 0 from shard 0"
+    with pytest.raises(RefusedError, match=closed):
         values_now(exchange, cluster)
     assert machine(cluster).round == 0
 
@@ -292,7 +292,7 @@ def test_loops_train_every_sample_once_in_every_pass(cluster: Cluster, updates: 
         assert [result.pass_id for result in note.results] == [0, 1, 2]
     ledger = {s: (c.read, c.trained) for n in notes for s, c in n.results[-1].ledger.items()}
     assert ledger == {s: (count, count) for s, count in enumerate(counts)}
-    assert [{s: t.samples for s, t in told.shards.items()} for told in cluster.passes] == [dict(enumerate(counts))] * 3
+    assert [{s: t.samples for s, t in each.shards.items()} for each in cluster.passes] == [dict(enumerate(counts))] * 3
     exchange = open_exchange(cluster, Span(0, 1))
     assert values_now(exchange, cluster) == [3 * value for value in sample_sums(counts)]
 

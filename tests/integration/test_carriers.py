@@ -173,7 +173,7 @@ def test_only_heads_and_records_travel_where_memory_is_shared(
     exchange.close()
 
 
-@pytest.mark.parametrize("who", ["the trainer", "the lanes", "everybody"])
+@pytest.mark.parametrize("who", ["the trainer", "the lanes", "both"])
 def test_without_shared_memory_a_unix_socket_gives_the_same_bits(
     cluster: Cluster, wanted: bytes, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
@@ -264,16 +264,16 @@ def test_a_stopping_pserver_closes_unattached_connections(
     cluster.start(lanes=1)
     ports, is_waiting, receive_with = cluster.servers[0].ports, threading.Event(), frame_io.receive_with
 
-    def tell_and_wait(sock: socket.socket) -> tuple[Head, list[int]]:
+    def signal_and_wait(sock: socket.socket) -> tuple[Head, list[int]]:
         is_waiting.set()
         return receive_with(sock)
 
-    monkeypatch.setattr(frame_io, "receive_with", tell_and_wait)
+    monkeypatch.setattr(frame_io, "receive_with", signal_and_wait)
     silent = near(cluster)
     assert is_waiting.wait(WAIT_S)
     cluster.servers[0].stop()
     assert silent.recv(1) == b""
-    join_lanes("accept-")  # the kernel keeps a name for as long as somebody is within accept()
+    join_lanes("accept-")  # the kernel keeps a name for as long as a thread is within accept()
     assert not listening_near(ports)
     assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
 

@@ -46,7 +46,7 @@ def start(
     every_rounds: int = 0,
     **changes: object,
 ) -> Parts:
-    """Pservers with a dense lane and some sparse ones each, which tell of their parts of cuts."""
+    """Pservers with a dense lane and some sparse ones each, which report their parts of cuts."""
     parts: Parts = queue.Queue()
     cluster.start(pservers, 1, sparse_lanes=lanes)
     cluster.layout, cluster.shards = Layout([WIDE, DENSE]), SHARDS
@@ -82,7 +82,7 @@ def push(exchange: Exchange, round_: int) -> None:
 
 
 def train(cluster: Cluster, rounds: range, before: Callable[[int], None] = lambda _: None) -> list[State]:
-    """Train without a rest, and tell what all parameters are before each round and at the end."""
+    """Train without a rest; returns what all parameters are before each round and at the end."""
     exchange = open_exchange(cluster)
     assert exchange.pull_now().round == rounds.start
     found = [state_of(exchange, rounds.start)]
@@ -116,7 +116,7 @@ def base_of(chain: Sequence[Sequence[FileWritten]]) -> tuple[tuple[str, ...], ..
 
 
 @pytest.mark.parametrize(("pservers", "lanes"), [(2, 2), (1, 3)], ids=["the same lanes", "others"])
-def test_a_cut_holds_its_round_though_training_goes_on(
+def test_a_cut_holds_its_round_though_training_continues(
     cluster: Cluster, other: Cluster, tmp_path: Path, pservers: int, lanes: int
 ) -> None:
     parts = start(cluster, tmp_path)
@@ -221,7 +221,7 @@ def test_a_full_disk_neither_stops_training_nor_harms_snapshots(
 
 
 @pytest.mark.parametrize("every_s", [0.0, 3600.0], ids=["at passes only", "seldom"])
-def test_a_cut_that_somebody_waits_for_is_made_two_rounds_later(
+def test_a_requested_cut_is_made_two_rounds_later(
     cluster: Cluster, other: Cluster, tmp_path: Path, every_s: float
 ) -> None:
     parts = start(cluster, tmp_path, every_s=every_s)

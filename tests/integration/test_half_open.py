@@ -44,13 +44,13 @@ def test_half_open_connections_fail_readers_and_senders_in_time(between: Cable) 
     for sock in (*waits, *sends):
         hurry(sock)
     between.pull()
-    told: dict[str, NetworkError] = {}
+    errors: dict[str, NetworkError] = {}
 
     def expect_an_error(name: str, sock: socket.socket) -> None:
         try:
             frame_io.receive_head(sock) if name == "waits" else send_until_it_breaks(sock)
         except NetworkError as e:
-            told[name] = e
+            errors[name] = e
 
     threads = [
         threading.Thread(target=expect_an_error, args=each, daemon=True)
@@ -60,9 +60,9 @@ def test_half_open_connections_fail_readers_and_senders_in_time(between: Cable) 
         thread.start()
     for thread in threads:
         thread.join(frame_io.SILENCE_S)
-    assert sorted(told) == ["sends", "waits"], "somebody still believes in a machine that is gone"
-    assert str(told["waits"]).endswith("broke: Connection timed out")
-    assert "broke while sending: Connection timed out" in str(told["sends"])
+    assert sorted(errors) == ["sends", "waits"], "a connection to a machine that is gone is still open"
+    assert str(errors["waits"]).endswith("broke: Connection timed out")
+    assert "broke while sending: Connection timed out" in str(errors["sends"])
     for sock in (*waits, *sends):
         sock.close()
 

@@ -144,17 +144,17 @@ class Job:
             parameters=self.program.parameters, shards=len(COUNTS), shares=self.shares, updates=self.updates,
             optimizer=self.program.optimizer, wire=self.wire,
         )  # fmt: skip
-        loops, told = [], []
+        loops, notes = [], []
         for share in self.shares:
             readers = [reader(shard, COUNTS[shard]) for shard in share.shards]
             worker = Worker(self.program, readers, reader(0, 15) if share.lo == 0 else None)
-            told.append(Notes(worker))
+            notes.append(Notes(worker))
             exchange = self.open(cluster, worker, carrier)
-            loops.append((ApartLoop if self.updates.is_streamed else Loop)(worker, exchange, told[-1]))
+            loops.append((ApartLoop if self.updates.is_streamed else Loop)(worker, exchange, notes[-1]))
         run_all(*(partial(loop.run, passes) for loop in loops))
         for loop in loops:
             loop._exchange.close()
-        return told
+        return notes
 
 
 def reader(shard: int, count: int) -> PackedReader:
@@ -167,9 +167,9 @@ def dense() -> Notes:
     """What the program comes to when all its parameters are dense and one trainer has all shards."""
     made = Cluster()
     made.start(lanes=1)
-    (told,) = Job(WordProgram(is_sparse=False, pull=0.25), share_out(4, 1)).train(made)
+    (only,) = Job(WordProgram(is_sparse=False, pull=0.25), share_out(4, 1)).train(made)
     made.stop()
-    return told
+    return only
 
 
 @pytest.mark.parametrize("carrier", ["shm", "unix", "tcp"])
@@ -179,29 +179,29 @@ def test_a_sparse_parameter_trains_and_tests_as_a_dense_one(
     cluster: Cluster, dense: Notes, pservers: int, lanes: int, trainers: int, carrier: str
 ) -> None:
     cluster.start(pservers, 1, sparse_lanes=lanes)
-    told = Job(WordProgram(is_sparse=True, pull=0.25), share_out(4, trainers)).train(cluster, carrier)
-    assert [notes.models for notes in told] == [dense.models] * trainers
-    assert told[0].tests == dense.tests
+    found = Job(WordProgram(is_sparse=True, pull=0.25), share_out(4, trainers)).train(cluster, carrier)
+    assert [notes.models for notes in found] == [dense.models] * trainers
+    assert found[0].tests == dense.tests
     assert dense.tests[0][1] != dense.tests[1][1] != 0.0
 
 
 @pytest.mark.parametrize("carrier", ["shm", "unix", "tcp"])
 def test_a_trainer_without_samples_delays_none_by_any_carrier(cluster: Cluster, dense: Notes, carrier: str) -> None:
     cluster.start(lanes=2)
-    told = Job(WordProgram(is_sparse=False, pull=0.25), share_out(4, 4)).train(cluster, carrier)
-    assert [notes.models for notes in told] == [dense.models] * 4
+    found = Job(WordProgram(is_sparse=False, pull=0.25), share_out(4, 4)).train(cluster, carrier)
+    assert [notes.models for notes in found] == [dense.models] * 4
 
 
 @pytest.mark.parametrize("updates", [Updates(mode="async"), Updates(mode="bounded", staleness=1)], ids=["async", "1"])
 @pytest.mark.parametrize("trainers", [1, 3])
 def test_rows_that_are_applied_on_arrival_are_all_applied(cluster: Cluster, updates: Updates, trainers: int) -> None:
     cluster.start(2, 1, sparse_lanes=2)
-    told = Job(WordProgram(is_sparse=True), share_out(4, trainers), updates).train(cluster, passes=1)
+    found = Job(WordProgram(is_sparse=True), share_out(4, trainers), updates).train(cluster, passes=1)
     counted = np.zeros((DIM, WIDTH))
     for shard, count in enumerate(COUNTS):
         for (words,) in Words(shard, count).samples(Path(), 1):
             counted[words] -= 0.5
-    assert told[0].models[0] == {"b": [-0.5 * sum(COUNTS)], "emb": counted.tolist()}
+    assert found[0].models[0] == {"b": [-0.5 * sum(COUNTS)], "emb": counted.tolist()}
 
 
 @pytest.mark.parametrize("gradients", ["float16", "bfloat16", "top_k"])
@@ -211,10 +211,10 @@ def test_coded_gradients_give_one_result_for_all_trainer_counts(gradients: Codin
     for trainers, carrier in ((1, "tcp"), (2, "unix"), (4, "tcp")):
         made = Cluster()
         made.start(lanes=2, sparse_lanes=2)
-        told = Job(WordProgram(is_sparse=is_sparse, pull=0.3), share_out(4, trainers), wire=how).train(made, carrier)
-        ends.append([notes.models for notes in told])
+        found = Job(WordProgram(is_sparse=is_sparse, pull=0.3), share_out(4, trainers), wire=how).train(made, carrier)
+        ends.append([notes.models for notes in found])
         made.stop()
-        assert all(0.0 <= error < 1.0 for notes in told for error in notes.errors)
+        assert all(0.0 <= error < 1.0 for notes in found for error in notes.errors)
         if gradients == "top_k" and not is_sparse:
-            assert max(notes.errors[-1] for notes in told) > 0.0
+            assert max(notes.errors[-1] for notes in found) > 0.0
     assert ends == [[ends[0][0]] * trainers for trainers in (1, 2, 4)]

@@ -58,7 +58,7 @@ def open_exchange(cluster: Cluster, share: Span = ALL, reach: Reach = Cluster.co
 
 
 def ids_of(shard: int, round_: int) -> list[Ids]:
-    """What a shard's batch touches; shard 1 leaves a table alone in round 1, and nobody touches one in round 2."""
+    """What a shard's batch touches; shard 1 leaves a table alone in round 1, and no shard touches one in round 2."""
     draw = np.random.default_rng([shard, round_])
     emb, wide = draw.integers(0, 50, 12), draw.integers(0, 30, 6) * 2**33
     if (shard, round_) == (1, 1):
@@ -243,9 +243,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", [Kind.PUSH, Kind.SET])
-@pytest.mark.parametrize(("blocks", "told"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("blocks", "message"), WRONG.values(), ids=WRONG.keys())
 def test_rows_that_are_wrong_are_refused_and_change_nothing(
-    cluster: Cluster, blocks: list[Block], told: str, kind: Kind
+    cluster: Cluster, blocks: list[Block], message: str, kind: Kind
 ) -> None:
     start(cluster, 1, 2, is_set_by_trainer=kind is Kind.SET, shares=share_out(SHARDS, 1))
     sock = cluster.connect(sparse_ports(cluster)[0])
@@ -254,7 +254,7 @@ def test_rows_that_are_wrong_are_refused_and_change_nothing(
     if kind is Kind.PUSH:
         head = head._replace(hi=SHARDS, records=SHARDS)
     frame_io.send(sock, head, pack_records(records(ALL)) if kind is Kind.PUSH else b"", *parts)
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         frame_io.expect(sock, Kind.SLICE)
     friend = open_exchange(cluster)
     if kind is Kind.SET:
@@ -284,12 +284,12 @@ REQUESTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("parts", "told"), REQUESTS.values(), ids=REQUESTS.keys())
-def test_a_request_that_is_wrong_is_refused(cluster: Cluster, parts: list[NDArray[np.uint64]], told: str) -> None:
+@pytest.mark.parametrize(("parts", "message"), REQUESTS.values(), ids=REQUESTS.keys())
+def test_a_request_that_is_wrong_is_refused(cluster: Cluster, parts: list[NDArray[np.uint64]], message: str) -> None:
     start(cluster, 1, 2)
     sock = cluster.connect(sparse_ports(cluster)[0])
     frame_io.send(sock, Head(Kind.PULL, job=7, view=3, nbytes=sum(part.nbytes for part in parts)), *parts)
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         frame_io.expect(sock, Kind.SLICE)
     assert open_exchange(cluster).pull_now() == Position(0, 0, 0)
 
@@ -315,12 +315,12 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize(("head", "told"), HEADS.values(), ids=HEADS.keys())
-def test_a_wrong_head_is_refused_before_its_rows_are_read(cluster: Cluster, head: Head, told: str) -> None:
+@pytest.mark.parametrize(("head", "message"), HEADS.values(), ids=HEADS.keys())
+def test_a_wrong_head_is_refused_before_its_rows_are_read(cluster: Cluster, head: Head, message: str) -> None:
     start(cluster)
     sock = cluster.connect(sparse_ports(cluster)[0])
     frame_io.send(sock, head)
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=message):
         frame_io.expect(sock, Kind.SLICE)
 
 

@@ -1,4 +1,4 @@
-"""Lanes under TLS: the same rounds with the same bits, and whoever is not of the job stays outside."""
+"""Lanes under TLS: the same rounds with the same bits, and peers that are not of the job are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.integration.test_server_and_client import (
     test_a_repeat_with_other_bytes_is_refused_by_parameter,
     test_a_trainer_dead_in_mid_payload_is_replaced_and_repeated,
     test_half_a_head_and_a_hang_up_leave_the_server_serving,
-    test_junk_is_refused_and_everybody_else_served,
+    test_junk_is_refused_and_all_others_are_served,
     test_three_trainers_over_all_lanes_equal_a_plain_sum,
     test_values_set_by_one_trainer_reach_all_who_wait_for_them,
     trained,
@@ -65,7 +65,7 @@ BORROWED = (
     test_a_repeat_with_other_bytes_is_refused_by_parameter,
     test_a_trainer_dead_in_mid_payload_is_replaced_and_repeated,
     test_half_a_head_and_a_hang_up_leave_the_server_serving,
-    test_junk_is_refused_and_everybody_else_served,
+    test_junk_is_refused_and_all_others_are_served,
     test_three_trainers_over_all_lanes_equal_a_plain_sum,
     test_values_set_by_one_trainer_reach_all_who_wait_for_them,
     test_connections_of_an_older_view_are_closed_while_waiting,
@@ -120,7 +120,7 @@ def plain(cluster: Cluster) -> socket.socket:
 
 
 def stranger(*certificate: Path, trusts: Path | None = None) -> ssl.SSLContext:
-    """Somebody who speaks TLS as well as anybody."""
+    """The TLS context of a client that is not of the job."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED if trusts else ssl.CERT_NONE
@@ -315,7 +315,7 @@ UNTRUSTED = " and this process do not trust each other:"
 
 
 def answers(cluster: Cluster, serve: Callable[[socket.socket], None]) -> str:
-    """Why we do not talk to somebody who listens and does this with whoever connects."""
+    """The reason for which a client refuses a listener that serves connections like this."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening_port = listening.getsockname()[1]
 
@@ -326,14 +326,14 @@ def answers(cluster: Cluster, serve: Callable[[socket.socket], None]) -> str:
 
         pretending = threading.Thread(target=pretend)
         pretending.start()
-        with pytest.raises(NetworkError, match="pserver 0 at ") as told:
+        with pytest.raises(NetworkError, match="pserver 0 at ") as caught:
             connect("127.0.0.1", listening_port, timeout_s=0.0, what="pserver 0")
         pretending.join(WAIT_S)
-    assert "server.log" in told.value.fix
-    return told.value.what.partition(f":{listening_port}")[2]
+    assert "server.log" in caught.value.fix
+    return caught.value.what.partition(f":{listening_port}")[2]
 
 
-def test_a_pserver_of_another_job_is_told_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_pserver_of_another_job_receives_nothing(cluster: Cluster, tmp_path: Path) -> None:
     other = give(tmp_path, make_ca("other.default.bireme"), name="other.default.bireme")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(other / "tls.crt", other / "tls.key")
@@ -347,7 +347,7 @@ def test_a_pserver_of_another_job_is_told_nothing(cluster: Cluster, tmp_path: Pa
     assert heard in ([], [b""])
 
 
-def test_a_pserver_that_does_not_speak_tls_is_told_nothing(cluster: Cluster) -> None:
+def test_a_pserver_that_does_not_speak_tls_receives_nothing(cluster: Cluster) -> None:
     said = answers(cluster, lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     assert said == f"{UNTRUSTED} it does not speak TLS"
 
@@ -380,9 +380,9 @@ def test_only_new_connections_use_a_renewed_certificate(cluster: Cluster, ca: Pa
 def test_a_client_with_an_expired_certificate_fails_at_once(lane: Cluster, ca: Pair, tmp_path: Path) -> None:
     before = lane.exchange()
     security.use(give(tmp_path, ca, days=-1))
-    with pytest.raises(CertificateError, match="certificate of this process has expired") as told:
+    with pytest.raises(CertificateError, match="certificate of this process has expired") as caught:
         connect("127.0.0.1", port_of(lane), timeout_s=WAIT_S, what="pserver 0")
-    assert told.value.fix
+    assert caught.value.fix
     assert round_trip(before, lane), "connections that were there live on"
 
 

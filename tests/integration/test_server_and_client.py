@@ -224,13 +224,13 @@ JUNK = {
     "a slice": Head(Kind.SLICE, job=7, view=3).pack(),
     "a huge push": Head(Kind.PUSH, job=7, view=3, hi=1, nbytes=1 << 40, records=1).pack() + pack_records(records(0)),
     "a huge set": Head(Kind.SET, job=7, view=3, nbytes=1 << 40).pack(),
-    "a push of nobody": Head(Kind.PUSH, job=7, view=3, lo=5, hi=9).pack(),
+    "a push of no trainer": Head(Kind.PUSH, job=7, view=3, lo=5, hi=9).pack(),
     "unknown record flags": Head(Kind.PUSH, job=7, view=3, hi=1, records=1).pack() + b"\xff" * 48,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
-def test_junk_is_refused_and_everybody_else_served(cluster: Cluster, junk: bytes) -> None:
+def test_junk_is_refused_and_all_others_are_served(cluster: Cluster, junk: bytes) -> None:
     cluster.start()
     cluster.set_up()
     friend = cluster.exchange()
@@ -327,7 +327,7 @@ def test_a_refused_push_of_any_size_brings_its_reason_back(cluster: Cluster) -> 
         stale.pull_round(1)
 
 
-def test_a_port_in_use_is_told_with_what_to_do() -> None:
+def test_a_port_in_use_is_reported_with_what_to_do() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUseError, match=f"port {port} on 127.0.0.1 is in use") as caught:
@@ -340,7 +340,7 @@ def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
         listen("192.0.2.1", 0)
 
 
-def test_a_pserver_that_nobody_started_is_told_by_name_and_place() -> None:
+def test_a_pserver_that_was_not_started_is_named_with_its_place() -> None:
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     with pytest.raises(NetworkError, match=f"pserver 1 at 127.0.0.1:{port} does not answer") as caught:

@@ -1,4 +1,4 @@
-"""A pserver that goes from view to view: what it keeps, whom it still listens to, and what it takes from nobody."""
+"""A pserver that goes from view to view: what it keeps, which connections it still serves, and what it refuses."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_rewind_takes_all_lanes_back_to_the_cut(cluster: Cluster, tmp_path: Pa
     assert [totals.pass_id for totals in cluster.passes] == [0]
 
 
-def test_lanes_that_are_one_round_apart_go_on_from_the_older_one(cluster: Cluster) -> None:
+def test_lanes_one_round_apart_continue_from_the_older_one(cluster: Cluster) -> None:
     cluster.start(pservers=2, lanes=1)
     cluster.set_up()
     old = trainer(cluster, 3)
@@ -263,7 +263,7 @@ def test_lanes_that_are_one_round_apart_go_on_from_the_older_one(cluster: Cluste
 
 
 def test_trainers_come_and_go_while_views_keep_changing(cluster: Cluster) -> None:
-    """Whoever loses its view asks again; in the last view the job continues as if nothing had been."""
+    """A trainer that loses its view asks again; in the last view the job continues unchanged."""
     cluster.start(lanes=1)
     cluster.set_up()
     last = HISTORY + 30

@@ -93,8 +93,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if "kube" in report.keywords]
     if skipped and (lack := build.missing_ground()):
-        told = f"{len(skipped)} TESTS ON KUBERNETES DID NOT RUN: {lack}"
-        terminalreporter.write_line(told, red=True, bold=True)
+        message = f"{len(skipped)} TESTS ON KUBERNETES DID NOT RUN: {lack}"
+        terminalreporter.write_line(message, red=True, bold=True)
 
 
 @pytest.fixture(scope="session")
@@ -110,11 +110,11 @@ def cluster(places: Places, request: pytest.FixtureRequest) -> Iterator[Cluster]
     """The three-node cluster; taken down by the worker that started it, if one of this run did, after all others."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         if reporter is not None:
             reporter.write_line(f"kube: {line}")
 
-    cluster, turns = Cluster(places, NAME, tell=tell), request.config.stash[TURNS]
+    cluster, turns = Cluster(places, NAME, report=report), request.config.stash[TURNS]
     turns.users.share()
     was_made = request.config.stash[WAS_MADE] = cluster.up()
     yield cluster

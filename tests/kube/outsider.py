@@ -1,6 +1,6 @@
-"""Run in a pod that has no business with a job: knocks at the job's pservers, and prints how often it was let in.
+"""Run in a pod that is not of a job: connects to the job's pservers, and prints how often it was accepted.
 
-Only the standard library, as it is sent to the pod as text. Told as JSON on the first line of its standard input: the
+Only the standard library, as it is sent to the pod as text. The first line of its standard input has as JSON the
 `hosts`, the `port`, what to `try`, how many `times`, and the bytes or certificates to do it with.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 PATIENCE_S = 20.0
 
 
-def told_of(sock: socket.socket) -> bytes:
+def read_all(sock: socket.socket) -> bytes:
     """What comes back until the other side hangs up."""
     got = b""
     with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ def throw(address: tuple[str, int], data: bytes) -> bytes:
         with contextlib.suppress(OSError):
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
-        return told_of(sock)
+        return read_all(sock)
 
 
 def greet(address: tuple[str, int], certificates: dict[str, str]) -> bytes:
@@ -52,28 +52,28 @@ def greet(address: tuple[str, int], certificates: dict[str, str]) -> bytes:
     with socket.create_connection(address, timeout=PATIENCE_S) as plain:
         try:
             with context.wrap_socket(plain) as sock:
-                return told_of(sock)
+                return read_all(sock)
         except OSError:
             return b""
 
 
-def knock(told: dict[str, Any], turn: int) -> bool:
+def attempt(request: dict[str, Any], turn: int) -> bool:
     """One connection; whether it was taken for a member of the job, or got through at all."""
-    address = (told["hosts"][turn % len(told["hosts"])], told["port"])
-    if told["try"] == "greet":
-        return bool(greet(address, told["certificates"]))
-    data = base64.b64decode(told["data"]) if told["data"] else os.urandom(200)
+    address = (request["hosts"][turn % len(request["hosts"])], request["port"])
+    if request["try"] == "greet":
+        return bool(greet(address, request["certificates"]))
+    data = base64.b64decode(request["data"]) if request["data"] else os.urandom(200)
     answer = throw(address, data)
     # In plain, a stranger may hear an alert (21) or the beginning of a handshake (22), which proves nothing to it.
     return bool(answer) and answer[0] not in (21, 22)
 
 
 def main() -> None:
-    """Knock as often as told, sixteen at a time."""
-    told = json.loads(sys.stdin.readline())
+    """Connect as often as requested, sixteen at a time."""
+    request = json.loads(sys.stdin.readline())
     reached = let_in = 0
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        for turn in concurrent.futures.as_completed(pool.submit(knock, told, n) for n in range(told["times"])):
+        for turn in concurrent.futures.as_completed(pool.submit(attempt, request, n) for n in range(request["times"])):
             try:
                 let_in += turn.result()
                 reached += 1

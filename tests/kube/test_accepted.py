@@ -159,8 +159,8 @@ def test_a_hopeless_job_is_ended_by_its_pod_failure_policy(there: There, reviews
     config = job.parent / "quick_start/trainer_config.lr.py"
     config.write_text(config.read_text() + BAD)
     there.do("data", "push", job)
-    told = there.ask("submit", job, "--wait", code=4)
-    assert told["error"] == "ConfigScriptError" and "fc_layerr" in told["what"] + told["why"]
+    refused = there.ask("submit", job, "--wait", code=4)
+    assert refused["error"] == "ConfigScriptError" and "fc_layerr" in refused["what"] + refused["why"]
 
     def failure() -> Object:
         conditions = there.cluster.get("job", "small", "-n", there.namespace)["status"].get("conditions", [])

@@ -342,9 +342,9 @@ def look(cluster: Cluster, endpoint: Endpoint, user: User) -> None:
 def shrink(cluster: Cluster, user: User) -> None:
     assert "machines are Ready" in user.do("cluster", "scale", 1, "--yes").out
     wait_for("n3 to be taken away", lambda: node(cluster, "n3")["spec"].get("unschedulable"), seconds=10)
-    told = user.ask("cluster", "status")
-    assert (told["state"], told["inside"]["ready"], told["inside"]["nodes"]) == ("up", 2, 3)
-    assert [group["wanted"] for _, group in sorted(told["groups"].items())] == [1, 1]
+    status = user.ask("cluster", "status")
+    assert (status["state"], status["inside"]["ready"], status["inside"]["nodes"]) == ("up", 2, 3)
+    assert [group["wanted"] for _, group in sorted(status["groups"].items())] == [1, 1]
     assert node(cluster, "n2")["metadata"]["labels"]["bireme.dev/group"] == "trainers"
 
 

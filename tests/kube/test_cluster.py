@@ -78,7 +78,7 @@ def test_starting_a_cluster_that_is_up_changes_nothing(cluster: Cluster) -> None
     assert {m.name: m.pid() for m in [cluster.control, *cluster.nodes]} == before
 
 
-def told_by_status(name: str) -> dict[str, Any]:
+def status_of(name: str) -> dict[str, Any]:
     """What `./dev kube status --json` prints."""
     command = [sys.executable, "-m", "tools.kube", "--name", name, "status", "--json"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
@@ -89,19 +89,19 @@ def told_by_status(name: str) -> dict[str, Any]:
 def test_the_status_names_a_kubeconfig_and_the_start_time(
     cluster: Cluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = told_by_status(cluster.name)
-    assert (told["is_up"], told["name"], told["timings"]) == (True, cluster.name, "short")
+    status = status_of(cluster.name)
+    assert (status["is_up"], status["name"], status["timings"]) == (True, cluster.name, "short")
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    ask = [told["kubectl"], "--kubeconfig", told["kubeconfig"], "get", "nodes", "-o", "name"]
+    ask = [status["kubectl"], "--kubeconfig", status["kubeconfig"], "get", "nodes", "-o", "name"]
     listed = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
     assert listed == ["node/n1", "node/n2", "node/n3"]
-    assert {(node["name"], node["is_on"], node["ready"]) for node in told["nodes"]} == {
+    assert {(node["name"], node["is_on"], node["ready"]) for node in status["nodes"]} == {
         (name, True, True) for name in ("n1", "n2", "n3")
     }
-    assert told["started_s"] == cluster.facts.seconds > 0
+    assert status["started_s"] == cluster.facts.seconds > 0
     if request.config.stash[WAS_MADE]:
-        assert told["started_s"] < 60
-    assert told_by_status("nobody") == {"is_up": False}
+        assert status["started_s"] < 60
+    assert status_of("nobody") == {"is_up": False}
 
 
 def test_a_usual_client_trusts_the_server_by_the_kubeconfig(cluster: Cluster) -> None:
@@ -398,7 +398,7 @@ def test_start_that_is_interrupted_clears_up_and_keeps_the_logs(places: Places, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Cluster(places, "passing", nodes=1, tell=interrupt).up()
+        Cluster(places, "passing", nodes=1, report=interrupt).up()
     assert host() == before
     assert [p.name for p in passing.run.iterdir()] == ["logs"]
     assert (passing.run / "logs/cp-kube-apiserver.log").exists()
@@ -428,7 +428,7 @@ def test_run_directory_that_a_machine_could_not_see_is_refused(places: Places) -
     assert not Path("/run/bireme-test").exists()
 
 
-def test_missing_go_is_said_before_anything_is_done(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_go_is_reported_before_anything_is_done(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_go", lambda: None)
     with pytest.raises(MissingError, match=r"needs Go") as caught:
         Cluster(places, "goless").up()

@@ -41,7 +41,7 @@ def test_a_job_waits_for_a_pod_without_a_machine(there: There, reviews: Path, tw
     there.do("data", "push", job)
     there.do("submit", job)
     victim = Victim(two_seats, there.namespace, "small")
-    there.wait(lambda: there.view("small").status.waits_for, "it says for whom it waits")
+    there.wait(lambda: there.view("small").status.waits_for, "it says for which pods it waits")
 
     (missing,) = (pod for pod in victim.pods() if pod["status"]["phase"] == "Pending")
     rank = int(missing["metadata"]["labels"][RANK])
@@ -49,8 +49,8 @@ def test_a_job_waits_for_a_pod_without_a_machine(there: There, reviews: Path, tw
     (cause,) = there.ask("why", "small")["causes"]
     assert cause["situation"] == "too-little-else"
     assert f"Pod {missing['metadata']['name']} asks for 1 {SEAT}" in cause["cause"], cause
-    told = there.do("status", "small").out
-    assert "2 of 3 pods run" in told and f"waits for node {rank}" in told
+    shown = there.do("status", "small").out
+    assert "2 of 3 pods run" in shown and f"waits for node {rank}" in shown
 
     assert victim.lines() == [] and victim.lines("view") == [], "nothing was trained"
     for other in {0, 1, 2} - {rank}:
@@ -68,8 +68,8 @@ def test_a_job_whose_pod_never_comes_ends_and_frees_the_others(there: There, rev
     there.do("data", "push", job)
     there.do("submit", job)
     there.wait(lambda: there.state("small") == "failed", "it is given up")
-    told = there.view("small").error
-    assert "waited" in told["what"] and "its pod gives no sign of life" in told["what"], told
+    error = there.view("small").error
+    assert "waited" in error["what"] and "its pod gives no sign of life" in error["what"], error
 
     def has_failed() -> bool:
         conditions = two_seats.get("job", "small", "-n", there.namespace)["status"]["conditions"]
@@ -93,6 +93,6 @@ def test_a_job_that_loses_a_pod_for_good_ends_and_names_it(there: There, reviews
     there.wait(lambda: there.state("small") == "failed", "it is given up")
     # Kubernetes may have given up before the pods could say why.
     there.wait(lambda: there.view("small").error, "it says why", 60)
-    told = there.view("small").error
+    error = there.view("small").error
     # (Whose pods are left without a seat once all have failed is up to the cluster.)
-    assert re.search(r"waited \d+ s for node \d \(its pod gives no sign of life\)", told["what"]), told
+    assert re.search(r"waited \d+ s for node \d \(its pod gives no sign of life\)", error["what"]), error

@@ -31,8 +31,8 @@ def bireme(*arguments: str, **environment: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "bireme", *arguments, "--json"]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def need(program: str, package: str) -> str:
@@ -145,8 +145,8 @@ def test_what_was_pushed_is_read_back_by_its_digest(built: dict[str, Any], regis
     assert (first["skipped"], again["sent"]) == (0, 0)
     manifest = fetch(registry, f"/v2/ml/bireme/manifests/{built['digest']}")
     assert manifest == read_archive(Path(built["file"])).manifest
-    told = json.loads(manifest)
-    for blob in (told["config"], *told["layers"]):
+    content = json.loads(manifest)
+    for blob in (content["config"], *content["layers"]):
         data = fetch(registry, f"/v2/ml/bireme/blobs/{blob['digest']}")
         assert blob["digest"] == "sha256:" + hashlib.sha256(data).hexdigest()
 
@@ -175,8 +175,8 @@ def containerd(room: Path) -> Iterator[str]:
 def test_containerd_takes_it_under_its_name_and_digest(
     cluster: Cluster, built: dict[str, Any], containerd: str
 ) -> None:
-    told = bireme("image", "load", built["file"], "--address", containerd)
-    assert told["digest"] == built["digest"]
+    outcome = bireme("image", "load", built["file"], "--address", containerd)
+    assert outcome["digest"] == built["digest"]
     listed = subprocess.run(
         ["ctr", "-a", containerd, "-n", "k8s.io", "images", "ls"], capture_output=True, text=True, check=True
     ).stdout
@@ -229,9 +229,9 @@ def test_under_strict_rules_it_has_the_bits_and_compiles_nothing(
     command = (
         "bireme demo --dir /tmp/demo --passes 1 --json && diff -r /opt/bireme/numba-cache /tmp/numba-cache && id -u"
     )
-    *_, told, user = run_pod(loaded, namespace, command).splitlines()
+    *_, result, user = run_pod(loaded, namespace, command).splitlines()
     assert user == "1000"
-    assert json.loads(told)["hash"] == bireme("demo", "--dir", str(tmp_path / "demo"), "--passes", "1")["hash"]
+    assert json.loads(result)["hash"] == bireme("demo", "--dir", str(tmp_path / "demo"), "--passes", "1")["hash"]
 
 
 def test_program_and_start_script_are_where_jobs_look(loaded: Cluster, namespace: str) -> None:

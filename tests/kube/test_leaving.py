@@ -1,4 +1,4 @@
-"""Pods that stand still are replaced, and pods that are told to leave save what they did: no bit changes."""
+"""Pods that stand still are replaced, and pods that are asked to leave save what they did: no bit changes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_a_pod_that_its_probe_ends_changes_no_bit(
     victim.await_another(1, before)
     about = f"involvedObject.name={before}"
     events = whole.get("events", "-n", victim.namespace, "--field-selector", about)["items"]
-    told = [f"{event['reason']}: {event['message']}".strip() for event in events]
-    assert "Unhealthy: Liveness probe failed:" in told and any(line.startswith("Killing") for line in told), told
+    lines = [f"{event['reason']}: {event['message']}".strip() for event in events]
+    assert "Unhealthy: Liveness probe failed:" in lines and any(line.startswith("Killing") for line in lines), lines
     ends_well()
 
 
@@ -47,7 +47,7 @@ def unsaved(there: There, reviews: Path, passes: int) -> Victim:
 
 
 @pytest.mark.parametrize("passes", [1])
-def test_a_job_that_is_stopped_within_a_pass_goes_on_from_there(
+def test_a_job_stopped_within_a_pass_continues_from_there(
     unsaved: Victim, there: There, ends_well: Callable[[], None]
 ) -> None:
     there.wait(lambda: max(row["round"] for row in unsaved.lines()) >= 5, "some rounds are done")
@@ -58,7 +58,7 @@ def test_a_job_that_is_stopped_within_a_pass_goes_on_from_there(
     assert 0 < saved.batch < BATCHES, "it was to be stopped within a pass"
     reached = max(row["round"] for row in unsaved.lines())
     assert reached - saved.round <= BATCHES, "what was done before the stop is saved"
-    # Whichever pod was told first; the others may have been told when there was nothing left to save.
+    # Whichever pod was asked first; the others may have been asked when there was nothing left to save.
     said = "".join(path.read_text() for path in unsaved.output.glob("node_*/node.log"))
     assert "requested snapshot" in said and f"snapshot committed round={saved.round}" in said
 

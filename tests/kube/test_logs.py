@@ -1,4 +1,4 @@
-"""A job on the cluster, told about while it runs: its pods by `bireme status`, what they say by `bireme logs`.
+"""A job on the cluster while it runs: its pods by `bireme status`, their lines by `bireme logs`.
 
 And what they said once they are gone, from the volume.
 """
@@ -33,7 +33,7 @@ class Said(NamedTuple):
 
     @property
     def node(self) -> int:
-        """Which node has said it."""
+        """The node that wrote it."""
         return int(re.match(r"node_(\d+)/", self.log)[1])  # type: ignore[index]
 
     @property
@@ -115,9 +115,9 @@ def pods_of(there: There, restarts: list[int]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     def are_there() -> bool:
-        told = there.ask("status", "small")
-        assert told["state"] in ("running", "starting"), told
-        found[:] = told["pod_list"]
+        status = there.ask("status", "small")
+        assert status["state"] in ("running", "starting"), status
+        found[:] = status["pod_list"]
         are_at_work = all(pod["is_ready"] and "pass" in pod["trains"] for pod in found)
         return are_at_work and [pod["restarts"] for pod in found] == restarts
 
@@ -126,7 +126,7 @@ def pods_of(there: There, restarts: list[int]) -> list[dict[str, Any]]:
 
 
 def check_pods(there: There, talker: Victim, restarts: list[int]) -> None:
-    """Each pod is told of: who and where it is, and how far it is."""
+    """The status has each pod: its rank and machine, and how far it is."""
     pods = pods_of(there, restarts)  # which may wait for passes
     now = talker.lines()[-1]["pass"]
     for rank, pod in enumerate(pods):
@@ -160,20 +160,20 @@ def check_choices(there: There) -> None:
 
 def test_a_running_jobs_logs_are_followed_chosen_and_kept(talker: Victim, there: There) -> None:
     started = time.time()
-    with Following(there) as everybody, Following(there, "--node", "2", "--since", "1s") as one:
-        there.wait(lambda: everybody.heard and one.heard, "both have begun")
+    with Following(there) as every, Following(there, "--node", "2", "--since", "1s") as one:
+        there.wait(lambda: every.heard and one.heard, "both have begun")
         began = time.time()
-        there.wait(lambda: {said.node for said in everybody.since(began)} == ALL, "all are heard of as they speak", 60)
+        there.wait(lambda: {said.node for said in every.since(began)} == ALL, "all are heard of as they speak", 60)
         there.wait(lambda: one.since(began), "node 2 is heard of as it speaks", 60)
         check_choices(there)
         check_pods(there, talker, [0, 0, 0])
         killed = time.time()
         talker.survive(lambda: talker.kill_container(1))
         check_pods(there, talker, [0, 1, 0])
-        assert talker.ending() == {}, "all this was to be told while it ran"
+        assert talker.ending() == {}, "all this was to be shown while it ran"
         there.wait_for_end("small")
-        assert everybody.end() == one.end() == (0, "")
-        check_followed(talker, everybody.heard, ALL, began)
+        assert every.end() == one.end() == (0, "")
+        check_followed(talker, every.heard, ALL, began)
         check_followed(talker, one.heard, {2}, began)
         assert min(said.at for said in one.heard if said.at) > started - 4, "it was asked for what was recent"
     check_volume(there, killed)

@@ -1,4 +1,4 @@
-"""Pods that have no business with a job knock at its pservers: they are refused, told of once, and change nothing."""
+"""Pods that are not of a job connect to its pservers: they are refused, logged once, and change nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import base64, socket, struct, sys
 host, port = socket.inet_aton(sys.argv[1]), int(sys.argv[2])
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
 wire.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE
-kept = {}  # bytes of each new connection; whoever reads this does so late, and a full pipe would stop the recording
+kept = {}  # bytes of each new connection; it is read late, and a full pipe would stop the recording
 print("ready", flush=True)
 while True:
     packet = wire.recv(65535)
@@ -54,16 +54,16 @@ class Outsider:
 
     @property
     def address(self) -> str:
-        """Where it knocks from."""
+        """The address that it connects from."""
         return str(self._cluster.get("pod", "outsider", "-n", self._namespace)["status"]["podIP"])
 
-    def knock(self, how: str, times: int = 1, **more: Any) -> dict[str, int]:
-        """Knock at pservers in turn; returns how many connections were reached and let in."""
+    def attempt(self, how: str, times: int = 1, **more: Any) -> dict[str, int]:
+        """Connect to pservers in turn; returns how many connections were reached and let in."""
         hosts = [self._victim.pod(rank)["status"]["podIP"] for rank in range(3)]
-        told = {"try": how, "times": times, "hosts": hosts, "port": PORT, "data": "", "certificates": {}, **more}
+        request = {"try": how, "times": times, "hosts": hosts, "port": PORT, "data": "", "certificates": {}, **more}
         program = OUTSIDER.read_text()
         command = ("exec", "-i", "outsider", "-n", self._namespace, "--", "python3", "-c", program)
-        done = self._cluster.kubectl(*command, stdin=json.dumps(told) + "\n", seconds=600)
+        done = self._cluster.kubectl(*command, stdin=json.dumps(request) + "\n", seconds=600)
         found: dict[str, int] = json.loads(done)
         return found
 
@@ -87,7 +87,7 @@ def outsider(cluster: Cluster, namespace: str, image: str, victim: Victim) -> It
 
 
 def refusals(victim: Victim, address: str) -> Counter[tuple[int, str]]:
-    """How often each pserver has logged that it refused somebody, by its rank and the reason it gave."""
+    """How often each pserver has logged that it refused a connection, by its rank and the reason it gave."""
     found: Counter[tuple[int, str]] = Counter()
     for rank in range(3):
         log = (victim.output / f"node_{rank}/server.log").read_text()
@@ -105,7 +105,7 @@ def record(machine: Machine, address: str) -> subprocess.Popen[str]:
 
 
 def longest_stream(lines: list[str]) -> bytes:
-    """Of all connections that were recorded from their first packet on, what the one that said most has said."""
+    """Of all connections that were recorded from their first packet on, the bytes of the one that sent most."""
     packets: dict[str, dict[int, bytes]] = {}
     begins: dict[str, int] = {}
     for line in lines:
@@ -124,7 +124,7 @@ def longest_stream(lines: list[str]) -> bytes:
 
 
 @pytest.mark.parametrize(("times", "passes"), [(1_000, 4), pytest.param(10_000, 6, marks=pytest.mark.slow)])
-def test_outsiders_are_refused_told_of_once_and_change_no_bit(
+def test_outsiders_are_refused_logged_once_and_change_no_bit(
     victim: Victim, outsider: Outsider, cluster: Cluster, ends_well: Callable[[], None], times: int
 ) -> None:
     stranger: Pair = make_ca("another job")
@@ -132,10 +132,10 @@ def test_outsiders_are_refused_told_of_once_and_change_no_bit(
     of_another = {key: data.decode() for key, data in files_of(stranger, "other.elsewhere.bireme").items()}
     in_our_name = {key: data.decode() for key, data in files_of(stranger, name).items()}
     for certificates in ({}, of_another, in_our_name):
-        told = outsider.knock("greet", times=6, certificates=certificates)
-        assert told == {"reached": 6, "let_in": 0}
+        result = outsider.attempt("greet", times=6, certificates=certificates)
+        assert result == {"reached": 6, "let_in": 0}
     http = base64.b64encode(b"GET / HTTP/1.1\r\nHost: small\r\n\r\n").decode()
-    assert outsider.knock("throw", times=6, data=http) == {"reached": 6, "let_in": 0}
+    assert outsider.attempt("throw", times=6, data=http) == {"reached": 6, "let_in": 0}
 
     recorder = record(cluster.node(victim.machine_of(0)), str(victim.pod(0)["status"]["podIP"]))
     victim.survive(lambda: victim.kill_process(1, "trainer"))
@@ -143,17 +143,17 @@ def test_outsiders_are_refused_told_of_once_and_change_no_bit(
     said = longest_stream(recorder.communicate()[0].splitlines()[:-1])
     assert len(said) > 1000, "a whole handshake and something after it were to be recorded"
     replayed = base64.b64encode(said).decode()
-    assert outsider.knock("throw", times=6, data=replayed) == {"reached": 6, "let_in": 0}
+    assert outsider.attempt("throw", times=6, data=replayed) == {"reached": 6, "let_in": 0}
 
     began = time.time()
-    told = outsider.knock("throw", times=times)
+    result = outsider.attempt("throw", times=times)
     took_s = time.time() - began
-    assert told["let_in"] == 0 and told["reached"] > 0.9 * times, told
+    assert result["let_in"] == 0 and result["reached"] > 0.9 * times, result
     meanwhile = len({row["round"] for row in victim.lines() if row["unix"] > began})
     assert meanwhile > 0, "the job was to continue"
 
     logged = refusals(victim, outsider.address)
-    print(f"\n{told['reached']} of {times} in {took_s:.1f} s, {meanwhile} rounds meanwhile; logged: {dict(logged)}")
+    print(f"\n{result['reached']} of {times} in {took_s:.1f} s, {meanwhile} rounds meanwhile; logged: {dict(logged)}")
     assert {rank for rank, _ in logged} == {0, 1, 2}
     assert max(logged.values()) == 1 and sum(logged.values()) < 40
     ends_well()

@@ -23,16 +23,16 @@ users: [{{name: me, user: {{token: {token}}}}}]
 
 @pytest.fixture
 def user(there: There) -> Path:
-    """A kubeconfig of somebody who may do what the documented Role allows, in one namespace."""
+    """A kubeconfig of a user who may do what the documented Role allows, in one namespace."""
     namespace, cluster = there.namespace, there.cluster
     cluster.apply(user_role(namespace))
-    cluster.kubectl("create", "serviceaccount", "somebody", "-n", namespace)
+    cluster.kubectl("create", "serviceaccount", "user", "-n", namespace)
     cluster.kubectl(
-        "create", "rolebinding", "somebody", "-n", namespace, "--role=bireme-user",
-        f"--serviceaccount={namespace}:somebody",
+        "create", "rolebinding", "user", "-n", namespace, "--role=bireme-user",
+        f"--serviceaccount={namespace}:user",
     )  # fmt: skip
     shown = json.loads(cluster.kubectl("config", "view", "--raw", "-o", "json"))["clusters"][0]["cluster"]
-    token = cluster.kubectl("create", "token", "somebody", "-n", namespace, "--duration=1h").strip()
+    token = cluster.kubectl("create", "token", "user", "-n", namespace, "--duration=1h").strip()
     text = KUBECONFIG.format(
         namespace=namespace, server=shown["server"], authority=shown["certificate-authority-data"], token=token
     )
@@ -48,14 +48,14 @@ def test_the_role_allows_what_the_list_says_and_nothing_more(there: There, user:
         "spec": {"namespace": there.namespace},
     }
     command = ("--kubeconfig", str(user), "create", "--validate=false", "-f", "-", "-o", "json")
-    told = json.loads(there.cluster.kubectl(*command, stdin=json.dumps(review)))
+    answer = json.loads(there.cluster.kubectl(*command, stdin=json.dumps(review)))
     found: dict[tuple[str, str], set[str]] = {}
-    for rule in told["status"]["resourceRules"]:
+    for rule in answer["status"]["resourceRules"]:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 found.setdefault((group, resource), set()).update(rule["verbs"])
-    everybody = {key for key in found if key[0] in ("authorization.k8s.io", "authentication.k8s.io")}
-    ours = {key: verbs for key, verbs in found.items() if key not in everybody}
+    common = {key for key in found if key[0] in ("authorization.k8s.io", "authentication.k8s.io")}
+    ours = {key: verbs for key, verbs in found.items() if key not in common}
     assert ours == {key: set(verbs) for key, verbs in PERMISSIONS.items()}
 
 
@@ -85,7 +85,7 @@ def test_every_command_works_with_these_permissions(there: There, user: Path, re
         assert "forbidden" not in done.out + done.err, f"{command}: {done.out}{done.err}"
 
 
-def test_what_is_not_allowed_is_told_with_where_the_list_is(there: There, user: Path, reviews: Path) -> None:
-    there.cluster.kubectl("delete", "rolebinding", "somebody", "-n", there.namespace)
+def test_what_is_not_allowed_is_reported_with_where_the_list_is(there: There, user: Path, reviews: Path) -> None:
+    there.cluster.kubectl("delete", "rolebinding", "user", "-n", there.namespace)
     refused = there.do("submit", small_job(there, reviews), code=18, KUBECONFIG=str(user))
     assert "forbidden" in refused.err and "bireme submit --permissions" in refused.err

@@ -20,8 +20,8 @@ from tests.kube.stage import There
 OWNER = "batch.kubernetes.io/controller-uid"
 
 
-def tell(what: str, seconds: float) -> None:
-    """Print what a fault cost, for whoever runs these with -s."""
+def show(what: str, seconds: float) -> None:
+    """Print what a fault cost, which pytest -s shows."""
     print(f"\n{what}: next round after {seconds:.1f} s")
 
 
@@ -29,20 +29,20 @@ def tell(what: str, seconds: float) -> None:
 
 
 def test_killed_processes_containers_and_pods_change_no_bit(victim: Victim, ends_well: Callable[[], None]) -> None:
-    tell("trainer killed", victim.survive(lambda: victim.kill_process(1, "trainer")))
-    tell("pserver killed", victim.survive(lambda: victim.kill_process(2, "pserver")))
-    tell("coordinator killed", victim.survive(lambda: victim.kill_process(0, "pserver")))
-    tell("container killed", victim.survive(lambda: victim.kill_container(1)))
-    tell("pod deleted", victim.survive(lambda: victim.delete_pod(2)))
+    show("trainer killed", victim.survive(lambda: victim.kill_process(1, "trainer")))
+    show("pserver killed", victim.survive(lambda: victim.kill_process(2, "pserver")))
+    show("coordinator killed", victim.survive(lambda: victim.kill_process(0, "pserver")))
+    show("container killed", victim.survive(lambda: victim.kill_container(1)))
+    show("pod deleted", victim.survive(lambda: victim.delete_pod(2)))
     ends_well()
 
 
-@pytest.mark.slow  # a drain evicts, too, and test_why tells of memory
+@pytest.mark.slow  # a drain evicts, too, and test_why covers memory
 def test_evicted_pods_and_pods_out_of_memory_change_no_bit(victim: Victim, ends_well: Callable[[], None]) -> None:
     wait_for("leave to evict a pod", lambda: may_evict(victim), seconds=60, every=0.5)
-    tell("pod evicted", victim.survive(lambda: victim.evict(0)))
+    show("pod evicted", victim.survive(lambda: victim.evict(0)))
     starved = victim.name_of(1)
-    tell("out of memory", victim.survive(lambda: victim.run_out_of_memory(1)))
+    show("out of memory", victim.survive(lambda: victim.run_out_of_memory(1)))
     ended = next(pod for pod in victim.pods() if pod["metadata"]["name"] == starved)
     assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
     ends_well()
@@ -62,13 +62,13 @@ def may_evict(victim: Victim) -> bool:
 def test_a_container_beside_its_replacement_changes_no_bit(
     victim: Victim, whole: Cluster, ends_well: Callable[[], None]
 ) -> None:
-    """The treacherous one: the kubelet dies, nobody can end its containers, and another pod takes their place."""
+    """The treacherous one: the kubelet dies, its containers cannot be ended, and another pod takes their place."""
     machine = victim.machine_of(0)
     replace_behind_its_back(victim, 0, lambda: whole.stop_kubelet(machine))
     whole.start_kubelet(machine)
     await_ready(whole, machine)
     another = victim.machine_of(1)
-    tell("machine lost", victim.survive(lambda: whole.lose_node(another)))
+    show("machine lost", victim.survive(lambda: whole.lose_node(another)))
     whole.restart_node(another)
     await_ready(whole, another)
     ends_well()
@@ -84,7 +84,7 @@ def await_ready(whole: Cluster, machine: str) -> None:
 def test_a_machine_cut_from_the_control_plane_changes_no_bit(
     victim: Victim, whole: Cluster, ends_well: Callable[[], None]
 ) -> None:
-    """As treacherous: its kubelet lives, but nobody can tell it to end the pods that were replaced."""
+    """As treacherous: its kubelet lives, but gets no order to end the pods that were replaced."""
     machine = victim.machine_of(2)
     replace_behind_its_back(victim, 2, lambda: whole.cut(machine, "cp"))
     whole.heal()
@@ -98,7 +98,7 @@ def replace_behind_its_back(victim: Victim, rank: int, hide: Callable[[], object
     hide()
     victim.await_another(rank, before)
     wait_for("the old container to leave by itself", lambda: not any(map(alive, old.values())), seconds=60)
-    tell("replaced behind its back", victim.await_rounds(after=began, view=view, more=3) - began)
+    show("replaced behind its back", victim.await_rounds(after=began, view=view, more=3) - began)
     log = (victim.output / f"node_{rank}/node.log").read_text()
     assert "leaving cause=replaced-by-another-pod" in log, "both were to run side by side"
 
@@ -128,14 +128,14 @@ def test_a_drain_a_restart_a_cut_and_a_stop_change_no_bit(
     # Pods of tests before this one may still be on their way out: only those of this job are drained.
     own = f"--pod-selector={OWNER}={victim.pod(2)['metadata']['labels'][OWNER]}"
     drain = ("drain", machine, own, "--delete-emptydir-data", "--force", "--ignore-daemonsets", "--timeout=120s")
-    tell("node drained", victim.survive(lambda: whole.kubectl(*drain, seconds=150)))
+    show("node drained", victim.survive(lambda: whole.kubectl(*drain, seconds=150)))
     whole.kubectl("uncordon", machine)
     whole.restart_apiserver()
     victim.await_rounds(after=time.time(), more=3)
-    tell("wire cut until somebody noticed", victim.survive(lambda: cut_until_noticed(victim, whole)))
+    show("wire cut until it was noticed", victim.survive(lambda: cut_until_noticed(victim, whole)))
     assert there.ask("cancel", "small")["state"] == "suspended"
     assert not [pod for pod in victim.pods() if pod["status"]["phase"] in ("Pending", "Running")]
-    tell("resumed", victim.survive(lambda: there.do("resume", "small")))
+    show("resumed", victim.survive(lambda: there.do("resume", "small")))
     ends_well()
 
 

@@ -1,4 +1,4 @@
-"""Jobs sent to a real cluster: the same bits as here, sent twice safely, stopped, resumed, and told about."""
+"""Jobs sent to a real cluster: the same bits as here, sent twice safely, stopped, resumed, and reported."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_a_job_ends_with_the_bits_of_a_run_here(there: There, reviews: Path) -> 
     assert (ended["state"], ended["phase"], len(ended["passes_done"])) == ("finished", "finished", 2)
     assert hash_there(there, "small", 2) == local_hash(there, job)
 
-    told = there.ask("status", "small")
-    assert (told["state"], told["passes_done"], told["passes"]) == ("finished", 2, 2)
-    assert [(pod["rank"], pod["role"], pod["restarts"]) for pod in told["pod_list"]] == [
+    status = there.ask("status", "small")
+    assert (status["state"], status["passes_done"], status["passes"]) == ("finished", 2, 2)
+    assert [(pod["rank"], pod["role"], pod["restarts"]) for pod in status["pod_list"]] == [
         (0, "node", 0), (1, "node", 0), (2, "node", 0),
     ]  # fmt: skip
-    assert {pod["machine"] for pod in told["pod_list"]} <= {"n1", "n2", "n3"}
+    assert {pod["machine"] for pod in status["pod_list"]} <= {"n1", "n2", "n3"}
     assert [row["name"] for row in there.ask("list")["cluster"]] == ["small"]
     assert "already finished" in there.do("resume", "small").out
 
@@ -135,7 +135,7 @@ def test_a_stopped_and_resumed_job_ends_with_the_same_bits(there: There, reviews
     assert there.ask("cancel", "small")["state"] == "suspended"
     live = [pod for pod in there.pods() if pod["status"]["phase"] not in ("Succeeded", "Failed")]
     assert live == [] and there.state("small") == "suspended"
-    # As if somebody had interrupted a resume, which makes the Job anew.
+    # As after an interrupted resume, which makes the Job anew.
     there.cluster.kubectl("delete", "job", "small", "-n", there.namespace, "--cascade=orphan")
     there.do("resume", "small")
     there.wait_for_end("small")
@@ -145,10 +145,10 @@ def test_a_stopped_and_resumed_job_ends_with_the_same_bits(there: There, reviews
     assert there.ask("status", "small")["passes"] == 6
 
 
-def test_a_job_that_fails_says_why_and_goes_on_once_it_is_mended(there: There, reviews: Path) -> None:
+def test_a_failed_job_says_why_and_continues_once_repaired(there: There, reviews: Path) -> None:
     job = small_job(there, reviews)
-    told = there.ask("submit", job, "--wait", code=5)
-    assert told["error"] == "DataError" and "shard" in told["what"] + told["why"] + told["fix"]
+    failure = there.ask("submit", job, "--wait", code=5)
+    assert failure["error"] == "DataError" and "shard" in failure["what"] + failure["why"] + failure["fix"]
     assert there.state("small") == "failed"
     there.do("data", "push", job)
     again = there.ask("submit", job, "--wait", code=18)
@@ -215,15 +215,15 @@ def test_a_queued_job_is_stopped_and_resumed_by_the_queue(there: There, reviews:
     kind = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload"}
     there.cluster.apply({**kind, "metadata": meta, "spec": {"active": True}})
 
-    def told() -> bool:
+    def is_active() -> bool:
         found = there.cluster.get("workloads.kueue.x-k8s.io", "job-night-1a2b3", "-n", there.namespace)
         return bool(found["spec"]["active"])
 
     try:
         there.do("cancel", "night")
-        assert not told()
+        assert not is_active()
         there.do("resume", "night")
-        assert told() and there.cluster.get("job", "night", "-n", there.namespace)["spec"]["suspend"]
+        assert is_active() and there.cluster.get("job", "night", "-n", there.namespace)["spec"]["suspend"]
     finally:
         there.cluster.kubectl("delete", "crd", "workloads.kueue.x-k8s.io", "--wait=false")
 
@@ -259,8 +259,8 @@ def test_one_pod_at_a_time_may_be_drained_away(there: There, reviews: Path) -> N
 
 # The controller makes and removes about twenty pods a second, and those of other tests wait meanwhile.
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.slow)])
-def test_the_status_of_a_job_of_many_pods_tells_of_each(there: There, count: int) -> None:
+def test_the_status_of_a_job_of_many_pods_has_each(there: There, count: int) -> None:
     gather_crowd(there.cluster, there.namespace, count)
-    told = there.ask("status", "crowd")
+    status = there.ask("status", "crowd")
     dismiss_crowd(there.cluster, there.namespace)
-    assert len(told["pod_list"]) == count and told["state"] == "pending"
+    assert len(status["pod_list"]) == count and status["state"] == "pending"

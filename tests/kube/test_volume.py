@@ -23,7 +23,7 @@ def test_what_is_pushed_is_there_and_is_not_pushed_again(there: There, reviews: 
     assert there.pods() == [], "the pod on the volume is gone"
 
 
-def test_a_transfer_that_is_killed_goes_on_where_it_was(there: There, reviews: Path) -> None:
+def test_a_transfer_that_is_killed_continues_where_it_was(there: There, reviews: Path) -> None:
     job = small_job(there, reviews)
     large = there.home / "large"
     large.mkdir()
@@ -67,8 +67,8 @@ def test_data_can_be_split_where_it_is(there: There, reviews: Path) -> None:
     text = job.read_text().replace("kubernetes:", "data: {path: cut, shards: 3}\nkubernetes:")
     job.write_text(text)
     there.do("data", "push", job, "--from", reviews, "--to", "raw")
-    told = there.ask("data", "split", "raw", "--shards", "3", "--out", "cut", "--on-volume", job)
-    assert (told["shards"], sum(told["lines"])) == (3, 601)
+    split = there.ask("data", "split", "raw", "--shards", "3", "--out", "cut", "--on-volume", job)
+    assert (split["shards"], sum(split["lines"])) == (3, 601)
     refused = there.do("data", "split", "raw", "--shards", "3", "--out", "cut", "--on-volume", job, code=7)
     assert "already" in refused.err
     assert there.cluster.get("jobs", "-n", there.namespace)["items"] == []
@@ -76,7 +76,7 @@ def test_data_can_be_split_where_it_is(there: There, reviews: Path) -> None:
     assert ended["state"] == "finished"
 
 
-def test_a_volume_that_is_not_there_or_has_no_pod_is_told(there: There, reviews: Path) -> None:
+def test_a_volume_that_is_not_there_or_has_no_pod_is_reported(there: There, reviews: Path) -> None:
     assert "there is no job 'nobody'" in there.do("fetch", "nobody", there.home / "x", code=2).err
     job = small_job(there, reviews)
     job.write_text(job.read_text().replace(there.image, "localhost/none:1"))

@@ -1,4 +1,4 @@
-"""`why` on a real cluster: every situation that Kubernetes makes by itself is made, and must be told first and rightly.
+"""`why` on a real cluster: every situation that Kubernetes makes by itself is made, and must be named first.
 
 All Jobs of the first part are applied at once; each test then waits for its own. What would disturb other pods (nodes
 that are lost, tainted or cordoned) comes after. Jobs of bireme itself are in test_why_jobs.
@@ -192,7 +192,7 @@ SAID: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("situation", SAID)
-def test_a_situation_that_kubernetes_makes_is_told_first(stage: Stage, situation: str) -> None:
+def test_a_situation_that_kubernetes_makes_is_reported_first(stage: Stage, situation: str) -> None:
     cause = stage.until(situation, said=SAID[situation][0])
     for words in SAID[situation]:
         assert words in cause.cause
@@ -211,7 +211,7 @@ def test_a_secret_that_cannot_be_mounted_is_named(stage: Stage) -> None:
     assert "Secret nowhere-tls does not exist" in stage.until("object-missing", "secret-not-mounted").cause
 
 
-def test_a_program_for_another_processor_is_told(stage: Stage) -> None:
+def test_a_program_for_another_processor_is_reported(stage: Stage) -> None:
     import base64
 
     data = {"program": base64.b64encode(ARM).decode()}
@@ -229,12 +229,12 @@ def test_a_given_up_job_shows_how_its_pods_ended(stage: Stage) -> None:
     assert "exit code 7" in stage.until("crash-loop", "gave-up").cause
 
 
-def test_a_name_that_nobody_has_is_told_with_one_that_is_close(stage: Stage) -> None:
+def test_an_unknown_name_is_refused_with_one_that_is_close(stage: Stage) -> None:
     cause = stage.until("not-found", "deadlin", keep="not-found")
     assert "There is no job deadlin in namespace" in cause.cause and "Did you mean deadline?" in cause.advice
 
 
-def test_what_no_row_knows_is_told_in_the_schedulers_own_words(stage: Stage) -> None:
+def test_an_unknown_cause_is_given_in_the_schedulers_words(stage: Stage) -> None:
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Mi"}}}
     stage.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "leaving"}, "spec": spec})
     stage.apply(with_claim("holder", "leaving"))

@@ -1,4 +1,4 @@
-"""`why` on a real cluster with jobs of bireme itself: what goes wrong inside of pods is told by the job's own words."""
+"""`why` on a real cluster with jobs of bireme itself: failures inside of pods are explained in the job's own words."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def training(jobs: Jobs) -> Jobs:
     return jobs
 
 
-def test_a_job_that_trains_is_told_to_be_well(training: Jobs) -> None:
+def test_a_job_that_trains_is_reported_as_well(training: Jobs) -> None:
     cause = training.until("running")
     assert "samples/s with 2 trainers and 2 pservers, and waits for none of them" in cause.cause
 
@@ -146,8 +146,8 @@ def test_the_command_says_two_sentences_and_json(training: Jobs) -> None:
     training.until("running")
     lines = training.bireme("why", "running").splitlines()
     assert lines[0].startswith("The job runs well") and lines[1].startswith("Watch it with `bireme status running")
-    told = json.loads(training.bireme("why", "running", "--json"))
-    assert told["where"] == "kubernetes" and told["causes"][0]["situation"] == "running"
+    answer = json.loads(training.bireme("why", "running", "--json"))
+    assert answer["where"] == "kubernetes" and answer["causes"][0]["situation"] == "running"
 
 
 def test_a_job_that_was_cancelled_is_suspended(training: Jobs) -> None:
@@ -155,25 +155,25 @@ def test_a_job_that_was_cancelled_is_suspended(training: Jobs) -> None:
     assert "bireme resume running" in training.until("suspended", "running", said="with", keep="cancelled").advice
 
 
-def test_missing_shards_are_told_with_the_way_to_send_them(jobs: Jobs) -> None:
+def test_missing_shards_are_reported_with_the_way_to_send_them(jobs: Jobs) -> None:
     jobs.submit("data-missing", kubernetes={"volume": {"claim": "shards", "data": "nowhere"}})
     cause = jobs.until("data-missing")
     assert "there is no directory /job/nowhere/0/data" in cause.cause and "bireme data push" in cause.advice
 
 
-def test_a_mistake_in_the_config_is_told_with_its_line(jobs: Jobs) -> None:
+def test_a_mistake_in_the_config_is_reported_with_its_line(jobs: Jobs) -> None:
     jobs.submit("config-wrong", config="\nimport os\nif 'POD_NAME' in os.environ:\n    fc_layerr(input=words)\n")
     assert "fc_layerr" in jobs.until("config-error", "config-wrong").cause
 
 
-def test_a_training_that_goes_astray_is_told_with_the_parameter(jobs: Jobs) -> None:
+def test_a_diverging_training_is_reported_with_the_parameter(jobs: Jobs) -> None:
     wild = "\nsettings(batch_size=64, learning_rate=1e38, learning_method=MomentumOptimizer(momentum=0.9))\n"
     jobs.submit("not-a-number", config=wild)
     cause = jobs.until("not-a-number")
     assert "NaN or infinity" in cause.cause and "learning rate" in cause.advice
 
 
-def test_a_full_volume_is_told(jobs: Jobs) -> None:
+def test_a_full_volume_is_reported(jobs: Jobs) -> None:
     disk = {"name": "small", "emptyDir": {"medium": "Memory", "sizeLimit": "96Ki"}}
     mount = {"name": "small", "mountPath": "/job/disk-full/output"}
     pod = {"volumes": [disk], "containers": [{"name": "node", "volumeMounts": [mount]}]}
@@ -191,12 +191,12 @@ def test_an_unwritable_volume_is_named_with_the_user(jobs: Jobs) -> None:
     assert "The volume of claim closed cannot be written to" in cause.cause and "user 1000" in cause.advice
 
 
-def test_names_that_do_not_resolve_are_told(jobs: Jobs) -> None:
+def test_names_that_do_not_resolve_are_reported(jobs: Jobs) -> None:
     cause = jobs.until("name-not-found")
     assert "does not resolve" in cause.cause and "kube-dns" in cause.advice
 
 
-def test_a_certificate_that_has_expired_is_told(jobs: Jobs) -> None:
+def test_a_certificate_that_has_expired_is_reported(jobs: Jobs) -> None:
     jobs.submit("certificate-expired", kubernetes={"suspend": True})
     secret = jobs.running.get("secret", "certificate-expired-tls", "-n", jobs.namespace)
     old = {"data": {"tls.crt": expired(secret["data"], jobs.directory / "state")}}
@@ -223,7 +223,7 @@ def expired(data: dict[str, str], state: Path) -> str:
     return base64.b64encode(pem).decode()
 
 
-def test_pods_without_rights_run_and_the_missing_right_is_told(jobs: Jobs) -> None:
+def test_pods_without_rights_run_and_the_missing_right_is_named(jobs: Jobs) -> None:
     jobs.submit("forbidden-to-pods", pace=PACE, kubernetes={"service_account": "default"})
     cause = jobs.until("forbidden", "forbidden-to-pods")
     assert "may not patch jobs" in cause.cause
@@ -235,5 +235,5 @@ def test_another_version_in_the_image_is_named_after_a_failure(jobs: Jobs) -> No
 
     facts = replace(jobs.facts("not-a-number"), version="9.9.9")
     record("version-skew", facts)
-    told = {c.situation: c for c in explain(facts)}
-    assert "and this command is bireme 9.9.9" in told["version-skew"].cause
+    causes = {c.situation: c for c in explain(facts)}
+    assert "and this command is bireme 9.9.9" in causes["version-skew"].cause

@@ -26,7 +26,7 @@ def stage(cluster: RunningCluster) -> Iterator[Stage]:
         yield made
 
 
-def test_a_taint_is_told_with_the_toleration_that_would_help(stage: Stage) -> None:
+def test_a_taint_is_reported_with_the_toleration_that_would_help(stage: Stage) -> None:
     stage.running.kubectl("taint", "nodes", NODE, "dedicated=infra:NoSchedule")
     try:
         stage.apply(job("taint", pod=THERE))
@@ -48,7 +48,7 @@ def test_a_cordoned_node_is_named(stage: Stage) -> None:
     assert f"kubectl uncordon {NODE}" in cause.advice
 
 
-def test_a_node_that_is_full_of_pods_is_told(stage: Stage) -> None:
+def test_a_node_that_is_full_of_pods_is_reported(stage: Stage) -> None:
     """The node is an object without a machine: no real one has room for so few pods."""
     labels = {"why": "full", "kubernetes.io/hostname": "paper"}
     stage.running.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "paper", "labels": labels}})
@@ -85,7 +85,7 @@ def test_an_eviction_by_the_api_is_shown_while_the_pod_leaves(stage: Stage) -> N
     assert "was evicted through the API" in cause.cause and "continues from its snapshot" in cause.advice
 
 
-def test_a_pod_that_had_to_make_room_is_told(stage: Stage) -> None:
+def test_a_pod_that_had_to_make_room_is_reported(stage: Stage) -> None:
     high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "why-high"}, "value": 9}
     stage.running.apply(high)
     stubborn = "trap '' TERM; sleep 3600 & wait; wait"
@@ -140,7 +140,7 @@ def registry(stage: Stage, tmp_path: Path) -> Iterator[str]:
         process.kill()
 
 
-def test_a_missing_image_and_a_denied_one_are_told_apart(stage: Stage, registry: str) -> None:
+def test_a_missing_image_and_a_denied_one_are_distinguished(stage: Stage, registry: str) -> None:
     stage.apply(
         job("image-not-found", container={"image": f"{registry}/missing/bireme:9"}, pod=THERE),
         job("pull-denied", container={"image": f"{registry}/private/bireme:1"}, pod=THERE),
@@ -152,7 +152,7 @@ def test_a_missing_image_and_a_denied_one_are_told_apart(stage: Stage, registry:
 
 
 @pytest.mark.slow  # pods wait for each other for minutes; recorded for tests/unit/diagnose
-def test_a_cut_between_nodes_is_told(
+def test_a_cut_between_nodes_is_reported(
     cluster: RunningCluster, whole: RunningCluster, image: str, tmp_path: Path
 ) -> None:
     with Jobs(cluster, tmp_path, image) as jobs:

@@ -21,7 +21,7 @@ from tests.kube.why_stage import Json, Stage, asks, job, record
 ADMISSION = "admissionregistration.k8s.io"
 
 
-def test_a_quota_that_is_used_up_is_told_with_its_figures(cluster: RunningCluster) -> None:
+def test_a_quota_that_is_used_up_is_reported_with_its_figures(cluster: RunningCluster) -> None:
     with Stage(cluster, "why-quota") as stage:
         hard = {"requests.cpu": "200m", "limits.cpu": "200m"}
         stage.apply(
@@ -34,7 +34,7 @@ def test_a_quota_that_is_used_up_is_told_with_its_figures(cluster: RunningCluste
         assert "limits.cpu for: node" in stage.until("quota", "quota-without-limits").cause
 
 
-def test_a_limit_of_the_namespace_is_told(cluster: RunningCluster) -> None:
+def test_a_limit_of_the_namespace_is_reported(cluster: RunningCluster) -> None:
     with Stage(cluster, "why-limits") as stage:
         limits = {"limits": [{"type": "Container", "max": {"memory": "10Mi"}}]}
         stage.apply({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": limits})
@@ -42,7 +42,7 @@ def test_a_limit_of_the_namespace_is_told(cluster: RunningCluster) -> None:
         assert "maximum memory usage per Container is 10Mi, but limit is 20Mi" in stage.until("limit-range").cause
 
 
-def test_pod_security_tells_what_it_minds(cluster: RunningCluster) -> None:
+def test_pod_security_names_what_it_refuses(cluster: RunningCluster) -> None:
     with Stage(cluster, "why-secure", {"pod-security.kubernetes.io/enforce": "restricted"}) as stage:
         stage.apply(job("pod-security"))
         cause = stage.until("pod-security")
@@ -71,7 +71,7 @@ def policy(name: str) -> list[Json]:
 
 
 def webhook(name: str) -> Json:
-    """Somebody who must be asked about a job's pods, and does not answer."""
+    """A webhook that must be asked about a job's pods, and does not answer."""
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"], "scope": "*"}]
     hook = {
         "name": "ask.why.example", "sideEffects": "None", "admissionReviewVersions": ["v1"], "rules": rules,

@@ -144,13 +144,13 @@ class Stage:
         name = name or situation
         seen: list[tuple[Facts, list[Cause]]] = []
 
-        def is_told() -> bool:
+        def is_shown() -> bool:
             facts = self.facts(name)
             seen.append((facts, explain(facts)))
             return any(c.situation == situation and said in c.cause for c in seen[-1][1])
 
         try:
-            wait_for(f"`why {name}` to say {situation}", is_told, seconds=PATIENCE_S, every=0.3)
+            wait_for(f"`why {name}` to say {situation}", is_shown, seconds=PATIENCE_S, every=0.3)
         except Exception as e:
             raise AssertionError(f"{e}; it says {seen[-1][1] if seen else 'nothing'}") from e
         facts, causes = seen[-1]

@@ -152,7 +152,7 @@ class Play:
             self.change_view(head, records)
 
     def change_view(self, head: Head, records: list[Record]) -> None:
-        """Somebody was lost: what the open round has got is sent again, and nothing else is forgotten."""
+        """After a loss the open round's contributions are sent again, and nothing else is forgotten."""
         self.view += 1
         before = self.state()
         self.rounds.enter(self.view)
@@ -163,7 +163,7 @@ class Play:
         self.landed.clear()
 
     def come_late(self, head: Head, records: list[Record]) -> None:
-        """What counted is sent again; whoever's shards have ended may do so many rounds later."""
+        """What counted is sent again; for shards that have ended maybe many rounds later."""
         for round_ in range(head.round + 1):
             assert self.unchanged(head._replace(view=self.view, round=round_), records) == Late()
 

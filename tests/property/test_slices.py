@@ -126,7 +126,7 @@ def test_dense_lanes_are_the_same_from_any_cutting(
 
 
 @pytest.mark.parametrize("method", ["momentum", "adagrad", "adam"])
-def test_an_optimizer_goes_on_with_the_same_bits_on_other_lanes(method: Any) -> None:
+def test_an_optimizer_keeps_its_bits_on_other_lanes(method: Any) -> None:
     momentum = 0.0 if method == "adam" else 0.9
     layout = Layout([Parameter(name="a", shape=(1500,)), Parameter(name="b", shape=(900,), momentum=momentum)])
     flat = np.random.default_rng(1).standard_normal(layout.size, np.float32)
@@ -164,7 +164,7 @@ def test_an_optimizer_goes_on_with_the_same_bits_on_other_lanes(method: Any) -> 
     assert train(two, half, range(2, 4)).tobytes() == wanted.tobytes()
 
 
-def test_a_missing_or_doubled_dense_part_is_told_with_its_place() -> None:
+def test_a_missing_or_doubled_dense_part_is_named_with_its_place() -> None:
     layout = Layout([Parameter(name="a", shape=(4096,))])
     parts = dense_parts(layout, {"w": np.zeros(4096, np.float32)}, 4, set(), pservers=4)
     with pytest.raises(SnapshotError, match="no part holds elements 1024 to 2047"):
@@ -232,14 +232,14 @@ def test_rows_are_the_same_from_any_cutting(
         assert same_bits(chained_rows([parts], TABLE, lane, after), part_of(state, lane, after))
 
 
-def test_tables_whose_names_begin_alike_are_told_apart() -> None:
+def test_tables_whose_names_begin_alike_are_distinguished() -> None:
     one, two = table_state([1, 2]), table_state([3])
     arrays = pack_table(0, "emb", one) | pack_table(0, "emb.w", two) | pack_table(1, "w", two)
     assert same_bits(chained_rows([[SnapshotFile({}, arrays)]], "emb", 0, 1), one)
     assert same_bits(chained_rows([[SnapshotFile({}, arrays)]], "emb.w", 0, 1), two)
 
 
-def test_rows_that_nobody_or_several_hold_are_told() -> None:
+def test_rows_that_none_or_several_hold_are_named() -> None:
     parts = table_parts(table_state([1, 2, 3]), 1)
     with pytest.raises(SnapshotError, match="no part holds rows of other"):
         chained_rows([parts], "other", 0, 1)
@@ -288,7 +288,7 @@ class Stores:
         self.round += 1
 
     def cut(self, bases: Sequence[int], *, counts: bool) -> list[list[SnapshotFile]]:
-        """Take a cut in which each lane knows of one that counts, maybe not the newest; returns its chain."""
+        """Take a cut based, for each lane, on one that counts, maybe not the newest; returns its chain."""
         captures = [store.capture(self.round, base) for store, base in zip(self.stores, bases, strict=True)]
         for capture in captures:
             capture.make(self.round)

@@ -1,4 +1,4 @@
-"""Whatever is repeated or lost, whoever restarts, whatever the view: each push is applied once, within the bound.
+"""Whatever is repeated, lost or restarted, in any view: each push is applied once, within the bound.
 
 A `World` has one trainer per shard that repeats what it says until it is answered, a network that
 keeps every frame ever sent and delivers any of them at any time, and one lane's machine.
@@ -145,7 +145,7 @@ class World:
         self.trainers[shard] = Trainer(now.pass_id + 1) if has_ended else Trainer(now.pass_id, batch)
 
     def change_view(self, lacking: int) -> None:
-        """Somebody was lost: what was on its way is gone, and every trainer asks where to continue."""
+        """After a loss, frames on their way are gone, and every trainer asks where to continue."""
         self.view += 1
         self.flying.clear()
         self.stream.enter(self.view)
@@ -187,7 +187,7 @@ class World:
             for s in range(self.shards)
             if s not in stream.ended
         ]
-        assert any(isinstance(stream.look(head), Ready) for head in heads), "nobody may continue"
+        assert any(isinstance(stream.look(head), Ready) for head in heads), "no shard may continue"
 
     def finish(self) -> None:
         """From now on nothing fails: the job must end within as many steps as there is work."""
@@ -215,7 +215,7 @@ _STALENESS = st.none() | st.integers(0, 4)
 
 
 @given(batches=_BATCHES, staleness=_STALENESS, choices=_CHOICES)
-def test_each_push_is_applied_once_and_one_can_always_go_on(
+def test_each_push_is_applied_once_and_one_can_always_continue(
     batches: list[int], staleness: int | None, choices: list[tuple[int, int, int]]
 ) -> None:
     world = run(batches, staleness, choices)

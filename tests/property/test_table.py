@@ -150,7 +150,7 @@ def test_a_state_continues_on_any_number_of_lanes(job: Job, lanes: int, cut: int
 
 @given(jobs())
 def test_rounds_that_touch_nothing_may_be_skipped(job: Job) -> None:
-    # Where the clock depends on the learning rate, a skipped round cannot tell which one it had.
+    # Where the clock depends on the learning rate, a skipped round does not say which one it had.
     job = Job(job.parameter, job.optimizer, [*job.rounds, (frozenset({1}), False)])
     if not (job.optimizer.method == "sparse_momentum" and job.parameter.momentum and job.parameter.l2):
         each, some = new(job), new(job)

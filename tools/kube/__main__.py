@@ -71,12 +71,12 @@ def _json(function: click.decorators.FC) -> click.decorators.FC:
 @click.pass_obj
 def up(session: Session, nodes: int, stock: bool) -> None:
     """Build what is missing, start the cluster, wait until it can be used. For example: ./dev kube up --nodes 3"""
-    cluster = Cluster(session.places, session.name, nodes=nodes, stock=stock, tell=session.progress)
+    cluster = Cluster(session.places, session.name, nodes=nodes, stock=stock, report=session.progress)
     was_made = cluster.up()
-    told = "is up" if was_made else "was up already"
+    state = "is up" if was_made else "was up already"
     facts = cluster.facts
     count = f"{facts.nodes} node{'s' if facts.nodes > 1 else ''}"
-    text = f"The test cluster {told}: {count}, started in {facts.seconds:g} s.\n"
+    text = f"The test cluster {state}: {count}, started in {facts.seconds:g} s.\n"
     text += f"  export KUBECONFIG={cluster.kubeconfig}\n  ./dev kube shell     kubectl and all"
     session.say(text, was_made=was_made, **_facts(cluster))
 
@@ -246,7 +246,7 @@ def heal(session: Session) -> None:
 
 
 def main() -> None:
-    """Run the command; errors are told as everywhere in this project."""
+    """Run the command; errors are printed as everywhere in this project."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a start that is ended clears up
     try:
         kube.main(prog_name="./dev kube", standalone_mode=False)

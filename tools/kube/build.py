@@ -37,7 +37,7 @@ PROGRAMS = {
     "debootstrap": "debootstrap",  # for the image of this tree that tests and benches run
 }
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 def missing_ground() -> str:
@@ -52,7 +52,7 @@ def missing_ground() -> str:
 
 
 def find_go() -> str | None:
-    """Go's command, also where an installer put it without telling the shell."""
+    """Go's command, also where an installer did not add it to PATH."""
     usual = "/usr/local/go/bin/go"
     return shutil.which("go") or (usual if os.access(usual, os.X_OK) else None)
 
@@ -66,7 +66,7 @@ def require_ground() -> None:
         raise MissingError(lack, fix=fix)
 
 
-def require_packages(tell: Tell) -> None:
+def require_packages(progress: Progress) -> None:
     """Install the Debian packages that are not there yet."""
     if not _missing_packages():
         return
@@ -77,16 +77,16 @@ def require_packages(tell: Tell) -> None:
     with (Path(tempfile.gettempdir()) / "bireme-kube-packages.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if packages := _missing_packages():
-            _install(packages, tell)
+            _install(packages, progress)
 
 
 def _missing_packages() -> list[str]:
     return sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
 
 
-def _install(packages: list[str], tell: Tell) -> None:
+def _install(packages: list[str], progress: Progress) -> None:
     listed = " ".join(packages)
-    tell(f"installing {listed} …")
+    progress(f"installing {listed} …")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
         done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True, check=False)
@@ -96,19 +96,19 @@ def _install(packages: list[str], tell: Tell) -> None:
             )
 
 
-def binaries(cache: Path, tell: Tell) -> Path:
+def binaries(cache: Path, progress: Progress) -> Path:
     """The directory with every component's binary; builds them where they are not there yet."""
     place = cache / _fingerprint()
     if all((place / name).is_file() for name in (*_targets(), *COMPONENTS)):
         return place
-    shutil.rmtree(place, ignore_errors=True)  # somebody has deleted part of it
+    shutil.rmtree(place, ignore_errors=True)  # it is incomplete
     cache.mkdir(parents=True, exist_ok=True)
-    tell("building Kubernetes and CoreDNS from source, once; this takes some minutes …")
+    progress("building Kubernetes and CoreDNS from source, once; this takes some minutes …")
     with tempfile.TemporaryDirectory(prefix=".building-", dir=cache) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
         for name, flags in _targets().items():
-            _build(HERE / name, made / name, flags, tell)
+            _build(HERE / name, made / name, flags, progress)
         for component in COMPONENTS:
             (made / component).symlink_to("hyper")
         if not place.is_dir():
@@ -144,7 +144,7 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(source: Path, target: Path, flags: str, tell: Tell) -> None:
+def _build(source: Path, target: Path, flags: str, progress: Progress) -> None:
     go = find_go()
     assert go is not None, "require_ground comes first; this is a bug"
     environment = {**os.environ, "CGO_ENABLED": "0"}
@@ -155,12 +155,12 @@ def _build(source: Path, target: Path, flags: str, tell: Tell) -> None:
     with subprocess.Popen(command, cwd=source, env=environment, stderr=subprocess.PIPE, text=True) as process:
         reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
         reader.start()
-        begin = told = time.monotonic()
+        begin = reported = time.monotonic()
         while reader.is_alive():
             reader.join(0.2)
-            if time.monotonic() - told > 15:
-                told = time.monotonic()
-                tell(f"  {source.name}: {len(lines)} packages compiled in {told - begin:.0f} s …")
+            if time.monotonic() - reported > 15:
+                reported = time.monotonic()
+                progress(f"  {source.name}: {len(lines)} packages compiled in {reported - begin:.0f} s …")
     if process.returncode:
         raise ProcessError(
             f"Go could not build {source.name}:\n" + "".join(f"    {line}" for line in lines[-12:]),

@@ -1,7 +1,7 @@
 """Control groups of the test cluster's pods: made before a kubelet starts, cleared after its node is gone.
 
 Each kubelet keeps its pods under a group of its own. With cgroup v1 that is a directory in every hierarchy,
-and cpuset's must be told its processors and memory before a process can enter. With cgroup v2 it is one directory.
+and cpuset's needs its processors and memory before a process can enter. With cgroup v2 it is one directory.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from bireme.core.errors import ProcessError, SpecError
 
 from . import build, cgroups, image, leftovers, network, objects, pki, settings
 from .api import ApiError
+from .build import Progress
 from .machine import Machine, wait_for
 from .running import CONTROL_NAME, Facts, Places, RunningCluster
 from .settings import SHARED_PLACE, Node
@@ -35,21 +36,21 @@ HIDDEN = ("/var/lib", "/var/log", "/run", "/srv", "/proc", "/sys")
 
 
 def quiet(line: str) -> None:
-    """Tell nobody."""
+    """Discard a line of progress."""
 
 
 class Cluster(RunningCluster):
     """A test cluster that can be started and ended; also a context manager that does both."""
 
     def __init__(
-        self, places: Places, name: str = "bireme", *, nodes: int = 3, stock: bool = False, tell: build.Tell = quiet
+        self, places: Places, name: str = "bireme", *, nodes: int = 3, stock: bool = False, report: Progress = quiet
     ) -> None:
         super().__init__(places, name)
         if not name.isidentifier():
             raise SpecError(f"a cluster cannot be called '{name}'", fix="use letters, digits and _")
         if not 1 <= nodes <= 9:
             raise SpecError(f"a cluster of {nodes} nodes", fix="1 to 9 nodes fit on one machine")
-        self._places, self._count, self._stock, self._tell = places, nodes, stock, tell
+        self._places, self._count, self._stock, self._report = places, nodes, stock, report
 
     def __enter__(self) -> Cluster:
         self.up()
@@ -68,13 +69,13 @@ class Cluster(RunningCluster):
             if self.is_up:
                 return False
             self._remove()
-            build.require_packages(self._tell)
-            binaries = build.binaries(self._places.cache, self._tell)
-            images = image.archives(binaries, self._tell)
+            build.require_packages(self._report)
+            binaries = build.binaries(self._places.cache, self._report)
+            images = image.archives(binaries, self._report)
             try:
                 self._start(binaries, images)
             except BaseException:
-                self._tell("clearing up …")
+                self._report("clearing up …")
                 self._remove(keep_logs=True)
                 raise
         return True
@@ -92,7 +93,7 @@ class Cluster(RunningCluster):
         while True:
             with path.open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                # Whoever held it before us has removed the file; then ours is not the one that others see.
+                # The last holder may have removed the file: then others lock another one, and this lock excludes none.
                 if not path.exists() or path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
                     continue
                 try:
@@ -111,10 +112,10 @@ class Cluster(RunningCluster):
             ports = [door.getsockname()[1] for door in doors]
             facts = Facts(self._count, self._stock, str(binaries), *ports)
             self._furnish(facts, before)
-            self._tell("starting the control plane …")
+            self._report("starting the control plane …")
             self._start_control([door.fileno() for door in doors])
         with ThreadPoolExecutor(self._count) as pool:
-            self._tell(f"starting {self._count} nodes …")
+            self._report(f"starting {self._count} nodes …")
             booting = [pool.submit(self.start_node, n, images) for n in range(1, self._count + 1)]
             self._await("the API server to be ready", self.api.is_ready)
             commands = self.commands(CONTROL_NAME)
@@ -125,7 +126,7 @@ class Cluster(RunningCluster):
             self.control.start("provisioner", self._provisioner())
             for node in booting:
                 node.result()
-        self._tell("waiting for the nodes to be ready …")
+        self._report("waiting for the nodes to be ready …")
         self._await("all nodes to be ready", self._nodes_are_ready)
         self._await("the default service account", self._has_account)
         self._await("CoreDNS to be ready", self._dns_is_ready)

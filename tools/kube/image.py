@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bireme.core.errors import MissingError
 
-from .build import Tell
+from .build import Progress
 from .settings import PAUSE_IMAGE
 
 BUSYBOX_IMAGE = "localhost/busybox:1"
@@ -36,14 +36,14 @@ class Contents:
     command: tuple[str, ...] = ()
 
 
-def archives(binaries: Path, tell: Tell) -> list[Path]:
+def archives(binaries: Path, progress: Progress) -> list[Path]:
     """The archives that every node needs, made beside the binaries where they are not there yet."""
     pause, busybox = binaries / "pause.tar", binaries / "busybox.tar"
     if not pause.exists():
         program = (binaries / "pause").read_bytes()
         _pack(pause, Contents(PAUSE_IMAGE, {"pause": program}, command=("/pause",)))
     if not busybox.exists():
-        tell("fetching busybox …")
+        progress("fetching busybox …")
         _pack(busybox, _busybox())
     return [pause, busybox]
 

@@ -38,7 +38,7 @@ class Daemons:
             )
         self._codes.pop(name, None)
         self._pids[name] = process.pid
-        process.returncode = 0  # or subprocess would warn that nobody waited for it
+        process.returncode = 0  # or subprocess would warn of a child that was not waited for
         return process.pid
 
     def signal(self, *, name: str, number: int) -> None:

@@ -155,7 +155,7 @@ class Machine:
                     stream.flush()
                     reply = json.loads(stream.readline() or b'{"error": "it closed the connection"}')
         except (ConnectionError, FileNotFoundError) as e:
-            raise ProcessError(f"machine {self.name} does not answer: {e}", fix="`./dev kube status` tells more") from e
+            raise ProcessError(f"machine {self.name} does not answer: {e}", fix="`./dev kube status` shows more") from e
         finally:
             os.close(directory)
         if "error" in reply:

@@ -41,7 +41,7 @@ def wire_control(control: Machine) -> None:
 
 
 def wire_node(control: Machine, node: Machine, number: int, count: int) -> None:
-    """Plug a node in and tell it, and the control plane, where pods are."""
+    """Plug a node in, and set routes to pods on it and on the control plane."""
     with contextlib.suppress(ProcessError):
         _ip(control, f"link del {node.name}")  # a lost node's cable may take a moment to vanish
     _ip(

@@ -1,4 +1,4 @@
-"""What a fresh test cluster holds before anybody uses it: names for DNS, and a class of shared volumes. Pure."""
+"""What a fresh test cluster holds: names for DNS, and a class of shared volumes. Pure."""
 
 from __future__ import annotations
 

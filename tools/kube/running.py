@@ -252,7 +252,7 @@ class RunningCluster:
         wait_for("the API server to be ready", self.api.is_ready, seconds=60)
 
     def cut(self, one: str, other: str) -> None:
-        """Drop every packet between two machines, pods included; nobody is told."""
+        """Drop every packet between two machines, pods included, without a rejection."""
         here, peer = (other, one) if one == CONTROL_NAME else (one, other)
         addresses = [self.machine(peer).address]
         if peer != CONTROL_NAME:

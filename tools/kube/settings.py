@@ -1,4 +1,4 @@
-"""What each daemon of the test cluster is told: configuration files and command lines. Pure: values in, text out.
+"""The configuration files and command lines of the test cluster's daemons. Pure: values in, text out.
 
 Two sets of timings: `short` (default) notices a lost node after 8 seconds, so that tests of recovery take
 seconds; `stock` leaves Kubernetes' own values, with which it takes 40 seconds and pods move after five minutes.

@@ -52,7 +52,7 @@ class Victim:
         return [line for line in found if line.get("event") == event]
 
     def view(self) -> int:
-        """The view of the last round that was told of; 0 before the first."""
+        """The view of the last reported round; 0 before the first."""
         return max((int(line["view"]) for line in self.lines()), default=0)
 
     def ending(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Victim:
         return [pod for pod in found if RANK in pod["metadata"].get("labels", {})]
 
     def pod(self, rank: int) -> Pod:
-        """The pod that is this node of the job: it runs, and nobody has told it to end."""
+        """The pod that is this node of the job: it runs, and is not being deleted."""
         for pod in self.pods():
             is_its = pod["metadata"]["labels"][RANK] == str(rank) and "deletionTimestamp" not in pod["metadata"]
             if is_its and pod["status"]["phase"] == "Running":
@@ -147,8 +147,8 @@ class Victim:
     def run_out_of_memory(self, rank: int) -> None:
         """Fill a pod's memory from inside, so that the kernel ends its container's first process."""
         name = self.name_of(rank)
-        # Nobody's own memory, so that the kernel ends one process after the other until the first one is gone: where
-        # cgroups are of version 1 it ends single processes, and would take whoever has filled memory of its own.
+        # Memory of no process, so that the kernel ends one after the other until the first one is gone: where
+        # cgroups are of version 1 it ends single processes, and would end only the one that filled its own memory.
         fill = "import os; f = os.memfd_create('fill')\nwhile True: os.write(f, bytes(1 << 20))"
         blame = f'echo 1000 > /proc/1/oom_score_adj; exec python3 -c "{fill}"'
         with contextlib.suppress(ProcessError):  # the command dies with the container

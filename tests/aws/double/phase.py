@@ -20,7 +20,7 @@ class Phase:
 
     begin(name): seconds until the task ends, or None when there is nothing to do; raises ApiError.
     end(name, waited_s): None when complete, or seconds until the next look; raises ApiError.
-    then(failed, in_flight): called once: at the first failure, or with `go_on` after the last task.
+    then(failed, in_flight): called once: at the first failure, or with `past_failures` after the last task.
     """
 
     def __init__(self, world: World, needs: dict[str, set[str]], begin: Begin, end: End, on_error: OnError) -> None:
@@ -32,8 +32,8 @@ class Phase:
         self._failed: list[str] = []
         self._closed = False
 
-    def run(self, then: Callable[[list[str], list[str]], None], *, go_on: bool) -> None:
-        self._then, self._go_on = then, go_on
+    def run(self, then: Callable[[list[str], list[str]], None], *, past_failures: bool) -> None:
+        self._then, self._past_failures = then, past_failures
         self._step()
 
     def abandon(self) -> list[str]:
@@ -90,8 +90,8 @@ class Phase:
     def _fail(self, name: str, error: ApiError) -> None:
         self._failed.append(name)
         self._on_error(name, error)
-        if self._go_on:
-            # CloudFormation goes on to what the failed resource depends on (seen in eksctl issue 616).
+        if self._past_failures:
+            # CloudFormation continues with what the failed resource depends on (seen in eksctl issue 616).
             self._finished.add(name)
             return
         self._closed = True

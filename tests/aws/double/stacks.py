@@ -257,7 +257,7 @@ class Stack:
         needs = {name: resource.depends for name, resource in self.resources.items()}
         self._phase = Phase(self.world, needs, lambda n: self._begin_create(self.resources[n], scope), end, failed)
         phase = self._phase  # a delete may put another phase in its place before this one begins
-        self.world.later(2, lambda: phase.run(self._created, go_on=False))
+        self.world.later(2, lambda: phase.run(self._created, past_failures=False))
 
     def _plan(self, request: Request, scope: Scope) -> None:
         """Make records of the template's resources that are not there yet."""
@@ -318,7 +318,7 @@ class Stack:
             lambda n, e: self._mark(work[n], "DELETE_FAILED", self.explain(work[n].type, e)),
         )
         phase = self._phase
-        self.world.later(2, lambda: phase.run(then, go_on=True))
+        self.world.later(2, lambda: phase.run(then, past_failures=True))
 
     def begin_delete(self, retain: list[str]) -> None:
         if self._phase:
@@ -354,7 +354,7 @@ class Stack:
 
         self._phase = Phase(self.world, needs, lambda n: self._begin_change(n, scope), self._end_change, failed)
         phase = self._phase
-        self.world.later(2, lambda: phase.run(self._updated, go_on=False))
+        self.world.later(2, lambda: phase.run(self._updated, past_failures=False))
 
     def _begin_change(self, name: str, scope: Scope) -> float | None:
         old = self.resources.get(name)
@@ -481,7 +481,7 @@ class Stack:
 
         self._phase = Phase(self.world, {n: set() for n in work}, begin, end, failed)
         phase = self._phase
-        self.world.later(2, lambda: phase.run(self._update_rolled_back, go_on=True))
+        self.world.later(2, lambda: phase.run(self._update_rolled_back, past_failures=True))
 
     def _update_rolled_back(self, failed: list[str], in_flight: list[str]) -> None:
         if failed:

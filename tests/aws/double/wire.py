@@ -71,7 +71,7 @@ def decode(request: Request) -> Decoded:
         raise ApiError("MissingAuthenticationToken", "Request is missing Authentication Token", 403)
     key, region, signing_name = scope.groups()
     service = _BY_SIGNING_NAME.get(signing_name, signing_name)
-    if signing_name == "elasticloadbalancing":  # two services share this name; the version of the API tells
+    if signing_name == "elasticloadbalancing":  # two services share this name; the version of the API decides
         service = "elb" if b"Version=2012-06-01" in request.body else "elbv2"
     model = service_model(service)
     protocol = model.metadata["protocol"]

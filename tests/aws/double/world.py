@@ -333,7 +333,7 @@ class World:
 
 
 def request_context(call: Call) -> policy.Context:
-    """What policies can see of a direct call: the ARN where it is easy to tell, and tags in the request."""
+    """What policies can see of a direct call: the ARN where it is easy to derive, and tags in the request."""
     params, world = call.params, call.world
     context = policy.Context(keys={"aws:RequestedRegion": call.region.name})
     base = f"{call.region.name}:{world.account}"

@@ -18,8 +18,8 @@ class Answers:
     The double of the other tests cannot show this: its time does not pass between two calls.
     """
 
-    def __init__(self, reads: list[str], news: list[list[str]]) -> None:
-        self._reads, self._news = reads, news
+    def __init__(self, reads: list[str], batches: list[list[str]]) -> None:
+        self._reads, self._batches = reads, batches
         self._events: list[dict[str, Any]] = [self._event("CREATE_COMPLETE")]
         self._seconds = 0.0
         self.clock = self
@@ -43,8 +43,8 @@ class Answers:
         return {"Stacks": [{"StackName": NAME, "StackId": ID, "StackStatus": status}]}
 
     def pages(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
-        if self.is_marked and self._news:
-            self._events += [self._event(status) for status in self._news.pop(0)]
+        if self.is_marked and self._batches:
+            self._events += [self._event(status) for status in self._batches.pop(0)]
         self.is_marked = True
         return self._events[::-1]
 

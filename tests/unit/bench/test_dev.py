@@ -28,26 +28,26 @@ def test_every_bench_is_listed_with_one_line(arguments: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("name", ["machine", "nothing"])
-def test_a_bench_that_is_none_is_told_with_those_that_are(name: str) -> None:
+def test_a_bench_that_is_none_is_reported_with_those_that_are(name: str) -> None:
     done = dev("bench", name)
     assert done.returncode == 1
     assert f"there is no bench '{name}'" in done.stderr and "  limits " in done.stderr
 
 
 def test_the_help_lists_every_command() -> None:
-    told = dev("help").stdout
+    output = dev("help").stdout
     for command in ("demo", "test", "check", "bench", "docs", "bireme"):
-        assert f"./dev {command} " in told
-    assert "set -euo" not in told
+        assert f"./dev {command} " in output
+    assert "set -euo" not in output
 
 
 def test_the_help_of_peers_names_its_time_and_installs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         peers.parse(["--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "half an hour" in told
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "half an hour" in help_text
     for engine in ("TensorFlow", "Ray", "MXNet", "python3-torch"):
-        assert engine in told
+        assert engine in help_text
 
 
 def test_the_readme_and_dev_agree_on_the_room_that_is_needed() -> None:

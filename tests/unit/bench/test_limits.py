@@ -35,8 +35,8 @@ def test_sockets_are_measured_against_tcp_and_memory_by_kernels() -> None:
 
 
 def test_works_not_dense_or_without_a_figure_have_no_share() -> None:
-    told = {"figures": {"bow": entry(1.0, "shm"), "dense-1m-tcp": entry(None, "tcp")}}
-    assert limits.shares(FIGURES, told, HERE) == {}
+    entries = {"figures": {"bow": entry(1.0, "shm"), "dense-1m-tcp": entry(None, "tcp")}}
+    assert limits.shares(FIGURES, entries, HERE) == {}
     assert limits.shares(FIGURES, {}, HERE) == {}
 
 

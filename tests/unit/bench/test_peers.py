@@ -75,7 +75,7 @@ def test_rates_count_what_both_trainers_do() -> None:
     assert rate_of("sparse", answers) == pytest.approx(5.0 * 8192)
 
 
-def test_costs_of_ours_are_told_process_by_process() -> None:
+def test_costs_of_ours_are_reported_process_by_process() -> None:
     answers = [{"processes": PROCESSES, "wire_bytes_per_step": 7}]
     found = costs_of(answers, by_process=True)
     assert (found["cpu_s_per_step"], found["rss_mb"], found["anon_mb"]) == (0.75, 150.0, 100.0)
@@ -94,10 +94,10 @@ def test_the_table_shows_every_engines_ratio_and_the_notes() -> None:
     found = entry(ddp=(10.0,))
     found["notes"] = {"ray": "not available: no network"}
     found["peers"]["ray"] = None
-    told = table({"dense-1m-tcp": found})
-    assert "10.0 (2.00×)" in told and "10.0–30.0" in told
-    assert told.splitlines()[-1] == "dense-1m-tcp: ray: not available: no network"
-    assert len({line.index("ddp") for line in told.splitlines()[:1]}) == 1
+    text = table({"dense-1m-tcp": found})
+    assert "10.0 (2.00×)" in text and "10.0–30.0" in text
+    assert text.splitlines()[-1] == "dense-1m-tcp: ray: not available: no network"
+    assert len({line.index("ddp") for line in text.splitlines()[:1]}) == 1
 
 
 def test_picture_is_well_formed_and_bars_are_true_to_figures() -> None:
@@ -137,19 +137,19 @@ def test_steps_fill_the_time_of_a_run_within_bounds() -> None:
     assert peers.next_steps("bow", 1.0) + peers.WARMUP["bow"] > 100
 
 
-def told_by(work: str) -> list[dict[str, Any]]:
-    told = {"median_s": 0.5, "processes": PROCESSES, "wire_bytes_per_step": 1, "carrier": "shm"}
-    return [told, told]
+def answers_of(work: str) -> list[dict[str, Any]]:
+    answer = {"median_s": 0.5, "processes": PROCESSES, "wire_bytes_per_step": 1, "carrier": "shm"}
+    return [answer, answer]
 
 
-def test_engines_are_interleaved_and_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_interleaved_and_failures_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[tuple[str, str]] = []
 
     def perform(run: Any, environment: Any, ports: Any) -> list[dict[str, Any]]:
         order.append((run.module, run.options.get("place", "")))
         if run.module == "ray_":
             raise RunFailedError("driver 0 ended with code 1")
-        return told_by(run.work)
+        return answers_of(run.work)
 
     monkeypatch.setattr(peers, "perform", perform)
     bench = peers.Bench({})
@@ -167,7 +167,7 @@ def test_engines_are_interleaved_and_failures_are_told(monkeypatch: pytest.Monke
 
 
 def test_sparse_tables_are_measured_as_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "perform", lambda run, *_: told_by(run.work))
+    monkeypatch.setattr(peers, "perform", lambda run, *_: answers_of(run.work))
     bench = peers.Bench({})
     bench.pythons |= {peer.home: "python" for peer in PEERS}
     found = peers.measure(bench, ["sparse"], reps=1)["sparse"]
@@ -205,10 +205,10 @@ def test_one_name_is_added_to_results_and_picture(monkeypatch: pytest.MonkeyPatc
 
 def test_one_name_prints_one_object_and_several_print_a_map(capsys: pytest.CaptureFixture[str]) -> None:
     facts = {**FACTS, "load_before": [0.1], "load_after": [0.2]}
-    peers.tell({"bow": entry(ddp=(10.0,))}, facts, as_json=True)
+    peers.show({"bow": entry(ddp=(10.0,))}, facts, as_json=True)
     one = json.loads(capsys.readouterr().out)
     assert {"ours", "carrier", "peers", "ratios", "spread", "costs"} <= set(one)
-    peers.tell({"bow": entry(), "sparse": entry()}, facts, as_json=True)
+    peers.show({"bow": entry(), "sparse": entry()}, facts, as_json=True)
     assert list(json.loads(capsys.readouterr().out)) == ["bow", "sparse"]
 
 
@@ -230,13 +230,13 @@ def test_half_an_environment_is_removed_again(monkeypatch: pytest.MonkeyPatch, t
     assert not (tmp_path / "ray").exists()
 
 
-def test_a_command_that_fails_tells_its_last_line() -> None:
+def test_a_command_that_fails_reports_its_last_line() -> None:
     with pytest.raises(MissingError) as caught:
         homes._call([sys.executable, "-c", "print('one'); print('no such package'); raise SystemExit(1)"], "ray")
     assert caught.value.what == "cannot install ray: no such package"
 
 
-def test_mxnet_processes_are_told_their_roles() -> None:
+def test_mxnet_processes_get_their_roles() -> None:
     (mxnet,) = (peer for peer in PEERS if peer.home == "mxnet")
     run = mxnet.run("dense-1m", 10, 2, "python", [7000])
     assert [part.environment["DMLC_ROLE"] for part in run.parts] == [

@@ -46,7 +46,7 @@ def mine() -> set[int]:
     return set(family_costs(os.getpid()))
 
 
-def test_answers_come_in_order_of_rank_and_nobody_is_left(run: Go) -> None:
+def test_answers_come_in_order_of_rank_and_no_process_is_left(run: Go) -> None:
     before = mine()
     assert run("fine") == [{"rank": 0, "steps": 3}, {"rank": 1, "steps": 3}]
     assert mine() <= before

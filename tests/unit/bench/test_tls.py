@@ -19,8 +19,8 @@ def test_the_ratio_is_of_turns_that_followed_each_other() -> None:
 
 def test_the_table_has_a_line_for_each_size_and_handshakes() -> None:
     figure = tls.figure_of({"plain": [10.0], "tls": [15.0]})
-    told = {"figures": {"1000000": figure}, "handshake_ms": {"full": 1.5, "resumed": 0.75}}
-    lines = " ".join(tls.table(told).split())
+    result = {"figures": {"1000000": figure}, "handshake_ms": {"full": 1.5, "resumed": 0.75}}
+    lines = " ".join(tls.table(result).split())
     assert "1,000,000 10.0 15.0 1.50" in lines and "1.50 ms of processor time; with a kept session 0.75 ms" in lines
 
 

@@ -91,7 +91,7 @@ def test_a_network_that_cannot_be_made_is_taken_down_again(monkeypatch: pytest.M
     assert made and made <= gone
 
 
-def test_a_failed_command_tells_what_it_said() -> None:
+def test_a_failed_command_reports_what_it_said() -> None:
     with pytest.raises(MissingError, match="failed: no such device"):
         wire._call("sh", "-c", "echo no such device >&2; exit 2")
 
@@ -125,7 +125,7 @@ class FakeNetwork:
         self.limits.append(mbit)
 
     def seat(self, role: str, rank: int) -> None:
-        raise AssertionError("nobody sits here")
+        raise AssertionError("no process has this seat")
 
 
 def test_codings_take_turns_and_each_result_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Which job is meant, here or on a cluster, and what is said where there is no cluster."""
+"""Which job is meant, here or on a cluster, and the messages where there is no cluster."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_without_a_cluster_an_unknown_name_is_unknown() -> None:
         assert "there is no kubeconfig" in failed.exception.what and "no-cluster" in failed.exception.what
 
 
-def test_a_job_here_whose_name_was_submitted_too_is_told_apart(leave: Leave, tmp_path: Path) -> None:
+def test_a_job_here_is_distinguished_from_one_submitted(leave: Leave, tmp_path: Path) -> None:
     record(leave(done=1), "finished", 1.0)
     assert "--kube" not in invoke(status, "small").output
     (places().state / "ca" / "0123" / "default" / "small").mkdir(parents=True)
@@ -98,17 +98,17 @@ def test_a_cluster_that_does_not_answer_is_left_out_of_the_list(leave: Leave, si
     assert done.exit_code == 0 and time.monotonic() - began < 10
     assert "small" in done.output
     assert "note: the cluster is left out" in done.output
-    told = json.loads(invoke(list_, "--json").output)
-    assert told["cluster"] == [] and "note" in told
+    answer = json.loads(invoke(list_, "--json").output)
+    assert answer["cluster"] == [] and "note" in answer
 
 
-def test_a_context_that_is_not_there_is_told_with_those_that_are(silent: Any) -> None:
+def test_an_unknown_context_is_refused_with_those_that_are_there(silent: Any) -> None:
     failed = invoke(status, "x", "--context", "far")
     assert isinstance(failed.exception, UsageError)
     assert "there is no context 'far'" in failed.exception.what and "near" in failed.exception.fix
 
 
-def test_a_kubeconfig_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kubeconfig_that_is_none_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bad").write_text("just words")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "bad"))
     failed = invoke(status, "x", "--kube")
@@ -124,8 +124,8 @@ def test_a_dry_run_needs_no_cluster_and_prints_yaml(tmp_path: Path) -> None:
     found = list(YAML(typ="safe", pure=True).load_all(done.output))
     assert [each["kind"] for each in found][-1] == "Job"
     assert {each["metadata"]["namespace"] for each in found} == {"there"}
-    told = json.loads(invoke(submit, path, "--image", "b:1", "--dry-run", "--json").output)
-    assert len(told["objects"]) == len(found)
+    answer = json.loads(invoke(submit, path, "--image", "b:1", "--dry-run", "--json").output)
+    assert len(answer["objects"]) == len(found)
 
 
 def test_permissions_are_printed_as_a_role() -> None:
@@ -138,11 +138,11 @@ def test_a_submission_without_a_file_or_an_image_is_refused(tmp_path: Path) -> N
     assert isinstance(failed.exception, SpecError) and "no image" in failed.exception.what
 
 
-@pytest.mark.parametrize(("days", "told"), [(89.0, []), (12.3, ["12 more days"]), (-1.0, ["0 more days"])])
-def test_a_certificate_that_is_soon_over_is_told(days: float, told: list[str]) -> None:
+@pytest.mark.parametrize(("days", "words"), [(89.0, []), (12.3, ["12 more days"]), (-1.0, ["0 more days"])])
+def test_a_certificate_that_is_soon_over_is_reported(days: float, words: list[str]) -> None:
     lines = list(certificate_lines(JobStatus(certificate_until=1000.0 + 86400 * days), 1000.0))
-    assert len(lines) == len(told)
-    assert all(word in line and "submit the same file again" in line for word, line in zip(told, lines, strict=True))
+    assert len(lines) == len(words)
+    assert all(word in line and "submit the same file again" in line for word, line in zip(words, lines, strict=True))
     assert list(certificate_lines(JobStatus(), 1000.0)) == [], "a job without TLS"
 
 

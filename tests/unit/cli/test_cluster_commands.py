@@ -42,12 +42,12 @@ def init(region: str = "us-west-2", *more: str) -> None:
 
 def test_a_plan_without_credentials_shows_stacks_and_price() -> None:
     init()
-    told = run("plan").output
-    assert "bireme-paddle-platform: 34 resources" in told
-    assert "private 10.0.128.0/18 10.0.192.0/18" in told
-    assert "about $0.39 an hour" in told
-    assert "AWS was not queried (there are no AWS credentials here)" in told
-    assert told.splitlines()[-1] == "next: `bireme cluster up`"
+    output = run("plan").output
+    assert "bireme-paddle-platform: 34 resources" in output
+    assert "private 10.0.128.0/18 10.0.192.0/18" in output
+    assert "about $0.39 an hour" in output
+    assert "AWS was not queried (there are no AWS credentials here)" in output
+    assert output.splitlines()[-1] == "next: `bireme cluster up`"
 
 
 def test_a_plan_is_rendered_as_templates() -> None:
@@ -80,7 +80,7 @@ def test_what_has_no_price_is_never_counted_as_nothing() -> None:
     assert json.loads(run("cost", "--json").output)["unknown"] == ["servers: 1 x m99.large", "trainers: 3 x m99.large"]
 
 
-def test_a_profile_that_is_not_there_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_is_not_there_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     init()
     monkeypatch.setenv("AWS_PROFILE", "nosuch")
     for words in (("plan",), ("status",), ("kubeconfig",), ("down", "--yes"), ("up", "--yes")):
@@ -89,7 +89,7 @@ def test_a_profile_that_is_not_there_is_told_as_such(monkeypatch: pytest.MonkeyP
         assert "AWS_PROFILE names a profile that ~/.aws/config does not have" in found.what
 
 
-def test_credentials_that_are_missing_are_told_as_such() -> None:
+def test_credentials_that_are_missing_are_reported_as_such() -> None:
     init()
     assert "there are no AWS credentials here" in error_of("up", "--yes").what
 

@@ -92,18 +92,18 @@ def test_the_tutorials_command_needs_the_address_alone() -> None:
         "--cluster-name=paddle-cluster", "--external-dns-name=paddle", "--region=us-west-2",
         "--availability-zone=us-west-2a", "--key-name=my-key", "--kms-key-arn=arn:aws:kms:us-west-2:123456789012:key/a",
     )  # fmt: skip
-    told = error(*tutorial)
-    assert isinstance(told, UsageError)
-    assert told.what == "missing: --api-cidr YOUR.ADDRESS/32"
-    assert told.why == "`cluster up` never opens the API server to all addresses"
+    problem = error(*tutorial)
+    assert isinstance(problem, UsageError)
+    assert problem.what == "missing: --api-cidr YOUR.ADDRESS/32"
+    assert problem.why == "`cluster up` never opens the API server to all addresses"
     file = written(*tutorial, "--api-cidr", "203.0.113.7/32")
     assert (file.name, file.dns_zone, file.zones) == ("paddle-cluster", "paddle", ("us-west-2a",))
     assert (file.workers.key_pair, file.kms_key) == ("my-key", "arn:aws:kms:us-west-2:123456789012:key/a")
 
 
 def test_a_flag_and_its_name_in_kube_aws_exclude_each_other() -> None:
-    told = error(*ENOUGH, "--cluster-name", "other")
-    assert told.what == "NAME and --cluster-name, its name in kube-aws, are both given"
+    problem = error(*ENOUGH, "--cluster-name", "other")
+    assert problem.what == "NAME and --cluster-name, its name in kube-aws, are both given"
     assert (
         error(*ENOUGH, "--zone", "us-west-2a", "--availability-zone", "us-west-2a").fix
         == "leave --availability-zone out"
@@ -111,14 +111,14 @@ def test_a_flag_and_its_name_in_kube_aws_exclude_each_other() -> None:
 
 
 def test_the_bucket_for_templates_is_refused_by_name() -> None:
-    told = error(*ENOUGH, "--s3-uri", "s3://bucket/prefix")
-    assert told.what.startswith("--s3-uri is a flag of kube-aws") and "`--bucket`" in told.fix
+    problem = error(*ENOUGH, "--s3-uri", "s3://bucket/prefix")
+    assert problem.what.startswith("--s3-uri is a flag of kube-aws") and "`--bucket`" in problem.fix
 
 
 def test_without_a_terminal_everything_missing_is_named_at_once() -> None:
-    told = error()
-    assert told.what == "missing: NAME, --region REGION, --api-cidr YOUR.ADDRESS/32"
-    assert told.fix == "`bireme cluster init NAME --region REGION --api-cidr YOUR.ADDRESS/32`"
+    problem = error()
+    assert problem.what == "missing: NAME, --region REGION, --api-cidr YOUR.ADDRESS/32"
+    assert problem.fix == "`bireme cluster init NAME --region REGION --api-cidr YOUR.ADDRESS/32`"
 
 
 def test_the_region_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,23 +127,23 @@ def test_the_region_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 def test_mistakes_name_the_flags_and_come_together() -> None:
-    told = error(
+    problem = error(
         "Paddle_Cluster", "--region", "us-west-2", "--api-cidr", "0.0.0.0/0", "--zone", "us-west-1a", "--types",
         "m7g.large", "--servers", "1000", "--kms-key", "x", "--subnet", "subnet-0123456789abcdef0",
     )  # fmt: skip
-    assert isinstance(told, SpecError)
-    lines = told.what.splitlines()
+    assert isinstance(problem, SpecError)
+    lines = problem.what.splitlines()
     flags = ["NAME:", "--zone:", "--api-cidr:", "--subnet", "--types:", "--servers:", "--kms-key:"]
     assert [line.split(" ")[0] for line in lines] == flags
     assert lines[0].endswith("use `paddle-cluster`")
     assert lines[3].endswith("name the VPC in --vpc, or leave --subnet out")
-    assert told.fix == "docs/reference/cluster.md lists every key"
+    assert problem.fix == "docs/reference/cluster.md lists every key"
 
 
 def test_a_single_mistake_has_its_reason() -> None:
-    told = error("abc", "--region", "us-west-2", "--api-cidr", "192.168.1.7")
-    assert told.what == "--api-cidr: 192.168.1.7/32 is not an address on the internet"
-    assert told.why == "the API server sees the public address of your network"
+    problem = error("abc", "--region", "us-west-2", "--api-cidr", "192.168.1.7")
+    assert problem.what == "--api-cidr: 192.168.1.7/32 is not an address on the internet"
+    assert problem.why == "the API server sees the public address of your network"
 
 
 def test_a_file_that_is_there_stays() -> None:
@@ -156,8 +156,8 @@ def test_a_file_that_is_there_stays() -> None:
 
 
 def test_json_is_one_object() -> None:
-    told = json.loads(run(*ENOUGH, "--json").stdout)
-    assert told == {
+    result = json.loads(run(*ENOUGH, "--json").stdout)
+    assert result == {
         "file": "cluster.yaml", "cluster": "paddle-cluster", "region": "us-west-2", "servers": 1, "trainers": 3,
     }  # fmt: skip
 
@@ -176,8 +176,8 @@ def test_it_asks_again_after_an_answer_that_cannot_be(terminal: None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_REGION", "us-west-2")
         done = run(answers=answers)
-    for told in ("use `my-cluster`", "AWS region, such as", "'many' is not a number", "at most 450", "the whole world"):
-        assert told in done.stderr
+    for part in ("use `my-cluster`", "AWS region, such as", "'many' is not a number", "at most 450", "the whole world"):
+        assert part in done.stderr
     file = load_cluster(Path("cluster.yaml"))
     assert (file.name, file.region, file.workers.trainers.count) == ("my-cluster", "us-west-2", 40)
     assert file.access.api == ("203.0.113.7/32", "198.51.100.0/24")

@@ -1,4 +1,4 @@
-"""`bireme doctor` tells what is missing, and for what that is needed."""
+"""`bireme doctor` lists what is missing, and for what that is needed."""
 
 from __future__ import annotations
 

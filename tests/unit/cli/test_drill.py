@@ -23,18 +23,18 @@ def report(faults: list[Fault], happened: int) -> dict[str, Any]:
 
 
 def test_a_fault_for_a_moment_after_the_end_is_named() -> None:
-    told = report([Fault("kill", "trainer:0", "@after=9999s", after_s=9999.0)], 0)
-    assert (told["never"], told["drawn"]) == (["kill trainer:0 @after=9999s"], 0)
-    shown = "\n".join(_describe(told))
+    result = report([Fault("kill", "trainer:0", "@after=9999s", after_s=9999.0)], 0)
+    assert (result["never"], result["drawn"]) == (["kill trainer:0 @after=9999s"], 0)
+    shown = "\n".join(_describe(result))
     assert "kill trainer:0 @after=9999s  never happened: the job was over before" in shown
     assert "drawn" not in shown
 
 
 def test_drawn_faults_are_counted() -> None:
     drawn = [Fault("kill", "all", f"@after={s}s", after_s=float(s), is_drawn=True) for s in range(1000)]
-    told = report(drawn, 7)
-    assert (told["never"], told["drawn"], told["drawn_happened"], told["faults"]) == ([], 1000, 7, 7)
-    assert "7 of 1,000 faults that were drawn happened before the job's end" in _describe(told)
+    result = report(drawn, 7)
+    assert (result["never"], result["drawn"], result["drawn_happened"], result["faults"]) == ([], 1000, 7, 7)
+    assert "7 of 1,000 faults that were drawn happened before the job's end" in _describe(result)
 
 
 def test_faults_that_come_all_at_once_are_refused() -> None:

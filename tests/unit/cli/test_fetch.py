@@ -34,8 +34,8 @@ def memory() -> Memory:
     return Memory()
 
 
-def submit(memory: Memory, told: Submission) -> None:
-    for made in build(told):
+def submit(memory: Memory, submission: Submission) -> None:
+    for made in build(submission):
         if made["kind"] in (CONFIG_MAP.kind, SECRET.kind, CLAIM.kind):
             memory.things[made["kind"], made["metadata"]["name"]] = made
 
@@ -67,12 +67,12 @@ def test_of_a_gone_job_only_the_volume_of_its_name_is_found(memory: Memory) -> N
         left_by(memory.as_cluster(), "reviews", None)
     left = left_by(memory.as_cluster(), "reviews", "bireme:1")
     assert (left.place.claim, left.output) == ("reviews", "/job/reviews/output")
-    with pytest.raises(UsageError, match="there is no job 'other'") as told:
+    with pytest.raises(UsageError, match="there is no job 'other'") as caught:
         left_by(memory.as_cluster(), "other", "bireme:1")
-    assert "name JOB.yaml, not JOB" in told.value.fix
+    assert "name JOB.yaml, not JOB" in caught.value.fix
 
 
-def test_who_may_not_look_is_told_that_and_nothing_else(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_look_is_reported_and_nothing_else(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.put(CLAIM, "reviews")
     find = memory.find
 
@@ -205,13 +205,13 @@ def test_what_was_fetched_before_is_replaced_by_what_is_newer(near: Near, tmp_pa
 
 def test_the_marker_says_whose_files_these_are(near: Near, tmp_path: Path) -> None:
     bring(tmp_path / "got", "--model")
-    told = json.loads((tmp_path / "got" / MARKER).read_bytes())
-    assert "pass-00001/w" in told.pop("files")
+    marker = json.loads((tmp_path / "got" / MARKER).read_bytes())
+    assert "pass-00001/w" in marker.pop("files")
     where = {"server": "https://near:6443", "namespace": "ns", "volume": "first"}
-    assert told == {**where, "job": "reviews", "output": ROOT}
+    assert marker == {**where, "job": "reviews", "output": ROOT}
 
 
-def test_somebody_s_own_files_are_not_overwritten(near: Near, tmp_path: Path) -> None:
+def test_a_users_own_files_are_not_overwritten(near: Near, tmp_path: Path) -> None:
     target = tmp_path / "mine"
     for name in ("job.json", "node_0/train.log", "pass-00000/w", "pass-00001/w", "notes.txt"):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -275,7 +275,7 @@ def test_files_of_a_volume_that_is_gone_are_not_overwritten(near: Near, tmp_path
     assert refused.why == "they were fetched from another run, of reviews in the namespace ns of https://near:6443"
 
 
-def test_files_that_are_the_same_are_in_nobody_s_way(near: Near, tmp_path: Path) -> None:
+def test_files_that_are_the_same_are_no_obstacle(near: Near, tmp_path: Path) -> None:
     bring(tmp_path / "got")
     for marker in ("", "torn", "{}"):
         (tmp_path / "got" / MARKER).write_text(marker)
@@ -296,7 +296,7 @@ def test_a_file_in_the_directorys_place_is_named_before_a_pod(near: Near, tmp_pa
 
 
 @pytest.mark.parametrize("more", [(), ("--model",)])
-def test_the_hash_of_the_last_model_is_told(near: Near, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_the_hash_of_the_last_model_is_reported(near: Near, tmp_path: Path, more: tuple[str, ...]) -> None:
     digest = model_hash(near.volume / "pass-00001")
     last = bring(tmp_path / "got", *more).output.splitlines()[-2:]
     assert last == [f"the last model is {tmp_path / 'got/pass-00001'}", f"hash: {digest}"]

@@ -1,4 +1,4 @@
-"""Following a job on a cluster: what is shown of one that rests, and what is said to whoever leaves."""
+"""Following a job on a cluster: what is shown of one that rests, and the message after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHERE = Where("near", "ns")
 
 
 class Staying:
-    """Somebody who does not press Ctrl-C."""
+    """A user who does not press Ctrl-C."""
 
     count = 0
 
@@ -34,7 +34,7 @@ class Staying:
 
 
 class Leaving(Staying):
-    """Somebody who has pressed it."""
+    """A user who has pressed it."""
 
     count = 1
 
@@ -56,27 +56,27 @@ def leave(standing: Standing, *, as_json: bool = False) -> None:
     assert left.value.code == 130
 
 
-def test_leaving_has_a_stops_exit_code_and_the_job_goes_on(
+def test_leaving_has_a_stops_exit_code_and_the_job_continues(
     standing: Standing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     standing.say(phase="training", trainers=[{"trainer": 0}], passes_done=[])
     leave(standing)
-    told = capsys.readouterr()
-    assert told.out == "training\n"
-    assert told.err == (
+    captured = capsys.readouterr()
+    assert captured.out == "training\n"
+    assert captured.err == (
         f"reviews keeps running; come back with `bireme status {NAMED}`, stop it with `… cancel {NAMED}`\n"
     )
     leave(standing, as_json=True)
     assert json.loads(capsys.readouterr().out)["state"] == "running"
 
 
-def test_a_job_that_does_not_run_yet_is_not_said_to_go_on(
+def test_a_job_that_does_not_run_yet_is_not_said_to_continue(
     standing: Standing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(standing)
-    told = capsys.readouterr()
-    assert told.out == "0 of 3 pods run\n"
-    assert told.err == (
+    captured = capsys.readouterr()
+    assert captured.out == "0 of 3 pods run\n"
+    assert captured.err == (
         "reviews does not run yet: it is pending, and starts as soon as it can; "
         f"`bireme why {NAMED}` shows what it waits for, `… cancel {NAMED}` stops it\n"
     )
@@ -87,17 +87,17 @@ def test_of_a_job_that_is_suspended_no_old_status_is_shown(
 ) -> None:
     standing.suspend()
     leave(standing)
-    told = capsys.readouterr()
-    assert told.out == "suspended\n"
-    assert told.err == f"reviews is suspended; `bireme resume {NAMED}` resumes it\n"
+    captured = capsys.readouterr()
+    assert captured.out == "suspended\n"
+    assert captured.err == f"reviews is suspended; `bireme resume {NAMED}` resumes it\n"
 
 
-def test_a_cluster_that_never_answered_is_told_as_such() -> None:
+def test_a_cluster_that_never_answered_is_reported_as_such() -> None:
     assert parting_words("reviews", "ns", "").startswith("the cluster has not reported the state of reviews; come back")
     assert "keeps running" not in parting_words("reviews", "ns", "queued")
 
 
-def test_a_job_that_has_ended_is_told_also_to_whoever_leaves(standing: Standing) -> None:
+def test_a_job_that_has_ended_is_reported_also_after_ctrl_c(standing: Standing) -> None:
     standing.fail()
     with pytest.raises(DataError, match="shard 0 of 3 is missing"):
         follow_to_end(WHERE, "reviews", is_silent=False, as_json=False)
@@ -120,12 +120,12 @@ def test_a_job_that_kubernetes_ended_has_time_to_say_why(ended: Standing, monkey
 
 
 def test_a_job_that_never_says_why_ends_with_kubernetes_words(ended: Standing) -> None:
-    with pytest.raises(ClusterError, match="exit code 5 matching FailJob rule") as told:
+    with pytest.raises(ClusterError, match="exit code 5 matching FailJob rule") as caught:
         follow_to_end(WHERE, "reviews", is_silent=True, as_json=False)
-    assert "`bireme why reviews" in told.value.fix
+    assert "`bireme why reviews" in caught.value.fix
 
 
-def test_whoever_leaves_does_not_wait_for_the_reason(
+def test_ctrl_c_does_not_wait_for_the_reason(
     ended: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(foreground, "Interrupts", Leaving)

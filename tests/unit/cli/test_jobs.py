@@ -43,16 +43,16 @@ def record(output: Path, state: registry.State, started: float, **more: Any) -> 
     return made
 
 
-def test_a_run_that_died_shows_its_passes_and_how_to_go_on(leave: Leave) -> None:
+def test_a_run_that_died_shows_its_passes_and_how_to_resume(leave: Leave) -> None:
     output = leave(done=3)
     made = record(output, "running", 1.0, birth="another boot/1")
     lines = run(list_).splitlines()[1:]
     assert "died" in lines[0] and "3/4 passes" in lines[0]
     assert lines[1].strip() == f"continue with `bireme resume {output}`"
-    told = run(status, made.id)
-    assert "died (its process is gone)" in told and "3/4 passes" in told
-    assert [line[:8] for line in told.splitlines() if line.startswith("pass ")] == ["pass   0", "pass   1", "pass   2"]
-    assert f"continue with `bireme resume {output}`" in told
+    shown = run(status, made.id)
+    assert "died (its process is gone)" in shown and "3/4 passes" in shown
+    assert [line[:8] for line in shown.splitlines() if line.startswith("pass ")] == ["pass   0", "pass   1", "pass   2"]
+    assert f"continue with `bireme resume {output}`" in shown
 
 
 def test_a_killed_and_resumed_job_is_listed_once(leave: Leave) -> None:
@@ -72,9 +72,9 @@ def test_a_resume_that_failed_takes_no_pass_away(leave: Leave) -> None:
     record(output, "died", 1.0)
     record(output, "failed", 2.0, reason="no snapshot can be used")
     assert "2/4 passes" in run(list_)
-    told = run(status)
-    assert "failed (no snapshot can be used)" in told and "2/4 passes" in told
-    assert "continue with" in told
+    shown = run(status)
+    assert "failed (no snapshot can be used)" in shown and "2/4 passes" in shown
+    assert "continue with" in shown
 
 
 def test_a_list_is_as_long_as_asked_for(leave: Leave) -> None:
@@ -98,9 +98,9 @@ def test_a_job_whose_output_is_gone_is_shown_with_all_only(leave: Leave, tmp_pat
     record(leave(done=4), "finished", 1.0)
     record(tmp_path / "gone", "finished", 2.0)
     record(tmp_path / "going", "running", 3.0, pid=os.getpid(), birth=birth_of(os.getpid()))
-    told = run(list_)
-    assert "/going\n" in told and "/gone" not in told
-    assert told.endswith("(1 job hidden, as the output directory is gone; `--all` shows them)\n")
+    shown = run(list_)
+    assert "/going\n" in shown and "/gone" not in shown
+    assert shown.endswith("(1 job hidden, as the output directory is gone; `--all` shows them)\n")
     assert "/gone (gone)\n" in run(list_, "--all")
 
 
@@ -112,8 +112,8 @@ def test_an_output_that_is_gone_leaves_what_the_run_said_last(tmp_path: Path) ->
 
 def test_json_has_the_passes_of_the_job(leave: Leave) -> None:
     record(leave(done=2), "cancelled", 1.0)
-    for told in (json.loads(run(list_, "--json"))["jobs"][0], json.loads(run(status, "--json"))):
-        assert (told["passes_done"], told["passes"], told["state"]) == (2, 4, "cancelled")
+    for answer in (json.loads(run(list_, "--json"))["jobs"][0], json.loads(run(status, "--json"))):
+        assert (answer["passes_done"], answer["passes"], answer["state"]) == (2, 4, "cancelled")
 
 
 def test_nothing_to_list_names_the_demo() -> None:
@@ -122,7 +122,7 @@ def test_nothing_to_list_names_the_demo() -> None:
 
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
-    """Where a process listens that was stopped: connections are made, and nobody answers."""
+    """The address of a stopped process: connections are made, and no answer comes."""
     monkeypatch.setattr(messages, "ASK_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield Address(host="127.0.0.1", ports=(server.getsockname()[1],))
@@ -140,10 +140,10 @@ def test_a_silent_coordinator_is_named_with_what_is_known(leave: Leave, stopped:
     output = leave(done=2)
     made = record(output, "running", 10.0)
     announce(made, stopped)
-    told = run(status)
-    assert "small: running" in told and "2/4 passes" in told
-    assert told.count("\npass ") == 2
-    assert "waits for pserver 0 (the coordinator), which does not answer\n" in told
+    shown = run(status)
+    assert "small: running" in shown and "2/4 passes" in shown
+    assert shown.count("\npass ") == 2
+    assert "waits for pserver 0 (the coordinator), which does not answer\n" in shown
     assert json.loads(run(status, "--json"))["status"]["phase"] == "starting"
     views = [{"event": "view", "unix": 5.0}, {"event": "view", "unix": 15.0}]
     for rows, phase in ((views[:1], "starting"), (views, "training")):
@@ -153,7 +153,7 @@ def test_a_silent_coordinator_is_named_with_what_is_known(leave: Leave, stopped:
     assert "2/4 passes" in run(list_)
 
 
-def test_what_is_wrong_though_training_goes_on_is_told(leave: Leave, stopped: Address) -> None:
+def test_what_is_wrong_though_training_continues_is_reported(leave: Leave, stopped: Address) -> None:
     warning = "no snapshot since round 7: pserver 1: the disk is full"
     made = record(leave(done=1), "running", 10.0, status=JobStatus(phase="training", warnings=(warning,)))
     announce(made, stopped)
@@ -163,8 +163,8 @@ def test_what_is_wrong_though_training_goes_on_is_told(leave: Leave, stopped: Ad
 
 def test_a_running_job_says_how_long_it_will_take(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> None:
     record(leave(done=2, passes=100), "running", 1.0, pid=os.getpid(), birth=birth_of(os.getpid()))
-    told = JobStatus(phase="training", passes=100, saved=1, passes_done=(closed(0), closed(1)))
-    monkeypatch.setattr(local, "status_of", lambda _: told)
+    last = JobStatus(phase="training", passes=100, saved=1, passes_done=(closed(0), closed(1)))
+    monkeypatch.setattr(local, "status_of", lambda _: last)
     assert run(status).splitlines()[0].endswith(" ago, 2/100 passes, about 49 s left")
 
 
@@ -172,14 +172,14 @@ def test_a_job_is_watched_until_it_is_over(leave: Leave, monkeypatch: pytest.Mon
     made = record(leave(done=2), "running", 1.0, pid=os.getpid(), birth=birth_of(os.getpid()))
     monkeypatch.setattr(local, "POLL_S", 0.0)
 
-    def tell(_: registry.RunRecord) -> JobStatus:
+    def finished_status(_: registry.RunRecord) -> JobStatus:
         registry.save(msgspec.structs.replace(made, state="finished"))
         return JobStatus(phase="training", passes=4, passes_done=(closed(0),))
 
-    monkeypatch.setattr(local, "status_of", tell)
-    told = run(status, "--watch").splitlines()
-    assert (told[0], told[1][:8]) == ("training", "pass   0") and told[2].startswith("small: finished")
-    assert [line[:8] for line in told if line.startswith("pass ")] == ["pass   0", "pass   1"], "each once"
+    monkeypatch.setattr(local, "status_of", finished_status)
+    lines = run(status, "--watch").splitlines()
+    assert (lines[0], lines[1][:8]) == ("training", "pass   0") and lines[2].startswith("small: finished")
+    assert [line[:8] for line in lines if line.startswith("pass ")] == ["pass   0", "pass   1"], "each once"
 
 
 def test_watching_has_no_single_object_to_print(leave: Leave) -> None:
@@ -193,8 +193,8 @@ def test_the_last_status_is_kept_when_there_is_no_answer(leave: Leave, stopped: 
     last = JobStatus(phase="training", round=77, waits_for=("trainer 1",), passes=4)
     made = record(output, "running", 10.0, status=last)
     announce(made, stopped)
-    told = json.loads(run(status, "--json"))["status"]
-    assert told == as_json(replace(last, waits_for=("pserver 0 (the coordinator), which does not answer",)))
+    answer = json.loads(run(status, "--json"))["status"]
+    assert answer == as_json(replace(last, waits_for=("pserver 0 (the coordinator), which does not answer",)))
     (output / "status.json").write_text(json.dumps({"phase": "finished", "waits_for": []}))
     assert json.loads(run(status, "--json"))["status"] == as_json(JobStatus(phase="finished"))
 

@@ -21,16 +21,16 @@ from bireme.spec.job import JobFile
 def test_a_group_alone_prints_its_help_and_no_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(arguments)
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert left.value.code == 0
-    assert told.out.startswith("Usage: bireme")
-    assert told.err == ""
+    assert captured.out.startswith("Usage: bireme")
+    assert captured.err == ""
 
 
 @pytest.mark.parametrize("command", [train, resume])
 def test_the_promise_of_equal_bits_names_its_exceptions(command: object) -> None:
-    told = " ".join(CliRunner().invoke(command, ["--help"]).output.split())  # type: ignore[arg-type]
-    assert "except in the modes `bounded` and `async`" in told
+    output = " ".join(CliRunner().invoke(command, ["--help"]).output.split())  # type: ignore[arg-type]
+    assert "except in the modes `bounded` and `async`" in output
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_an_option_that_is_none_says_what_to_use(
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
-    told = capsys.readouterr().err
-    assert hint in told and f"`bireme {arguments[0]} --help` shows how it is used" in told
+    message = capsys.readouterr().err
+    assert hint in message and f"`bireme {arguments[0]} --help` shows how it is used" in message
 
 
 def test_values_of_any_key_reach_the_job_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,10 +39,10 @@ def test_a_table_without_a_row_is_shown(tmp_path: Path) -> None:
 def test_a_table_shows_its_rows_and_its_ids_are_no_parameter(
     tmp_path: Path, ids: tuple[int, ...], size: str, values: str
 ) -> None:
-    told = CliRunner().invoke(model, ["show", saved(tmp_path / "m", *ids)], catch_exceptions=False).output.splitlines()
-    assert told[0].endswith(f"config.py, {values}")
-    assert len(told) == 2
-    assert size in told[1]
+    lines = CliRunner().invoke(model, ["show", saved(tmp_path / "m", *ids)], catch_exceptions=False).output.splitlines()
+    assert lines[0].endswith(f"config.py, {values}")
+    assert len(lines) == 2
+    assert size in lines[1]
 
 
 def test_a_model_is_shown_with_the_results_of_its_pass(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_a_model_is_shown_with_the_results_of_its_pass(tmp_path: Path) -> None:
 def test_an_export_counts_parameters_and_names_the_ids(tmp_path: Path) -> None:
     target = tmp_path / "m.npz"
     arguments = ["export", saved(tmp_path / "m", 1, 7), str(target)]
-    told = CliRunner().invoke(model, arguments, catch_exceptions=False).output.splitlines()
-    assert told == [f"wrote 1 parameter to {target}", "  wide: 2 rows of 2, by the ids in wide.ids"]
+    lines = CliRunner().invoke(model, arguments, catch_exceptions=False).output.splitlines()
+    assert lines == [f"wrote 1 parameter to {target}", "  wide: 2 rows of 2, by the ids in wide.ids"]
     assert sorted(np.load(target).files) == ["wide", "wide.ids"]
 
 

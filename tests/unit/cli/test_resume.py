@@ -1,4 +1,4 @@
-"""`bireme resume`: whom it means, when there is nothing to do, and where it says that it begins."""
+"""`bireme resume`: which job it means, when there is nothing to do, and where it says that it begins."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def test_a_copied_outputs_program_and_data_are_named(leave: Leave, tmp_path: Pat
     assert moved_note(output, job_to_resume(output, {}), {}) == []
     moved = output.rename(tmp_path / "moved")
     job = job_to_resume(moved, {})
-    (told,) = moved_note(moved, job, {})
-    assert f"was made in {output}" in told and job.config in told and "--job JOB.yaml" in told
+    (note,) = moved_note(moved, job, {})
+    assert f"was made in {output}" in note and job.config in note and "--job JOB.yaml" in note
     assert moved_note(moved, job, {"config": "c.py", "data": "d"}) == []
 
 
 def test_a_finished_job_is_one_object_with_json(leave: Leave) -> None:
     output = leave(done=1, passes=1)
-    told = json.loads(run(output, "--json").output)
-    assert told["phase"] == "finished"
-    assert told["hash"] == model_hash(output / "pass-00000")
-    assert (told["passes"], told["resumed"]) == (1, False)
+    answer = json.loads(run(output, "--json").output)
+    assert answer["phase"] == "finished"
+    assert answer["hash"] == model_hash(output / "pass-00000")
+    assert (answer["passes"], answer["resumed"]) == (1, False)
 
 
 def test_as_many_passes_is_nothing_to_do_and_fewer_a_mistake(leave: Leave) -> None:
@@ -96,13 +96,13 @@ def test_without_a_name_the_newest_unfinished_job_is_meant(leave: Leave) -> None
     assert find_output("small") == second
 
 
-def test_when_nothing_waits_to_be_resumed_that_is_told(leave: Leave) -> None:
+def test_nothing_to_resume_is_reported(leave: Leave) -> None:
     record(leave(done=4), "finished")
     with pytest.raises(UsageError, match="no job on this machine waits to be resumed"):
         find_output(None)
 
 
-def test_a_name_that_nobody_knows_is_told(leave: Leave) -> None:
+def test_an_unknown_name_is_refused(leave: Leave) -> None:
     with pytest.raises(UsageError, match="there is neither a directory nor a job 'ghost'"):
         find_output("ghost")
 
@@ -122,7 +122,7 @@ def snapshot(created: float) -> Manifest:
     )  # fmt: skip
 
 
-def test_where_it_begins_is_told_with_the_time_of_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_begins_is_shown_with_the_time_of_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "localtime", lambda s=90_000.0: time.gmtime(s))
     assert describe_start(snapshot(86_400.0 + 43_390)) == (
         "resuming from round 1800, batch 3 of pass 21 (snapshot of 12:03:10)"

@@ -44,24 +44,24 @@ def job_of(output: Path) -> Job:
 
 
 @pytest.mark.parametrize("error", [ProcessError, NetworkError])
-def test_a_job_that_is_given_up_is_told_with_how_to_go_on(leave: Leave, error: type[BiremeError]) -> None:
+def test_a_job_that_is_given_up_names_the_way_to_resume(leave: Leave, error: type[BiremeError]) -> None:
     output = leave(has_snapshot=True)
-    told = explain_end(job_of(output), error("trainer 1 died 11 times", fix="its last words are in train.log"))
-    assert type(told) is error
-    assert told.fix == f"its last words are in train.log; then continue with `bireme resume {output}`"
+    result = explain_end(job_of(output), error("trainer 1 died 11 times", fix="its last words are in train.log"))
+    assert type(result) is error
+    assert result.fix == f"its last words are in train.log; then continue with `bireme resume {output}`"
     assert explain_end(job_of(output), error("gone")).fix == f"continue with `bireme resume {output}`"
 
 
-def test_without_a_snapshot_there_is_no_way_on_to_tell(leave: Leave) -> None:
+def test_without_a_snapshot_no_resume_is_named(leave: Leave) -> None:
     error = ProcessError("gone", fix="look into its log")
     assert explain_end(job_of(leave()), error) is error
 
 
-def test_a_stop_names_the_newest_snapshot_and_how_to_go_on(leave: Leave) -> None:
+def test_a_stop_names_the_newest_snapshot_and_how_to_resume(leave: Leave) -> None:
     output = leave(has_snapshot=True)
-    told = explain_end(job_of(output), Cancelled("stopped on request"))
-    assert told.what == "stopped on request; the newest snapshot is of round 7"
-    assert told.fix == f"continue with `bireme resume {output}`"
+    result = explain_end(job_of(output), Cancelled("stopped on request"))
+    assert result.what == "stopped on request; the newest snapshot is of round 7"
+    assert result.fix == f"continue with `bireme resume {output}`"
     before = explain_end(job_of(leave("early")), Cancelled("stopped on request"))
     assert "no snapshot was made yet" in before.what
 
@@ -116,7 +116,7 @@ class Unread(PlainView):
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.usefixtures("capsys")
-def test_when_nobody_reads_any_more_the_job_goes_on_in_silence(number: int) -> None:
+def test_a_job_continues_without_a_reader_in_silence(number: int) -> None:
     view = Unread(number)
     view.update(JobStatus())
     assert view.is_silent
@@ -145,6 +145,6 @@ def test_the_best_pass_is_named_also_if_its_model_was_not_kept(leave: Leave, kep
 
 def test_the_demo_shows_its_passes_once(leave: Leave) -> None:
     output = leave(done=2)
-    told = {"passes": [], "test_error": 0.07, "samples_per_s": 1.0, "seconds": 1.0, "model": str(output / "pass-00001")}
-    words = "\n".join(_describe({**told, "hash": "abc"}, output.parent))
+    done = {"passes": [], "test_error": 0.07, "samples_per_s": 1.0, "seconds": 1.0, "model": str(output / "pass-00001")}
+    words = "\n".join(_describe({**done, "hash": "abc"}, output.parent))
     assert "train cost" not in words and words.startswith("\nbest pass: pass-00000 (cost 0.5000)\ntest error 7.00 %")

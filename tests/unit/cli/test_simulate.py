@@ -36,7 +36,7 @@ def run(*arguments: str) -> str:
     return done.output
 
 
-def told(*arguments: str) -> dict[str, Any]:
+def simulated(*arguments: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(run(*arguments, "--json"))
     return found
 
@@ -78,7 +78,7 @@ def test_words_name_time_efficiency_limit_and_advice() -> None:
 
 
 def test_json_holds_everything_and_shares_add_up() -> None:
-    found = told(*BARE)
+    found = simulated(*BARE)
     assert sum(found["shares"].values()) == pytest.approx(1.0)
     assert found["limit"] == "compute"
     assert found["samples_per_s"] == pytest.approx(4 * 128 / found["round_s"])
@@ -88,24 +88,24 @@ def test_json_holds_everything_and_shares_add_up() -> None:
 
 
 def test_a_job_gives_its_own_sizes_and_flags_win(job: Path) -> None:
-    own = told(str(job), "--compute-rate", "1000")
+    own = simulated(str(job), "--compute-rate", "1000")
     assert (own["job"], own["parameters"], own["batch"]) == ("small", 2002, 32)
     assert (own["cluster"]["trainers"], own["cluster"]["pservers"], own["cluster"]["lanes"]) == (2, 2, 2)
     flags = ["--trainers", "9", "--pservers", "5", "--lanes", "1", "--batch", "8", "--gradients", "float16"]
-    other = told(str(job), "--compute-rate", "1000", *flags)
+    other = simulated(str(job), "--compute-rate", "1000", *flags)
     assert (other["cluster"]["trainers"], other["cluster"]["pservers"], other["cluster"]["lanes"]) == (9, 5, 1)
     assert (other["batch"], other["gradients"]) == (8, "float16")
 
 
 def test_fewer_trainers_than_shards_share_them(job: Path) -> None:
-    found = told(str(job), "--compute-rate", "1000", "--trainers", "1", "--spread", "0")
+    found = simulated(str(job), "--compute-rate", "1000", "--trainers", "1", "--spread", "0")
     assert found["samples_per_s"] == pytest.approx(2 * 32 / found["round_s"])
 
 
 @pytest.mark.parametrize(("trainers", "rate"), [(2, 600.0), (1, 1200.0)])
-def test_the_last_run_tells_how_fast_a_trainer_computes(job: Path, trainers: int, rate: float) -> None:
+def test_the_last_run_reports_how_fast_a_trainer_computes(job: Path, trainers: int, rate: float) -> None:
     ran(job, trainers=trainers)
-    assert told(str(job))["cluster"]["samples_s"] == rate
+    assert simulated(str(job))["cluster"]["samples_s"] == rate
 
 
 def test_without_a_run_or_a_rate_it_says_how_to_get_one(job: Path) -> None:

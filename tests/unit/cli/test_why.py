@@ -73,13 +73,13 @@ def test_a_failure_without_a_kept_error_is_explained_too() -> None:
     assert "The job is failed (trainer 0 died)" in said("small")[0]
 
 
-def test_a_job_whose_process_is_gone_is_told_how_to_go_on() -> None:
+def test_a_job_whose_process_is_gone_names_the_way_to_resume() -> None:
     ran("running", {"passes": 4, "saved": 1}, birth="another boot/1")
     assert "gone and left no final state, with 2 of 4 passes done" in said("small")[0]
     assert said("small")[1] == "Go on from its last snapshot with `bireme resume out`."
 
 
-def test_a_stopped_job_is_told_how_to_go_on() -> None:
+def test_a_stopped_job_names_the_way_to_resume() -> None:
     ran("cancelled", {"passes": 4, "saved": 1})
     assert said()[0] == "The job was stopped, with 2 of 4 passes done."
 
@@ -105,9 +105,9 @@ def test_a_running_job_says_what_it_waits_for(
     monkeypatch.setattr(
         "bireme.api.local.status_of", lambda given: record.status if given.id == record.id else JobStatus()
     )
-    told = json.loads("".join(said("small", "--json")))
-    assert (told["where"], told["causes"][0]["situation"]) == ("local", situation)
-    assert words in told["causes"][0]["cause"]
+    answer = json.loads("".join(said("small", "--json")))
+    assert (answer["where"], answer["causes"][0]["situation"]) == ("local", situation)
+    assert words in answer["causes"][0]["cause"]
 
 
 def test_an_unknown_job_is_an_error_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:

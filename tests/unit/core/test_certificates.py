@@ -106,14 +106,14 @@ def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_to_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot write"):
         keep_ca(tmp_path / "file" / "deeper" / "ca", NAME)
 
 
 @pytest.mark.parametrize("part", ["certificate", "key"])
-def test_a_torn_authority_is_told_and_signs_nothing(ca: Pair, part: str) -> None:
+def test_a_torn_authority_is_reported_and_signs_nothing(ca: Pair, part: str) -> None:
     torn = ca._replace(**{part: b"-----BEGIN NOTHING-----"})
     with pytest.raises(CertificateError, match="cannot read the"):
         make_leaf(torn, [NAME])

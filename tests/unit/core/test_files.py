@@ -41,7 +41,7 @@ def test_a_write_replaces_the_whole_content(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_is_told_and_leaves_the_old_file(tiny_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_the_old_file(tiny_disk: Path) -> None:
     path = tiny_disk / "file"
     write_atomic(path, b"old")
     with pytest.raises(StorageError, match=f"the disk is full: cannot write {path}") as caught:
@@ -64,7 +64,7 @@ def test_a_disk_that_fills_up_while_syncing_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
-def test_a_place_that_may_not_be_written_is_told_with_what_to_do(number: int) -> None:
+def test_a_read_only_place_is_reported_with_what_to_do(number: int) -> None:
     with pytest.raises(StorageError, match="cannot write the model") as caught, storage_errors("the model"):
         raise OSError(number, os.strerror(number))
     assert "choose an output directory" in caught.value.fix
@@ -76,7 +76,7 @@ def test_a_directory_and_those_above_are_made_and_synced(tmp_path: Path, monkeyp
     make_directory(tmp_path / "a" / "b" / "c")
     assert (tmp_path / "a" / "b" / "c").is_dir()
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
-    make_directory(tmp_path / "a" / "b" / "c")  # whoever made it may have died before it was synced
+    make_directory(tmp_path / "a" / "b" / "c")  # its maker may have died before it was synced
     assert synced[3:] == [tmp_path / "a" / "b"]
 
 

@@ -24,7 +24,7 @@ def child(main, name="log"):
 def result(main):
     return child(main).wait()
 
-def tell(what):
+def report(what):
     with open(os.path.join(directory, "facts"), "w") as facts:
         json.dump(what, facts)
 
@@ -55,7 +55,7 @@ def test_a_forked_child_ends_with_the_code_of_its_main(how: str, tmp_path: Path)
 
 
 def test_a_forked_child_has_its_own_command_line(tmp_path: Path) -> None:
-    main = "lambda a: tell([a, sys.argv[1:], open('/proc/self/cmdline').read().split('\\0')])"
+    main = "lambda a: report([a, sys.argv[1:], open('/proc/self/cmdline').read().split('\\0')])"
     run(tmp_path, f"print(result({main}))")
     arguments, argv, line = json.loads((tmp_path / "facts").read_text())
     assert (arguments, argv) == (["--terse"], ["--terse"])
@@ -68,7 +68,7 @@ secret = open(os.path.join(directory, "secret"), "w")
 def main(_):
     print("out"), print("error", file=sys.stderr)
     files = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
-    tell([os.getsid(0) == os.getpid(), sys.stdin.read(), sorted(files)])
+    report([os.getsid(0) == os.getpid(), sys.stdin.read(), sorted(files)])
 print(result(main))
 """
     run(tmp_path, code)
@@ -84,7 +84,7 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGINT, lambd
 def main(_):
     got = signal.getsignal
     interrupt = got(signal.SIGINT) is signal.default_int_handler
-    tell([got(signal.SIGHUP) is signal.SIG_IGN, interrupt, not signal.pthread_sigmask(signal.SIG_BLOCK, [])])
+    report([got(signal.SIGHUP) is signal.SIG_IGN, interrupt, not signal.pthread_sigmask(signal.SIG_BLOCK, [])])
 print(result(main))
 """
     run(tmp_path, code)

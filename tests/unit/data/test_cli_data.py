@@ -80,9 +80,9 @@ def test_check_with_only_warnings_ends_well(source: Path, tmp_path: Path) -> Non
 
 
 def test_piped_progress_is_a_few_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = plain_progress("splitting")
+    progress = plain_progress("splitting")
     for done in range(0, 101, 5):
-        tell(done << 20, 100 << 20)
+        progress(done << 20, 100 << 20)
     assert capsys.readouterr().err == "splitting: 25 %\nsplitting: 50 %\nsplitting: 75 %\n"
 
 

@@ -79,7 +79,7 @@ def test_more_shards_than_lines_is_allowed_with_a_warning(source: Path, job: Pat
     assert (job / "6/data/train.txt").read_bytes() == b""
 
 
-def test_what_a_killed_split_left_is_told(source: Path, job: Path) -> None:
+def test_what_a_killed_split_left_is_reported(source: Path, job: Path) -> None:
     (job / ".unfinished-abc").mkdir(parents=True)
     assert "left by a process that was killed" in split_lines(source, job, 1).warnings[0]
 
@@ -200,7 +200,7 @@ def test_source_that_changes_meanwhile_is_refused(source: Path, job: Path, call:
 
     def change(done: int, total: int) -> None:
         calls.append(done)
-        if len(calls) == call:  # the first is told while lines are counted, the second while they are written
+        if len(calls) == call:  # the first comes while lines are counted, the second while they are written
             (source / "train.txt").write_text(now)
 
     with pytest.raises(DataError, match="changed while it was being split"):
@@ -227,7 +227,7 @@ def test_move_that_fails_takes_back_the_moves_before_it(tmp_path: Path) -> None:
         (errno.EIO, "Input/output error"),
     ],
 )
-def test_disk_failures_are_told_in_plain_words(tmp_path: Path, code: int, words: str) -> None:
+def test_disk_failures_are_reported_in_plain_words(tmp_path: Path, code: int, words: str) -> None:
     error = storage_error(OSError(code, os.strerror(code)), tmp_path)
     assert isinstance(error, StorageError)
     assert words in str(error)

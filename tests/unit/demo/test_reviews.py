@@ -74,8 +74,8 @@ def test_list_files_name_what_is_there(made: tuple[Path, ReviewFacts]) -> None:
 
 
 def test_default_reviews_are_the_same_bytes_everywhere(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    write_reviews(tmp_path, on_progress=lambda done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    write_reviews(tmp_path, on_progress=lambda done, total: progress.append((done, total)))
     digests = {
         name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()[:16]
         for name in ("train.txt", "test.txt", "dict.txt", "pred.txt")
@@ -87,7 +87,7 @@ def test_default_reviews_are_the_same_bytes_everywhere(tmp_path: Path) -> None:
         "pred.txt": "bda2dcac267bce6e",
     }
     assert sum(_truth(tokens) != label for label, tokens in _samples(tmp_path / "test.txt")) == 120
-    assert told[-1] == (26_408, 26_408)
+    assert progress[-1] == (26_408, 26_408)
 
 
 def test_another_seed_gives_other_reviews(tmp_path: Path) -> None:

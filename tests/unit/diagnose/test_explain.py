@@ -1,7 +1,7 @@
 """`explain`: every row of the table on facts that were recorded on a real cluster, and what the order is for.
 
 The files in recorded/ were written by tests/kube/test_why*.py on the test cluster (BIREME_RECORD=1), those of local
-runs from real runs on one machine; only fields that nobody reads were left out.
+runs from real runs on one machine; only fields that no code reads were left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of losses is what the machines do, not what somebody believes."""
+"""The table of losses is what the machines do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_losing_a_trainer_is_repaired_unless_it_had_state() -> None:
     assert outcome("[a trainer]", PRIVATE)[1:] == ("rewind", "back to the last pass")
 
 
-def test_a_pause_changes_nothing_and_is_told() -> None:
+def test_a_pause_changes_nothing_and_is_reported() -> None:
     assert outcome("nothing") == (("trainer 1, silent for 30 s",), "nothing", "")
 
 
@@ -62,7 +62,7 @@ def test_a_page_must_have_each_of_its_blocks_once() -> None:
         generate.filled("recovery.md", "# Recovery\n")
 
 
-def test_a_block_that_somebody_changed_by_hand_is_written_again() -> None:
+def test_a_block_that_was_changed_by_hand_is_written_again() -> None:
     whole = (generate.DOCS / "recovery.md").read_text(encoding="utf-8")
     changed = whole.replace("a member was lost", "no process lost")
     assert changed != whole

@@ -118,9 +118,9 @@ def test_the_page_about_starting_by_hand_has_existing_flags() -> None:
 
 def test_the_page_about_compatibility_has_the_codes_versions() -> None:
     text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
-    told = re.findall(r"`(\w*VERSION)` (\d+) in \[([\w/]+)\.py\]", text)
-    assert len(told) == 5
-    for name, number, module in told:
+    versions = re.findall(r"`(\w*VERSION)` (\d+) in \[([\w/]+)\.py\]", text)
+    assert len(versions) == 5
+    for name, number, module in versions:
         code = importlib.import_module(f"bireme.{module.replace('/', '.')}")
         assert getattr(code, name) == int(number), module
     assert f"Version {bireme.__version__} is the first" in " ".join(text.split())

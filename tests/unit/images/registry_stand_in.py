@@ -66,18 +66,18 @@ class Handler(BaseHTTPRequestHandler):
     def is_let_in(self) -> bool:
         if not self.state.login:
             return True
-        told = self.headers.get("Authorization", "")
+        given = self.headers.get("Authorization", "")
         basic = "Basic " + base64.b64encode(self.state.login.encode()).decode()
-        return told == ("Bearer good" if self.state.uses_tokens else basic)
+        return given == ("Bearer good" if self.state.uses_tokens else basic)
 
     def challenge(self) -> None:
         realm = f"http://{self.headers['Host']}/token"
-        told = (
+        header = (
             f'Bearer realm="{realm}",service="stand-in",scope="repository:ml/x:push"'
             if self.state.uses_tokens
             else 'Basic realm="x"'
         )
-        self.reply(401, b'{"errors":[{"code":"UNAUTHORIZED","message":"who are you"}]}', WWW_Authenticate=told)
+        self.reply(401, b'{"errors":[{"code":"UNAUTHORIZED","message":"who are you"}]}', WWW_Authenticate=header)
 
     def give_token(self, query: dict[str, list[str]]) -> None:
         self.state.scopes += query["scope"]

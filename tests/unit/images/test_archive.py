@@ -44,10 +44,10 @@ def test_equal_images_are_equal_files(image: Image, tmp_path: Path) -> None:
 
 
 def test_the_config_has_the_command_and_a_fixed_time(image: Image) -> None:
-    told = json.loads(image.config)
-    assert told["config"] == {"User": "1000:1000", "Labels": {"a": "b"}}
-    assert told["rootfs"]["diff_ids"] == [layer.diff_id for layer in image.layers]
-    assert told["created"] == "1980-01-01T00:00:00Z"
+    config = json.loads(image.config)
+    assert config["config"] == {"User": "1000:1000", "Labels": {"a": "b"}}
+    assert config["rootfs"]["diff_ids"] == [layer.diff_id for layer in image.layers]
+    assert config["created"] == "1980-01-01T00:00:00Z"
 
 
 def test_old_dockers_find_their_manifest(image: Image, tmp_path: Path) -> None:

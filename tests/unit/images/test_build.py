@@ -13,16 +13,16 @@ def environment(recipe: Recipe) -> dict[str, str]:
 
 
 def test_a_container_runs_bireme_unprivileged_from_the_root() -> None:
-    told = start_config(Recipe(tag="x"))
-    assert (told["User"], told["Entrypoint"], told["WorkingDir"]) == ("1000:1000", ["bireme"], "/")
+    config = start_config(Recipe(tag="x"))
+    assert (config["User"], config["Entrypoint"], config["WorkingDir"]) == ("1000:1000", ["bireme"], "/")
 
 
 def test_all_that_is_written_at_run_time_goes_to_tmp() -> None:
-    told = environment(Recipe(tag="x"))
-    assert told["HOME"] == "/tmp"
-    assert told["NUMBA_CACHE_DIR"].startswith("/tmp/")
-    assert told["PYTHONDONTWRITEBYTECODE"] == "1"
-    assert told["PATH"].startswith("/opt/bireme/bin:")
+    variables = environment(Recipe(tag="x"))
+    assert variables["HOME"] == "/tmp"
+    assert variables["NUMBA_CACHE_DIR"].startswith("/tmp/")
+    assert variables["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert variables["PATH"].startswith("/opt/bireme/bin:")
 
 
 def test_a_processor_asked_for_is_the_one_containers_seek() -> None:

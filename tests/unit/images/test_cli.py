@@ -105,12 +105,12 @@ def test_an_unnamed_image_goes_to_the_clusters_repository(
     with registry() as (address, state):
         changed = patched(cluster, f"{address}/bireme-paddle")
         assert run("push", str(archive), "--plain-http", "--json") == 0
-        told = json.loads(capsys.readouterr().out)
+        pushed = json.loads(capsys.readouterr().out)
         assert run("push", str(archive), "--plain-http") == 0
-    short = told["digest"].removeprefix("sha256:")[:12]
-    assert told["image"] == f"{address}/bireme-paddle:1-{short}" and told["context"] == "near"
+    short = pushed["digest"].removeprefix("sha256:")[:12]
+    assert pushed["image"] == f"{address}/bireme-paddle:1-{short}" and pushed["context"] == "near"
     assert list(state.manifests) == [f"1-{short}"]
-    assert changed["image"] == f"{address}/bireme-paddle@{told['digest']}" and changed["claim"] == "efsvol"
+    assert changed["image"] == f"{address}/bireme-paddle@{pushed['digest']}" and changed["claim"] == "efsvol"
     assert capsys.readouterr().out.endswith("`bireme submit` uses it on the cluster of context near\n")
 
 

@@ -74,7 +74,7 @@ def test_podman_s_login_is_looked_for_before_docker_s(tmp_path: Path) -> None:
     assert config_files(moved, tmp_path) == [Path(each) for each in wanted]
 
 
-@pytest.mark.parametrize("told", [{"auths": {"x.example": {"auth": "%"}}}, {"auths": []}, []])
-def test_a_login_that_makes_no_sense_is_named(tmp_path: Path, told: Any) -> None:
+@pytest.mark.parametrize("content", [{"auths": {"x.example": {"auth": "%"}}}, {"auths": []}, []])
+def test_a_login_that_makes_no_sense_is_named(tmp_path: Path, content: Any) -> None:
     with pytest.raises(ImageError, match="cannot read the login"):
-        find_login("x.example", [config(tmp_path, told)])
+        find_login("x.example", [config(tmp_path, content)])

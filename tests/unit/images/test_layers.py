@@ -170,7 +170,7 @@ def test_a_tree_that_another_build_made_meanwhile_stays(tmp_path: Path) -> None:
     assert (folder / "theirs").exists() and [path.name for path in tmp_path.iterdir()] == ["x-k"]
 
 
-def test_keys_tell_lists_apart_that_read_alike() -> None:
+def test_keys_distinguish_lists_that_read_alike() -> None:
     assert len({key_of("ab", "c"), key_of("a", "bc"), key_of("abc"), key_of("a", "b", "c")}) == 4
 
 

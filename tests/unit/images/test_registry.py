@@ -46,7 +46,7 @@ def test_what_the_registry_has_is_not_sent_again(image: Image) -> None:
     assert not [line for line in state.requests if line.startswith(("POST", "PATCH"))]
 
 
-def test_an_upload_that_broke_off_goes_on_where_it_stopped(image: Image) -> None:
+def test_an_upload_that_broke_off_continues_where_it_stopped(image: Image) -> None:
     pauses: list[float] = []
     with registry(break_after=[1_000_000, 500_000]) as (address, state):
         push(image, address, pauses)
@@ -81,7 +81,7 @@ def test_who_has_logged_in_may_push(image: Image, uses_tokens: bool) -> None:
 
 @pytest.mark.parametrize("uses_tokens", [False, True])
 @pytest.mark.parametrize("login", [None, Login("me", "wrong")])
-def test_who_has_not_is_told_how(image: Image, uses_tokens: bool, login: Login | None) -> None:
+def test_a_missing_login_is_reported_with_the_command(image: Image, uses_tokens: bool, login: Login | None) -> None:
     with (
         registry(login="me:secret", uses_tokens=uses_tokens) as (address, state),
         pytest.raises(ImageError, match="docker login") as caught,

@@ -73,7 +73,7 @@ def test_a_run_that_was_killed_is_made_good_by_the_next(script: Path, tmp_path: 
     assert not (out / ".unfinished-1").exists()
 
 
-def test_shards_that_somebody_else_made_are_kept(script: Path, tmp_path: Path) -> None:
+def test_shards_that_were_there_are_kept(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "0" / "data").mkdir(parents=True)
     (out / "0" / "data" / "train.txt").write_text("theirs")

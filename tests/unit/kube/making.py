@@ -103,7 +103,7 @@ def make(folder: Path, text: str = PLAIN, image: str | None = "bireme:test") -> 
     """What is submitted, with certificates that are none."""
     from dataclasses import replace
 
-    told = load(folder, text)
-    made = prepare(told, told.settings.namespace or "default", image)
+    loaded = load(folder, text)
+    made = prepare(loaded, loaded.settings.namespace or "default", image)
     pem = {"ca.crt": b"an authority", "tls.crt": b"a leaf", "tls.key": b"a key"}
-    return replace(made, certificates=pem) if told.settings.tls else made
+    return replace(made, certificates=pem) if loaded.settings.tls else made

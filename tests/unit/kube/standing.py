@@ -59,6 +59,6 @@ class Standing(Memory):
         self.job()["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "too long"}]}
 
     def suspend(self) -> None:
-        """Let somebody cancel the job in the middle of its training."""
+        """Cancel the job in the middle of its training."""
         self.say(phase="training", trainers=[{"trainer": 0}], passes_done=[])
         self.job()["spec"]["suspend"] = True

@@ -87,8 +87,8 @@ def test_a_suspended_job_is_shown_with_its_resume_not_followed(standing: Standin
         RESUME,
     ]
     assert send(tmp_path, "--wait", "--quiet").stderr == f"reviews is suspended: {RESUME}\n"
-    told = json.loads(send(tmp_path, "--wait", "--json").output)
-    assert (told["outcome"], told["state"]) == ("unchanged", "suspended")
+    answer = json.loads(send(tmp_path, "--wait", "--json").output)
+    assert (answer["outcome"], answer["state"]) == ("unchanged", "suspended")
 
 
 def test_a_job_that_waits_in_a_queue_is_followed(standing: Standing, followed: list[str], tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_job_that_waits_in_a_queue_is_followed(standing: Standing, followed: l
     assert followed == ["reviews"]
 
 
-def test_a_job_that_differs_is_refused_and_told_of_the_flag(standing: Standing, tmp_path: Path) -> None:
+def test_a_job_that_differs_is_refused_with_the_flag(standing: Standing, tmp_path: Path) -> None:
     send(tmp_path)
     refused = send(tmp_path, text=MORE).exception
     assert isinstance(refused, OutputExistsError)
@@ -238,7 +238,7 @@ def test_a_partly_refused_submission_leaves_nothing(
     assert kept(tmp_path) == []
 
 
-def test_what_somebody_else_has_made_meanwhile_is_left_to_them(
+def test_what_was_made_meanwhile_is_left_alone(
     standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked, create = standing.list, standing.create

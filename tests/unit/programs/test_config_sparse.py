@@ -83,7 +83,7 @@ def test_wrong_row_rules_are_refused_at_their_line(home: Any, attr: str, said: s
         (2**64 - 1, ", initial_max=2, initial_min=0", Init(kind="uniform", mean=1, spread=1)),
     ],
 )
-def test_unbounded_table_starts_with_a_small_spread_unless_told(home: Any, rows: int, attr: str, init: Init) -> None:
+def test_unbounded_table_starts_with_a_small_spread_by_default(home: Any, rows: int, attr: str, init: Init) -> None:
     weight = f"param_attr=ParamAttr(sparse_update=True{attr})"
     (table,) = home.load(HEAD + f"outputs(embedding_layer(data_layer('x', {rows}), 4, {weight}))").parameters
     assert (table.shape, table.init) == ((rows, 4), init)

@@ -177,7 +177,7 @@ def test_batch_of_empty_sequences_and_empty_batch_work(home: Any, start: Any) ->
     assert not any(grad.any() for grad in grads.values())
 
 
-def test_missing_paddle_is_said_when_the_config_is_loaded(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_paddle_is_reported_when_the_config_is_loaded(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "paddle", None)
     with pytest.raises(MissingError) as caught:
         home.load(HEAD + EMB.format(pooling="AvgPooling()"))

@@ -245,7 +245,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_wrong_line_is_told_with_shard_file_and_check(tmp_path: Path, fails: bool) -> None:
+def test_a_wrong_line_is_reported_with_shard_file_and_check(tmp_path: Path, fails: bool) -> None:
     (tmp_path / "shards/3/data").mkdir(parents=True)
     reader = open_shard(tmp_path / "shards/3", Torn(fails=fails), shard=3)
     with pytest.raises(ConfigScriptError if fails else DataError) as error:

@@ -1,7 +1,7 @@
 """A disk that loses power before a chosen operation, and with it, if asked, what had not been synced.
 
 It stands in for the calls of `os` that change directories. Every such call counts; from the chosen one on
-all of them raise `PowerCut`, so that nobody tidies up behind themselves: a dead process does not.
+all of them raise `PowerCut`, so that no handler tidies up: a dead process does not.
 """
 
 from __future__ import annotations

@@ -54,11 +54,11 @@ def test_a_subtree_without_any_contribution_has_no_sum() -> None:
 
 
 def test_a_fold_adds_in_the_order_of_the_tree() -> None:
-    told = fold(Span(0, 5), lambda shard: str(shard), lambda a, b: f"({a}+{b})")
-    assert told == "(((0+1)+2)+(3+4))"
+    order = fold(Span(0, 5), lambda shard: str(shard), lambda a, b: f"({a}+{b})")
+    assert order == "(((0+1)+2)+(3+4))"
 
 
-def test_a_reduction_goes_on_where_the_trainers_stopped() -> None:
+def test_a_reduction_continues_where_the_trainers_stopped() -> None:
     assert reduction((Span(0, 2), Span(2, 3), Span(3, 5)), 5) == (0, ((0, 1), (0, 2)))
 
 

@@ -1,4 +1,4 @@
-"""Rounds in virtual time: what must hold whatever the costs are, and the page that tells the figures."""
+"""Rounds in virtual time: what must hold whatever the costs are, and the page of figures."""
 
 from __future__ import annotations
 
@@ -240,14 +240,14 @@ def test_a_job_is_refused_whose_optimizer_was_not_measured(tmp_path: Path) -> No
 
 
 def test_a_cost_below_zero_is_refused(tmp_path: Path) -> None:
-    told = json.loads((ROOT / "bench" / "results" / "costs.json").read_text(encoding="utf-8"))
-    told["figures"]["frame, µs"]["value"] = -1
-    (tmp_path / "costs.json").write_text(json.dumps(told))
+    costs = json.loads((ROOT / "bench" / "results" / "costs.json").read_text(encoding="utf-8"))
+    costs["figures"]["frame, µs"]["value"] = -1
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
     with pytest.raises(UsageError, match=r"'frame, µs' in .* is -1"):
         load_costs(tmp_path / "costs.json")
 
 
-def test_missing_costs_are_told_with_how_to_measure_them(tmp_path: Path) -> None:
+def test_missing_costs_are_reported_with_how_to_measure_them(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         load_costs(tmp_path / "nowhere.json")
 
@@ -283,7 +283,7 @@ LARGE = [row for row in ROWS if row not in SMALL]
 
 
 @pytest.mark.parametrize("row", SMALL, ids=lambda row: f"{row[0]} x {row[1]}, {row[2]}")
-def test_the_page_tells_what_the_model_says_of_the_published_job(row: list[str]) -> None:
+def test_the_page_has_the_models_figures_of_the_published_job(row: list[str]) -> None:
     check_row(row, 138_357_544, rounds=4)
 
 
@@ -294,17 +294,17 @@ def test_the_page_has_the_models_figures_for_more_machines(row: list[str]) -> No
 
 
 @pytest.mark.parametrize("row", table("The network that was published"), ids=lambda row: f"{row[0]} x {row[1]}")
-def test_the_page_tells_what_the_model_says_of_the_small_network(row: list[str]) -> None:
+def test_the_page_has_the_models_figures_of_the_small_network(row: list[str]) -> None:
     check_row(row, 15_245_130, rounds=4)
 
 
 @pytest.mark.parametrize("row", table("Beside what was measured"), ids=lambda row: f"{row[0]} Mbit/s, {row[2]}")
 def test_the_page_sets_the_model_beside_the_bench_of_the_wire(row: list[str]) -> None:
     bench = json.loads((ROOT / "bench" / "results" / "wire.json").read_text(encoding="utf-8"))
-    told = bench["figures"][row[0].replace(",", "")]
-    load = Load("wire", told["floats"], 1, wire=Wire(gradients=row[2]))  # type: ignore[arg-type]
+    figures = bench["figures"][row[0].replace(",", "")]
+    load = Load("wire", figures["floats"], 1, wire=Wire(gradients=row[2]))  # type: ignore[arg-type]
     cluster = Cluster(2, 2, network_bit_s=number(row[0]) * 1e6, samples_s=1e9)
-    measured, model = told["steps_s"][row[2]]["median"], 1 / simulate(load, cluster, MEASURED).round_s
+    measured, model = figures["steps_s"][row[2]]["median"], 1 / simulate(load, cluster, MEASURED).round_s
     assert row[3:] == [f"{measured:.3g}", f"{model:.3g}", f"{measured / model:.2f}"]
 
 

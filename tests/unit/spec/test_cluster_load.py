@@ -187,9 +187,9 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_reported_with_its_line(tmp_path: Path, name: str) -> None:
     text, parts = MISTAKES[name]
-    told = message(tmp_path, f"{HEAD}{text}\n")
+    found = message(tmp_path, f"{HEAD}{text}\n")
     for part in parts:
-        assert part in told
+        assert part in found
 
 
 API = {
@@ -203,8 +203,8 @@ API = {
 
 @pytest.mark.parametrize("address", API)
 def test_addresses_of_the_api_server_are_few_and_public(tmp_path: Path, address: str) -> None:
-    told = message(tmp_path, f"name: a1\nregion: us-west-2\naccess:\n  api:\n    - 198.51.100.0/24\n    - {address}\n")
-    assert f"cluster.yaml:6: `access.api[1]`: {API[address]}" in told.replace(f" {address} ", " ")
+    found = message(tmp_path, f"name: a1\nregion: us-west-2\naccess:\n  api:\n    - 198.51.100.0/24\n    - {address}\n")
+    assert f"cluster.yaml:6: `access.api[1]`: {API[address]}" in found.replace(f" {address} ", " ")
 
 
 def with_api(*ranges: str) -> str:
@@ -216,16 +216,16 @@ def test_an_empty_section_that_is_needed_names_its_key(tmp_path: Path) -> None:
 
 
 def test_many_ranges_together_may_not_open_the_server(tmp_path: Path) -> None:
-    told = message(tmp_path, with_api(*(f"{first}.0.0.0/8" for first in (3, 4, 8, 9))))
-    assert "`access.api` opens the API server to 67,108,864 addresses together" in told
-    assert "fix: name fewer, smaller ranges: 16,777,216 addresses at most" in told
+    found = message(tmp_path, with_api(*(f"{first}.0.0.0/8" for first in (3, 4, 8, 9))))
+    assert "`access.api` opens the API server to 67,108,864 addresses together" in found
+    assert "fix: name fewer, smaller ranges: 16,777,216 addresses at most" in found
     load_cluster(write(tmp_path, with_api("3.0.0.0/8")))
 
 
 def test_an_address_without_its_size_comes_with_it(tmp_path: Path) -> None:
-    told = message(tmp_path, with_api("203.0.113.7"))
-    assert "`access.api[0]`: 203.0.113.7 is an address without its size" in told
-    assert "fix: write `203.0.113.7/32`" in told
+    found = message(tmp_path, with_api("203.0.113.7"))
+    assert "`access.api[0]`: 203.0.113.7 is an address without its size" in found
+    assert "fix: write `203.0.113.7/32`" in found
 
 
 def test_an_address_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_an_address_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1", "us-iso-east-1", "us-isob-east-1", "eusc-de-east-1"])
 def test_regions_of_other_partitions_are_refused_by_name(tmp_path: Path, region: str) -> None:
-    told = message(tmp_path, HEAD.replace("us-west-2", region))
-    assert told.startswith(f"cluster.yaml:2: `region`: {region} is not supported")
-    assert "is a partition of AWS of its own" in told
+    found = message(tmp_path, HEAD.replace("us-west-2", region))
+    assert found.startswith(f"cluster.yaml:2: `region`: {region} is not supported")
+    assert "is a partition of AWS of its own" in found
 
 
 PATTERNS = [value for key, value in vars(cluster).items() if key.isupper() and str(value).startswith("^")]
@@ -265,15 +265,15 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_that_is_refused_comes_with_a_proposal(tmp_path: Path, name: str) -> None:
-    told = message(tmp_path, HEAD.replace("paddle-cluster", f'"{name}"'))
-    assert told.startswith(f"cluster.yaml:1: `name`: {name!r} must be 2 to 32 lower-case letters")
+    found = message(tmp_path, HEAD.replace("paddle-cluster", f'"{name}"'))
+    assert found.startswith(f"cluster.yaml:1: `name`: {name!r} must be 2 to 32 lower-case letters")
     assert propose_name(name) == NAMES[name]
-    assert (f"fix: use `{NAMES[name]}`" in told) == bool(NAMES[name])
+    assert (f"fix: use `{NAMES[name]}`" in found) == bool(NAMES[name])
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
-    told = message(tmp_path, "clusterName: My_Cluster\nregion: us-west-2\npodCIDR: x\nzones: [eu-west-1a]\nmx: 1\n")
-    lines = told.splitlines()
+    found = message(tmp_path, "clusterName: My_Cluster\nregion: us-west-2\npodCIDR: x\nzones: [eu-west-1a]\nmx: 1\n")
+    lines = found.splitlines()
     assert [line.split(":")[1] for line in lines[:-1]] == ["1", "1", "3", "4", "5"]
     assert lines[-1] == "  fix: docs/reference/cluster.md lists every key"
 
@@ -283,9 +283,9 @@ def test_a_file_of_the_paddlepaddle_tutorial_needs_access_alone(tmp_path: Path) 
         "clusterName: paddle-cluster\nexternalDNSName: paddle\nkeyName: my-key\nregion: us-west-2\n"
         'availabilityZone: us-west-2a\nkmsKeyArn: "arn:aws:kms:us-west-2:123456789012:key/abc"\nworkerCount: 3\n'
     )
-    told = message(tmp_path, old)
-    assert told.startswith("cluster.yaml:1: `access` is missing: which addresses may reach the API server")
-    assert "`access: {api: [203.0.113.7/32]}`" in told
+    found = message(tmp_path, old)
+    assert found.startswith("cluster.yaml:1: `access` is missing: which addresses may reach the API server")
+    assert "`access: {api: [203.0.113.7/32]}`" in found
     file = load_cluster(write(tmp_path, old + "access: {api: [203.0.113.7/32]}\n"))
     assert (file.name, file.dns_zone, file.zones) == ("paddle-cluster", "paddle", ("us-west-2a",))
     assert file.kms_key == "arn:aws:kms:us-west-2:123456789012:key/abc"
@@ -314,8 +314,8 @@ def test_every_key_of_kube_aws_is_moved_or_refused_with_a_reason(name: str) -> N
 
 
 def test_an_old_key_that_comes_by_a_merge_is_moved_too(tmp_path: Path) -> None:
-    told = message(tmp_path, f"{HEAD}base: &base {{workerCount: x}}\n<<: *base\n")
-    assert "`base` is not a known key" in told and "`workers.trainers.count`: expected a whole number, got 'x'" in told
+    text = message(tmp_path, f"{HEAD}base: &base {{workerCount: x}}\n<<: *base\n")
+    assert "`base` is not a known key" in text and "`workers.trainers.count`: expected a whole number, got 'x'" in text
 
 
 def test_merges_of_yaml_are_read(tmp_path: Path) -> None:

@@ -43,12 +43,12 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, name: str) -> None:
-    section, told = MISTAKES[name]
+def test_a_mistake_is_reported_with_its_line(tmp_path: Path, name: str) -> None:
+    section, expected = MISTAKES[name]
     path = write(tmp_path, f"{HEAD}kubernetes:\n  {section}\n")
     with pytest.raises(SpecError) as caught:
         load_cluster_job(path, {}, {})
-    assert told in str(caught.value).replace(str(tmp_path), "")
+    assert expected in str(caught.value).replace(str(tmp_path), "")
 
 
 def test_a_group_that_no_pod_belongs_to_is_refused(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_local_run_has_the_section_checked_and_ignores_it(tmp_path: Path) -> N
 
 
 def test_data_on_the_volume_needs_a_count_of_shards(tmp_path: Path) -> None:
-    told = load_cluster_job(write(tmp_path, HEAD), {}, {})
-    assert (told.job.shards, told.job.trainers, told.has_data) == (2, 2, False)
+    loaded = load_cluster_job(write(tmp_path, HEAD), {}, {})
+    assert (loaded.job.shards, loaded.job.trainers, loaded.has_data) == (2, 2, False)
     with pytest.raises(SpecError, match="holds no shard") as caught:
         load_cluster_job(write(tmp_path, HEAD.replace("data: {shards: 2}\n", "")), {}, {})
     assert "`data.shards: N`" in caught.value.fix
@@ -95,8 +95,8 @@ def test_a_program_in_the_image_need_not_be_here(tmp_path: Path) -> None:
 
 
 def test_a_local_output_directory_is_none_of_a_volume(tmp_path: Path) -> None:
-    told = load_cluster_job(write(tmp_path, HEAD), {}, {"BIREME_OUTPUT": "/elsewhere", "BIREME_PASSES": "3"})
-    assert (told.file.output, told.job.passes) == ("output", 3)
+    loaded = load_cluster_job(write(tmp_path, HEAD), {}, {"BIREME_OUTPUT": "/elsewhere", "BIREME_PASSES": "3"})
+    assert (loaded.file.output, loaded.job.passes) == ("output", 3)
 
 
 def test_a_kubeconfig_is_looked_for_as_kubectl_does(tmp_path: Path) -> None:

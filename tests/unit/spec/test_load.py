@@ -1,4 +1,4 @@
-"""What job.yaml may say, which word wins, and what every mistake is told."""
+"""What job.yaml may say, which source of a value wins, and the message for every mistake."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("text", "wanted"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_told_with_its_place_and_what_was_expected(make: Make, text: str, wanted: tuple[str, ...]) -> None:
+def test_a_mistake_is_reported_with_place_and_what_was_expected(make: Make, text: str, wanted: tuple[str, ...]) -> None:
     path = make(text)
     with pytest.raises(SpecError) as caught:
         load(path)
@@ -208,7 +208,7 @@ def test_every_override_reaches_the_job(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("TRAINERS", "many", "--trainers (or BIREME_TRAINERS): expected `int`, got 'many'"),
         ("PASSES", "0", "--passes (or BIREME_PASSES): expected `int` >= 1"),
@@ -216,14 +216,14 @@ def test_every_override_reaches_the_job(make: Make, tmp_path: Path) -> None:
         ("SEED", "1.5", "--seed (or BIREME_SEED): expected `int`"),
     ],
 )
-def test_a_bad_override_is_told_by_flag_and_variable(make: Make, name: str, value: str, told: str) -> None:
+def test_a_bad_override_is_named_by_flag_and_variable(make: Make, name: str, value: str, expected: str) -> None:
     with pytest.raises(SpecError) as caught:
         load(make(GOOD), {f"BIREME_{name}": value})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("epochs", "argument `epochs` is not a known key; did you mean `passes`?"),
         ("learning_rate", "argument `learning_rate` is not a known key; it is set in the config"),
@@ -231,10 +231,10 @@ def test_a_bad_override_is_told_by_flag_and_variable(make: Make, name: str, valu
         ("ports_nums", "argument `ports_nums` is not a known key; did you mean `ports_num`?"),
     ],
 )
-def test_an_unknown_argument_is_refused_like_an_unknown_key(make: Make, name: str, told: str) -> None:
+def test_an_unknown_argument_is_refused_like_an_unknown_key(make: Make, name: str, expected: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_job(make(GOOD), {name: 9}, {})
-    assert caught.value.what.startswith(told)
+    assert caught.value.what.startswith(expected)
 
 
 def test_a_wrong_value_without_a_flag_names_the_argument(make: Make) -> None:
@@ -271,8 +271,8 @@ def test_ports_that_end_too_high_are_named_with_the_first_line(make: Make) -> No
 
 
 def test_kernels_are_kept_in_numbas_place_beside_or_at_home() -> None:
-    told = kernel_caches(Path("/p"), {"NUMBA_CACHE_DIR": "/n", "HOME": "/me"})
-    assert told == [Path("/n")]
+    places = kernel_caches(Path("/p"), {"NUMBA_CACHE_DIR": "/n", "HOME": "/me"})
+    assert places == [Path("/n")]
     assert kernel_caches(Path("/p"), {"HOME": "/me"}) == [Path("/p/__pycache__"), Path("/me/.cache/numba")]
 
 
@@ -295,7 +295,7 @@ def test_a_directory_may_be_named_for_the_job_in_it(make: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.yaml", "0"])
-def test_a_job_that_is_not_there_is_told_with_how_to_make_one(make: Make, name: str) -> None:
+def test_a_missing_job_is_reported_with_how_to_make_one(make: Make, name: str) -> None:
     with pytest.raises(SpecError, match="there is no file") as caught:
         load(make(GOOD).parent / name)
     assert "bireme demo --prepare" in caught.value.fix

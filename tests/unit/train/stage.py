@@ -149,7 +149,7 @@ class MemoryLane:
         self._turn.notify_all()
 
     def answer(self, head: Head, memory: TrainerMemory) -> Position:
-        """A pull; where there is nobody else who could push, it must not have to wait."""
+        """A pull; without another trainer that could push, it must not have to wait."""
 
         def is_decided() -> bool:
             return isinstance(self.rounds.look(head._replace(job=1, view=1)), Ready | Refuse)
@@ -170,7 +170,7 @@ class MemoryExchange:
     def __init__(self, lane: MemoryLane, rank: int = 0, *, is_shared: bool = False) -> None:
         self.lane = lane
         self.memory = TrainerMemory(lane.layout, cover(lane.shares[rank], lane.shards), is_shared=is_shared)
-        self.memory.close()  # nobody is handed the descriptor here; what is mapped stays
+        self.memory.close()  # the descriptor is not passed on here; what is mapped stays
         self._asked: Head | None = None
 
     def push(self, round_: int, span: Span, records: list[Record], blocks: Sequence[Block] | None = ()) -> None:
@@ -211,7 +211,7 @@ def open_exchange(shards: int, *, is_shared: bool = False) -> MemoryExchange:
 
 
 class Notes:
-    """A listener that keeps what it was told."""
+    """A listener that keeps all that it received."""
 
     def __init__(self, limit: int = 100) -> None:
         self.rounds: list[tuple[int, int, int]] = []

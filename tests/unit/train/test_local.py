@@ -94,7 +94,7 @@ def descend(shard: int, count: int, batches: range, w: Floats) -> Floats:
     return w
 
 
-def test_averaged_shards_go_on_from_the_mean_of_all() -> None:
+def test_averaged_shards_continue_from_the_mean_of_all() -> None:
     counts = [30, 30]
     common = np.zeros(4, np.float32)
     for batches in (range(2), range(2, 3)):
@@ -156,8 +156,8 @@ def test_a_shard_syncs_every_few_batches_and_at_the_end(every: int, meetings: li
 def test_a_record_sums_up_the_batches_since_the_last_meeting() -> None:
     stage = Stage([25, 0], 1, averaged(2))
     stage.run()
-    told = [[(r.shard, r.is_last, r.samples, r.cost, r.evals[0]) for r in push[2]] for push in stage.lane.pushes]
-    assert told == [[(0, False, 20, 40.0, 2.0), (1, True, 0, 0.0, 0.0)], [(0, True, 5, 10.0, 1.0)]]
+    records = [[(r.shard, r.is_last, r.samples, r.cost, r.evals[0]) for r in push[2]] for push in stage.lane.pushes]
+    assert records == [[(0, False, 20, 40.0, 2.0), (1, True, 0, 0.0, 0.0)], [(0, True, 5, 10.0, 1.0)]]
 
 
 def test_each_shards_schedule_counts_as_if_all_were_alike() -> None:
@@ -185,7 +185,7 @@ def test_each_copy_has_an_optimizer_of_its_own() -> None:
     assert ends[0] == ends[1], "what a shard does by itself depends on how many there are"
 
 
-def test_a_nan_is_told_by_the_batch_it_came_from_and_not_pushed() -> None:
+def test_a_nan_is_named_by_the_batch_it_came_from_and_not_pushed() -> None:
     def spoil(program: SumProgram) -> None:
         if program.steps == 4:  # the first batch took two steps
             program.grads["w"][0] = np.nan

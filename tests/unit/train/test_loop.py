@@ -59,7 +59,7 @@ def test_the_values_are_those_of_plain_descent_along_the_tree() -> None:
     assert lane.values[:4].tobytes() == wanted.tobytes()
 
 
-def test_an_empty_shard_says_so_once_and_holds_up_nobody() -> None:
+def test_an_empty_shard_says_so_once_and_delays_none() -> None:
     lane, notes = train([0, 15], passes=1)
     first, second = lane.pushes
     assert first[2] == [Record(0, True, 0), Record(1, False, 10, 20.0, (1.0, 0.0, 0.0))]
@@ -132,7 +132,7 @@ SHARES = {
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES.keys())
 def test_any_number_of_trainers_gives_the_bits_of_one(shares: tuple[Span, ...], is_shared: bool) -> None:
     counts = [25, 0, 31, 7]
-    wanted, told = train(counts, program=SumProgram(pull=0.3))
+    wanted, expected = train(counts, program=SumProgram(pull=0.3))
     lane, notes = MemoryLane(4, shares), [Notes() for _ in shares]
 
     def one(rank: int) -> None:
@@ -142,5 +142,5 @@ def test_any_number_of_trainers_gives_the_bits_of_one(shares: tuple[Span, ...], 
 
     run_all(*(lambda rank=rank: one(rank) for rank in range(len(shares))))
     assert lane.values.tobytes() == wanted.values.tobytes()
-    assert [n.values for n in notes] == [told.values] * len(shares)
+    assert [n.values for n in notes] == [expected.values] * len(shares)
     assert lane.totals == wanted.totals

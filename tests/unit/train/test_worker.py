@@ -96,7 +96,7 @@ def test_a_nan_is_named_by_parameter_and_round_and_not_pushed(name: str, bad: fl
     assert len(exchange.lane.pushes) == 2
 
 
-def test_a_nan_in_the_cost_is_told_as_such() -> None:
+def test_a_nan_in_the_cost_is_reported_as_such() -> None:
     program = SumProgram()
     program.cost = float("nan")
     with pytest.raises(NumericError, match="a NaN or infinity in the cost, round 0"):

@@ -38,7 +38,7 @@ def test_a_curve_of_many_values_keeps_its_width_and_its_shape() -> None:
     assert sparkline([1.0] * 50, 10) == "▁" * 10
 
 
-def test_a_pass_is_told_in_full_where_there_is_room() -> None:
+def test_a_pass_is_reported_in_full_where_there_is_room() -> None:
     line = "pass   7  cost 0.3095  error  4.35 %  test cost 0.3840  test error  6.83 %     80,000 samples/s"
     assert pass_line(CLOSED) == pass_line(CLOSED, 200) == line
 
@@ -49,7 +49,7 @@ def test_in_eighty_columns_the_test_cost_is_left_out_first() -> None:
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1500, "1,500 rows")])
-def test_one_is_told_in_the_singular(number: int, text: str) -> None:
+def test_one_is_written_in_the_singular(number: int, text: str) -> None:
     assert count(number, "row") == text
 
 
@@ -76,9 +76,9 @@ def test_a_remark_is_for_the_plain_view_and_an_alert_for_both(capsys: pytest.Cap
     for view in (PlainView(), View()):
         view.note("a remark")
         view.alert("an alert")
-    told = capsys.readouterr()
-    assert told.out == "a remark\n"
-    assert told.err == "an alert\nan alert\n"
+    captured = capsys.readouterr()
+    assert captured.out == "a remark\n"
+    assert captured.err == "an alert\nan alert\n"
 
 
 def test_on_a_terminal_an_alert_begins_a_line_of_its_own(
@@ -97,7 +97,7 @@ def test_passes_are_shown_once_where_a_status_has_the_last_ones(capsys: pytest.C
     assert [line.split()[1] for line in shown] == [str(one) for one in range(30)]
 
 
-def test_an_alert_that_nobody_can_read_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alert_without_a_reader_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("Input/output error")
 
@@ -105,7 +105,7 @@ def test_an_alert_that_nobody_can_read_harms_nobody(monkeypatch: pytest.MonkeyPa
     alert("stopping")
 
 
-def test_a_loss_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_is_reported_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView()
     lost = JobStatus(phase="training", losses=("trainer 1 was lost",))
     for status in (lost, lost, JobStatus(phase="training"), lost):
@@ -117,7 +117,7 @@ def test_a_loss_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_a_warning_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_reported_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView()
     for round_ in (3, 5, 0, 7):
         view.update(JobStatus(warnings=(f"no snapshot: cannot write {round_}",) if round_ else ()))

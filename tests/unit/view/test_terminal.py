@@ -26,9 +26,9 @@ def status(passes: int, trainers: int = 3, **more: Any) -> JobStatus:
     return replace(made, **more)
 
 
-def lines_of(told: JobStatus, width: int) -> list[str]:
+def lines_of(status: JobStatus, width: int) -> list[str]:
     console = Console(file=StringIO(), width=width, color_system=None)
-    console.print(Group(draw(told, width)))  # as `Live` does: a bare text would lose its own rules
+    console.print(Group(draw(status, width)))  # as `Live` does: a bare text would lose its own rules
     assert isinstance(console.file, StringIO)
     return console.file.getvalue().splitlines()
 
@@ -56,12 +56,12 @@ def test_the_footer_counts_passes_of_earlier_runs() -> None:
     assert "first of 4,000 passes" in lines_of(status(0), 80)[-1]
 
 
-def test_who_is_waited_for_is_told_on_one_line() -> None:
-    told = JobStatus(phase="gathering", trainers_missing=tuple(range(100)))
-    assert len(lines_of(told, 80)) == 1
+def test_who_is_waited_for_is_reported_on_one_line() -> None:
+    status = JobStatus(phase="gathering", trainers_missing=tuple(range(100)))
+    assert len(lines_of(status, 80)) == 1
 
 
-def test_stragglers_are_told_below_the_trainers() -> None:
+def test_stragglers_are_shown_below_the_trainers() -> None:
     said = "trainer 1, which all others waited for 72 % of the last 8 s"
     found = lines_of(status(1, waits_for=(said,)), 80)
     assert found[-2].strip() == f"waits for {said}"

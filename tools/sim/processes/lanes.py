@@ -65,7 +65,7 @@ class SimLane:
             self._next_cut_s = self._pserver.monotonic()
 
     def restore(self, parts: list[SnapshotFile]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         self.rounds.restore(agreed_counts(parts))
         self.value = values_of(parts)[self.number]
         self._checks.value(self)

@@ -217,9 +217,9 @@ class SimTrainer(Process):
             self._over(None)
             return
         if pause is not None:
-            self.later(pause, self._go_on, run)
+            self.later(pause, self._continue, run)
 
-    def _go_on(self, run: Steps) -> None:
+    def _continue(self, run: Steps) -> None:
         if run is self._run:
             self._step(None)
 

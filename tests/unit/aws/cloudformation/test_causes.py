@@ -113,11 +113,11 @@ def test_the_first_failure_that_is_no_echo_is_the_cause() -> None:
     ]
     found = root_cause(events)
     assert found is not None and found.resource == "Trainers"
-    told = failure("bireme-paddle-workers", found, "")
-    assert told.what == (
+    error = failure("bireme-paddle-workers", found, "")
+    assert error.what == (
         "bireme-paddle-workers failed at Trainers (AWS::EKS::Nodegroup): the account's quota of vCPUs is used up"
     )
-    assert "servicequotas" in told.fix
+    assert "servicequotas" in error.fix
 
 
 def test_an_unknown_refusal_keeps_aws_words_without_ids() -> None:
@@ -125,5 +125,5 @@ def test_an_unknown_refusal_keeps_aws_words_without_ids() -> None:
         'Resource handler returned message: "odd (Service: Eks, Status Code: 400, Request ID: 1)" (RequestToken: 2)'
     )
     assert failure("s", event("Vpc", "CREATE_FAILED", reason), "").what == "s failed at Vpc (AWS::EC2::VPC): odd"
-    told = to_error(AwsError("ec2.DescribeVpcs", "Odd", "never seen"), "look")
-    assert told.what == "cannot look: AWS says (ec2.DescribeVpcs): Odd: never seen"
+    error = to_error(AwsError("ec2.DescribeVpcs", "Odd", "never seen"), "look")
+    assert error.what == "cannot look: AWS says (ec2.DescribeVpcs): Odd: never seen"

@@ -245,8 +245,8 @@ def test_the_last_models_status_is_written_before_the_end() -> None:
     effects = story.save_pass(1)
     stop = m.Stop(reason="all passes done", how="finished")
     assert [type(e) for e in effects] == [Write, Write, Send, Conclude, Send, Send, Send, Send, Leave]
-    told_first, *others = sent(effects)
-    assert told_first == (10, m.Counted(pass_id=1))
+    noted_first, *others = sent(effects)
+    assert noted_first == (10, m.Counted(pass_id=1))
     assert sorted(others) == [(to, stop) for to in (10, 11, 20, 21)]
     assert leaves(effects) == Leave("all passes done")
     assert (story.machine.phase, story.machine.passes.saved) == ("finished", 1)

@@ -11,7 +11,7 @@ from bireme.job.node.headway import METRICS, NOWHERE, Headway, JobProgress
 
 
 def note(output: Path, *rounds: tuple[int, int]) -> None:
-    """Write what a coordinator does when trainers tell how far they are, of these histories and rounds."""
+    """Write what a coordinator writes when trainers report progress, of these histories and rounds."""
     with (output / METRICS).open("a") as f:
         for history, round_ in rounds:
             f.write(json.dumps({"event": "progress", "view": 99, "round": round_, "history": history}) + "\n")

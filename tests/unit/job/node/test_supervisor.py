@@ -120,7 +120,7 @@ def test_one_new_round_makes_the_deaths_before_it_forgotten() -> None:
 
 
 def test_repeated_rounds_count_until_a_rewind() -> None:
-    """A pserver's death has cost an hour; a trainer that dies meanwhile does not send anybody back."""
+    """A pserver's death has cost an hour; a trainer that dies meanwhile causes no rewind."""
     lives = RestartPolicy(Restarts(limit=2))
     assert all(
         outlives(lives, JobProgress(1, 900, 1000), *(JobProgress(2, round_, 1000) for round_ in range(50, 900, 50)))

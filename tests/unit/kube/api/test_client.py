@@ -65,7 +65,7 @@ def test_a_busy_server_is_asked_again_and_a_refusing_one_not(code: int, kind: ty
 
 def test_a_missing_namespace_is_not_a_missing_object() -> None:
     error = refusal("ServiceAccount long", 404, "NotFound", 'namespaces "nowhere" not found')
-    assert type(error) is ClusterError, "whoever only looks for an object must not take it for that"
+    assert type(error) is ClusterError, "a lookup of an object must not take it for a missing object"
     assert error.what == "there is no namespace nowhere"
     assert error.fix == "`kubectl create namespace nowhere`, or name another one with --namespace"
 
@@ -89,16 +89,16 @@ def test_a_file_that_is_no_kubeconfig_is_named_with_what_to_do(tmp_path: Path, t
     )
 
 
-def test_broken_yaml_is_told_with_its_place(tmp_path: Path) -> None:
+def test_broken_yaml_is_reported_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at line 2, column 12"):
         Cluster(Target(files(tmp_path, "kind: Config\ncontexts: [}\n")))
 
 
 def test_a_path_that_is_set_and_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
-    told = no_cluster()
-    assert told.what == "no cluster is configured: there is no kubeconfig /nonexistent, which KUBECONFIG names"
-    assert told.fix == "set KUBECONFIG to a file that is there; without it, ~/.kube/config is read"
+    error = no_cluster()
+    assert error.what == "no cluster is configured: there is no kubeconfig /nonexistent, which KUBECONFIG names"
+    assert error.fix == "set KUBECONFIG to a file that is there; without it, ~/.kube/config is read"
     monkeypatch.delenv("KUBECONFIG")
     assert no_cluster().what == "no cluster is configured: there is no kubeconfig"
 

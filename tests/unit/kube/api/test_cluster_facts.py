@@ -85,17 +85,17 @@ def test_torn_facts_are_refused_with_the_way_to_write_them_again(data: dict[str,
 
 
 def test_what_the_file_leaves_out_comes_from_the_facts(tmp_path: Path) -> None:
-    told = load(tmp_path)
-    settings = with_facts(told, FACTS).settings
+    loaded = load(tmp_path)
+    settings = with_facts(loaded, FACTS).settings
     assert (settings.image, settings.volume.claim) == (FACTS.image, "efsvol")
     assert (settings.service_account, settings.groups) == ("bireme-job", FACTS.groups)
-    assert with_facts(told, None) is told
-    assert with_facts(told, ClusterFacts(name="bare")) == told
+    assert with_facts(loaded, None) is loaded
+    assert with_facts(loaded, ClusterFacts(name="bare")) == loaded
 
 
 def test_what_the_file_says_wins(tmp_path: Path) -> None:
-    told = load(tmp_path, ALL)
-    assert with_facts(told, FACTS) == told
+    loaded = load(tmp_path, ALL)
+    assert with_facts(loaded, FACTS) == loaded
     apart = load(tmp_path, PLAIN + "kubernetes: {groups: {trainer: {pool: gpu}}}\n")
     assert with_facts(apart, FACTS).settings.groups == {"trainer": {"pool": "gpu"}}
 
@@ -103,8 +103,8 @@ def test_what_the_file_says_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["size: 10Gi", "storage_class: fast", "access_modes: [ReadWriteOnce]"])
 def test_a_file_that_describes_a_claim_of_its_own_gets_one(tmp_path: Path, key: str) -> None:
     """`10Gi` is also what a claim has whose size is not given."""
-    told = load(tmp_path, PLAIN + f"kubernetes: {{volume: {{{key}}}}}\n")
-    assert with_facts(told, FACTS).settings.volume.claim is None
+    loaded = load(tmp_path, PLAIN + f"kubernetes: {{volume: {{{key}}}}}\n")
+    assert with_facts(loaded, FACTS).settings.volume.claim is None
     shared = load(tmp_path, PLAIN + "kubernetes: {volume: {data: sets/reviews}}\n")
     volume = with_facts(shared, FACTS).settings.volume
     assert (volume.claim, volume.data) == ("efsvol", "sets/reviews")
@@ -122,10 +122,10 @@ def test_with_groups_pservers_have_as_many_pods_as_trainers(tmp_path: Path) -> N
 
 
 def test_a_name_too_long_for_pods_of_their_own_is_refused(tmp_path: Path) -> None:
-    told = load(tmp_path, PLAIN.replace("name: reviews", f"name: {'a' * 52}"))
-    prepare(told, "ns", "i")
+    loaded = load(tmp_path, PLAIN.replace("name: reviews", f"name: {'a' * 52}"))
+    prepare(loaded, "ns", "i")
     with pytest.raises(SpecError, match="too long for a cluster"):
-        prepare(told, "ns", "i", FACTS)
+        prepare(loaded, "ns", "i", FACTS)
 
 
 def test_groups_go_together_with_a_node_selector(tmp_path: Path) -> None:

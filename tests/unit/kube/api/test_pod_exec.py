@@ -322,7 +322,7 @@ def test_a_certificate_and_a_token_are_sent_and_not_logged(
         ("502 Bad Gateway", NetworkError),
     ],
 )
-def test_a_refusal_is_told_and_leaves_no_socket_open(
+def test_a_refusal_is_reported_and_leaves_no_socket_open(
     serve: Callable[[Handler], int], status: str, kind: type[Exception]
 ) -> None:
     def refuse(sock: socket.socket) -> None:

@@ -111,7 +111,7 @@ def test_data_that_is_split_for_a_job_uses_its_volume(memory: Near, tmp_path: Pa
     assert delete(memory.as_cluster(), "reviews", with_volume=True).volume == "deleted"
 
 
-def test_a_claim_that_is_not_ours_is_kept_and_that_is_said(memory: Near, tmp_path: Path) -> None:
+def test_a_claim_that_is_not_ours_is_kept_and_that_is_reported(memory: Near, tmp_path: Path) -> None:
     memory.put(CLAIM, "shared")
     submit(memory, tmp_path, more=ON_SHARED)
     assert invoke("reviews", "--volume").output.splitlines() == [
@@ -122,14 +122,14 @@ def test_a_claim_that_is_not_ours_is_kept_and_that_is_said(memory: Near, tmp_pat
     assert set(memory.things) == {(CLAIM.kind, "shared")}
 
 
-def test_a_claim_of_another_job_is_kept_and_that_is_said(memory: Near, tmp_path: Path) -> None:
+def test_a_claim_of_another_job_is_kept_and_that_is_reported(memory: Near, tmp_path: Path) -> None:
     submit(memory, tmp_path)
     submit(memory, tmp_path / "second", "second", ON_REVIEWS)
-    told = json.loads(invoke("second", "--volume", "--json").output)
+    answer = json.loads(invoke("second", "--volume", "--json").output)
     deletes = "`bireme delete reviews --volume --namespace ns` deletes it"
-    assert told["note"] == f"--volume was ignored: the claim reviews was made for the job reviews; {deletes}"
-    assert (told["claim"], told["volume"]) == ("reviews", "kept")
-    assert "Job second" in told["deleted"] and "PersistentVolumeClaim reviews" not in told["deleted"]
+    assert answer["note"] == f"--volume was ignored: the claim reviews was made for the job reviews; {deletes}"
+    assert (answer["claim"], answer["volume"]) == ("reviews", "kept")
+    assert "Job second" in answer["deleted"] and "PersistentVolumeClaim reviews" not in answer["deleted"]
 
 
 def test_models_outside_the_usual_output_come_by_the_jobs_file(memory: Near, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_an_api_server_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPat
     assert lifecycle.wait_until(is_so, 60.0)
 
 
-def test_an_api_server_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_api_server_that_stays_away_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_so() -> bool:
         raise NetworkError("gone")
 

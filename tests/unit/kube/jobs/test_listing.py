@@ -17,13 +17,13 @@ Json = dict[str, Any]
 
 
 def job(name: str = "reviews", *, status: Json | None = None, **spec: Any) -> Json:
-    told = {naming.STATUS: json.dumps(status)} if status is not None else {}
+    annotations = {naming.STATUS: json.dumps(status)} if status is not None else {}
     labels = naming.labels_of("reviews")
     if "queue" in spec:
         labels[naming.QUEUE] = spec.pop("queue")
-    conditions = [{"type": kind, "status": "True", "message": "as told"} for kind in spec.pop("conditions", ())]
+    conditions = [{"type": kind, "status": "True", "message": "too long"} for kind in spec.pop("conditions", ())]
     return {
-        "metadata": {"name": name, "namespace": "ns", "labels": labels, "annotations": told},
+        "metadata": {"name": name, "namespace": "ns", "labels": labels, "annotations": annotations},
         "spec": {"completions": 3, **spec},
         "status": {"active": 2, "ready": 1, "conditions": conditions},
     }
@@ -79,7 +79,7 @@ def test_a_job_has_one_state(jobs: list[Json], state: str) -> None:
 def test_a_jobs_own_error_comes_before_kubernetes_words() -> None:
     error = {"kind": "DataError", "what": "shard 1 is empty", "why": "", "fix": ""}
     assert job_view([job(status={"phase": "failed", "error": error}, conditions=["Failed"])]).reason == error["what"]
-    assert job_view([job(conditions=["Failed"])]).reason == "as told"
+    assert job_view([job(conditions=["Failed"])]).reason == "too long"
 
 
 def test_a_status_that_is_no_json_is_none() -> None:
@@ -123,38 +123,38 @@ def test_a_pserver_alone_has_no_training_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "expected"),
     [
         ({"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]}, ": 0/3 nodes"),
         ({"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "no"}}}]}, "ErrImagePull"),
         ({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}, "its container"),
     ],
 )
-def test_what_a_pod_waits_for_is_told_in_kubernetes_words(status: Json, told: str) -> None:
+def test_what_a_pod_waits_for_is_reported_in_kubernetes_words(status: Json, expected: str) -> None:
     (waiting,) = pod_views([pod(2, "Pending", **status)], JobStatus())
-    assert told.lstrip(": ") in waiting.waits
-    assert told in gathering(job_view([job()]), [waiting])
+    assert expected.lstrip(": ") in waiting.waits
+    assert expected in gathering(job_view([job()]), [waiting])
 
 
-def test_a_job_that_goes_on_does_not_look_as_if_it_ran_already() -> None:
+def test_a_job_that_continues_does_not_look_as_if_it_ran_already() -> None:
     change = resume_patch(job(suspend=True, status=TRAINING))
     assert change["spec"] == {"suspend": False}
-    told = json.loads(change["metadata"]["annotations"][naming.STATUS])
-    assert (told["phase"], told["trainers"], told["passes"]) == ("gathering", [], 4)
+    status = json.loads(change["metadata"]["annotations"][naming.STATUS])
+    assert (status["phase"], status["trainers"], status["passes"]) == ("gathering", [], 4)
     assert resume_patch(job(suspend=True))["metadata"]["annotations"] == {naming.CANCELLED: None}
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "expected"),
     [
         ({"containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}, "OOMKilled"),
         ({"reason": "Evicted", "message": "low on memory"}, "Evicted"),
         ({}, ""),
     ],
 )
-def test_what_a_pod_has_failed_of_is_told(status: Json, told: str) -> None:
+def test_what_a_pod_has_failed_of_is_reported(status: Json, expected: str) -> None:
     (failed,) = pod_views([pod(2, "Failed", **status)], JobStatus())
-    assert failed.waits == told
+    assert failed.waits == expected
 
 
 def test_a_long_story_of_kubernetes_is_cut_short() -> None:

@@ -63,7 +63,7 @@ class Pods:
             yield each
 
 
-def told(pods: Pods, **wanted: Any) -> list[str]:
+def shown(pods: Pods, **wanted: Any) -> list[str]:
     return [line.text for line in lines_of(cast(Cluster, pods), "small", LogFilter(**wanted), None)]
 
 
@@ -74,23 +74,23 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_log_that_its_machine_has_thrown_away_is_no_line() -> None:
     gone = "unable to retrieve container logs for containerd://123"
-    assert told(Pods([stamped(1, "one"), gone], is_over=True)) == ["one"]
+    assert shown(Pods([stamped(1, "one"), gone], is_over=True)) == ["one"]
 
 
 def test_a_machine_that_cannot_be_asked_leaves_the_log_as_it_is() -> None:
-    assert told(Pods([stamped(1, "one"), NetworkError("no route")], is_over=True)) == ["one"]
+    assert shown(Pods([stamped(1, "one"), NetworkError("no route")], is_over=True)) == ["one"]
 
 
 @pytest.mark.parametrize("is_following", [False, True])
-def test_that_logs_may_not_be_seen_is_said(is_following: bool) -> None:
+def test_that_logs_may_not_be_seen_is_reported(is_following: bool) -> None:
     with pytest.raises(ForbiddenError):
-        told(Pods([ForbiddenError("pods/log")], []), is_following=is_following)
+        shown(Pods([ForbiddenError("pods/log")], []), is_following=is_following)
 
 
 def test_a_followed_log_continues_after_the_last_known_line() -> None:
     lost = NetworkError("reset")
     pods = Pods([stamped(1, "one"), stamped(2, "two"), lost], [stamped(2, "two"), stamped(3, "three")])
-    assert told(pods, is_following=True, last=5) == ["one", "two", "three"]
+    assert shown(pods, is_following=True, last=5) == ["one", "two", "three"]
     (since, tail), (again, whole) = pods.asked
     assert since is None and tail == 5
     assert again is not None and whole is None, "from there on, and then everything"
@@ -99,13 +99,13 @@ def test_a_followed_log_continues_after_the_last_known_line() -> None:
 def test_all_lines_of_a_burst_are_heard() -> None:
     burst = [f"2026-11-16T10:00:01.123456{n}00Z line {n}" for n in range(5)]
     pods = Pods([*burst, NetworkError("reset")], [*burst, stamped(3, "after")])
-    assert told(pods, is_following=True) == [*(f"line {n}" for n in range(5)), "after"]
+    assert shown(pods, is_following=True) == [*(f"line {n}" for n in range(5)), "after"]
 
 
 def test_an_api_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "OUTAGE_S", 0.0)
     with pytest.raises(NetworkError, match="cannot reach"):
-        told(Pods([], [], looks=4), is_following=True)
+        shown(Pods([], [], looks=4), is_following=True)
 
 
 def refused(code: int, message: str) -> BiremeError:
@@ -115,10 +115,10 @@ def refused(code: int, message: str) -> BiremeError:
 @pytest.mark.parametrize("is_following", [False, True])
 def test_the_pods_own_container_is_asked_whatever_runs_beside_it(is_following: bool) -> None:
     pods = Pods([stamped(1, "one")], is_over=True)
-    assert told(pods, is_following=is_following) == ["one"] and pods.containers == {naming.CONTAINER}
+    assert shown(pods, is_following=is_following) == ["one"] and pods.containers == {naming.CONTAINER}
     several = "a container name must be specified for pod small-0-x, choose one of: [node mesh]"
     with pytest.raises(ClusterError, match="choose one of"):
-        told(Pods([refused(400, several)], []), is_following=is_following)
+        shown(Pods([refused(400, several)], []), is_following=is_following)
 
 
 @pytest.mark.parametrize(
@@ -130,34 +130,34 @@ def test_the_pods_own_container_is_asked_whatever_runs_beside_it(is_following: b
     ],
 )
 def test_a_gone_or_unstarted_container_has_no_lines(none: BiremeError) -> None:
-    assert told(Pods([none], is_over=True)) == []
+    assert shown(Pods([none], is_over=True)) == []
 
 
 def test_only_the_ends_of_long_logs_are_fetched_where_enough() -> None:
     end = [stamped(n % 60, f"{who} | {n}") for n in range(100) for who in ("trainer 0", "pserver 0", "entry")]
     assert len(end) > TAIL_LINES
     pods = Pods(end, is_over=True)
-    assert len(told(pods, last=20)) == 60 and pods.asked == [(None, TAIL_LINES)]
+    assert len(shown(pods, last=20)) == 60 and pods.asked == [(None, TAIL_LINES)]
     pods = Pods(end, is_over=True)
-    assert len(told(pods, last=50, role="trainer")) == 50 and pods.asked == [(None, 500)]
+    assert len(shown(pods, last=50, role="trainer")) == 50 and pods.asked == [(None, 500)]
 
 
 def test_a_log_rare_at_the_ends_is_searched_in_the_whole() -> None:
     whole = [stamped(0, "pserver 0 | rare"), *(stamped(n % 60, f"trainer 0 | {n}") for n in range(TAIL_LINES))]
     pods = Pods(whole[-TAIL_LINES:], whole, is_over=True)
-    assert "rare" in told(pods, last=20) and pods.asked == [(None, TAIL_LINES), (None, None)]
+    assert "rare" in shown(pods, last=20) and pods.asked == [(None, TAIL_LINES), (None, None)]
     pods = Pods(whole[-TAIL_LINES:], is_over=True)
-    assert len(told(pods, last=20, role="trainer")) == 20 and len(pods.asked) == 1
+    assert len(shown(pods, last=20, role="trainer")) == 20 and len(pods.asked) == 1
 
 
 def test_a_short_log_is_asked_for_once() -> None:
     pods = Pods([stamped(1, "one")], is_over=True)
-    assert told(pods, last=20) == ["one"] and len(pods.asked) == 1
+    assert shown(pods, last=20) == ["one"] and len(pods.asked) == 1
 
 
 def test_the_volume_cannot_be_followed() -> None:
     with pytest.raises(UsageError, match="cannot be followed"):
-        told(Pods(), is_following=True, from_volume=True)
+        shown(Pods(), is_following=True, from_volume=True)
 
 
 def test_pods_that_are_gone_are_not_passed_over_in_silence() -> None:

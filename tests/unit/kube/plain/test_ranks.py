@@ -16,7 +16,7 @@ def test_pods_are_ranked_by_address_as_a_number() -> None:
     assert decide("a", [A, B, C], RankRecord(), 3) == RankAll(("b", "a", "c"))
 
 
-def test_nobody_is_ranked_before_all_pods_are_there() -> None:
+def test_no_pod_is_ranked_before_all_are_there() -> None:
     assert decide("a", [A, B], RankRecord(), 3) == Wait("2 of 3 pods are there")
 
 

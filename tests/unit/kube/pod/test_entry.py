@@ -46,7 +46,7 @@ def never(wait: Wait) -> bool:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> dict[str, str]:
+def variables(tmp_path: Path) -> dict[str, str]:
     """The environment of a pod that `submit` has made."""
     path = tmp_path / "job.json"
     path.write_bytes(msgspec.json.encode(JOB))
@@ -56,8 +56,8 @@ def told(tmp_path: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_a_pod_of_an_indexed_job_is_told_where_it_stands(told: dict[str, str]) -> None:
-    place = place_of(told, never)
+def test_a_pod_of_an_indexed_job_gets_its_place(variables: dict[str, str]) -> None:
+    place = place_of(variables, never)
     assert place is not None
     assert (place.rank, place.role, place.host, place.kube_job) == (2, None, "10.1.2.3", "demo")
     assert (place.pod.name, place.pod.namespace, place.pod.machine, place.pod.grace_s) == ("demo-2-x", "ml", "n1", 25.0)
@@ -65,54 +65,54 @@ def test_a_pod_of_an_indexed_job_is_told_where_it_stands(told: dict[str, str]) -
     assert place.job.connect_timeout_s == PATIENCE * 60.0
 
 
-def test_outside_of_a_cluster_nobody_is_told_of_the_status(told: dict[str, str]) -> None:
-    del told["KUBERNETES_SERVICE_HOST"]
-    place = place_of(told, never)
+def test_outside_of_a_cluster_no_status_is_reported(variables: dict[str, str]) -> None:
+    del variables["KUBERNETES_SERVICE_HOST"]
+    place = place_of(variables, never)
     assert place is not None and place.kube_job == ""
 
 
-def test_a_pod_with_a_role_counts_both_jobs(told: dict[str, str]) -> None:
-    Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(msgspec.structs.replace(JOB, pservers=3)))
+def test_a_pod_with_a_role_counts_both_jobs(variables: dict[str, str]) -> None:
+    Path(variables["BIREME_JOB"]).write_bytes(msgspec.json.encode(msgspec.structs.replace(JOB, pservers=3)))
     for role, jobs in (("trainer", ("demo-pserver", "demo-trainer")), ("", ("demo",))):
-        place = place_of({**told, "BIREME_ROLE": role}, never)
+        place = place_of({**variables, "BIREME_ROLE": role}, never)
         assert place is not None and place.all_jobs == jobs
 
 
 def test_a_job_on_an_unfit_volume_is_ended_without_a_retry(
-    told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "output"
-    Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(msgspec.structs.replace(JOB, output=str(output))))
+    Path(variables["BIREME_JOB"]).write_bytes(msgspec.json.encode(msgspec.structs.replace(JOB, output=str(output))))
     ended: list[tuple[str, ...]] = []
     monkeypatch.setattr(pod_module, "note_signals", list)
     monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append(names))
     monkeypatch.setitem(volume_probe.ABILITIES, "append to a file", lambda place: False)
     with pytest.raises(SpecError, match=r"output is on .*, which cannot append to a file"):
-        pod_module.run_pod({**told, "BIREME_PROBES": str(tmp_path / "probes")})
+        pod_module.run_pod({**variables, "BIREME_PROBES": str(tmp_path / "probes")})
     assert ended == [("demo",)] and list(output.iterdir()) == []
 
 
-def test_ranks_are_counted_by_role_where_groups_are_apart(told: dict[str, str]) -> None:
-    place = place_of({**told, "BIREME_ROLE": "trainer"}, never)
+def test_ranks_are_counted_by_role_where_groups_are_apart(variables: dict[str, str]) -> None:
+    place = place_of({**variables, "BIREME_ROLE": "trainer"}, never)
     assert place is not None and place.role == "trainer"
     with pytest.raises(UsageError, match="JOB_COMPLETION_INDEX is 2, but the job has only 2 pservers"):
-        place_of({**told, "BIREME_ROLE": "pserver"}, never)
+        place_of({**variables, "BIREME_ROLE": "pserver"}, never)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("BIREME_GRACE_S", "soon"), ("JOB_COMPLETION_INDEX", "-1"), ("BIREME_ROLE", "both")]
 )
-def test_a_variable_that_makes_no_sense_is_named(told: dict[str, str], name: str, value: str) -> None:
+def test_a_variable_that_makes_no_sense_is_named(variables: dict[str, str], name: str, value: str) -> None:
     with pytest.raises(UsageError, match=name):
-        place_of({**told, name: value}, never)
+        place_of({**variables, name: value}, never)
 
 
-def test_a_job_that_cannot_be_read_is_told(told: dict[str, str], tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_read_is_reported(variables: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot read the job from"):
-        place_of({**told, "BIREME_JOB": str(tmp_path / "none.json")}, never)
+        place_of({**variables, "BIREME_JOB": str(tmp_path / "none.json")}, never)
 
 
-def test_a_node_that_nobody_told_anything_says_what_is_missing() -> None:
+def test_a_node_without_variables_says_what_is_missing() -> None:
     with pytest.raises(UsageError, match="neither BIREME_JOB nor JOB_NAME and JOB_PATH are set"):
         place_of({}, never)
 
@@ -122,11 +122,11 @@ def test_a_pods_own_address_is_that_of_its_interface() -> None:
 
 
 def test_a_job_whose_nodes_do_not_come_gives_back_what_it_holds(
-    told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=0.02, pservers=3)
-    Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(hasty))
-    place = place_of(told, never)
+    Path(variables["BIREME_JOB"]).write_bytes(msgspec.json.encode(hasty))
+    place = place_of(variables, never)
     assert place is not None
     ended: list[tuple[tuple[str, ...], str]] = []
     monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append((names, error.what)))
@@ -136,16 +136,16 @@ def test_a_job_whose_nodes_do_not_come_gives_back_what_it_holds(
     assert names == ("demo",) and "node 0" in what
 
 
-def member(told: dict[str, str], job: Job, rank: int) -> pod_module.Member:
-    Path(told["BIREME_JOB"]).write_bytes(msgspec.json.encode(job))
-    place = place_of({**told, "JOB_COMPLETION_INDEX": str(rank)}, never)
+def member(variables: dict[str, str], job: Job, rank: int) -> pod_module.Member:
+    Path(variables["BIREME_JOB"]).write_bytes(msgspec.json.encode(job))
+    place = place_of({**variables, "JOB_COMPLETION_INDEX": str(rank)}, never)
     assert place is not None
     return pod_module.Member(place, Probes(Path(job.output) / f"probes-{rank}"), [])
 
 
-def test_files_of_a_lost_machines_pod_are_no_sign_of_life(told: dict[str, str], tmp_path: Path) -> None:
+def test_files_of_a_lost_machines_pod_are_no_sign_of_life(variables: dict[str, str], tmp_path: Path) -> None:
     hasty = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=0.1, pservers=3)
-    lost, first, second = (member(told, hasty, rank) for rank in range(3))
+    lost, first, second = (member(variables, hasty, rank) for rank in range(3))
     lost._heartbeats.beat()
     with pytest.raises(pod_module.NodesMissingError, match=r"waited .* for node 0 .*; node 2"):
         first._gather(hasty)
@@ -173,20 +173,20 @@ def staying(*members: pod_module.Member) -> Iterator[None]:
         thread.join()
 
 
-def test_a_pod_that_comes_when_the_job_is_over_waits_for_nobody(told: dict[str, str], tmp_path: Path) -> None:
+def test_a_pod_that_comes_when_the_job_is_over_waits_for_none(variables: dict[str, str], tmp_path: Path) -> None:
     job = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), pservers=3)
-    late = member(told, job, 1)
+    late = member(variables, job, 1)
     (tmp_path / "output" / "status.json").write_text('{"phase": "finished"}')
     late._gather(job)
     assert late._is_finished(job)
 
 
-def test_a_pod_fails_with_one_that_failed_and_left_unseen(told: dict[str, str], tmp_path: Path) -> None:
+def test_a_pod_fails_with_one_that_failed_and_left_unseen(variables: dict[str, str], tmp_path: Path) -> None:
     job = msgspec.structs.replace(JOB, output=str(tmp_path / "output"), connect_timeout_s=1.0, pservers=3)
     reports = tmp_path / "output" / "run" / "reports"
     reports.mkdir(parents=True)
     report_failure(reports.parent, "trainer 0", ConfigScriptError("of yesterday"))
-    late = member(told, job, 1)
+    late = member(variables, job, 1)
     report_failure(reports.parent, "node 2", NetworkError("no answer"))
     with pytest.raises(pod_module.NodesMissingError):
         late._gather(job)  # others will come in their place
@@ -201,17 +201,17 @@ def test_a_pod_without_a_rank_ends_and_names_the_missing(tmp_path: Path, monkeyp
     monkeypatch.setattr(pod_module, "CONNECT_TIMEOUT_S", 0.0)
     with pytest.raises(pod_module.NodesMissingError, match=r"waited 0 s for the other pods: 2 of 3 pods are there"):
         rest(Wait("2 of 3 pods are there"))
-    assert rest(Wait("all ranks belong to pods that live", is_surplus=True)), "one too many harms nobody"
+    assert rest(Wait("all ranks belong to pods that live", is_surplus=True)), "a surplus pod is harmless"
 
 
 def test_a_job_unreadable_to_its_pods_is_ended_without_a_retry(
-    told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path(told["BIREME_JOB"]).write_text('{"name": "demo", "news": 1}')
+    Path(variables["BIREME_JOB"]).write_text('{"name": "demo", "unknown": 1}')
     ended: list[tuple[str, ...]] = []
     monkeypatch.setattr(pod_module, "note_signals", list)
     monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append(names))
-    environment = {**told, "BIREME_PROBES": str(tmp_path / "probes")}
+    environment = {**variables, "BIREME_PROBES": str(tmp_path / "probes")}
     with pytest.raises(SpecError, match="cannot read the job") as refusal:
         pod_module.run_pod(environment)
     assert "another version" in refusal.value.fix
@@ -279,9 +279,9 @@ def test_pods_are_watched_as_they_come_and_go(open_eyes: Callable[[Watch], ApiPe
 
 
 def test_of_a_pod_without_an_address_nothing_is_known_yet(open_eyes: Callable[[Watch], ApiPeerLister]) -> None:
-    gone = [pod("old", "", "Failed"), pod("told", "", deletionTimestamp="2026-01-01T00:00:00Z")]
+    gone = [pod("old", "", "Failed"), pod("ending", "", deletionTimestamp="2026-01-01T00:00:00Z")]
     watch = Watch(listed(pod("a", "10.0.0.1"), pod("new", "", "Pending"), pod("begun", ""), *gone))
-    assert look_until(open_eyes(watch), {"a", "new", "begun", "old", "told"}).unsure == {"new", "begun"}
+    assert look_until(open_eyes(watch), {"a", "new", "begun", "old", "ending"}).unsure == {"new", "begun"}
 
 
 def test_before_the_api_server_has_answered_nothing_is_known(open_eyes: Callable[[Watch], ApiPeerLister]) -> None:
@@ -436,10 +436,10 @@ def test_two_replacements_without_addresses_take_two_ranks(tmp_path: Path, now: 
         ranks.append(take_rank(name, 3, book, eyes, never))
     assert ranks == [1, 2]
     late = (Seen(with_both), HeartbeatFiles(tmp_path / "pods", "e", "10.0.0.12"))
-    assert take_rank("e", 3, book, late, lambda why: False) is None, "all ranks have somebody who may live"
+    assert take_rank("e", 3, book, late, lambda why: False) is None, "all ranks belong to pods that may live"
 
 
-def test_a_pod_that_is_told_to_end_stops_waiting(tmp_path: Path) -> None:
+def test_a_pod_that_is_asked_to_end_stops_waiting(tmp_path: Path) -> None:
     eyes = (Seen([A], [A]), HeartbeatFiles(tmp_path / "pods", "a", "10.0.0.9"))
     assert take_rank("a", 2, RankBook(tmp_path / "ranks"), eyes, lambda why: False) is None
 

@@ -49,7 +49,7 @@ def test_a_node_waits_no_longer_than_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("phase", ["gathering", "setting-up", "finished", "failed"])
-def test_where_no_round_goes_on_there_is_nothing_to_wait_for(phase: str) -> None:
+def test_without_rounds_there_is_nothing_to_wait_for(phase: str) -> None:
     assert until_over(Coordinator(JobStatus(phase=phase))) == 0.0
 
 
@@ -96,7 +96,7 @@ def test_a_node_is_ready_while_all_its_processes_take_part(watch: PodWatch, tmp_
     assert (tmp_path / "probes" / "started").exists() and (tmp_path / "probes" / "alive").exists()
 
 
-def test_a_node_whose_place_was_taken_may_not_go_on(watch: PodWatch, tmp_path: Path, lease: Lease) -> None:
+def test_a_node_whose_place_was_taken_must_stop(watch: PodWatch, tmp_path: Path, lease: Lease) -> None:
     assert watch.may_continue()
     later = Lease.take(tmp_path / "lease", "pod-b")
     assert not watch.may_continue()

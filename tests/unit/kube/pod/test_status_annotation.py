@@ -1,4 +1,4 @@
-"""What the cluster is told: what is new, seldom enough, small enough, and never at the job's expense."""
+"""What is reported to the cluster: what is new, seldom enough, small enough, and never at the job's expense."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def status(**changes: Any) -> JobStatus:
     return replace(JobStatus(phase="training", job="demo"), **changes)
 
 
-class Told:
-    """Whoever is told."""
+class Received:
+    """A receiver of statuses."""
 
     def __init__(self) -> None:
         self.all: list[JobStatus] = []
@@ -35,53 +35,53 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def received() -> Received:
+    return Received()
 
 
-def test_a_status_is_handed_on_at_most_every_two_seconds(told: Told) -> None:
-    reporter = Reporter(lambda: None, told)
+def test_a_status_is_handed_on_at_most_every_two_seconds(received: Received) -> None:
+    reporter = Reporter(lambda: None, received)
     for moment in (100.0, 100.5, 101.0, 102.5):
         reporter.hear(status(round=int(10 * moment)), moment)
-    assert [each.round for each in told.all] == [1000, 1025]
+    assert [each.round for each in received.all] == [1000, 1025]
 
 
-def test_a_clock_that_goes_on_is_no_news(told: Told) -> None:
-    reporter = Reporter(lambda: None, told)
+def test_a_later_clock_alone_is_not_reported(received: Received) -> None:
+    reporter = Reporter(lambda: None, received)
     for moment in (100.0, 103.0, 106.0):
         members = (PserverStatus(pserver=0, host="a", silent_s=moment),)
         reporter.hear(status(seconds=moment, pservers=members), moment)
-    assert len(told.all) == 1
+    assert len(received.all) == 1
 
 
-def test_the_last_word_is_told_however_soon_it_comes(told: Told) -> None:
-    reporter = Reporter(lambda: None, told)
+def test_the_last_word_is_reported_however_soon_it_comes(received: Received) -> None:
+    reporter = Reporter(lambda: None, received)
     reporter.hear(status(), 100.0)
     reporter.finish(status(phase="finished"))
-    assert [each.phase for each in told.all] == ["training", "finished"]
-    assert told.all[-1].version == __version__
+    assert [each.phase for each in received.all] == ["training", "finished"]
+    assert received.all[-1].version == __version__
 
 
-def test_a_failure_is_told_with_what_why_and_fix(told: Told) -> None:
-    reporter = Reporter(lambda: None, told)
+def test_a_failure_is_reported_with_what_why_and_fix(received: Received) -> None:
+    reporter = Reporter(lambda: None, received)
     reporter.hear(status(round=7), 100.0)
     reporter.finish(None, DataError("a shard is torn", why="it ends early", fix="bring it again"))
-    last = told.all[-1]
+    last = received.all[-1]
     assert (last.phase, last.round, last.reason) == ("failed", 7, "a shard is torn")
     assert last.error == {
         "kind": "DataError", "what": "a shard is torn", "why": "it ends early", "fix": "bring it again",
     }  # fmt: skip
 
 
-def test_a_reporter_that_runs_asks_and_tells(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reporter_that_runs_asks_and_reports(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_annotation, "ASK_EVERY_S", 0.0)
     asked = iter([None, status(round=1)])
-    reporter = Reporter(lambda: next(asked, None), told)
+    reporter = Reporter(lambda: next(asked, None), received)
     reporter.start()
-    while not told.all:
+    while not received.all:
         pass
     reporter.finish()
-    assert [each.round for each in told.all] == [1, 1]
+    assert [each.round for each in received.all] == [1, 1]
 
 
 def test_a_status_of_many_members_is_made_to_fit() -> None:
@@ -153,7 +153,7 @@ def test_a_job_with_its_own_policy_is_left_to_it() -> None:
     assert ending_of(job, DataError("a peer went away"), is_main=True) == {}, "which is a consequence, most likely"
     job["metadata"]["annotations"][STATUS] = json.dumps({"error": ProcessError("trainer 0 was killed").as_dict()})
     assert ending_of(job, DataError("a shard is torn"), is_main=True), "that was of an earlier try"
-    assert ending_of(job, NetworkError("nobody came"), is_main=False), "which no policy has a rule for"
+    assert ending_of(job, NetworkError("no peer came"), is_main=False), "which no policy has a rule for"
 
 
 def test_a_hopeless_job_that_may_not_be_ended_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -51,9 +51,9 @@ def pod_specs(thing: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_every_pod_keeps_to_the_restricted_profile(tmp_path: Path) -> None:
-    told = make(tmp_path)
-    beside = volume_pod(VolumePlace("reviews", "i", told.settings), "default", "volume-1", ["bireme"])
-    specs = [spec for thing in [*build(told), beside] for spec in pod_specs(thing)]
+    submission = make(tmp_path)
+    beside = volume_pod(VolumePlace("reviews", "i", submission.settings), "default", "volume-1", ["bireme"])
+    specs = [spec for thing in [*build(submission), beside] for spec in pod_specs(thing)]
     assert len(specs) == 2
     for spec in specs:
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -93,7 +93,7 @@ def test_paths_of_the_file_become_paths_on_the_volume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         (("data: {shards: 3}", "data: {path: ../elsewhere, shards: 3}"), "data.path: ../elsewhere is not below"),
         (("passes: 4", "output: /var/out"), "output: /var/out is not below"),
@@ -101,12 +101,12 @@ def test_paths_of_the_file_become_paths_on_the_volume(tmp_path: Path) -> None:
         (("data: {shards: 3}", "kubernetes: {volume: {data: ../up}}\ndata: {shards: 3}"), "is not on the volume"),
     ],
 )
-def test_what_has_no_place_on_the_volume_is_refused(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+def test_what_has_no_place_on_the_volume_is_refused(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
     text = PLAIN.replace(*change)
-    if not told:
+    if not expected:
         place(load(tmp_path, text), "ns")  # fits with one Job
-        text, told = text + "pservers: 1\ntrainers: 2\n", "too long for a cluster"
-    with pytest.raises(SpecError, match=told):
+        text, expected = text + "pservers: 1\ntrainers: 2\n", "too long for a cluster"
+    with pytest.raises(SpecError, match=expected):
         place(load(tmp_path, text), "ns")
 
 
@@ -139,15 +139,15 @@ def test_an_image_must_be_named(tmp_path: Path) -> None:
 def test_a_digest_covers_program_and_settings_not_certificates(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    told = make(tmp_path)
-    assert replace(told, certificates={}).digest == told.digest
+    submission = make(tmp_path)
+    assert replace(submission, certificates={}).digest == submission.digest
     others = [
-        replace(told, program={**told.program, "config.py": b"other"}).digest,
-        replace(told, image="other").digest,
+        replace(submission, program={**submission.program, "config.py": b"other"}).digest,
+        replace(submission, image="other").digest,
         make(tmp_path, PLAIN.replace("passes: 4", "passes: 5")).digest,
         make(tmp_path, PLAIN + "kubernetes: {spread: false}\n").digest,
     ]
-    assert len({told.digest, *others}) == 5
+    assert len({submission.digest, *others}) == 5
 
 
 def test_lost_pods_are_replaced_or_a_policy_ends_hopeless_jobs(tmp_path: Path) -> None:

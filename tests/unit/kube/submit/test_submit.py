@@ -18,7 +18,7 @@ from bireme.kube.submit.submission import program_key
 from bireme.kube.submit.submit import changes_between, key_of, refuse_foreign, send, submission_in
 
 
-def test_changes_are_told_key_by_key(tmp_path: Path) -> None:
+def test_changes_are_reported_key_by_key(tmp_path: Path) -> None:
     then = make(tmp_path)
     now = make(tmp_path, PLAIN.replace("passes: 4", "passes: 9") + "kubernetes: {volume: {size: 1Gi}}\n")
     now = replace(now, program={"config.py": b"other", "lib/words.py": b"WORDS = 3\n", "new.py": b""})
@@ -42,7 +42,7 @@ def test_a_name_that_is_not_bireme_s_is_left_alone(tmp_path: Path) -> None:
         refuse_foreign(ours, "another")
 
 
-def test_a_resumed_job_goes_on_as_it_was_but_for_what_is_changed(tmp_path: Path) -> None:
+def test_a_resumed_job_is_as_it_was_but_for_what_is_changed(tmp_path: Path) -> None:
     then = make(tmp_path)
     again = resumed(then, {})
     assert again.job == then.job and again.digest == then.digest
@@ -64,19 +64,19 @@ def test_files_of_any_name_get_a_key_of_their_own() -> None:
 
 
 def test_a_submission_can_be_read_back_from_what_was_sent(tmp_path: Path) -> None:
-    told = make(tmp_path)
-    made = {each["kind"]: each for each in build(told)}
+    sent = make(tmp_path)
+    made = {each["kind"]: each for each in build(sent)}
     found = submission_in(made["ConfigMap"], made["Secret"])
-    assert list(changes_between(found, told)) == []
-    assert (found.job, found.program, found.certificates) == (told.job, told.program, told.certificates)
+    assert list(changes_between(found, sent)) == []
+    assert (found.job, found.program, found.certificates) == (sent.job, sent.program, sent.certificates)
 
 
 def test_a_job_is_sent_in_full(tmp_path: Path) -> None:
-    told = make(tmp_path)
-    data = next(each for each in build(told) if each["kind"] == "ConfigMap")
+    sent = make(tmp_path)
+    data = next(each for each in build(sent) if each["kind"] == "ConfigMap")
     from bireme.spec.job import Job
 
-    assert msgspec.json.decode(data["data"]["job.json"], type=Job) == told.job
+    assert msgspec.json.decode(data["data"]["job.json"], type=Job) == sent.job
     assert data["data"]["program.config.py"] == "print('config')\n"
     assert set(data["binaryData"]) == {"program.table.bin"}
 

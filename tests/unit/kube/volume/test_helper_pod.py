@@ -1,4 +1,4 @@
-"""The pod on a volume: how it looks, that it is replaced when it has ended, and what is said of its end."""
+"""The pod on a volume: how it looks, that it is replaced when it has ended, and the message for its end."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_volumes_pod_has_the_jobs_account_limits_and_patch() -> None:
     }  # fmt: skip
 
 
-def test_a_pod_on_a_volume_asks_for_little_where_nothing_is_said() -> None:
+def test_a_pod_on_a_volume_asks_for_little_by_default() -> None:
     spec = volume_pod(PLACE, "ns", "volume-1", ["bireme"])["spec"]
     assert spec["containers"][0]["resources"] == {"requests": {"cpu": "50m", "memory": "128Mi"}}
     assert "serviceAccountName" not in spec
@@ -149,7 +149,7 @@ class Slow(Memory):
 
     def rest(self, _: float) -> None:
         self.now_s += 1.0
-        assert self.now_s < 10_000, "nobody gives up"
+        assert self.now_s < 10_000, "the wait never ends"
 
     def start(self) -> None:
         pace = Pacing(lambda: self.now_s, self.rest)
@@ -255,8 +255,8 @@ def test_pods_of_a_split_are_not_swept_away(memory: Memory) -> None:
 
 
 def test_an_error_in_the_pod_is_the_same_error_here() -> None:
-    told = json.dumps({"error": "DataError", "what": "torn", "why": "w", "fix": "f"})
-    found = command_error(f"a warning\n{told}\n", 5)
+    line = json.dumps({"error": "DataError", "what": "torn", "why": "w", "fix": "f"})
+    found = command_error(f"a warning\n{line}\n", 5)
     assert isinstance(found, DataError) and (found.what, found.fix) == ("on the volume: torn", "f")
     assert "exit code 1: no such command" in command_error("no such command", 1).what
 

@@ -1,4 +1,4 @@
-"""Splitting on a volume: which Job it is, what is said while it waits, and that nothing is left of it."""
+"""Splitting on a volume: which Job it is, what is shown while it waits, and that nothing is left of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "reviews-split"
 
 
 class Stage(Memory):
-    """A cluster on which something happens whenever somebody rests."""
+    """A cluster on which something happens during each rest."""
 
     def __init__(self, *acts: Callable[[Stage], None]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Stage(Memory):
 
     def rest(self, seconds: float) -> None:
         self.now_s += seconds
-        assert self.now_s < 10_000, "nobody gives up"
+        assert self.now_s < 10_000, "the wait never ends"
         if self.acts:
             self.acts.pop(0)(self)
 
@@ -82,14 +82,14 @@ def test_what_is_patched_into_pods_is_in_the_pod_of_a_split_too() -> None:
     assert set(template["metadata"]) == {"labels", "annotations"} and made["metadata"]["name"] == NAME
 
 
-def test_a_job_that_does_not_go_away_is_told_with_who_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_does_not_go_away_is_named_with_its_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     stage.create(split_job(PLACE, "ns", ["bireme"]))["metadata"]["finalizers"] = ["example.com/never"]
     stage.end("Failed")
     monkeypatch.setattr(stage, "delete", lambda *_: True)
-    with pytest.raises(ClusterError, match="was deleted 60 s ago and is still there") as told:
+    with pytest.raises(ClusterError, match="was deleted 60 s ago and is still there") as caught:
         stage.split()
-    assert told.value.why == "it is held by: example.com/never"
+    assert caught.value.why == "it is held by: example.com/never"
     assert CLEAR_S < stage.now_s < CLEAR_S + 1
 
 
@@ -109,7 +109,7 @@ def test_an_earlier_splits_report_is_not_taken_for_this_one() -> None:
     assert Stage(old, ends).split() == REPORT
 
 
-def test_a_pod_that_no_machine_takes_is_told_of_and_given_up() -> None:
+def test_a_pod_that_no_machine_takes_is_reported_and_given_up() -> None:
     stage = Stage(waits)
     with pytest.raises(ClusterError, match=f"does not start: {UNSCHEDULABLE[:20]}"):
         stage.split()
@@ -145,7 +145,7 @@ def test_an_interrupted_split_takes_its_job_along() -> None:
     assert stage.split() == REPORT
 
 
-def test_a_job_that_somebody_else_has_made_meanwhile_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_was_made_meanwhile_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
 
     def taken(made: Json) -> Json:
@@ -170,9 +170,9 @@ def test_an_absent_api_server_does_not_end_a_split(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(stage, "get", lost)
     assert stage.split() == REPORT
     stage.acts, away = [], 10_000
-    with pytest.raises(NetworkError, match="cannot reach") as told:
+    with pytest.raises(NetworkError, match="cannot reach") as caught:
         stage.split()
-    assert "may continue" in told.value.why and stage.find(JOB, NAME) is not None
+    assert "may continue" in caught.value.why and stage.find(JOB, NAME) is not None
     assert stage.now_s < SILENCE_S + 200
 
 
@@ -181,10 +181,10 @@ def test_a_split_without_a_word_is_an_error_that_says_so() -> None:
         Stage(runs, lambda stage: stage.end("Complete")).split()
 
 
-def test_a_failed_split_is_the_error_that_it_told_of() -> None:
-    told = json.dumps({"error": "OutputExistsError", "what": "cut is there already", "why": "", "fix": "f"})
+def test_a_failed_split_is_the_error_that_it_reported() -> None:
+    log = json.dumps({"error": "OutputExistsError", "what": "cut is there already", "why": "", "fix": "f"})
     with pytest.raises(OutputExistsError, match="cut is there already"):
-        Stage(runs, lambda stage: stage.end("Failed", told)).split()
+        Stage(runs, lambda stage: stage.end("Failed", log)).split()
 
 
 def test_a_silent_failed_split_is_shown_in_the_clusters_words() -> None:
@@ -192,9 +192,9 @@ def test_a_silent_failed_split_is_shown_in_the_clusters_words() -> None:
         stage.pod({"phase": "Failed", "reason": "Evicted", "message": "low on memory"})
         stage.end("Failed", message="backoff limit")
 
-    with pytest.raises(ClusterError, match="its log does not say why: backoff limit") as told:
+    with pytest.raises(ClusterError, match="its log does not say why: backoff limit") as caught:
         Stage(evicted).split()
-    assert told.value.why == f"{NAME}-x: Evicted: low on memory"
+    assert caught.value.why == f"{NAME}-x: Evicted: low on memory"
 
 
 def test_a_job_of_the_same_name_that_does_something_else_is_left() -> None:

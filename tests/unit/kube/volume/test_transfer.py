@@ -109,7 +109,7 @@ def test_only_what_has_changed_is_sent_again(here: Path, tmp_path: Path) -> None
     assert (there / "0/data/train.txt").read_bytes() == b"two\n" * 1000
 
 
-def test_a_push_that_breaks_off_goes_on_where_it_was(here: Path, tmp_path: Path) -> None:
+def test_a_push_that_breaks_off_continues_where_it_was(here: Path, tmp_path: Path) -> None:
     pod, there, pauses = Volume(breaks_after=2000), tmp_path / "there", Pauses()
     done = transfer.push(pod, transfer.shard_files(here), str(there), pause=pauses)
     assert (done.nbytes, done.skipped, pauses) == (sum(map(len, FILES.values())), 0, [1])
@@ -128,7 +128,7 @@ def test_a_part_of_something_else_is_not_gone_on_from(here: Path, tmp_path: Path
     assert contents(there) == FILES
 
 
-def test_a_fetch_brings_all_and_goes_on_where_it_broke_off(here: Path, tmp_path: Path) -> None:
+def test_a_fetch_brings_all_and_continues_where_it_broke_off(here: Path, tmp_path: Path) -> None:
     pod, target = Volume(breaks_after=2000), tmp_path / "target"
     wanted = pod.ask(["list", str(here)])
     done = transfer.fetch(pod, str(here), wanted, target, pause=Pauses())
@@ -149,10 +149,10 @@ def test_a_log_that_has_grown_is_fetched_from_where_it_was(here: Path, tmp_path:
 
 
 def test_progress_ends_with_all(here: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    transfer.push(Volume(), transfer.shard_files(here), str(tmp_path / "there"), lambda *now: told.append(now))
+    progress: list[tuple[int, int]] = []
+    transfer.push(Volume(), transfer.shard_files(here), str(tmp_path / "there"), lambda *now: progress.append(now))
     total = sum(map(len, FILES.values()))
-    assert told[-1] == (total, total) and told == sorted(told)
+    assert progress[-1] == (total, total) and progress == sorted(progress)
 
 
 @pytest.mark.parametrize("path", ["../up", "/etc/passwd", "a/../../b", "", ".", "a\0b"])
@@ -192,7 +192,7 @@ def test_a_request_without_a_connection_is_tried_again_later(here: Path, tmp_pat
 
 
 @pytest.mark.parametrize("verb", ["have", "put"])
-def test_an_outage_that_lasts_is_told_after_four_attempts(here: Path, tmp_path: Path, verb: str) -> None:
+def test_an_outage_that_lasts_is_reported_after_four_attempts(here: Path, tmp_path: Path, verb: str) -> None:
     pod, pauses = Volume(fails={verb: 9}), Pauses()
     with pytest.raises(NetworkError, match="the connection was refused"):
         transfer.push(pod, transfer.shard_files(here), str(tmp_path / "there"), pause=pauses)
@@ -259,7 +259,7 @@ def test_a_name_out_of_the_target_is_refused_first(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "other"])
-def test_a_piece_that_nobody_asked_for_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_piece_that_was_not_asked_for_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="which was not requested"):
         transfer.fetch(Liar(piece(name)), "/job", {"model": 4}, tmp_path / "target")
     assert contents(tmp_path) == {}
@@ -294,9 +294,9 @@ def test_what_does_not_come_is_missed(tmp_path: Path) -> None:
         transfer.fetch(Liar(piece("a")), "/job", {"a": 4, "b": 4}, tmp_path / "target", pause=Pauses())
 
 
-@pytest.mark.parametrize("told", [[], {"a": "4"}, {"a": -1}, None])
-def test_a_listing_that_is_none_is_refused(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_end, "list_files", lambda root: told)
+@pytest.mark.parametrize("listing", [[], {"a": "4"}, {"a": -1}, None])
+def test_a_listing_that_is_none_is_refused(listing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_end, "list_files", lambda root: listing)
     with pytest.raises(DataError, match="sent no list of the files"):
         transfer.listing(Volume(), "/job", Pauses())
 
@@ -328,9 +328,9 @@ def test_a_file_in_a_directorys_place_is_named_first(here: Path, tmp_path: Path,
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("mine")
     pod = Volume()
-    with pytest.raises(OutputExistsError, match=f"{tmp_path / file} is a file") as told:
+    with pytest.raises(OutputExistsError, match=f"{tmp_path / file} is a file") as caught:
         transfer.fetch(pod, str(here), pod_end.list_files(here), tmp_path / "up/target")
-    assert "another directory" in told.value.fix and pod.commands == []
+    assert "another directory" in caught.value.fix and pod.commands == []
     assert (tmp_path / file).read_text() == "mine"
 
 
@@ -348,15 +348,15 @@ def test_replaced_files_are_named_before_anything_is_written(here: Path, tmp_pat
     (target / "shards.json").write_bytes(b"[]")
     (target / "1/data").mkdir(parents=True)
     (target / "1/data/a b").write_bytes(b"x")
-    before, told = contents(target), list[str]()
+    before, found = contents(target), list[str]()
 
     def refuse(changed: list[str]) -> None:
-        told.extend(changed)
+        found.extend(changed)
         raise OutputExistsError("no")
 
     with pytest.raises(OutputExistsError):
         transfer.fetch(Volume(), str(here), pod_end.list_files(here), target, agree=refuse)
-    assert sorted(told) == ["0/data/train.txt", "shards.json"] and contents(target) == before
+    assert sorted(found) == ["0/data/train.txt", "shards.json"] and contents(target) == before
 
 
 # Names

@@ -43,7 +43,7 @@ def new_lane(**changes: object) -> Lane:
         "optimizer": Optimizer(learning_rate=1.0, schedule="constant"), "shards": 3, "shares": share_out(3, 3),
     }  # fmt: skip
     made = make_setup(**{**plain, **changes})
-    return Lane(made, DenseStore(made, 0), lambda told: None)
+    return Lane(made, DenseStore(made, 0), lambda done: None)
 
 
 class Trainer:
@@ -215,7 +215,7 @@ def test_rows_that_are_taken_cannot_be_attached_again(stage: Stage) -> None:
     assert first.pull(1) == before - 3.0
 
 
-def test_nobody_can_push_in_place_what_it_does_not_share(stage: Stage) -> None:
+def test_an_unshared_push_in_place_is_refused(stage: Stage) -> None:
     sharer, other = stage.sharer(*SPANS[:1]), stage.trainer()
     for shard in (0, 1):
         with pytest.raises(FrameError, match="is not shared by this connection, but by another or none"):
@@ -228,7 +228,7 @@ def test_nobody_can_push_in_place_what_it_does_not_share(stage: Stage) -> None:
     assert stage.lane.rounds.round == 0
 
 
-def test_nobody_can_push_by_payload_what_is_shared(stage: Stage) -> None:
+def test_a_shared_push_by_payload_is_refused(stage: Stage) -> None:
     sharer, other = stage.sharer(*SPANS[:1]), stage.trainer()
     before = sharer.pull(0)
     with pytest.raises(FrameError, match="is not shared by this connection, but by another or none"):

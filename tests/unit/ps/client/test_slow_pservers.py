@@ -73,13 +73,13 @@ def test_of_pservers_that_are_all_slow_none_is_slower() -> None:
     assert share(slow_pservers, 0) + share(slow_pservers, 1) + share(slow_pservers, 2) < 0.05
 
 
-def test_a_trainer_that_is_slow_itself_waits_for_nobody() -> None:
+def test_a_trainer_that_is_slow_itself_waits_for_none() -> None:
     slow_pservers = SlowPservers(2)
     run_rounds(slow_pservers, 0.0, 60, [0.01, 0.1], compute_s=1.0)
     assert share(slow_pservers, 1) < 0.1
 
 
-def test_one_long_wait_makes_nobody_a_straggler() -> None:
+def test_one_long_wait_makes_no_straggler() -> None:
     slow_pservers = SlowPservers(8)
     now_s = run_rounds(slow_pservers, 0.0, 52, [0.05] * 8)
     assert slow_pservers.last == 3 and slow_pservers.slowest is None
@@ -107,7 +107,7 @@ def test_who_was_slow_and_is_not_any_more_is_forgotten() -> None:
     assert share(slow_pservers, 1) < 0.05
 
 
-def test_what_passes_between_passes_counts_for_nobody() -> None:
+def test_what_passes_between_passes_counts_for_none() -> None:
     slow_pservers = SlowPservers(2)
     slow_pservers.begun(0, 100.0)
     now_s = run_rounds(slow_pservers, 0.0, 1, [9.0, 9.0])
@@ -134,7 +134,7 @@ def test_in_passes_of_two_rounds_every_pserver_is_last_once() -> None:
     assert found is not None and found.share < 0.05, "of two equally slow ones"
 
 
-def test_before_there_is_much_to_tell_nothing_is_told() -> None:
+def test_few_samples_name_no_straggler() -> None:
     slow_pservers = SlowPservers(2)
     run_rounds(slow_pservers, 0.0, 10, [0.01, 0.1])
     assert slow_pservers.slowest is None

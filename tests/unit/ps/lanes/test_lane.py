@@ -82,7 +82,7 @@ class Peer:
 
 
 class Stage:
-    """A lane, its peers, and the passes it told about."""
+    """A lane, its peers, and the passes it reported."""
 
     def __init__(self, made: Setup, stack: ExitStack) -> None:
         self.passes: list[PassTotals] = []
@@ -167,7 +167,7 @@ def test_a_repeat_with_the_same_bytes_changes_nothing(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("at", "name"), [(0, "w"), (34, "w"), (48, "u"), (98, "b")])
 @pytest.mark.parametrize("value", [1.0, -0.0])
-def test_a_repeat_with_other_bytes_is_told_by_parameter(stage: Stage, at: int, name: str, value: float) -> None:
+def test_a_repeat_with_other_bytes_is_named_by_parameter(stage: Stage, at: int, name: str, value: float) -> None:
     peer = stage.peer()
     peer.push(0, ones(0.0))
     other = ones(0.0)
@@ -355,7 +355,7 @@ def test_a_lane_names_the_missing_and_the_slow_trainers(stage: Stage, hands: Han
     found = stage.lane.awaited()
     assert found is not None and found.slowest is not None
     assert (found.missing, found.seconds) == ([], 0.0)
-    # The first round counts for nobody; the last one closed 0.1 s ago.
+    # The first round counts for no trainer; the last one closed 0.1 s ago.
     assert (found.slowest.rank, round(found.slowest.share, 2), round(found.slowest.of_s, 1)) == (1, 0.79, 9.6)
     peer.push(0, ones(1.0), 20)
     hands.now_s += 5.0

@@ -1,4 +1,4 @@
-"""Pulls of trainers that share a lane's memory: no thread waits for them; whoever makes an answer possible gives it."""
+"""Pulls by trainers that share a lane's memory: no thread waits; the one that makes an answer possible sends it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ask(trainer: Trainer, round_: int, flags: Flag = Flag.NONE) -> None:
     trainer.lane.pull(trainer.there, head)
 
 
-def is_told(trainer: Trainer) -> bool:
+def is_answered(trainer: Trainer) -> bool:
     try:
         return bool(trainer.here.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except BlockingIOError:
@@ -36,7 +36,7 @@ def is_told(trainer: Trainer) -> bool:
 
 
 def answer(trainer: Trainer) -> Head:
-    assert is_told(trainer)
+    assert is_answered(trainer)
     reply = frame_io.expect(trainer.here, Kind.SLICE)
     assert reply.flags & Flag.IN_PLACE
     return reply
@@ -64,7 +64,7 @@ def test_the_push_that_closes_a_round_answers_all_its_pulls(stage: Stage) -> Non
         ask(trainer, 1)
     first.push(0, 1.0)
     second.push(1, 1.0)
-    assert not is_told(first) and not is_told(second)
+    assert not is_answered(first) and not is_answered(second)
     second.push(2, 1.0)
     assert [answer(trainer).round for trainer in (first, second)] == [1, 1]
     assert float(LAYOUT.views(first.memory.values(1))["b"][0]) == before - 3.0
@@ -78,13 +78,13 @@ def test_only_what_has_come_is_answered(stage: Stage) -> None:
     for round_ in range(2):
         early.push(0, 1.0, round_, is_last=round_ == 1)
         for shard in (1, 2):
-            assert not is_told(late)
+            assert not is_answered(late)
             late.push(shard, 1.0, round_, is_last=round_ == 1)
         if round_ == 0:
             assert answer(early).round == 1
     reply = answer(late)
     assert (reply.round, reply.extra, reply.lo) == (2, 1, 0)
-    assert not is_told(early)
+    assert not is_answered(early)
 
 
 def test_setting_first_values_answers_those_who_wait_for_them(unset: Stage) -> None:
@@ -92,13 +92,13 @@ def test_setting_first_values_answers_those_who_wait_for_them(unset: Stage) -> N
     ask(waiting, 0, Flag.NOW)
     with pytest.raises(FrameError, match="bytes for a slice of"):
         give(setter, np.ones(8, np.float32), nbytes=32)
-    assert not is_told(waiting)
+    assert not is_answered(waiting)
     give(unset.trainer(*SPANS[1:]), np.full(SIZE, 2.0, np.float32))
     assert answer(waiting).round == 0
     assert (waiting.memory.values(0) == 2.0).all()
 
 
-def test_a_lane_that_stops_tells_those_who_wait_why(stage: Stage) -> None:
+def test_a_lane_that_stops_sends_waiting_trainers_the_reason(stage: Stage) -> None:
     trainer = stage.sharer()
     ask(trainer, 1)
     stage.lane.stop(ProcessError("no room", why="the machine is full", fix="make room"))
@@ -113,7 +113,7 @@ def test_a_lane_that_stops_without_a_failure_says_nothing(stage: Stage) -> None:
     trainer = stage.sharer()
     ask(trainer, 1)
     stage.lane.stop()
-    assert not is_told(trainer)
+    assert not is_answered(trainer)
     assert stage.lane._parked == {}
 
 
@@ -125,7 +125,7 @@ def test_a_pull_is_forgotten_with_the_connection_that_it_came_on(stage: Stage) -
     stage.lane.detach(going.there)
     for shard in (1, 2):
         staying.push(shard, 1.0)
-    assert not is_told(going)
+    assert not is_answered(going)
     assert answer(staying).round == 1
 
 
@@ -149,7 +149,7 @@ def test_a_second_pull_before_the_first_was_answered_is_refused(stage: Stage) ->
     for shard in range(3):
         trainer.push(shard, 1.0)
     assert answer(trainer).round == 1
-    assert not is_told(trainer)
+    assert not is_answered(trainer)
 
 
 def test_a_round_that_could_not_be_applied_answers_no_pull(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_round_that_could_not_be_applied_answers_no_pull(stage: Stage, monkeyp
     with pytest.raises(MemoryError):
         trainer.push(2, 1.0)
     assert stage.lane.rounds.round == 0
-    assert not is_told(trainer)
+    assert not is_answered(trainer)
     stage.lane.stop(ProcessError("no room"))
     with pytest.raises(RefusedError, match="no room"):
         frame_io.expect(trainer.here, Kind.SLICE)

@@ -90,7 +90,7 @@ def test_another_job_and_another_view_are_named_in_the_refusal() -> None:
     assert reason(rounds.offer(push(LEFT)._replace(view=2), [])) == "view 2 is not the current view 3"
 
 
-def test_a_span_that_nobody_owns_is_refused() -> None:
+def test_a_span_without_an_owner_is_refused() -> None:
     assert "are no contribution of this view" in reason(lane().offer(push(Span(0, 2)), []))
 
 
@@ -99,8 +99,8 @@ def test_records_must_be_of_the_live_shards() -> None:
     give(rounds, LEFT, is_last=True)
     give(rounds, RIGHT)
     rounds.close()
-    told = reason(rounds.offer(push(LEFT, 1), [Record(0, False, 5)]))
-    assert told == "records of shards [0], but [] are live in this pass"
+    refused = reason(rounds.offer(push(LEFT, 1), [Record(0, False, 5)]))
+    assert refused == "records of shards [0], but [] are live in this pass"
 
 
 def test_samples_and_payload_come_together_or_are_refused() -> None:

@@ -67,7 +67,7 @@ def test_who_was_slow_is_forgotten_when_it_is_no_more() -> None:
     assert waiting.slowest(now_s, []) is None
 
 
-def test_nothing_is_said_before_there_is_enough_to_tell() -> None:
+def test_few_samples_name_no_laggard() -> None:
     waiting = SlowTrainers()
     assert waiting.slowest(50.0, []) is None
     now_s = run_rounds(waiting, 0.0, 9, 0.05, 0.5)
@@ -85,7 +85,7 @@ def test_the_open_round_counts_where_it_lacks_one_trainer_only() -> None:
     assert found is not None and found.rank == 1 and found.share > STRAGGLES_ABOVE
 
 
-def test_what_passes_between_passes_counts_for_nobody() -> None:
+def test_what_passes_between_passes_counts_for_none() -> None:
     waiting, now_s = SlowTrainers(), 0.0
     for _ in range(10):
         now_s = run_rounds(waiting, now_s, 10, 0.1, 0.1)
@@ -103,7 +103,7 @@ def test_a_view_begins_without_the_past() -> None:
     assert waiting.slowest(now_s + 100, [1]) is None
 
 
-def test_a_single_trainer_waits_for_nobody() -> None:
+def test_a_single_trainer_waits_for_none() -> None:
     waiting = SlowTrainers()
     assert waiting.slowest(run_rounds(waiting, 0.0, 100, 0.5), [0]) is None
 
@@ -131,7 +131,7 @@ def stream(next_q: Sequence[int], staleness: int | None, ended: Sequence[int] = 
         ([1, 0, 1], (), 0, (1, 1)),
     ],
 )
-def test_a_laggard_is_whom_all_others_are_far_ahead_of(
+def test_a_laggard_is_far_behind_all_others(
     next_q: list[int], ended: tuple[int, ...], staleness: int | None, found: tuple[int, int] | None
 ) -> None:
     assert stream(next_q, staleness, ended).laggard([0, 1, 2]) == found
@@ -147,6 +147,6 @@ def test_without_rounds_the_time_between_updates_counts() -> None:
     for number in range(60):
         # The others push at once and then wait for 0.2 s until trainer 2 does.
         waiting.updated(0.25 * number, lambda: 2)
-        waiting.updated(0.25 * number + 0.0005, lambda: pytest.fail("nobody waits for so short a time"))
+        waiting.updated(0.25 * number + 0.0005, lambda: pytest.fail("so short a wait was counted"))
         waiting.updated(0.25 * number + 0.05, lambda: None)
     assert shares(waiting.slowest(15.0, [2])) == (2, 0.8)

@@ -160,7 +160,7 @@ def test_the_pass_ends_when_every_shard_has() -> None:
     assert (stream.pass_id, stream.next_q, stream.ended, stream.round) == (1, [0, 0], set(), 3)
 
 
-def test_counting_goes_on_from_an_earlier_run() -> None:
+def test_counting_continues_from_an_earlier_run() -> None:
     stream = lane()
     stream.start_at(4, 100)
     assert stream.offer(push(0, pass_id=4), [Record(0, False, 5)]) == Take(0)
@@ -177,7 +177,7 @@ def test_a_pull_waits_while_its_shard_is_too_far_ahead() -> None:
     assert stream.look(pull(0, 2)) == Ready(3, 0, 2)
 
 
-def test_nobody_waits_for_a_shard_that_has_ended() -> None:
+def test_no_trainer_waits_for_a_shard_that_has_ended() -> None:
     stream = lane(staleness=0)
     give(stream, 0)
     assert stream.look(pull(0, 1)) == Wait()
@@ -185,7 +185,7 @@ def test_nobody_waits_for_a_shard_that_has_ended() -> None:
     assert stream.look(pull(0, 1)) == Ready(2, 0, 1)
 
 
-def test_without_a_bound_nobody_waits_but_staleness_is_measured() -> None:
+def test_without_a_bound_none_waits_but_staleness_is_measured() -> None:
     stream = lane(staleness=None)
     for q in range(3):
         assert stream.look(pull(0, q)) == Ready(q, 0, q)

@@ -141,12 +141,12 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
         read_part(tmp_path / "part-3.bin", sha256=None)
 
 
-def test_a_directory_in_its_place_is_told(tmp_path: Path) -> None:
+def test_a_directory_in_its_place_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="cannot be read: Is a directory"):
         read_part(tmp_path, sha256=None)
 
 
-def test_a_foreign_file_is_told_by_how_it_starts(tmp_path: Path) -> None:
+def test_a_foreign_file_is_named_by_how_it_starts(tmp_path: Path) -> None:
     path = tmp_path / "part-0.bin"
     path.write_bytes(b"PK\3\4" + bytes(100))
     with pytest.raises(SnapshotError, match=r"is not a part of a snapshot: it starts with b'PK"):

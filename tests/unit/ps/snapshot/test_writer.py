@@ -45,7 +45,7 @@ def capture_of(lane: int, value: float, due: int = 0) -> Capture:
 
 
 class Stage:
-    """A cutter for two lanes, and the parts that it told about."""
+    """A writer for two lanes, and the parts that it reported."""
 
     def __init__(self, place: Path) -> None:
         setup = make_setup(
@@ -98,7 +98,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """Holds whoever is about to sync a part."""
+    """Holds a thread that is about to sync a part."""
     made = Gate()
     monkeypatch.setattr(faults, "_armed", lambda point, *_: made() if point == "part.sync" else None)
     return made
@@ -136,7 +136,7 @@ def test_a_lane_waits_for_one_piece_and_copies_the_rest() -> None:
     lane = threading.Thread(target=capture.make, args=(1,))
     lane.start()
     assert rest.wait(WAIT_S), "the lane did not help"
-    assert lane.is_alive(), "the lane went on before all was copied"
+    assert lane.is_alive(), "the lane continued before all was copied"
     made = [capture.is_made]
     gate.open()
     copier.join(WAIT_S)
@@ -190,7 +190,7 @@ def test_the_end_of_a_pass_hurries_the_writer_of_the_last_cut(stage: Stage, monk
         moment.wait(0.001)
 
     def write(path: Path, arrays: Arrays, meta: dict[str, object], between: Callable[[], None]) -> Written:
-        """Write a part of many blocks, or what is left of it when nobody rests any more."""
+        """Write a part of many blocks, or what is left of it once there are no more rests."""
         for rested in range(blocks):
             between()
             if len(rests) == rested:
@@ -274,7 +274,7 @@ def test_a_full_disk_ends_that_cut_loudly_and_nothing_else(
     assert not list(done.path.parents[1].rglob("*.tmp"))
 
 
-def test_a_bug_in_the_writer_is_told_and_the_next_cut_is_written(
+def test_a_bug_in_the_writer_is_logged_and_the_next_cut_written(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -303,7 +303,7 @@ def test_the_writer_stands_back_behind_rounds(stage: Stage, monkeypatch: pytest.
     stage.part()
 
 
-def test_a_writer_that_somebody_waits_for_takes_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_is_waited_for_takes_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
     monkeypatch.setattr(writer, "sleep", rests.append)
     is_urgent = False

@@ -44,7 +44,7 @@ def test_a_negative_id_is_refused() -> None:
 
 
 def test_an_id_keeps_its_lane_for_ever() -> None:
-    """Snapshots rely on it: whoever changes the hash must see this fail."""
+    """Snapshots rely on it: a change of the hash must fail here."""
     assert lane_of(np.array(EXTREMES, np.uint64), 5).tolist() == [0, 1, 4, 1, 0, 3]
 
 

@@ -70,7 +70,7 @@ def test_a_peer_that_hangs_up_between_frames_is_no_error(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("sent", [1, HEAD_NBYTES - 1])
-def test_a_peer_that_hangs_up_in_the_middle_of_a_head_is_told(pair: Pair, sent: int) -> None:
+def test_a_peer_that_hangs_up_within_a_head_is_reported(pair: Pair, sent: int) -> None:
     pair[0].sendall(Head(Kind.PULL).pack()[:sent])
     pair[0].close()
     with pytest.raises(NetworkError, match="closed the connection in the middle of a frame"):
@@ -130,7 +130,7 @@ def test_a_frame_of_another_kind_than_due_is_named(pair: Pair) -> None:
         frame_io.expect(pair[1], Kind.SLICE)
 
 
-def test_a_peer_that_closes_instead_of_answering_is_told(pair: Pair) -> None:
+def test_a_peer_that_closes_instead_of_answering_is_reported(pair: Pair) -> None:
     pair[0].close()
     with pytest.raises(NetworkError, match="closed the connection"):
         frame_io.expect(pair[1], Kind.SLICE)
@@ -155,7 +155,7 @@ def test_a_frame_without_descriptors_arrives_without_any(pair: Pair) -> None:
     assert frame_io.receive_with(pair[1]) == (Head(Kind.ATTACH), [])
 
 
-def test_a_peer_that_closes_instead_of_attaching_is_told(pair: Pair) -> None:
+def test_a_peer_that_closes_instead_of_attaching_is_reported(pair: Pair) -> None:
     pair[0].close()
     with pytest.raises(NetworkError, match="closed the connection"):
         frame_io.receive_with(pair[1])
@@ -163,7 +163,7 @@ def test_a_peer_that_closes_instead_of_attaching_is_told(pair: Pair) -> None:
         frame_io.send_with(pair[1], [], Head(Kind.ATTACH), b"")
 
 
-def test_a_peer_that_never_attaches_holds_nobody_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_never_attaches_does_not_block_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_io, "STALL_S", 0.01)
     frame_io.tune(pair[1])
     with pytest.raises(NetworkError):
@@ -210,7 +210,7 @@ def test_a_lane_of_this_machine_and_user_is_found_near(listening: tuple[socket.s
     found.close()
 
 
-def test_nobody_is_near_at_a_foreign_address_and_nothing_is_sent(listening: tuple[socket.socket, int]) -> None:
+def test_no_peer_is_near_at_a_foreign_address(listening: tuple[socket.socket, int]) -> None:
     before = open_files()
     assert connect_near("192.0.2.1", listening[1]) is None
     with pytest.raises(BlockingIOError):
@@ -218,7 +218,7 @@ def test_nobody_is_near_at_a_foreign_address_and_nothing_is_sent(listening: tupl
     assert open_files() == before
 
 
-def test_nobody_is_near_where_nobody_listens(listening: tuple[socket.socket, int]) -> None:
+def test_no_peer_is_near_without_a_listener(listening: tuple[socket.socket, int]) -> None:
     listening[0].close()
     before = open_files()
     assert connect_near("127.0.0.1", listening[1]) is None

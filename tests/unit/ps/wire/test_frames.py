@@ -55,7 +55,7 @@ def test_unknown_flags_are_refused(flags: int) -> None:
         unpack_head(raw_head(flags=flags))
 
 
-def test_a_foreign_protocol_is_told_which_port_it_found() -> None:
+def test_a_foreign_protocol_gets_the_name_of_the_port() -> None:
     with pytest.raises(FrameError, match="not a bireme frame: it starts with b'GET '") as caught:
         unpack_head(b"GET / HTTP/1.1".ljust(64))
     assert "port" in caught.value.fix

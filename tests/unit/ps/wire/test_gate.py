@@ -33,7 +33,7 @@ class Street:
         self._all: list[socket.socket] = [self._listening]
 
     def stranger(self, address: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:
-        """Somebody's end of a connection, and ours."""
+        """A stranger's end of a connection, and ours."""
         theirs = socket.create_connection(self._listening.getsockname(), WAIT_S, (address, 0))
         ours, _ = self._listening.accept()
         self._all += [theirs, ours]
@@ -59,11 +59,11 @@ class Clock:
 
 
 def test_a_refusal_is_logged_once_for_each_address_and_reason(caplog: pytest.LogCaptureFixture) -> None:
-    told = RefusalLog(Clock())
+    log = RefusalLog(Clock())
     for _ in range(10_000):
-        told.about("10.0.0.1", "no certificate")
-    told.about("10.0.0.1", "not TLS")
-    told.about("10.0.0.2", "not TLS")
+        log.about("10.0.0.1", "no certificate")
+    log.about("10.0.0.1", "not TLS")
+    log.about("10.0.0.2", "not TLS")
     assert [r.message for r in caplog.records] == [
         "refused connection peer=10.0.0.1 cause=no certificate",
         "refused connection peer=10.0.0.1 cause=not TLS",
@@ -73,11 +73,11 @@ def test_a_refusal_is_logged_once_for_each_address_and_reason(caplog: pytest.Log
 
 def test_a_repeated_refusal_is_logged_later_with_its_count(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    told = RefusalLog(clock)
+    log = RefusalLog(clock)
     for _ in range(5001):
-        told.about("10.0.0.1", "not TLS")
+        log.about("10.0.0.1", "not TLS")
     clock.now = gate.QUIET_S
-    told.about("10.0.0.1", "not TLS")
+    log.about("10.0.0.1", "not TLS")
     assert caplog.messages[1:] == [
         "refused connection peer=10.0.0.1 cause=not TLS repeats=5000",
     ]
@@ -85,18 +85,18 @@ def test_a_repeated_refusal_is_logged_later_with_its_count(caplog: pytest.LogCap
 
 def test_many_addresses_do_not_fill_the_log_nor_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    told = RefusalLog(clock)
+    log = RefusalLog(clock)
     for number in range(10_000):
-        told.about(f"10.0.{number // 256}.{number % 256}", "not TLS")
+        log.about(f"10.0.{number // 256}.{number % 256}", "not TLS")
     assert len(caplog.messages) == gate.MOST_LINES + 1
     assert "peer=others " in caplog.messages[-1]
-    assert len(told._logged) == gate.MOST_LINES + 1
+    assert len(log._logged) == gate.MOST_LINES + 1
     clock.now = gate.QUIET_S
-    told.about("10.9.9.9", "not TLS")
+    log.about("10.9.9.9", "not TLS")
     assert "10.9.9.9" in caplog.messages[-1], "there is room again"
 
 
-def test_without_tls_everybody_is_let_in_and_not_counted(street: Street) -> None:
+def test_without_tls_all_are_let_in_and_not_counted(street: Street) -> None:
     entry = ConnectionGate(limit=1)
     for _ in range(3):
         taken = entry.accept(street.stranger()[1])
@@ -139,7 +139,7 @@ def test_never_more_than_twice_the_limit_are_open(street: Street, caplog: pytest
     kept = [entry.accept(street.stranger()[1]) for _ in range(6)]
     assert [sock is None for sock in kept] == [False] * 4 + [True] * 2
     assert caplog.messages == ["refused connection peer=127.0.0.1 cause=too many connections at once"]
-    # Whoever was sent away makes room once its thread has noticed, in whatever order.
+    # A closed connection makes room once its thread has noticed, in whatever order.
     for sock in kept[:4]:
         assert sock is not None
         sock.shutdown(socket.SHUT_RDWR)

@@ -114,10 +114,10 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
 def test_counts_that_lie_are_refused(lie: tuple[int, ...]) -> None:
-    told = payload_of([1, 5], [0], [2])
-    told[:24] = counts(*lie)
+    payload = payload_of([1, 5], [0], [2])
+    payload[:24] = counts(*lie)
     with pytest.raises(FrameError):
-        unpack_blocks(told, WIDTHS)
+        unpack_blocks(payload, WIDTHS)
     ids_only = joined(pack_ids([np.array(ids, np.uint64) for ids in ([1, 5], [0], [2])]))
     ids_only[:24] = counts(*lie)
     if sum(lie) != 4:  # as a request, ids may be of one table or of another

@@ -45,7 +45,7 @@ def unused() -> Iterator[None]:
     security.use(None)
 
 
-def test_a_directory_tells_the_jobs_name_and_how_long_it_is_good(tmp_path: Path, ca: Pair) -> None:
+def test_a_directory_has_the_jobs_name_and_how_long_it_is_good(tmp_path: Path, ca: Pair) -> None:
     found = load(give(tmp_path, ca, days=3))
     assert found.name == NAME
     assert found.until == pytest.approx(time.time() + 3 * 86400, abs=60)
@@ -82,7 +82,7 @@ def test_a_renewal_by_symbolic_link_as_in_kubernetes_is_seen(tmp_path: Path, ca:
     assert place.credentials().until > before.until + 86400
 
 
-def test_half_a_renewal_changes_nothing_and_is_told_once(
+def test_half_a_renewal_changes_nothing_and_is_logged_once(
     tmp_path: Path, ca: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = CertificateDirectory(give(tmp_path, ca))
@@ -97,10 +97,10 @@ def test_half_a_renewal_changes_nothing_and_is_told_once(
 
 def test_an_own_expired_certificate_is_named_with_date_and_fix(tmp_path: Path, ca: Pair) -> None:
     place = CertificateDirectory(give(tmp_path, ca, days=-2))
-    with pytest.raises(CertificateError, match="certificate of this process has expired: it was good until 20") as told:
+    with pytest.raises(CertificateError, match="certificate of this process has expired: it was good until 20") as info:
         place.credentials()
-    assert "renews" in told.value.fix and str(tmp_path / "tls.crt") in told.value.why
-    assert told.value.exit_code == 16
+    assert "renews" in info.value.fix and str(tmp_path / "tls.crt") in info.value.why
+    assert info.value.exit_code == 16
     give(tmp_path, ca)
     assert place.credentials().name == NAME
 
@@ -152,15 +152,15 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("breaking", BROKEN)
-def test_files_that_do_not_belong_together_are_told(tmp_path: Path, ca: Pair, breaking: object) -> None:
+def test_files_that_do_not_belong_together_are_reported(tmp_path: Path, ca: Pair, breaking: object) -> None:
     give(tmp_path, ca)
     breaking(tmp_path, ca)  # type: ignore[operator]
-    with pytest.raises(CertificateError, match=f"{tmp_path} cannot be used: .*") as told:
+    with pytest.raises(CertificateError, match=f"{tmp_path} cannot be used: .*") as caught:
         CertificateDirectory(tmp_path).credentials()
-    assert BROKEN[breaking] in told.value.what  # type: ignore[index]
+    assert BROKEN[breaking] in caught.value.what  # type: ignore[index]
 
 
-def test_a_certificate_without_a_dns_name_is_told(tmp_path: Path, ca: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_without_a_dns_name_is_refused(tmp_path: Path, ca: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     give(tmp_path, ca)
     monkeypatch.setattr(security, "_own_certificate", lambda *_: {"subjectAltName": (("IP Address", "10.0.0.1"),)})
     with pytest.raises(CertificateError, match="carries no DNS name"):
@@ -194,7 +194,7 @@ def test_plain_connections_pass_untouched() -> None:
 
 
 @pytest.mark.parametrize("days", [12, -1])
-def test_a_process_tells_until_when_its_certificate_is_good(tmp_path: Path, ca: Pair, days: int) -> None:
+def test_a_process_reports_until_when_its_certificate_is_good(tmp_path: Path, ca: Pair, days: int) -> None:
     assert security.good_until() is None
     security.use(give(tmp_path, ca, days=days))
     assert security.good_until() == pytest.approx(time.time() + 86400 * days, abs=7200)

@@ -39,7 +39,7 @@ def open_files() -> int:
 
 
 def access_at(address: int) -> str:
-    """How this process may use a page, as the kernel tells it, e.g. `r--s`; empty where nothing is mapped."""
+    """How this process may use a page, in the kernel's notation, e.g. `r--s`; empty where nothing is mapped."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         ends, access = line.split()[:2]
         begin, end = (int(part, 16) for part in ends.split("-"))
@@ -70,7 +70,7 @@ def test_a_segment_has_no_file_name_and_is_not_inherited(stack: ExitStack) -> No
     assert not os.get_inheritable(fd)
 
 
-def test_too_little_memory_is_told_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -186,7 +186,7 @@ def test_nothing_can_be_mapped_and_laid_out_in_no_bytes() -> None:
     assert region.floats(0).shape == (0,)
 
 
-def test_a_descriptor_that_cannot_be_mapped_is_told() -> None:
+def test_a_descriptor_that_cannot_be_mapped_is_reported() -> None:
     with pytest.raises(StorageError, match="cannot map 4,096 bytes: Bad file descriptor"):
         Region(PAGE).map(0, PAGE, -1, 0, is_writable=False)
 

@@ -91,7 +91,7 @@ def test_a_history_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
         (40086568, None, "mixed"),
         # a coordinator of an earlier run, on a machine that was cut off, set up a pserver of the run that was resumed
         (40065468, None, "mixed"),
-        (253, "async", "disk"),  # a pass was saved upon a snapshot that whoever committed it had not synced yet
+        (253, "async", "disk"),  # a pass was saved upon a snapshot that its writer had not synced yet
     ],
 )
 def test_histories_that_broke_once_hold(seed: int, mode: Mode | None, profile: str) -> None:

@@ -29,12 +29,12 @@ DIRECTED: dict[str, tuple[Mode | None, str, int]] = {
     "a pass that counts is closed again": ("sync", "disk", 0),
     "torn books are not mended": ("sync", "disk", 3060),
     "trainer 0 does not wait until a pass counts": ("sync", "mends", 405),
-    "news are not heard while lanes are being opened": ("sync", "mends", 0),
+    "newer orders are ignored while lanes are being opened": ("sync", "mends", 0),
     "a finished job is not ended by the next coordinator": ("sync", "disk", 600),
     "waits are timed by the wall clock": ("sync", "clocks", 170),
     "the newest snapshot is the one of the latest date": ("sync", "clocks", 50),
 }
-# The mistakes that everybody who builds such a thing makes first.
+# The usual mistakes of such systems.
 CLASSIC = {
     "ack before apply": "a round is answered before it is applied",
     "no fencing": "lanes do not check the view",

@@ -80,7 +80,7 @@ def test_a_suspended_process_waits_its_usual_time() -> None:
     assert process.clock.monotonic(5.0) == pytest.approx(1.0)
 
 
-def test_the_clock_of_a_paused_process_goes_on() -> None:
+def test_the_clock_of_a_paused_process_advances() -> None:
     done, got, process = stopped_for_a_while(with_its_clock=False)
     assert done == [pytest.approx(4.5, abs=0.01)]
     assert got == [pytest.approx(4.5, abs=0.01)]

@@ -86,7 +86,7 @@ def test_dying_in_an_atomic_write_leaves_old_or_new(steps: int) -> None:
     assert (place / "a").read_bytes() in (b"old", b"new")
 
 
-def test_whoever_dies_within_an_append_leaves_half_of_it() -> None:
+def test_a_death_within_an_append_leaves_half_of_it() -> None:
     disk, place = disk_with("d")
     write(place / "a", b"first\n")
     disk.fuse = 1
