@@ -284,7 +284,7 @@ class Coordinator:
         if self.cut_failure is not None:  # rounds restart below it, so any commit from now on clears it
             self.cut_failure = self.cut_failure._replace(round=-1)
         inputs = None if facts.accepts_changes else inputs_of(facts)
-        return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.since)]
+        return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.run_incarnation)]
 
     def _to_pservers(self, message: m.Message) -> list[Effect]:
         return [Send(pserver.connection, message) for _, pserver in sorted(self.members.pservers.items())]
@@ -331,7 +331,7 @@ class Coordinator:
         self._to("all pservers are ready")
         self._must_rewind, self._waits_since_s = False, 0.0
         self.passes.begin(now_s)
-        event = self._event("view", now_s, kind=kind, round=self._base_round, run=facts.since)
+        event = self._event("view", now_s, kind=kind, round=self._base_round, run=facts.run_incarnation)
         self.begun_s = self.begun_s or now_s
         where = tuple(self.members.pservers[rank].address for rank in range(facts.pservers))
         begin = m.Begin(

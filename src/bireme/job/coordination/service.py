@@ -264,7 +264,7 @@ class CoordinatorService:
         past = journal.JournalSummary()
         with self._lock:  # `_write` must not append to the files while they are repaired
             if output is not None:
-                past = journal.repair_tail(output, facts.shards, facts.since)
+                past = journal.repair_tail(output, facts.shards, facts.run_incarnation)
                 if facts.stop_after:
                     past = past._replace(costs=journal.costs_in(output, past.saved))
         base, problems = snapshots.find_base(past, place, facts, effect)

@@ -28,7 +28,7 @@ from bireme.spec.load import command_name
 JOB_FILE = "job.json"
 RUN_DIRECTORY = "run"
 """In the output tree of a job on a cluster: files of discovery, failure reports and leases."""
-_FILLED_IN = ("data_fingerprint", "since", "init_model", "is_resumed", "accepts_changes")
+_FILLED_IN = ("data_fingerprint", "run_incarnation", "init_model", "is_resumed", "accepts_changes")
 """Fields that settling fills in; they do not make it another job."""
 _LAYOUT = frozenset({
     "passes", "pservers", "trainers", "hosts", "port", "ports_num", "ports_num_for_sparse", "tls", "carrier", "faults",
@@ -126,8 +126,8 @@ def claim(given: Job) -> Job:
     except OutputExistsError as e:
         raise (_of_another_job(given, e) if settled is None else _on_other_data(given, e)) from e
     # A number of the run's own: what carries a lower one (snapshots, coordinators) is of earlier runs.
-    since = incarnations.take(output, "runner")
-    job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
+    run_incarnation = incarnations.take(output, "runner")
+    job = msgspec.structs.replace(job, data_fingerprint=fingerprint, run_incarnation=run_incarnation)
     for part in ("meet", "reports", "fired"):  # left by earlier runs
         shutil.rmtree(output / RUN_DIRECTORY / part, ignore_errors=True)
         (output / RUN_DIRECTORY / part).mkdir(parents=True, exist_ok=True)

@@ -80,20 +80,20 @@ def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
     return manifests, problems
 
 
-def _later_ones(directory: Path, since: int) -> tuple[list[Manifest], list[Problem]]:
+def _later_ones(directory: Path, newer_than: int) -> tuple[list[Manifest], list[Problem]]:
     """Candidates of later incarnations; of an unreadable manifest only the directory's name says which."""
     manifests, problems = candidates(directory)
-    later = [problem for problem in problems if not since or _age(problem.name)[0] >> 32 > since]
-    return [manifest for manifest in manifests if manifest.incarnation > since], later
+    later = [problem for problem in problems if not newer_than or _age(problem.name)[0] >> 32 > newer_than]
+    return [manifest for manifest in manifests if manifest.incarnation > newer_than], later
 
 
-def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple[Manifest, list[Problem]]:
+def load_newest(directory: Path, inputs: Inputs | None, newer_than: int = 0) -> tuple[Manifest, list[Problem]]:
     """The newest snapshot all of whose files, and those of its bases, are as they were committed.
 
     Also returns the problems of newer ones. Refuses a snapshot of other inputs; None accepts any. Skips those of
-    incarnations up to `since`, which belong to an earlier run in the same directory.
+    incarnations up to `newer_than`, which belong to an earlier run in the same directory.
     """
-    manifests, problems = _later_ones(directory, since)
+    manifests, problems = _later_ones(directory, newer_than)
     check = _Check(directory, manifests)
     for manifest in manifests:
         wrong = check.snapshot(manifest)
@@ -121,9 +121,9 @@ def find_base(past: JournalSummary, directory: Path | None, facts: Facts, load: 
     Without a snapshot, a run that has not committed one yet starts from the beginning. If it has, and none can be used,
     the job fails: an operator should look at a volume that damages them all before everything is computed again.
     """
-    if directory is None or not (facts.is_resumed or any(_later_ones(directory, load.since))):
+    if directory is None or not (facts.is_resumed or any(_later_ones(directory, load.newer_than))):
         return Base(None, (), past), []
-    manifest, problems = load_newest(directory, load.inputs, load.since)
+    manifest, problems = load_newest(directory, load.inputs, load.newer_than)
     with storage_errors(str(directory / manifest.name)):
         # The committing process may have died between rename and sync: the resumed job's files must not outlive it.
         sync_directory(directory / manifest.name)

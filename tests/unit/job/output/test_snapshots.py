@@ -110,7 +110,7 @@ RUN = 4
 
 
 def find(directory: Path | None, facts: Facts = FACTS) -> tuple[Base, list[Problem]]:
-    return find_base(JournalSummary(), directory, facts, Load(view=0, inputs=INPUTS, since=RUN))
+    return find_base(JournalSummary(), directory, facts, Load(view=0, inputs=INPUTS, newer_than=RUN))
 
 
 def own(round_: int) -> int:
