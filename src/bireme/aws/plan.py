@@ -16,7 +16,7 @@ from bireme.aws import prices
 from bireme.aws.cloudformation.causes import AwsError, to_error
 from bireme.aws.cloudformation.stacks import ChangeSet, Stacks
 from bireme.aws.layout import CLUSTER_TAG, ClusterLayout, StackKind
-from bireme.aws.preflight import Finding
+from bireme.aws.preflight import CheckResult
 from bireme.aws.templates import Template, body_of, template_of
 from bireme.aws.up import DesiredCluster, propose
 from bireme.core.errors import SpecError
@@ -30,12 +30,12 @@ class ClusterPlan:
 
     layout: ClusterLayout
     estimate: prices.Estimate
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckResult, ...] = ()
     changes: dict[StackKind, ChangeSet | None] = field(default_factory=dict)
     """By existing stack; None: nothing would change."""
 
     @property
-    def wrong(self) -> list[Finding]:
+    def wrong(self) -> list[CheckResult]:
         """The findings that must be fixed before anything is created."""
         return [finding for finding in self.findings if finding.state == "wrong"]
 

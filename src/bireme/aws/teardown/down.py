@@ -81,7 +81,7 @@ def other_regions(aws: Aws, cluster: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Teardown:
     """The result of taking a cluster down."""
 
     left: list[LeftResource]
@@ -90,7 +90,7 @@ class Outcome:
     """Why a stack could not be deleted."""
 
 
-def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note, *, deletes_data: bool) -> Outcome:
+def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note, *, deletes_data: bool) -> Teardown:
     """Take a cluster down as far as AWS allows, and list what is left of it."""
     try:
         there = find_stacks(stacks.aws, cluster)
@@ -104,14 +104,14 @@ def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: N
                 _remove_all(stacks, cluster, note, deletes_data=deletes_data)
             except StuckError as e:
                 # The list names what blocks the stack, and what is billed meanwhile.
-                return Outcome(audit(stacks.aws, cluster), e.cause)
+                return Teardown(audit(stacks.aws, cluster), e.cause)
             left = _look_for_leftovers(stacks.aws, cluster, deletes_data=deletes_data)
             # A stack that another run has just begun may have been invisible at first (eventual consistency).
             if not [
                 resource for resource in left if resource.kind == "stack" and (deletes_data or not resource.is_data)
             ]:
                 break
-        return Outcome(left)
+        return Teardown(left)
     except AwsError as e:
         raise to_error(e, f"take {cluster} down") from e
 

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, SpecError
-from bireme.core.forking import Forker, Load
+from bireme.core.forking import Forker, Loader
 from bireme.job.node.failure_reports import first_cause, has_ended, read_reports, report_failure
 from bireme.job.node.headway import Headway
 from bireme.job.node.incarnations import Lease
@@ -111,7 +111,7 @@ def note_signals() -> list[int]:
 
 
 def run_node(
-    config: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None, load: Load | None = None
+    config: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None, load: Loader | None = None
 ) -> None:
     """Run this node's processes to their end; raises the first cause of a failure. `load` lets it fork them."""
     job = read_job(config.job)

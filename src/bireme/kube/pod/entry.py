@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bireme.core.errors import BiremeError, NetworkError, StorageError
-from bireme.core.forking import Load
+from bireme.core.forking import Loader
 from bireme.core.log import GlogFormatter
 from bireme.job.node.entry import STOPPED, NodeConfig, children_of, note_signals, roles_of, run_node
 from bireme.job.node.failure_reports import (
@@ -38,7 +38,7 @@ from bireme.job.output.volume_probe import check_volume
 from bireme.job.status import JobStatus
 from bireme.kube.api import naming
 from bireme.kube.plain.peers import HeartbeatFiles
-from bireme.kube.plain.ranks import Wait
+from bireme.kube.plain.ranks import RankWait
 from bireme.kube.plain.tutorial import CONNECT_TIMEOUT_S
 from bireme.kube.pod.environment import PATIENCE, PodPlace, cluster_in, place_of
 from bireme.kube.pod.liveness import PodWatch, PreStopSnapshot, Probes
@@ -60,7 +60,7 @@ LOOK_EVERY_S, LOOK_EACH_S = 0.2, 0.01
 """How often a waiting node reads the heartbeats, plus a delay for each node: all nodes read all files."""
 
 
-def run_pod(environment: Mapping[str, str], load: Load | None = None) -> None:
+def run_pod(environment: Mapping[str, str], load: Loader | None = None) -> None:
     """Run this pod's node to its end; raises the first error. `load` lets the node fork its children."""
     stops = note_signals()
     probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
@@ -71,7 +71,7 @@ def run_pod(environment: Mapping[str, str], load: Load | None = None) -> None:
         raise
     if place is None:
         raise SystemExit(STOPPED)
-    Member(place, probes, stops, load).run()
+    PodNode(place, probes, stops, load).run()
 
 
 def _give_up_blindly(environment: Mapping[str, str], error: BiremeError) -> None:
@@ -95,11 +95,11 @@ class NodesMissingError(NetworkError):
     """Some of a job's nodes did not arrive in time; the others end, to free their machines."""
 
 
-def _waiting(probes: Probes, stops: Sequence[int]) -> Callable[[Wait], bool]:
+def _waiting(probes: Probes, stops: Sequence[int]) -> Callable[[RankWait], bool]:
     """The rest of a pod of a plain Job that waits for its rank, up to a deadline; a surplus pod has none."""
     began_s = time.monotonic()
 
-    def rest(wait: Wait) -> bool:
+    def rest(wait: RankWait) -> bool:
         waited_s = time.monotonic() - began_s
         if waited_s > PATIENCE * CONNECT_TIMEOUT_S and not wait.is_surplus:
             raise NodesMissingError(
@@ -112,10 +112,10 @@ def _waiting(probes: Probes, stops: Sequence[int]) -> Callable[[Wait], bool]:
     return rest
 
 
-class Member:
+class PodNode:
     """A pod from the moment it has a rank."""
 
-    def __init__(self, place: PodPlace, probes: Probes, stops: list[int], load: Load | None = None) -> None:
+    def __init__(self, place: PodPlace, probes: Probes, stops: list[int], load: Loader | None = None) -> None:
         self._place = place
         self._load = load
         self._probes = probes
