@@ -121,7 +121,7 @@ def test_training_goes_on_where_its_curve_cannot_be_written(cli: Cli, job: Path)
     (output / "metrics.jsonl").symlink_to("/dev/full")
     done = cli.run("train", job, *ONE)
     assert done.code == 0, done.err
-    told = (output / "node_0" / "server.log").read_text().count("effect=gap-in-curves cause=the disk is full")
+    told = (output / "node_0" / "server.log").read_text().count("effect=gap-in-curves cause='the disk is full")
     assert told == 1, "it is said once, not for every line"
 
 

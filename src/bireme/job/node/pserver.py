@@ -267,7 +267,7 @@ class PserverProcess:
                 self._link.send(part_of(setup, part))
         except NetworkError as e:
             # The lost connection makes the coordinator rewind to a committed snapshot, so nothing else is due here.
-            log.warning("unreported part round=%d cause=%s", part.counts.round, e.what)
+            log.warning("unreported part round=%d cause=%r", part.counts.round, e.what)
 
     def _lane_passed(self, history: int, totals: PassTotals) -> None:
         self._coordinator().lane_passed(history, totals)

@@ -106,18 +106,18 @@ class TrainerProcess:
         view = 0
         while isinstance(order := orders.wait(view), m.Begin):
             view = order.view
-            log.info("entered view=%x", view)
+            log.info("entered view=%d", view)
             try:
                 self._train(program, worker, line, order, orders)
             except (NetworkError, StaleError) as e:
                 if not orders.has_newer(view):  # else `_close` has caused the error
-                    log.warning("lost lane view=%x cause=%s", view, e.what)
+                    log.warning("lost lane view=%d cause=%r", view, e.what)
                     self._send(line, m.LinkLost(trainer=self._options.trainer, view=view, what=e.what))
             except BiremeError as e:
                 if not orders.has_newer(view):
                     self._send(line, m.Failed(trainer=self._options.trainer, what=e.what, why=e.why, fix=e.fix))
                     raise
-                log.warning("ignored error of an ended view=%x cause=%s", view, e.what)
+                log.warning("ignored error of an ended view=%d cause=%r", view, e.what)
             finally:
                 self._close()
         return order
@@ -133,7 +133,7 @@ class TrainerProcess:
         try:
             line.send(message)
         except NetworkError as e:
-            log.warning("lost coordinator cause=%s", e.what)
+            log.warning("lost coordinator cause=%r", e.what)
 
     def _open(self, program: Program, role: Role, shard: int) -> Reader | None:
         """A reader of one shard, or None where the program defines no such data."""
@@ -185,7 +185,7 @@ class TrainerProcess:
                 line.send(join)
                 break
             except NetworkError as e:
-                log.warning("lost coordinator before Join cause=%s", e.what)
+                log.warning("lost coordinator before Join cause=%r", e.what)
         line.beat()
         orders = Orders(self._close)
         # The main thread trains and may block in a lane's receive, so another one reads the orders, and wakes it by
@@ -278,7 +278,7 @@ class TrainerProcess:
         except RefusedError as e:
             orders.refuse(e)
         except BiremeError as e:
-            log.debug("disconnected coordinator cause=%s", e.what)
+            log.debug("disconnected coordinator cause=%r", e.what)
             orders.put(None)
 
 

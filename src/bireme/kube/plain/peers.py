@@ -98,7 +98,7 @@ class ApiPeerLister:
                         return
             except BiremeError as e:
                 if in_vain:  # else the watch only had no events
-                    log.info("the API server does not show the pods: %s", e.what)
+                    log.info("failed to list pods cause=%r", e.what)
                 if isinstance(e, ForbiddenError):
                     return
             rest_s = REST_S * max(in_vain, 1)  # also after a list, to spare a server that refuses only the watch
@@ -157,7 +157,7 @@ class HeartbeatFiles:
             self._is_mute = False
         except OSError as e:
             if not self._is_mute:
-                log.warning("heartbeat failed path=%s error=%s", self._path, e)
+                log.warning("heartbeat failed path=%s cause=%r", self._path, str(e))
             self._is_mute = True
 
     def leave(self) -> None:
@@ -243,8 +243,8 @@ def take_rank(
         if isinstance(decision, RankWait):
             if decision.why != waits_for:
                 waits_for = decision.why
-                log.info("waiting for a rank: %s", waits_for)
+                log.info("waiting for rank cause=%r", waits_for)
             if not rest(decision):
                 return None
         elif not book.write(decision):
-            log.info("rank taken by another pod; retrying")
+            log.info("retry rank cause=taken-by-another-pod")

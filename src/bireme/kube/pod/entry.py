@@ -347,7 +347,7 @@ def _keep_log(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)
     except OSError as e:
-        log.warning("cannot log to the volume path=%s error=%s", path, e.strerror)
+        log.warning("failed to open log path=%s cause=%r", path, e.strerror)
         return
     handler.setFormatter(GlogFormatter())
     logging.getLogger("bireme").addHandler(handler)

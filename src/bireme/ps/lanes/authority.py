@@ -39,8 +39,8 @@ class Authority:
         """Refuse to enter a view that is not newer, or is of a history that is not kept here."""
         self._check_newer(view)
         if not self.history or self.history != history:
-            raise StaleError(f"this pserver keeps nothing of history {history:x}")
+            raise StaleError(f"this pserver keeps nothing of history {history}")
 
     def _check_newer(self, view: int) -> None:
         if view <= self.view:
-            raise StaleError(f"view {view:x} is not newer than view {self.view:x}, in which this pserver is")
+            raise StaleError(f"view {view} is not newer than view {self.view}, in which this pserver is")
