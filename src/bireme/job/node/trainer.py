@@ -38,10 +38,8 @@ from bireme.job.preflight import check_parameters
 from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.program import Program, Reader, Role
 from bireme.ps.client.carriers import connect, connect_near, is_near
-from bireme.ps.client.coder import Coder
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Identity, Link
-from bireme.ps.client.push_pull_rows import RowLinks
 from bireme.ps.client.slow_pservers import SlowPservers
 from bireme.ps.plan import aligned_zeros
 from bireme.ps.setup import is_apart
@@ -246,12 +244,18 @@ class TrainerProcess:
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
         slow_pservers = SlowPservers(len(pservers), worker.share.lo)
-        rows = None
+        # Imported where they are used: both load Numba, which a dense program of PaddlePaddle does not need.
+        rows = coder = None
         if worker.tables:
+            from bireme.ps.client.push_pull_rows import RowLinks
+
             connections = self._connect(pservers, range(lanes, lanes + job.ports_num_for_sparse))
             owners = [i // job.ports_num_for_sparse for i in range(len(connections))]
             rows = RowLinks(connections, worker.tables, owners, slow_pservers)
-        coder = None if wire.is_exact else Coder(wire, worker.layout)
+        if not wire.is_exact:
+            from bireme.ps.client.coder import Coder
+
+            coder = Coder(wire, worker.layout)
         me = Identity(begin.job, begin.view, self._options.incarnation)
         return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, slow_pservers)
 
