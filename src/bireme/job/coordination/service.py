@@ -93,6 +93,7 @@ class CoordinatorService:
         self._start("commits", self._work_on_disk)
 
     def _start(self, name: str, work: Callable[..., None], *args: object) -> None:
+        # Daemons: one that waits in a receive or for a volume must not keep the process from exiting.
         threading.Thread(target=self._guarded, args=(work, *args), name=name, daemon=True).start()
 
     def _guarded(self, work: Callable[..., None], *args: object) -> None:
@@ -156,6 +157,8 @@ class CoordinatorService:
             self._do(self._machine.lane_passed(history, totals, time.monotonic()))
 
     def _do(self, effects: list[Effect]) -> None:
+        # Every caller holds the lock, so effects happen in the order in which the machine decided on them. What takes
+        # long (Reach, Load, Commit) goes to other threads: heartbeats of all members wait for this lock.
         for effect in effects:
             match effect:
                 case Send():

@@ -129,6 +129,7 @@ def run_node(
 def _supervise(job: Job, config: NodeConfig, group: ProcessGroup, watch: NodeWatch, stops: list[int]) -> None:
     children = children_of(job, config)
     supervisor = Supervisor(group, children, job.restarts, job.logs, Headway(Path(job.output)).look)
+    # After a first signal the processes still run until the watch has its snapshot; a second one ends that wait.
     while not stops or (len(stops) == 1 and not watch.may_leave()):
         for name, pid, why in supervisor.started:
             log.info("started %s pid=%d%s", name.replace(" ", "="), pid, f" previous={why!r}" if why else "")

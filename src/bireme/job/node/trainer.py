@@ -276,6 +276,7 @@ class TrainerProcess:
                 if isinstance(message, m.Begin | m.Stop):
                     orders.put(message)
                 elif isinstance(message, m.PassClosed | m.Counted):
+                    # The main thread may take the reporter away at this moment, with the view it belongs to.
                     with self._lock:
                         if self._reporter is not None:
                             self._reporter.closed.put(message)

@@ -62,7 +62,7 @@ LOOK_EVERY_S, LOOK_EACH_S = 0.2, 0.01
 
 def run_pod(environment: Mapping[str, str], load: Loader | None = None) -> None:
     """Run this pod's node to its end; raises the first error. `load` lets the node fork its children."""
-    stops = note_signals()
+    stops = note_signals()  # first: also a pod that waits for its rank must end when it is asked to
     probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
     try:
         place = place_of(environment, _waiting(probes, stops), check_volume)
@@ -162,7 +162,7 @@ class PodNode:
         if self._is_finished(job):
             return
         self._gather(job)
-        if self._is_finished(job):
+        if self._is_finished(job):  # by the other nodes, while this one waited
             return
         if job.tls:
             from bireme.ps.wire import security
@@ -196,6 +196,7 @@ class PodNode:
 
     def _settle(self) -> Job:
         job = self._place.job
+        # Of an earlier try of this node: `_fail` keeps a report that is there, and other nodes read them.
         for report in self._own_reports():
             report.unlink(missing_ok=True)
         if self._leads:
@@ -319,6 +320,7 @@ class PodNode:
             return None
 
     def _fail(self, error: BiremeError) -> None:
+        # A report of this node's own process names the cause; ours would only repeat its effect.
         if not any(report.exists() for report in self._own_reports()):
             with contextlib.suppress(OSError, StorageError):
                 (self._run / "reports").mkdir(parents=True, exist_ok=True)

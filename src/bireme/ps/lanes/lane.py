@@ -331,6 +331,7 @@ class Lane:
 
     def _reply(self, sock: socket.socket, asked: Head, at: AnswerAt, answer: Answer) -> None:
         flags, nbytes, parts = answer
+        # `cut_at` is read without the lock: it only grows, and a trainer may learn of a cut earlier than it must.
         reply = Head(
             Kind.SLICE,
             flags,
