@@ -65,10 +65,10 @@ def identify(aws: Aws) -> Caller:
     """The caller's identity; for a session, its role with the path, if `iam:GetRole` is allowed."""
     answer = aws.call("sts", "GetCallerIdentity")
     arn, principal = answer["Arn"], answer["Arn"]
-    if found := re.fullmatch(r"arn:([^:]+):sts::(\d+):assumed-role/([^/]+)/.+", arn):
-        principal = f"arn:{found[1]}:iam::{found[2]}:role/{found[3]}"
+    if role := re.fullmatch(r"arn:([^:]+):sts::(\d+):assumed-role/([^/]+)/.+", arn):
+        principal = f"arn:{role[1]}:iam::{role[2]}:role/{role[3]}"
         try:
-            principal = aws.call("iam", "GetRole", RoleName=found[3])["Role"]["Arn"]
+            principal = aws.call("iam", "GetRole", RoleName=role[3])["Role"]["Arn"]
         except AwsError as e:
             if not (e.is_absent or "Denied" in e.code):
                 raise
@@ -113,18 +113,20 @@ def examine(aws: Aws, layout: ClusterLayout, identity: Caller) -> list[CheckResu
         ("machines", lambda: _machines(aws, layout)),
         ("your own", lambda: _own(aws, layout)),
     ]
-    found: list[CheckResult] = []
+    results: list[CheckResult] = []
     for name, check in checks:
         try:
-            found += check()
+            results += check()
         except AwsError as e:
             known = explain(f"{e.code}: {e.message}")
             text = f"not checked: {known.what if known else e.message}"
             if e.is_absent:
-                found.append(CheckResult(name, "wrong", known.what if known else e.message, known.fix if known else ""))
+                results.append(
+                    CheckResult(name, "wrong", known.what if known else e.message, known.fix if known else "")
+                )
             else:
-                found.append(CheckResult(name, "warning", text, known.fix if known else ""))
-    return found
+                results.append(CheckResult(name, "warning", text, known.fix if known else ""))
+    return results
 
 
 def _permissions(aws: Aws, layout: ClusterLayout, identity: Caller) -> Iterator[CheckResult]:
@@ -140,8 +142,8 @@ def _permissions(aws: Aws, layout: ClusterLayout, identity: Caller) -> Iterator[
             "have an administrator deploy `bireme cluster policy --template`, which makes that role, or attach what "
             "`bireme cluster policy --execution` prints too"
         )
-    if found := sorted({*missing, *made}):
-        text = f"missing: {first_of(found, 6)}{why}"
+    if lacking := sorted({*missing, *made}):
+        text = f"missing: {first_of(lacking, 6)}{why}"
         yield CheckResult("permissions", "wrong", text, "; ".join(fixes))
     elif role:
         yield CheckResult("permissions", "ok", "yours are enough to start and watch stacks")
@@ -152,7 +154,7 @@ def _permissions(aws: Aws, layout: ClusterLayout, identity: Caller) -> Iterator[
 
 def _denied(aws: Aws, identity: Caller, questions: Iterable[Question]) -> list[str]:
     """The actions that IAM would deny the caller."""
-    found = []
+    denied = []
     for each in questions:
         context = [
             {"ContextKeyName": key, "ContextKeyType": "string", "ContextKeyValues": [value]}
@@ -164,8 +166,8 @@ def _denied(aws: Aws, identity: Caller, questions: Iterable[Question]) -> list[s
             "iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=principal, **asked
         ):
             if result["EvalDecision"] != "allowed":
-                found.append(result["EvalActionName"])
-    return found
+                denied.append(result["EvalActionName"])
+    return denied
 
 
 def _zones(aws: Aws, layout: ClusterLayout) -> Iterator[CheckResult]:
@@ -277,8 +279,8 @@ def vcpus(group: GroupFile) -> int | None:
     size = group.types[0].partition(".")[2]
     if not group.count:
         return 0
-    if found := re.fullmatch(r"([0-9]*)xlarge|metal-([0-9]+)xl", size):
-        return group.count * 4 * int(found[1] or found[2] or 1)
+    if match := re.fullmatch(r"([0-9]*)xlarge|metal-([0-9]+)xl", size):
+        return group.count * 4 * int(match[1] or match[2] or 1)
     return group.count * 2 if size in ("nano", "micro", "small", "medium", "large") else None
 
 
@@ -316,9 +318,9 @@ def _subnets(aws: Aws, layout: ClusterLayout) -> CheckResult:
 
 def _services(aws: Aws, vpc: str, services: IPv4Network) -> CheckResult:
     """Whether the range of Services is free in an existing VPC, which may have several ranges."""
-    found = next(iter(aws.pages("ec2", "DescribeVpcs", "Vpcs", VpcIds=[vpc])))
-    more = [each.get("CidrBlock") for each in found.get("CidrBlockAssociationSet") or ()]
-    ranges = [IPv4Network(each) for each in dict.fromkeys([found["CidrBlock"], *more]) if each]
+    described = next(iter(aws.pages("ec2", "DescribeVpcs", "Vpcs", VpcIds=[vpc])))
+    more = [each.get("CidrBlock") for each in described.get("CidrBlockAssociationSet") or ()]
+    ranges = [IPv4Network(each) for each in dict.fromkeys([described["CidrBlock"], *more]) if each]
     taken = [each for each in ranges if each.overlaps(services)]
     if not taken:
         return CheckResult("services", "ok", f"{services} is outside the VPC's {', '.join(map(str, ranges))}")
@@ -329,8 +331,8 @@ def _services(aws: Aws, vpc: str, services: IPv4Network) -> CheckResult:
 
 
 def _file_system(aws: Aws, file_system: str) -> CheckResult:
-    found = aws.call("efs", "DescribeFileSystems", FileSystemId=file_system)["FileSystems"][0]
-    targets = found.get("NumberOfMountTargets", 0)
+    described = aws.call("efs", "DescribeFileSystems", FileSystemId=file_system)["FileSystems"][0]
+    targets = described.get("NumberOfMountTargets", 0)
     if targets:
         fix = "delete its mount targets, or leave `storage.file_system` out"
         text = f"{file_system} has {targets} mount target(s): it can be mounted from one VPC only"

@@ -238,8 +238,8 @@ class Explained:
 def explain(text: str) -> Explained | None:
     """Explain a refusal by the first cause that matches; None for an unknown text."""
     for cause in CAUSES:
-        if found := re.search(cause.pattern, text, re.DOTALL):
-            groups = [group or "" for group in found.groups()]
+        if match := re.search(cause.pattern, text, re.DOTALL):
+            groups = [group or "" for group in match.groups()]
             return Explained(cause.name, cause.what.format(*groups, "", ""), cause.fix)
     return None
 
