@@ -285,7 +285,7 @@ class CoordinatorService:
             snapshots.commit(place, manifest)
             log.info("committed snapshot round=%d", manifest.round)
         except BiremeError as e:
-            log.error("lost snapshot round=%d cause=%r", manifest.round, str(e))
+            log.error("lost snapshot round=%d cause=%r", manifest.round, e.what)
             failure = e.what
         with self._lock:
             self._do(self._machine.cut_settled(manifest, time.monotonic(), failure=failure))
@@ -296,7 +296,7 @@ class CoordinatorService:
         try:
             snapshots.keep(place, count)
         except BiremeError as e:
-            log.error("failed to delete old snapshots cause=%r", str(e))
+            log.error("failed to delete old snapshots cause=%r", e.what)
 
     def _write(self, effect: Write) -> None:
         facts = self._machine.facts
@@ -324,7 +324,7 @@ class CoordinatorService:
                 self._fail(e)
             elif not self._is_metrics_lost:
                 self._is_metrics_lost = True
-                log.error("lost metrics effect=gap-in-curves cause=%r", str(e))
+                log.error("lost metrics effect=gap-in-curves cause=%r", e.what)
 
     def _fail(self, error: BiremeError) -> None:
         with self._lock:
@@ -349,7 +349,7 @@ class CoordinatorService:
         try:
             write_atomic(Path(facts.output) / STATUS_FILE, msgspec.json.encode(status))
         except StorageError as e:
-            log.error("lost final status cause=%r", str(e))
+            log.error("lost final status cause=%r", e.what)
 
     def _is_superseded(self, output: Path) -> bool:
         """Whether pserver 0 has a later incarnation, whose coordinator has taken over."""

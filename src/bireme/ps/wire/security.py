@@ -170,7 +170,7 @@ def use(directory: Path | None) -> None:
         try:
             own = _place.credentials()
         except CertificateError as e:
-            log.error("failed to secure connections cause=%r", str(e))
+            log.error("failed to secure connections cause=%r", e.what)
         else:
             ends = time.strftime("%Y-%m-%d", time.gmtime(own.until))
             log.info("secured connections name=%s certificate_until=%s", own.name, ends)
