@@ -54,7 +54,7 @@ def fields_of(struct: type[msgspec.Struct]) -> str:
     """Names of a struct's fields with their types as the code writes them; optional ones with a question mark."""
     hints = {name: hint for each in reversed(struct.__mro__) for name, hint in inspect.get_annotations(each).items()}
     found = msgspec.structs.fields(struct)
-    texts = [f"`{field.name}{'' if field.required else '?'}: {hints[field.name]}`" for field in found]
+    texts = [f"`{field.encode_name}{'' if field.required else '?'}: {hints[field.name]}`" for field in found]
     return ", ".join(texts).replace("|", "\\|") or "none"
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from bireme.diagnose.evidence import Cause, evidence_from
 from bireme.diagnose.explain import explain
-from bireme.diagnose.facts import Cause, facts_from
 from bireme.diagnose.table import Situation, chapters, situations
 
 RECORDED = Path(__file__).resolve().parents[1] / "tests/unit/diagnose/recorded"
@@ -57,7 +57,7 @@ def _examples() -> dict[str, Cause]:
     """One example for each row; a recording that is named after the row is preferred."""
     examples: dict[str, Cause] = {}
     for path in sorted(RECORDED.glob("*.json")):
-        for cause in explain(facts_from(json.loads(path.read_text(encoding="utf-8")))):
+        for cause in explain(evidence_from(json.loads(path.read_text(encoding="utf-8")))):
             if path.stem == cause.situation or cause.situation not in examples:
                 examples[cause.situation] = cause
     missing = [row.id for row in situations() if row.id not in examples]

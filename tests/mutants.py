@@ -459,7 +459,7 @@ def waits_are_timed_by_the_wall_clock() -> Iterator[None]:
 def the_newest_snapshot_is_the_one_of_the_latest_date() -> Iterator[None]:
     real = snapshots.candidates
 
-    def candidates(directory: Path) -> tuple[list[Manifest], list[snapshots.Problem]]:
+    def candidates(directory: Path) -> tuple[list[Manifest], list[snapshots.BadSnapshot]]:
         found, problems = real(directory)
         return sorted(found, key=lambda manifest: manifest.created, reverse=True), problems
 

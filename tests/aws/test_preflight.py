@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bireme.aws.policy import Policy, execution_policy, operator_policy
-from bireme.aws.preflight import Finding, choose_layout, examine, identify, vcpus
+from bireme.aws.preflight import CheckResult, choose_layout, examine, identify, vcpus
 from bireme.core.errors import CloudError
 from bireme.spec.cluster import GroupFile, NetworkFile, TrainerGroupFile, WorkersFile
 from tests.aws.stage import Stage, cluster_file
@@ -32,7 +32,7 @@ def without(policy: Policy, action: str) -> Policy:
     return policy
 
 
-def preflight(stage: Stage) -> dict[str, Finding]:
+def preflight(stage: Stage) -> dict[str, CheckResult]:
     aws = stage.aws()
     return {each.name: each for each in examine(aws, choose_layout(aws, stage.file), identify(aws))}
 

@@ -11,7 +11,7 @@ import pytest
 
 from bireme.aws.layout import CLUSTER_TAG, STACKS, ClusterLayout, choose_zones, stack_name
 from bireme.aws.policy import CALLS, action_of, execution_policy, operator_policy
-from bireme.aws.preflight import Finding, choose_layout, examine, identify
+from bireme.aws.preflight import CheckResult, choose_layout, examine, identify
 from bireme.aws.teardown.down import find_stacks, other_regions, take_down
 from bireme.aws.templates import template_of
 from bireme.core.errors import BiremeError, CloudError
@@ -336,7 +336,7 @@ def test_each_permission_that_a_life_uses_is_needed_and_named() -> None:
     assert unneeded == []
 
 
-def preflight(stage: Stage) -> dict[str, Finding]:
+def preflight(stage: Stage) -> dict[str, CheckResult]:
     aws = stage.aws()
     return {each.name: each for each in examine(aws, choose_layout(aws, stage.file), identify(aws))}
 

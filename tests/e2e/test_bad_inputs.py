@@ -121,7 +121,7 @@ def test_training_continues_where_its_curve_cannot_be_written(cli: Cli, job: Pat
     (output / "metrics.jsonl").symlink_to("/dev/full")
     done = cli.run("train", job, *ONE)
     assert done.code == 0, done.err
-    logged = (output / "node_0" / "server.log").read_text().count("effect=gap-in-curves cause=the disk is full")
+    logged = (output / "node_0" / "server.log").read_text().count("effect=gap-in-curves cause='the disk is full")
     assert logged == 1, "it is logged once, not for every line"
 
 

@@ -139,7 +139,7 @@ def test_pods_train_the_model_of_one_machine_and_stay_finished(pods: Pods, undis
     started = pods.start_all()
     pods.end_as(undisturbed, started)
     settled = msgspec.json.decode((pods.output / "job.json").read_bytes(), type=Job)
-    assert settled.data_fingerprint and settled.since
+    assert settled.data_fingerprint and settled.run_incarnation
     assert list((pods.output / "snapshots").glob("inputs-*.json"))
     assert "trainer 1 | I" in (pods.home / "pod-1-1-1" / "out").read_text()
     assert "Pass=0" in (pods.output / "node_1" / "train.log").read_text()

@@ -11,7 +11,7 @@ import pytest
 
 from bireme.core.certificates import make_ca
 from bireme.core.errors import BiremeError
-from bireme.core.faults import Rule
+from bireme.core.faults import FaultRule
 from bireme.job.output.model import model_hash
 from bireme.local.runner import LocalRun
 from bireme.ps.wire import security
@@ -23,10 +23,10 @@ from tests.unit.ps.wire.test_security import NAME, give
 PASSES = 2
 LAST = f"pass-{PASSES - 1:05d}"
 KILLS = (
-    Rule(action="kill", who="trainer:1", point="push.after", round=10),
-    Rule(action="kill", who="pserver:1", point="lane.applied", round=30, after=0),
-    Rule(action="cut", who="trainer:0", point="push.before", round=50, after=1, target="pserver:0"),
-    Rule(action="kill", who="pserver:0", point="lane.landed", round=60, after=2),
+    FaultRule(action="kill", who="trainer:1", point="push.after", round=10),
+    FaultRule(action="kill", who="pserver:1", point="lane.applied", round=30, after=0),
+    FaultRule(action="cut", who="trainer:0", point="push.before", round=50, after=1, target="pserver:0"),
+    FaultRule(action="kill", who="pserver:0", point="lane.landed", round=60, after=2),
 )
 
 

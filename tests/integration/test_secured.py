@@ -160,7 +160,7 @@ def test_every_tcp_connection_is_secured_with_a_directory(lane: Cluster) -> None
 def test_a_client_without_a_certificate_is_refused_unread(lane: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     assert says(lane, stranger()) == "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     join_lanes()
-    assert refusals(caplog) == ["refused connection peer=127.0.0.1 cause=it showed no certificate"]
+    assert refusals(caplog) == ["refused connection peer=127.0.0.1 cause='it showed no certificate'"]
     assert round_trip(lane.exchange(), lane)
 
 
@@ -187,7 +187,7 @@ def test_another_job_of_the_same_authority_is_refused(
     assert says(lane, of_directory(other)) in ("hung up", "ConnectionResetError", "ConnectionAbortedError")
     join_lanes()
     assert refusals(caplog) == [
-        f"refused connection peer=127.0.0.1 cause=its certificate is of other.default.bireme, not of {NAME}"
+        f"refused connection peer=127.0.0.1 cause='its certificate is of other.default.bireme, not of {NAME}'"
     ]
     assert round_trip(lane.exchange(), lane)
 
@@ -197,7 +197,7 @@ def test_an_expired_certificate_is_refused(
 ) -> None:
     assert says(lane, of_directory(give(tmp_path, ca, days=-1))) == "SSLV3_ALERT_CERTIFICATE_EXPIRED"
     join_lanes()
-    assert refusals(caplog) == ["refused connection peer=127.0.0.1 cause=its certificate has expired"]
+    assert refusals(caplog) == ["refused connection peer=127.0.0.1 cause='its certificate has expired'"]
     assert round_trip(lane.exchange(), lane)
 
 

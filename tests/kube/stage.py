@@ -19,7 +19,7 @@ from tools.kube.running import RunningCluster
 from bireme.data.split import split_lines
 from bireme.demo.reviews import write_reviews
 from bireme.kube.api.client import Cluster
-from bireme.kube.api.kubeconfig import Target
+from bireme.kube.api.kubeconfig import KubeTarget
 from bireme.kube.jobs.lifecycle import view_of
 from bireme.kube.jobs.listing import JobView, is_ended
 from tests.e2e.conftest import Cli, Done, edit, lay_out
@@ -73,7 +73,7 @@ class There(Cli):
 
     def view(self, job: str) -> JobView:
         """How a job is doing, without a process of its own."""
-        with Cluster(Target([self.cluster.kubeconfig], None, self.namespace)) as client:
+        with Cluster(KubeTarget([self.cluster.kubeconfig], None, self.namespace)) as client:
             return view_of(client, job)
 
     def state(self, job: str) -> str:

@@ -15,7 +15,7 @@ from bireme.core.errors import ProcessError
 from bireme.diagnose.explain import explain
 from bireme.diagnose.gather import gather, notes
 from bireme.kube.api.client import Cluster
-from bireme.kube.api.kubeconfig import Target
+from bireme.kube.api.kubeconfig import KubeTarget
 from tests.kube.why_stage import Json, Stage, asks, job, record
 
 ADMISSION = "admissionregistration.k8s.io"
@@ -132,7 +132,7 @@ def as_user(cluster: RunningCluster, namespace: str, account: str, directory: Pa
     config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
     path = directory / f"{account}.kubeconfig"
     path.write_text(json.dumps(config))
-    return Cluster(Target([path], namespace=namespace))
+    return Cluster(KubeTarget([path], namespace=namespace))
 
 
 def test_what_we_may_not_see_is_a_cause_or_a_note(cluster: RunningCluster, tmp_path: Path) -> None:

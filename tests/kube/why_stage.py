@@ -18,12 +18,12 @@ from typing import Any, Self
 from tools.kube.machine import wait_for
 from tools.kube.running import RunningCluster
 
+from bireme.diagnose.evidence import Cause, Evidence
 from bireme.diagnose.explain import explain
-from bireme.diagnose.facts import Cause, Facts
 from bireme.diagnose.gather import gather
 from bireme.kube.api.client import Cluster
 from bireme.kube.api.fields import name_of
-from bireme.kube.api.kubeconfig import Target
+from bireme.kube.api.kubeconfig import KubeTarget
 
 Json = dict[str, Any]
 IMAGE = "localhost/busybox:1"
@@ -41,7 +41,7 @@ NOISE = re.compile(
 )
 
 
-def record(situation: str, facts: Facts) -> None:
+def record(situation: str, facts: Evidence) -> None:
     """Keep facts for the tests that need no cluster, if that was asked for: one object a line."""
     if os.environ.get("BIREME_RECORD") != "1":
         return
@@ -121,7 +121,7 @@ class Stage:
         made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels or {}}}
         running.apply(made)
         wait_for("the default service account", self._has_account, seconds=60)
-        self.cluster = Cluster(Target([running.kubeconfig], namespace=self.namespace))
+        self.cluster = Cluster(KubeTarget([running.kubeconfig], namespace=self.namespace))
 
     def _has_account(self) -> bool:
         found = self.running.get("serviceaccounts", "-n", self.namespace)["items"]
@@ -135,14 +135,14 @@ class Stage:
         """Run kubectl in this namespace."""
         return self.running.kubectl("-n", self.namespace, *arguments, stdin=stdin)
 
-    def facts(self, name: str) -> Facts:
+    def facts(self, name: str) -> Evidence:
         """What is known now."""
         return dataclasses.replace(gather(self.cluster, name, time.time()), version="0.1.0")
 
     def until(self, situation: str, name: str = "", *, said: str = "", place: int = 0, keep: str = "") -> Cause:
         """Ask until `why` has this situation (and these words in its cause); then it must come first, or at a place."""
         name = name or situation
-        seen: list[tuple[Facts, list[Cause]]] = []
+        seen: list[tuple[Evidence, list[Cause]]] = []
 
         def is_shown() -> bool:
             facts = self.facts(name)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bireme.core.draws import draw_normal, stream_key
-from bireme.ps.lanes.rounds import Closing, LaneRounds, Late, Ready, Refuse, Repeat, Take, Totals, Wait
+from bireme.ps.lanes.rounds import AnswerAt, Closing, LaneRounds, Late, Refuse, Repeat, Take, Totals, Wait
 from bireme.ps.tree import Span, children, share_out, spans_of
 from bireme.ps.wire.frames import Flag, Head, Kind, Record
 
@@ -185,14 +185,14 @@ class Play:
     def look(self) -> None:
         before = self.state()
         machine, pull = self.rounds, Head(Kind.PULL, job=JOB, view=self.view)
-        now = Ready(machine.round, machine.pass_id, self.batch)
+        now = AnswerAt(machine.round, machine.pass_id, self.batch)
         assert machine.look(pull._replace(flags=Flag.NOW)) == now
         assert machine.look(pull._replace(round=machine.round)) == now
         assert machine.look(pull._replace(round=machine.round + 1)) == Wait()
         assert machine.look(pull._replace(flags=Flag.AT_PASS, round=machine.pass_id + 1)) == Wait()
         if machine.round:
             kept = machine.look(pull._replace(round=machine.round - 1))
-            assert isinstance(kept, Ready)
+            assert isinstance(kept, AnswerAt)
             assert kept.round == machine.round - 1
         if machine.round > 1:
             assert isinstance(machine.look(pull._replace(round=machine.round - 2)), Refuse)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bireme.ps.lanes.rounds import Late, Ready, Refuse, Take, Totals, Wait
+from bireme.ps.lanes.rounds import AnswerAt, Late, Refuse, Take, Totals, Wait
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Flag, Head, Kind, Record
@@ -94,7 +94,7 @@ class World:
     def deliver_pull(self, head: Head) -> None:
         trainer, here = self.trainers[head.lo], (head.extra, head.round)
         verdict = self.stream.look(head)
-        if isinstance(verdict, Ready):
+        if isinstance(verdict, AnswerAt):
             is_applied = self.applied[head.extra, head.lo, head.round] == 1
             assert is_applied or (verdict.pass_id, verdict.batch) == here
             assert verdict.round == self.applied.total()
@@ -139,7 +139,7 @@ class World:
     def restart(self, shard: int, lacking: int) -> None:
         """The trainer is replaced; the new one asks where to continue, and some other lane lacks so many pushes."""
         now = self.stream.look(Head(Kind.PULL, Flag.NOW, job=JOB, view=self.view, lo=shard))
-        assert isinstance(now, Ready)
+        assert isinstance(now, AnswerAt)
         batch = max(now.batch - lacking, 0)
         has_ended = batch == self.pushes_of(shard)
         self.trainers[shard] = Trainer(now.pass_id + 1) if has_ended else Trainer(now.pass_id, batch)
@@ -187,7 +187,7 @@ class World:
             for s in range(self.shards)
             if s not in stream.ended
         ]
-        assert any(isinstance(stream.look(head), Ready) for head in heads), "no shard may continue"
+        assert any(isinstance(stream.look(head), AnswerAt) for head in heads), "no shard may continue"
 
     def finish(self) -> None:
         """From now on nothing fails: the job must end within as many steps as there is work."""

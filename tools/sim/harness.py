@@ -114,12 +114,12 @@ class Harness:
     def resume(self) -> None:
         """Do as `bireme resume` does after everything has died: another run in the same directory."""
         output = self.world.disk.at(OUTPUT)
-        since = incarnations.take(output, "runner")
-        self.checks.incarnation("runner", since)
+        run_incarnation = incarnations.take(output, "runner")
+        self.checks.incarnation("runner", run_incarnation)
         (output / STATUS_FILE).unlink(missing_ok=True)
         write_atomic(output / "job.json", b"{}")
         is_resumed = bool(candidates(self.world.disk.at(SNAPSHOTS))[0])
-        self.facts = msgspec.structs.replace(self.facts, is_resumed=is_resumed, since=since)
+        self.facts = msgspec.structs.replace(self.facts, is_resumed=is_resumed, run_incarnation=run_incarnation)
 
     @property
     def is_ended(self) -> bool:

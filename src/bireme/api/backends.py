@@ -11,7 +11,7 @@ from bireme.job.status import JobStatus, PassSummary
 
 if TYPE_CHECKING:
     from bireme.core.errors import BiremeError
-    from bireme.diagnose.facts import Cause
+    from bireme.diagnose.evidence import Cause
     from bireme.job.output.logs import LogFilter, LogLine
     from bireme.kube.jobs.fetching import Fetched
     from bireme.kube.jobs.lifecycle import Deleted

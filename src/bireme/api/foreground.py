@@ -134,7 +134,7 @@ def follow(
     is_first = not are_kernels_compiled()
     with Interrupts(outlives_terminal=each is None) as interrupts, LocalRun(job, job_file) as run, view:
         if run.job.snapshots.path:
-            write_origin(Path(run.job.snapshots.path), run.job.since, origin)
+            write_origin(Path(run.job.snapshots.path), run.job.run_incarnation, origin)
         if warning := empty_shards(job, origin.shards):
             view.alert(warning)
         if is_first:

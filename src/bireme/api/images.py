@@ -10,7 +10,7 @@ from pathlib import Path
 from bireme.api.where import Where, has_cluster
 from bireme.core.errors import UsageError
 from bireme.images.archive import Image, read_archive
-from bireme.images.credentials import Login, config_files, find_login
+from bireme.images.credentials import RegistryLogin, config_files, find_login
 from bireme.images.registry import OnProgress, Pushed, Reference, Registry, parse_reference
 from bireme.kube.api.cluster_facts import NAME, read_facts, record_image
 
@@ -76,7 +76,7 @@ def _tagged(repository: str, image: Image) -> Reference:
     return parse_reference(f"{repository}:{tag[:115]}-{short}")
 
 
-def login_to(host: str, *, prefers_aws: bool) -> Login | None:
+def login_to(host: str, *, prefers_aws: bool) -> RegistryLogin | None:
     """The login for a registry, if any. Docker's logins for AWS expire after 12 hours, so AWS may come first."""
     aws = _ECR.fullmatch(host)
     login = None if aws and prefers_aws else find_login(host, config_files(os.environ, Path.home()))
@@ -84,4 +84,4 @@ def login_to(host: str, *, prefers_aws: bool) -> Login | None:
         return login
     from bireme.aws.access import registry_login
 
-    return Login(*registry_login(aws[1], host))
+    return RegistryLogin(*registry_login(aws[1], host))

@@ -16,7 +16,7 @@ from bireme.api.local import LocalBackend
 from bireme.api.models import Model
 from bireme.api.where import Where, backend_of
 from bireme.core.errors import BiremeError, UsageError
-from bireme.diagnose.facts import Cause
+from bireme.diagnose.evidence import Cause
 from bireme.job.output.logs import LogFilter
 from bireme.spec.job import Job as JobSpec
 from bireme.spec.load import load_cluster_job, load_job

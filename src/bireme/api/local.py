@@ -89,15 +89,15 @@ class LocalBackend:
         return followed(logs, wanted, lambda: registry.find_run(record.id).state != "running")
 
     def why(self, name: str | None) -> Diagnosis:
+        from bireme.diagnose.evidence import Evidence
         from bireme.diagnose.explain import explain
-        from bireme.diagnose.facts import Facts
 
         record = registry.find_run(name)
         now, output, here = _report(record, is_newest=True), Path(record.output), Path.cwd()
         known = {**msgspec.to_builtins(record), **now.details, "passes_done": now.passes_done, "passes": now.passes}
         if output.is_relative_to(here):  # as people would type it from here
             known["output"] = str(output.relative_to(here))
-        facts = Facts(job=record.name, where="local", now=time.time(), command=command_name(), record=known)
+        facts = Evidence(job=record.name, where="local", now=time.time(), command=command_name(), record=known)
         return Diagnosis(facts.job, facts.where, facts.namespace, explain(facts), [])
 
     def cancel(self, name: str | None, *, now: bool = False) -> Stopped:

@@ -52,20 +52,20 @@ def context_name(cluster: str, region: str) -> str:
 def kubeconfig(aws: Aws, cluster: str, command: Sequence[str]) -> Config:
     """A kubeconfig with this cluster alone; `command` is how bireme is run here."""
     try:
-        found = describe_cluster(aws, cluster)
+        described = describe_cluster(aws, cluster)
     except AwsError as e:
         raise to_error(e, f"ask for the address of {cluster}") from e
-    if found is not None and (found.get("tags") or {}).get(CLUSTER_TAG) != cluster:
+    if described is not None and (described.get("tags") or {}).get(CLUSTER_TAG) != cluster:
         raise CloudError(f"the EKS cluster {cluster} in {aws.region} was not made by bireme", fix="use its own tools")
-    if found is not None and "certificateAuthority" not in found:
+    if described is not None and "certificateAuthority" not in described:
         raise CloudError(
-            f"{cluster} is {found.get('status')}: its API server does not answer yet", fix="try again later"
+            f"{cluster} is {described.get('status')}: its API server does not answer yet", fix="try again later"
         )
-    if found is None:
+    if described is None:
         fix = "make it with `bireme cluster up`, or name its region"
         raise CloudError(f"there is no EKS cluster {cluster} in {aws.region}", fix=fix)
     name = context_name(cluster, aws.region)
-    certificate = found["certificateAuthority"]["data"]
+    certificate = described["certificateAuthority"]["data"]
     program, *rest = command
     plugin = {
         "apiVersion": EXEC_API,
@@ -77,7 +77,7 @@ def kubeconfig(aws: Aws, cluster: str, command: Sequence[str]) -> Config:
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
-            {"name": name, "cluster": {"server": found["endpoint"], "certificate-authority-data": certificate}}
+            {"name": name, "cluster": {"server": described["endpoint"], "certificate-authority-data": certificate}}
         ],
         "users": [{"name": name, "user": {"exec": plugin}}],
         "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": NAMESPACE}}],
@@ -114,14 +114,14 @@ def read_kubeconfig(path: Path) -> Config:
 
     fix = "repair it, or write another one: `bireme cluster kubeconfig --file-out PATH`"
     try:
-        found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (YAMLError, UnicodeDecodeError) as e:
         raise CloudError(f"{path} is not a kubeconfig: {e}", fix=fix) from e
-    if not isinstance(found or {}, dict):
+    if not isinstance(content or {}, dict):
         raise CloudError(f"{path} is not a kubeconfig: it holds no keys", fix=fix)
-    return dict(found or {})
+    return dict(content or {})
 
 
 def write_kubeconfig(path: Path, config: Config) -> None:

@@ -16,7 +16,7 @@ from bireme.aws import prices
 from bireme.aws.cloudformation.causes import AwsError, to_error
 from bireme.aws.cloudformation.stacks import ChangeSet, Stacks
 from bireme.aws.layout import CLUSTER_TAG, ClusterLayout, StackKind
-from bireme.aws.preflight import Finding
+from bireme.aws.preflight import CheckResult
 from bireme.aws.templates import Template, body_of, template_of
 from bireme.aws.up import DesiredCluster, propose
 from bireme.core.errors import SpecError
@@ -30,12 +30,12 @@ class ClusterPlan:
 
     layout: ClusterLayout
     estimate: prices.Estimate
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckResult, ...] = ()
     changes: dict[StackKind, ChangeSet | None] = field(default_factory=dict)
     """By existing stack; None: nothing would change."""
 
     @property
-    def wrong(self) -> list[Finding]:
+    def wrong(self) -> list[CheckResult]:
         """The findings that must be fixed before anything is created."""
         return [finding for finding in self.findings if finding.state == "wrong"]
 
@@ -63,8 +63,8 @@ class ClusterPlan:
             },
             "preflight": [msgspec.to_builtins(finding) for finding in self.findings],
             "changes": {
-                layout.stack(kind): [msgspec.to_builtins(change) for change in found.changes] if found else []
-                for kind, found in self.changes.items()
+                layout.stack(kind): [msgspec.to_builtins(change) for change in changes.changes] if changes else []
+                for kind, changes in self.changes.items()
             },
         }
 
@@ -72,9 +72,9 @@ class ClusterPlan:
 def offline(layout: ClusterLayout) -> ClusterPlan:
     """Plan without AWS; a template that breaks our own rules is a bug and is never sent."""
     for kind in layout.stacks:
-        found = template_of(layout, kind)
-        assert not (broken := broken_rules(found)), f"{kind}: {broken}; this is a bug"
-        if len(body_of(found).encode()) > BODY_LIMIT:
+        template = template_of(layout, kind)
+        assert not (broken := broken_rules(template)), f"{kind}: {broken}; this is a bug"
+        if len(body_of(template).encode()) > BODY_LIMIT:
             fix = "use fewer `tags` and `labels`"
             raise SpecError(f"the template of {layout.stack(kind)} is larger than CloudFormation takes", fix=fix)
     return ClusterPlan(layout, prices.estimate(layout))
@@ -82,31 +82,31 @@ def offline(layout: ClusterLayout) -> ClusterPlan:
 
 def proposed(stacks: Stacks, wanted: DesiredCluster) -> dict[StackKind, ChangeSet | None]:
     """The changes to the stacks that are up; the change sets are deleted again."""
-    found: dict[StackKind, ChangeSet | None] = {}
+    change_sets: dict[StackKind, ChangeSet | None] = {}
     outputs: dict[str, str] = {}
     for kind in wanted.layout.stacks:
         try:
             stack = stacks.find(wanted.layout.stack(kind))
             if stack is None or not stack.is_up or not stack.is_of(wanted.layout.name):
-                return found
+                return change_sets
             outputs |= stack.outputs
-            found[kind] = propose(stacks, wanted, kind, stack, outputs)
-            if (changes := found[kind]) is not None:
+            change_sets[kind] = propose(stacks, wanted, kind, stack, outputs)
+            if (changes := change_sets[kind]) is not None:
                 stacks.forget(changes)
         except AwsError as e:
             raise to_error(e, f"list the changes to {wanted.layout.stack(kind)}") from e
-    return found
+    return change_sets
 
 
 def broken_rules(template: Template) -> list[str]:
     """Rules of our own that no linter has: nothing open to the world, everything encrypted and tagged."""
-    found = []
+    broken = []
     for name, each in template["Resources"].items():
         kind, properties = each["Type"].removeprefix("AWS::"), each["Properties"]
-        found += [f"{name}: {text}" for text in _broken(kind, properties)]
+        broken += [f"{name}: {text}" for text in _broken(kind, properties)]
         if kind in TAGGED and CLUSTER_TAG not in str(properties.get(TAGGED[kind])):
-            found.append(f"{name} lacks the tag of its cluster")
-    return found
+            broken.append(f"{name} lacks the tag of its cluster")
+    return broken
 
 
 def _broken(kind: str, properties: dict[str, Any]) -> Iterator[str]:

@@ -140,7 +140,7 @@ def execution_policy() -> Policy:
         ("Keys", _of(actions, "kms"), "arn:aws:kms:*:*:key/*", None),
     ]
     rest = actions.difference(*(each for _, each, _, _ in scoped))
-    statements = [_allow(sid, found, where, condition) for sid, found, where, condition in scoped]
+    statements = [_allow(sid, allowed, where, condition) for sid, allowed, where, condition in scoped]
     return _policy([*statements, _allow("Resources", rest, "*")])
 
 
@@ -206,8 +206,8 @@ class Question:
 def operator_questions(cluster: str, region: str, account: str, role: str | None) -> list[Question]:
     """The permissions that the operator needs; with CloudFormation's role, to pass it too."""
     stack = f"arn:aws:cloudformation:{region}:{account}:stack/{stack_name(cluster, 'platform')}/new"
-    found = {each["Sid"]: each["Action"] for each in operator_policy()["Statement"]}
-    asked = [Question(stack, found["Stacks"]), Question("*", found["Look"])]
+    actions = {each["Sid"]: each["Action"] for each in operator_policy()["Statement"]}
+    asked = [Question(stack, actions["Stacks"]), Question("*", actions["Look"])]
     if role:
         asked.append(Question(role, ["iam:PassRole"], {"iam:PassedToService": "cloudformation.amazonaws.com"}))
     return asked
@@ -226,8 +226,8 @@ def execution_questions(cluster: str, region: str, account: str, types: Iterable
     }  # KMS is left out: it matters for a key of the user's own only, whose key policy decides too
     wanted = execution_actions(types)
     context = {"PassRoles": {"iam:PassedToService": "eks.amazonaws.com"}}
-    found = {each["Sid"]: sorted(wanted & set(each["Action"])) for each in execution_policy()["Statement"]}
-    return [Question(place, found[sid], context.get(sid, {})) for sid, place in places.items() if found[sid]]
+    actions = {each["Sid"]: sorted(wanted & set(each["Action"])) for each in execution_policy()["Statement"]}
+    return [Question(place, actions[sid], context.get(sid, {})) for sid, place in places.items() if actions[sid]]
 
 
 def _kubernetes_tags(cluster: str | None) -> Policy | None:
@@ -248,8 +248,8 @@ def _of(actions: Iterable[str], service: str) -> set[str]:
 
 
 def _allow(sid: str, actions: Iterable[str], where: str | list[str], condition: Policy | None = None) -> Statement:
-    found: Statement = {"Sid": sid, "Effect": "Allow", "Action": sorted(actions), "Resource": where}
-    return found | ({"Condition": condition} if condition else {})
+    statement: Statement = {"Sid": sid, "Effect": "Allow", "Action": sorted(actions), "Resource": where}
+    return statement | ({"Condition": condition} if condition else {})
 
 
 def _policy(statements: list[Statement]) -> Policy:

@@ -34,7 +34,7 @@ State = Literal["ok", "warning", "wrong"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of one check."""
 
     name: str
@@ -44,7 +44,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Caller:
     """The caller of AWS."""
 
     account: str
@@ -53,26 +53,26 @@ class Identity:
     """The user or role behind the session, as access entries name it."""
 
 
-def can_administer(identity: Identity) -> Finding:
+def can_administer(identity: Caller) -> CheckResult:
     """Whether the caller can be a cluster's administrator: EKS takes users and roles only."""
     if re.fullmatch(r"arn:[^:]+:iam::\d+:(user|role)/.+", identity.principal):
-        return Finding("you", "ok", identity.principal)
+        return CheckResult("you", "ok", identity.principal)
     fix = "log in as a user or role, or name administrators with `access.admins`"
-    return Finding("you", "wrong", f"{identity.principal} cannot administer an EKS cluster", fix)
+    return CheckResult("you", "wrong", f"{identity.principal} cannot administer an EKS cluster", fix)
 
 
-def identify(aws: Aws) -> Identity:
+def identify(aws: Aws) -> Caller:
     """The caller's identity; for a session, its role with the path, if `iam:GetRole` is allowed."""
     answer = aws.call("sts", "GetCallerIdentity")
     arn, principal = answer["Arn"], answer["Arn"]
-    if found := re.fullmatch(r"arn:([^:]+):sts::(\d+):assumed-role/([^/]+)/.+", arn):
-        principal = f"arn:{found[1]}:iam::{found[2]}:role/{found[3]}"
+    if role := re.fullmatch(r"arn:([^:]+):sts::(\d+):assumed-role/([^/]+)/.+", arn):
+        principal = f"arn:{role[1]}:iam::{role[2]}:role/{role[3]}"
         try:
-            principal = aws.call("iam", "GetRole", RoleName=found[3])["Role"]["Arn"]
+            principal = aws.call("iam", "GetRole", RoleName=role[3])["Role"]["Arn"]
         except AwsError as e:
             if not (e.is_absent or "Denied" in e.code):
                 raise
-    return Identity(answer["Account"], arn, principal)
+    return Caller(answer["Account"], arn, principal)
 
 
 def offered_zones(aws: Aws, file: ClusterFile) -> list[str]:
@@ -102,9 +102,9 @@ def choose_layout(aws: Aws, file: ClusterFile) -> ClusterLayout:
     return ClusterLayout(file, choose_zones(file, there if len(there) == 2 else offered_zones(aws, file)))
 
 
-def examine(aws: Aws, layout: ClusterLayout, identity: Identity) -> list[Finding]:
+def examine(aws: Aws, layout: ClusterLayout, identity: Caller) -> list[CheckResult]:
     """Run every check, in the order in which they are printed."""
-    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+    checks: list[tuple[str, Callable[[], Iterator[CheckResult]]]] = [
         ("permissions", lambda: _permissions(aws, layout, identity)),
         ("zones", lambda: _zones(aws, layout)),
         ("Kubernetes", lambda: _version(aws, layout)),
@@ -113,21 +113,23 @@ def examine(aws: Aws, layout: ClusterLayout, identity: Identity) -> list[Finding
         ("machines", lambda: _machines(aws, layout)),
         ("your own", lambda: _own(aws, layout)),
     ]
-    found: list[Finding] = []
+    results: list[CheckResult] = []
     for name, check in checks:
         try:
-            found += check()
+            results += check()
         except AwsError as e:
             known = explain(f"{e.code}: {e.message}")
             text = f"not checked: {known.what if known else e.message}"
             if e.is_absent:
-                found.append(Finding(name, "wrong", known.what if known else e.message, known.fix if known else ""))
+                results.append(
+                    CheckResult(name, "wrong", known.what if known else e.message, known.fix if known else "")
+                )
             else:
-                found.append(Finding(name, "warning", text, known.fix if known else ""))
-    return found
+                results.append(CheckResult(name, "warning", text, known.fix if known else ""))
+    return results
 
 
-def _permissions(aws: Aws, layout: ClusterLayout, identity: Identity) -> Iterator[Finding]:
+def _permissions(aws: Aws, layout: ClusterLayout, identity: Caller) -> Iterator[CheckResult]:
     role, place = execution_role(aws), (layout.name, aws.region, identity.account)
     asked = operator_questions(*place, role)
     missing = _denied(aws, identity, asked)
@@ -140,19 +142,19 @@ def _permissions(aws: Aws, layout: ClusterLayout, identity: Identity) -> Iterato
             "have an administrator deploy `bireme cluster policy --template`, which makes that role, or attach what "
             "`bireme cluster policy --execution` prints too"
         )
-    if found := sorted({*missing, *made}):
-        text = f"missing: {first_of(found, 6)}{why}"
-        yield Finding("permissions", "wrong", text, "; ".join(fixes))
+    if lacking := sorted({*missing, *made}):
+        text = f"missing: {first_of(lacking, 6)}{why}"
+        yield CheckResult("permissions", "wrong", text, "; ".join(fixes))
     elif role:
-        yield Finding("permissions", "ok", "yours are enough to start and watch stacks")
+        yield CheckResult("permissions", "ok", "yours are enough to start and watch stacks")
     else:
         text = f"yours are enough to start and watch stacks, and to make what is in them ({no_role})"
-        yield Finding("permissions", "ok", text)
+        yield CheckResult("permissions", "ok", text)
 
 
-def _denied(aws: Aws, identity: Identity, questions: Iterable[Question]) -> list[str]:
+def _denied(aws: Aws, identity: Caller, questions: Iterable[Question]) -> list[str]:
     """The actions that IAM would deny the caller."""
-    found = []
+    denied = []
     for each in questions:
         context = [
             {"ContextKeyName": key, "ContextKeyType": "string", "ContextKeyValues": [value]}
@@ -164,29 +166,29 @@ def _denied(aws: Aws, identity: Identity, questions: Iterable[Question]) -> list
             "iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=principal, **asked
         ):
             if result["EvalDecision"] != "allowed":
-                found.append(result["EvalActionName"])
-    return found
+                denied.append(result["EvalActionName"])
+    return denied
 
 
-def _zones(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
+def _zones(aws: Aws, layout: ClusterLayout) -> Iterator[CheckResult]:
     offered = offered_zones(aws, layout.file)
     missing = [zone for zone in layout.zones if zone not in offered]
     if not offered:
         types = ", ".join(sorted({*layout.file.workers.servers.types, *layout.file.workers.trainers.types}))
-        yield Finding(
+        yield CheckResult(
             "zones", "wrong", f"no zone of {aws.region} offers both groups one of {types}", "choose other `types`"
         )
     elif len(layout.zones) < 2:
         text = f"{layout.file.region} offers these types in one zone only"
-        yield Finding("zones", "wrong", text, "choose other `types`: a control plane needs two zones")
+        yield CheckResult("zones", "wrong", text, "choose other `types`: a control plane needs two zones")
     elif missing:
         text = f"{', '.join(missing)} does not exist for this account, or does not offer the types"
-        yield Finding("zones", "wrong", text, f"one of: {', '.join(offered)}")
+        yield CheckResult("zones", "wrong", text, f"one of: {', '.join(offered)}")
     else:
-        yield Finding("zones", "ok", f"{', '.join(layout.zones)} (workers in the first)")
+        yield CheckResult("zones", "ok", f"{', '.join(layout.zones)} (workers in the first)")
 
 
-def _version(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
+def _version(aws: Aws, layout: ClusterLayout) -> Iterator[CheckResult]:
     wanted = layout.file.kubernetes
     statuses = {
         each["clusterVersion"]: each.get("versionStatus") or str(each.get("status", "")).upper()
@@ -195,15 +197,15 @@ def _version(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
     standard = sorted(version for version, status in statuses.items() if "STANDARD" in status)
     status = statuses.get(wanted, "")
     if "STANDARD" in status:
-        yield Finding("Kubernetes", "ok", f"{wanted} is in standard support")
+        yield CheckResult("Kubernetes", "ok", f"{wanted} is in standard support")
     elif wanted in statuses:
         text = f"{wanted} is past standard support: EKS would upgrade it by itself"
-        yield Finding("Kubernetes", "wrong", text, f"one of: {', '.join(standard)}")
+        yield CheckResult("Kubernetes", "wrong", text, f"one of: {', '.join(standard)}")
     else:
-        yield Finding("Kubernetes", "wrong", f"EKS does not offer {wanted}", f"one of: {', '.join(standard)}")
+        yield CheckResult("Kubernetes", "wrong", f"EKS does not offer {wanted}", f"one of: {', '.join(standard)}")
 
 
-def _name(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
+def _name(aws: Aws, layout: ClusterLayout) -> Iterator[CheckResult]:
     taken = [
         stack.name
         for kind in layout.stacks
@@ -213,29 +215,29 @@ def _name(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
     is_ours = cluster is None or (cluster.get("tags") or {}).get(CLUSTER_TAG) == layout.name
     if taken or not is_ours:
         text = f"{taken[0] if taken else f'an EKS cluster {layout.name}'} exists, and bireme did not make it"
-        yield Finding("name", "wrong", text, "choose another `name`")
+        yield CheckResult("name", "wrong", text, "choose another `name`")
     elif cluster is None and not _has_platform(aws, layout) and has_foreign_log_group(aws, layout.name):
         name = log_group(layout.name)
         fix = f"`aws logs delete-log-group --log-group-name {name}` if you need its lines no more"
-        yield Finding("name", "wrong", f"an earlier cluster of that name left its log group {name}", fix)
+        yield CheckResult("name", "wrong", f"an earlier cluster of that name left its log group {name}", fix)
     else:
-        yield Finding("name", "ok", f"{layout.name} is {'free' if cluster is None else 'yours'}")
+        yield CheckResult("name", "ok", f"{layout.name} is {'free' if cluster is None else 'yours'}")
 
 
 def _has_platform(aws: Aws, layout: ClusterLayout) -> bool:
     return find_stack(aws, layout.stack("platform")) is not None
 
 
-def _quotas(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
+def _quotas(aws: Aws, layout: ClusterLayout) -> Iterator[CheckResult]:
     if find_stack(aws, layout.stack("workers")) is not None:
-        yield Finding("quotas", "ok", "the workers are there already")
+        yield CheckResult("quotas", "ok", "the workers are there already")
         return
     needs: dict[str, int] = {"cluster": 1}
     for group in (layout.file.workers.servers, layout.file.workers.trainers):
         number = vcpus(group)
         if number is None:
             text = f"how many vCPUs {group.types[0]} has is not known here: the quota may be too small for it"
-            yield Finding("quotas", "warning", text)
+            yield CheckResult("quotas", "warning", text)
         else:
             needs[group.capacity] = needs.get(group.capacity, 0) + number
     if layout.makes_network:
@@ -251,16 +253,16 @@ def _quotas(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
             short.append(f"{name}: {need} needed, {quota - used:g} of {quota:g} free")
     fix = "ask for more at https://console.aws.amazon.com/servicequotas, or choose fewer or smaller machines"
     if short:
-        yield Finding("quotas", "wrong", "; ".join(short), fix)
+        yield CheckResult("quotas", "wrong", "; ".join(short), fix)
     else:
-        yield Finding("quotas", "ok", ", ".join(f"{need} {QUOTAS[key][2]}" for key, need in needs.items()))
+        yield CheckResult("quotas", "ok", ", ".join(f"{need} {QUOTAS[key][2]}" for key, need in needs.items()))
 
 
-def _machines(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
+def _machines(aws: Aws, layout: ClusterLayout) -> Iterator[CheckResult]:
     workers = layout.file.workers
     if not (workers.servers.count or workers.trainers.count) and find_stack(aws, layout.stack("workers")) is None:
         text = "no machine is requested, and the cluster's add-ons need one to start on"
-        yield Finding("machines", "wrong", text, "set `workers.servers.count: 1`; `scale 0` works afterwards")
+        yield CheckResult("machines", "wrong", text, "set `workers.servers.count: 1`; `scale 0` works afterwards")
 
 
 def _used(aws: Aws, key: str) -> int:
@@ -277,21 +279,21 @@ def vcpus(group: GroupFile) -> int | None:
     size = group.types[0].partition(".")[2]
     if not group.count:
         return 0
-    if found := re.fullmatch(r"([0-9]*)xlarge|metal-([0-9]+)xl", size):
-        return group.count * 4 * int(found[1] or found[2] or 1)
+    if match := re.fullmatch(r"([0-9]*)xlarge|metal-([0-9]+)xl", size):
+        return group.count * 4 * int(match[1] or match[2] or 1)
     return group.count * 2 if size in ("nano", "micro", "small", "medium", "large") else None
 
 
-def _own(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
+def _own(aws: Aws, layout: ClusterLayout) -> Iterator[CheckResult]:
     """Check the user's own resources that the file names."""
     file = layout.file
     if file.kms_key is not None:
         key = aws.call("kms", "DescribeKey", KeyId=file.kms_key)["KeyMetadata"]
         is_on = key.get("KeyState") == "Enabled"
-        yield Finding("KMS key", "ok" if is_on else "wrong", key.get("KeyState", ""), "" if is_on else "enable it")
+        yield CheckResult("KMS key", "ok" if is_on else "wrong", key.get("KeyState", ""), "" if is_on else "enable it")
     if file.workers.key_pair is not None:
         aws.call("ec2", "DescribeKeyPairs", KeyNames=[file.workers.key_pair])
-        yield Finding("key pair", "ok", file.workers.key_pair)
+        yield CheckResult("key pair", "ok", file.workers.key_pair)
     if file.network.vpc is not None:
         yield _subnets(aws, layout)
         yield _services(aws, file.network.vpc, IPv4Network(file.network.services))
@@ -299,38 +301,40 @@ def _own(aws: Aws, layout: ClusterLayout) -> Iterator[Finding]:
         yield _file_system(aws, file.storage.file_system)
 
 
-def _subnets(aws: Aws, layout: ClusterLayout) -> Finding:
+def _subnets(aws: Aws, layout: ClusterLayout) -> CheckResult:
     subnets = aws.call("ec2", "DescribeSubnets", SubnetIds=list(layout.file.network.subnets))["Subnets"]
     vpcs = {each["VpcId"] for each in subnets}
     at = {each["SubnetId"]: each["AvailabilityZone"] for each in subnets}
     zones = [at.get(subnet, "?") for subnet in layout.file.network.subnets]
     if vpcs != {layout.file.network.vpc}:
-        return Finding("subnets", "wrong", f"the subnets are in {', '.join(sorted(vpcs))}", "name subnets of that VPC")
+        return CheckResult(
+            "subnets", "wrong", f"the subnets are in {', '.join(sorted(vpcs))}", "name subnets of that VPC"
+        )
     if len(set(zones[:2])) < 2:
         text = f"the first two subnets are both in {zones[0]}"
-        return Finding("subnets", "wrong", text, "the first two must be in two zones")
-    return Finding("subnets", "ok", ", ".join(zones))
+        return CheckResult("subnets", "wrong", text, "the first two must be in two zones")
+    return CheckResult("subnets", "ok", ", ".join(zones))
 
 
-def _services(aws: Aws, vpc: str, services: IPv4Network) -> Finding:
+def _services(aws: Aws, vpc: str, services: IPv4Network) -> CheckResult:
     """Whether the range of Services is free in an existing VPC, which may have several ranges."""
-    found = next(iter(aws.pages("ec2", "DescribeVpcs", "Vpcs", VpcIds=[vpc])))
-    more = [each.get("CidrBlock") for each in found.get("CidrBlockAssociationSet") or ()]
-    ranges = [IPv4Network(each) for each in dict.fromkeys([found["CidrBlock"], *more]) if each]
+    described = next(iter(aws.pages("ec2", "DescribeVpcs", "Vpcs", VpcIds=[vpc])))
+    more = [each.get("CidrBlock") for each in described.get("CidrBlockAssociationSet") or ()]
+    ranges = [IPv4Network(each) for each in dict.fromkeys([described["CidrBlock"], *more]) if each]
     taken = [each for each in ranges if each.overlaps(services)]
     if not taken:
-        return Finding("services", "ok", f"{services} is outside the VPC's {', '.join(map(str, ranges))}")
+        return CheckResult("services", "ok", f"{services} is outside the VPC's {', '.join(map(str, ranges))}")
     text = f"`network.services` ({services}) overlaps the VPC's {', '.join(map(str, taken))}"
     choices = map(IPv4Network, ("10.100.0.0/16", "172.20.0.0/16", "192.168.128.0/17"))
     free = [each for each in choices if not any(each.overlaps(other) for other in ranges)]
-    return Finding("services", "wrong", text, f"write `services: {free[0]}`" if free else "choose another range")
+    return CheckResult("services", "wrong", text, f"write `services: {free[0]}`" if free else "choose another range")
 
 
-def _file_system(aws: Aws, file_system: str) -> Finding:
-    found = aws.call("efs", "DescribeFileSystems", FileSystemId=file_system)["FileSystems"][0]
-    targets = found.get("NumberOfMountTargets", 0)
+def _file_system(aws: Aws, file_system: str) -> CheckResult:
+    described = aws.call("efs", "DescribeFileSystems", FileSystemId=file_system)["FileSystems"][0]
+    targets = described.get("NumberOfMountTargets", 0)
     if targets:
         fix = "delete its mount targets, or leave `storage.file_system` out"
         text = f"{file_system} has {targets} mount target(s): it can be mounted from one VPC only"
-        return Finding("file system", "wrong", text, fix)
-    return Finding("file system", "ok", file_system)
+        return CheckResult("file system", "wrong", text, fix)
+    return CheckResult("file system", "ok", file_system)

@@ -67,8 +67,8 @@ def machine_usd_h(type_: str, region: str, capacity: str = "on_demand") -> float
     """The price of one machine for an hour; None outside the table."""
     family, _, size = type_.partition(".")
     factor, large = REGION_FACTOR.get(region), LARGE_USD_H.get(family)
-    found = re.fullmatch(r"(\d+)xlarge", size)
-    scale = 2.0 * int(found[1]) if found else _SIZES.get(size)
+    multiple = re.fullmatch(r"(\d+)xlarge", size)
+    scale = 2.0 * int(multiple[1]) if multiple else _SIZES.get(size)
     if factor is None or large is None or scale is None:
         return None
     return large * scale * factor * (SPOT_SHARE if capacity == "spot" else 1.0)

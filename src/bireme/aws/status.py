@@ -95,17 +95,17 @@ def status(aws: Aws, cluster: str, *, with_drift: bool = False) -> ClusterStatus
     """Query the state of a cluster."""
     there = find_stacks(aws, cluster)
     ours = {kind: stack for kind, stack in there.stacks.items() if stack.is_of(cluster)}
-    found = describe_cluster(aws, cluster) if "platform" in ours else None
+    described = describe_cluster(aws, cluster) if "platform" in ours else None
     # The platform stack may have failed because the name was taken: do not show a foreign EKS cluster of that name.
-    if found is None or (found.get("tags") or {}).get(CLUSTER_TAG) != cluster:
+    if described is None or (described.get("tags") or {}).get(CLUSTER_TAG) != cluster:
         return ClusterStatus(cluster, aws.region, ours)
     return ClusterStatus(
         cluster,
         aws.region,
         ours,
-        found.get("version", ""),
-        found.get("status", ""),
-        found.get("endpoint", ""),
+        described.get("version", ""),
+        described.get("status", ""),
+        described.get("endpoint", ""),
         tuple(groups(aws, cluster)),
         _addons(aws, cluster),
         _drift(aws, ours) if with_drift else {},
@@ -115,24 +115,24 @@ def status(aws: Aws, cluster: str, *, with_drift: bool = False) -> ClusterStatus
 def shortages(aws: Aws, cluster: str) -> str:
     """Why machines are missing, from the health issues of their groups; empty without any."""
     try:
-        found = [(group.name, issue) for group in groups(aws, cluster) for issue in group.issues]
+        issues = [(group.name, issue) for group in groups(aws, cluster) for issue in group.issues]
     except AwsError as e:
         return f"the reason is unknown ({e.code})"
-    known_issues = [(name, explain(issue), issue) for name, issue in found]
+    known_issues = [(name, explain(issue), issue) for name, issue in issues]
     return "; ".join(f"{name}: {known.what if known else issue}" for name, known, issue in known_issues)
 
 
 def groups(aws: Aws, cluster: str) -> list[Group]:
     """The groups of machines."""
-    found = []
+    all_groups = []
     for name in aws.pages("eks", "ListNodegroups", "nodegroups", clusterName=cluster):
         answer = aws.call("eks", "DescribeNodegroup", clusterName=cluster, nodegroupName=name)["nodegroup"]
         issues = tuple(each.get("message", "") for each in answer.get("health", {}).get("issues", ()))
         label = (answer.get("labels") or {}).get("bireme.dev/group", name)
         capacity, types = answer.get("capacityType", ""), tuple(answer.get("instanceTypes") or ())
         wanted = answer.get("scalingConfig", {}).get("desiredSize", 0)
-        found.append(Group(label, answer.get("status", ""), capacity, types, wanted, issues))
-    return sorted(found, key=lambda group: group.name)
+        all_groups.append(Group(label, answer.get("status", ""), capacity, types, wanted, issues))
+    return sorted(all_groups, key=lambda group: group.name)
 
 
 def _addons(aws: Aws, cluster: str) -> dict[str, str]:
@@ -145,20 +145,20 @@ def _addons(aws: Aws, cluster: str) -> dict[str, str]:
 
 def _drift(aws: Aws, stacks: dict[StackKind, Stack]) -> dict[str, str]:
     """Run CloudFormation's drift detection: whether a stack's resources were changed by hand."""
-    found: dict[str, str] = {}
+    drift: dict[str, str] = {}
     for stack in stacks.values():
         try:
             answer = aws.call("cloudformation", "DetectStackDrift", StackName=stack.name)
             begun = answer["StackDriftDetectionId"]
         except AwsError as e:
-            found[stack.name] = f"not checked: {e.message}"
+            drift[stack.name] = f"not checked: {e.message}"
             continue
         look = 0
         while True:
             check = aws.call("cloudformation", "DescribeStackDriftDetectionStatus", StackDriftDetectionId=begun)
             if check["DetectionStatus"] != "DETECTION_IN_PROGRESS":
-                found[stack.name] = str(check.get("StackDriftStatus", check["DetectionStatus"]))
+                drift[stack.name] = str(check.get("StackDriftStatus", check["DetectionStatus"]))
                 break
             aws.clock.sleep(POLL_S[min(look, len(POLL_S) - 1)])
             look += 1
-    return found
+    return drift

@@ -58,13 +58,13 @@ def parameters_of(
             "ServersCount": str(workers.servers.count),
             "TrainersCount": str(workers.trainers.count),
         }
-    found = {"FileSystemId": layout.file.storage.file_system or outputs["FileSystemId"]}
+    parameters = {"FileSystemId": layout.file.storage.file_system or outputs["FileSystemId"]}
     if layout.makes_network:
         zones = dict(zip(("ZoneA", "ZoneB"), layout.zones, strict=True))
-        found |= zones if layout.file.zones else zones | {name: before[name] for name in zones if name in before}
+        parameters |= zones if layout.file.zones else zones | {name: before[name] for name in zones if name in before}
     if not layout.file.access.admins:
-        found["AdminArn"] = before.get("AdminArn", wanted.admin)
-    return found
+        parameters["AdminArn"] = before.get("AdminArn", wanted.admin)
+    return parameters
 
 
 def execution_role(aws: Aws) -> str | None:

@@ -16,7 +16,7 @@ from bireme.core.text import parse_duration
 from bireme.view.plain import count
 
 if TYPE_CHECKING:
-    from bireme.scale.model import Advice, Cluster, Costs, Load, Outcome
+    from bireme.scale.model import Advice, Costs, Machines, Outcome, Workload
 
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _CODINGS = ("float32", "float16", "bfloat16", "top_k")
@@ -92,7 +92,7 @@ def _latency_s(text: str) -> float:
         raise UsageError(f"--latency {text}: not a time", fix="write it with its unit, like 100us or 0.5ms") from e
 
 
-def _as_json(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advice: Advice) -> dict[str, Any]:
+def _as_json(load: Workload, cluster: Machines, costs: Costs, outcome: Outcome, advice: Advice) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
@@ -113,7 +113,7 @@ def _as_json(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advic
     }
 
 
-def _describe(load: Load, cluster: Cluster, costs: Costs, outcome: Outcome, advice: Advice) -> Iterator[str]:
+def _describe(load: Workload, cluster: Machines, costs: Costs, outcome: Outcome, advice: Advice) -> Iterator[str]:
     size = f"{load.values:,} values, batch {load.batch}, gradients as {load.wire.gradients}"
     yield f"{load.name}: {size}; {cluster.trainers:,} trainers at {cluster.samples_s:,.5g} samples/s"
     machines = f"{cluster.pservers:,} pservers with {count(cluster.lanes, 'lane')} each"

@@ -48,7 +48,7 @@ POINTS = {
 """All fault points but `wire.send` and `wire.receive`, where processes can only be delayed."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One fault to inject into a process."""
 
     action: Literal["kill", "pause", "cut", "delay"]
@@ -106,19 +106,19 @@ def arm(plan: str, who: str = "", fired: Path | None = None) -> None:
     _armed = strike
 
 
-def _parse(plan: str) -> list[Rule]:
+def _parse(plan: str) -> list[FaultRule]:
     """Parse rules from JSON, or from the short form of a delay for all processes: `delay:seed=7,max_ms=5`."""
     kind, _, rest = plan.partition(":")
     try:
         if kind != "delay":
-            return msgspec.json.decode(plan, type=list[Rule])
+            return msgspec.json.decode(plan, type=list[FaultRule])
         options = dict(part.split("=") for part in rest.split(",") if part)
-        return [msgspec.convert({"action": "delay", **options}, Rule, strict=False)]
+        return [msgspec.convert({"action": "delay", **options}, FaultRule, strict=False)]
     except (msgspec.MsgspecError, ValueError) as e:
         raise UsageError(f"unknown fault plan {plan!r}", fix="write for example `delay:seed=7,max_ms=5`") from e
 
 
-def _fire(fired: Path, number: int, rule: Rule, round_: int) -> None:
+def _fire(fired: Path, number: int, rule: FaultRule, round_: int) -> None:
     if rule.after >= 0 and not (fired / str(rule.after)).exists():
         return
     # O_EXCL: exactly one of several threads, or of successive processes, fires the rule.
@@ -135,7 +135,7 @@ def _fire(fired: Path, number: int, rule: Rule, round_: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL if rule.action == "kill" else signal.SIGSTOP)
 
 
-def _delays(rule: Rule) -> Callable[[], None]:
+def _delays(rule: FaultRule) -> Callable[[], None]:
     source, lock, max_s = random.Random(rule.seed), threading.Lock(), rule.max_ms / 1000
 
     def wait() -> None:

@@ -41,7 +41,7 @@ _arguments: mmap.mmap | None = None
 
 Main = Callable[[list[str]], object]
 """What a forked child runs, with its arguments; SystemExit carries the exit code."""
-Load = Callable[[], Main]  # loads what children need, once, before the first is forked
+Loader = Callable[[], Main]  # loads what children need, once, before the first is forked
 
 
 def can_fork() -> bool:
@@ -97,7 +97,7 @@ def fork(command: Sequence[str], output: int, main: Main) -> Forked:
 class Forker:
     """Forks children of this process, while it has no other thread."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Loader) -> None:
         self._load = load
         self._main: Main | None = None
 
@@ -147,7 +147,7 @@ class ForkServer:
         self._process.wait()
 
 
-def serve(requests: socket.socket, load: Load) -> None:
+def serve(requests: socket.socket, load: Loader) -> None:
     main = load()
     while can_fork():
         message, files, _, _ = socket.recv_fds(requests, MESSAGE_NBYTES, 1)

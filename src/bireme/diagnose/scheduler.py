@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from bireme.diagnose.facts import Facts, Json
-from bireme.diagnose.table import Match, Rule, groups, look, look_in, pods_by
+from bireme.diagnose.evidence import Evidence, Json
+from bireme.diagnose.table import DiagnosisRule, Match, groups, look, look_in, pods_by
 from bireme.diagnose.words import amount_words, listed, of, sentence
 from bireme.kube.api.fields import claims_of, condition, meta, name_of, spec_of, status_of
 from bireme.spec.kubernetes import amount
@@ -30,10 +30,10 @@ _SICK = {
 
 
 @look_in
-def unscheduled(facts: Facts, pod: Json) -> str:
+def unscheduled(evidence: Evidence, pod: Json) -> str:
     scheduled = condition(pod, "PodScheduled")
     is_waiting = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-    if facts.is_suspended or not is_waiting or meta(pod).get("deletionTimestamp"):
+    if evidence.is_suspended or not is_waiting or meta(pod).get("deletionTimestamp"):
         return ""
     return str(scheduled.get("message", ""))
 
@@ -45,10 +45,10 @@ def reasons(message: str) -> dict[str, int]:
 
 
 @look
-def scheduler(facts: Facts, rule: Rule) -> Iterator[Match]:
+def scheduler(evidence: Evidence, rule: DiagnosisRule) -> Iterator[Match]:
     """Reasons with the pattern, each with `count` of `total` nodes."""
 
-    for each in pods_by(facts, lambda pod: {"message": text} if (text := unscheduled(facts, pod)) else None):
+    for each in pods_by(evidence, lambda pod: {"message": text} if (text := unscheduled(evidence, pod)) else None):
         total = re.search(r"0/(\d+) nodes", each.values["message"])
         for reason, count in reasons(each.values["message"]).items():
             if match := re.search(rule.pattern, reason):
@@ -57,10 +57,10 @@ def scheduler(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 
 @look
-def insufficient(facts: Facts, rule: Rule) -> Iterator[Match]:
-    for match in scheduler(facts, rule):
+def insufficient(evidence: Evidence, rule: DiagnosisRule) -> Iterator[Match]:
+    for match in scheduler(evidence, rule):
         resource = match.values["resource"]
-        has = {name_of(n): amount((status_of(n).get("allocatable") or {}).get(resource)) for n in facts.nodes}
+        has = {name_of(n): amount((status_of(n).get("allocatable") or {}).get(resource)) for n in evidence.nodes}
         largest = max(has, key=lambda n: has[n], default="")
         requests = [
             (c.get("resources") or {}).get("requests") or {} for c in spec_of(match.pods[0]).get("containers") or ()
@@ -76,10 +76,10 @@ def insufficient(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 
 @look
-def foreign_taint(facts: Facts, rule: Rule) -> Iterator[Match]:
+def foreign_taint(evidence: Evidence, rule: DiagnosisRule) -> Iterator[Match]:
     """Nodes that are reserved for other pods: one match for each taint."""
-    for match in scheduler(facts, rule):
-        for (key, value, effect), nodes in _untolerated(facts, match).items():
+    for match in scheduler(evidence, rule):
+        for (key, value, effect), nodes in _untolerated(evidence, match).items():
             if not key.startswith(_OWN_TAINTS):
                 taint = {
                     "key": key,
@@ -93,11 +93,11 @@ def foreign_taint(facts: Facts, rule: Rule) -> Iterator[Match]:
 
 
 @look
-def own_taint(facts: Facts, rule: Rule) -> Iterator[Match]:
+def own_taint(evidence: Evidence, rule: DiagnosisRule) -> Iterator[Match]:
     """Nodes with taints that Kubernetes itself has set: one match for each state of nodes."""
-    for match in scheduler(facts, rule):
+    for match in scheduler(evidence, rule):
         sick: dict[str, dict[str, None]] = {}
-        for (key, _value, _effect), nodes in _untolerated(facts, match).items():
+        for (key, _value, _effect), nodes in _untolerated(evidence, match).items():
             if key.startswith(_OWN_TAINTS):
                 sick.setdefault(key.removeprefix(_OWN_TAINTS), {}).update(dict.fromkeys(nodes))
         for kind, which in sick.items():
@@ -105,10 +105,10 @@ def own_taint(facts: Facts, rule: Rule) -> Iterator[Match]:
             yield Match({**match.values, **values, "them": of(list(which), "it", "them")}, match.pods)
 
 
-def _untolerated(facts: Facts, match: Match) -> dict[tuple[str, str, str], list[str]]:
+def _untolerated(evidence: Evidence, match: Match) -> dict[tuple[str, str, str], list[str]]:
     """Taints that keep pods off, each with its nodes: newer schedulers count them without their names."""
     taints: dict[tuple[str, str, str], list[str]] = {}
-    for node in facts.nodes:
+    for node in evidence.nodes:
         for mark in spec_of(node).get("taints") or ():
             taint = (str(mark.get("key")), str(mark.get("value") or ""), str(mark.get("effect")))
             if taint[2] != "PreferNoSchedule" and not _is_tolerated(match.pods[0], taint):
@@ -128,36 +128,36 @@ def _is_tolerated(pod: Json, taint: tuple[str, str, str]) -> bool:
 
 
 @look
-def cordoned(facts: Facts, rule: Rule) -> Iterator[Match]:
-    closed = [name_of(n) for n in facts.nodes if spec_of(n).get("unschedulable")]
+def cordoned(evidence: Evidence, rule: DiagnosisRule) -> Iterator[Match]:
+    closed = [name_of(n) for n in evidence.nodes if spec_of(n).get("unschedulable")]
     names = {"which": f" ({listed(closed)})" if closed else "", "first": closed[0] if closed else "NODE"}
-    for match in scheduler(facts, rule):
+    for match in scheduler(evidence, rule):
         yield Match({**match.values, **names}, match.pods)
 
 
 @look
-def gated(facts: Facts, rule: Rule) -> Iterator[Match]:
+def gated(evidence: Evidence, rule: DiagnosisRule) -> Iterator[Match]:
     def gates(pod: Json) -> dict[str, str] | None:
         is_held = condition(pod, "PodScheduled").get("reason") == "SchedulingGated"
         names = (str(g.get("name")) for g in spec_of(pod).get("schedulingGates") or ())
         return {"gates": listed(names)} if is_held else None
 
-    return pods_by(facts, gates)
+    return pods_by(evidence, gates)
 
 
 @look
-def claim_missing(facts: Facts, rule: Rule) -> Iterator[Match]:
-    for claim, thing, pods in _waiting_claims(facts):
+def claim_missing(evidence: Evidence, rule: DiagnosisRule) -> Iterator[Match]:
+    for claim, thing, pods in _waiting_claims(evidence):
         if thing is None:
             yield Match({"claim": claim}, pods)
 
 
 @look
-def claim_unbound(facts: Facts, rule: Rule) -> Iterator[Match]:
-    for claim, thing, pods in _waiting_claims(facts):
+def claim_unbound(evidence: Evidence, rule: DiagnosisRule) -> Iterator[Match]:
+    for claim, thing, pods in _waiting_claims(evidence):
         if thing is None or status_of(thing).get("phase") == "Bound":
             continue
-        spec, messages = spec_of(thing), [str(e.get("message", "")) for e in facts.events_about(claim)]
+        spec, messages = spec_of(thing), [str(e.get("message", "")) for e in evidence.events_about(claim)]
         why = next((f": {sentence(m)}" for m in messages if "waiting for first consumer" not in m), "")
         size = ((spec.get("resources") or {}).get("requests") or {}).get("storage", "")
         storage = f"class {spec['storageClassName']}" if spec.get("storageClassName") else "no storage class"
@@ -167,12 +167,12 @@ def claim_unbound(facts: Facts, rule: Rule) -> Iterator[Match]:
             yield Match({"claim": claim, "asked": ", ".join(filter(None, asked)), "state": state, "why": why}, pods)
 
 
-def _waiting_claims(facts: Facts) -> Iterator[tuple[str, Json | None, tuple[Json, ...]]]:
+def _waiting_claims(evidence: Evidence) -> Iterator[tuple[str, Json | None, tuple[Json, ...]]]:
     """Claims of unscheduled pods: None for one that does not exist, an empty object where claims may not be listed."""
     pattern = r"persistentvolumeclaim|PersistentVolumeClaims|persistent volumes to bind"
-    pods = [p for p in facts.troubled if re.search(pattern, unscheduled(facts, p))]
-    can_see = "persistentvolumeclaims" not in {d["resource"] for d in facts.denied}
-    things = {name_of(c): c for c in facts.claims}
+    pods = [p for p in evidence.troubled if re.search(pattern, unscheduled(evidence, p))]
+    can_see = "persistentvolumeclaims" not in {d["resource"] for d in evidence.denied}
+    things = {name_of(c): c for c in evidence.claims}
     for claim in dict.fromkeys(c for p in pods for c in claims_of(p) or ["CLAIM"]):
         mine = tuple(p for p in pods if claim in (claims_of(p) or ["CLAIM"]))
         yield claim, things.get(claim, None if can_see else {}), mine

@@ -1,6 +1,6 @@
 """The table of situations: the rows of situations.toml, and the functions that they name.
 
-A row's *look* is a function with `@look` or `@look_in`: it searches the facts, with the row's pattern, and returns a
+A row's *look* is a function with `@look` or `@look_in`: it searches the evidence, with the row's pattern, and returns a
 match for each case. The row's sentences may use the named groups of the pattern, what the look computes, and the names
 of `words.py:vocabulary`.
 """
@@ -16,13 +16,13 @@ from typing import Literal
 
 import msgspec
 
-from bireme.diagnose.facts import Facts, Json, image_of
+from bireme.diagnose.evidence import Evidence, Json, image_of
 from bireme.diagnose.words import sentence
 
 Values = Mapping[str, str]
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DiagnosisRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to recognise a situation, and the answer of `why` then."""
 
     look: str
@@ -35,7 +35,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     advice: str
 
 
-class Situation(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Situation(DiagnosisRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A row of the table."""
 
     id: str
@@ -46,7 +46,7 @@ class Situation(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The lower, the earlier it should be solved."""
     kind: Literal["alone", "cause", "consequence", "calm"] = "cause"
     """A consequence is reported only for pods that no cause explains; calm only if there is nothing else."""
-    also: tuple[Rule, ...] = ()
+    also: tuple[DiagnosisRule, ...] = ()
 
 
 class Chapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,8 +78,8 @@ class Match:
     """What it explains, if that is not just the pods."""
 
 
-Look = Callable[[Facts, Rule], Iterable[Match]]
-PodText = Callable[[Facts, Json], str]
+Look = Callable[[Evidence, DiagnosisRule], Iterable[Match]]
+PodText = Callable[[Evidence, Json], str]
 LOOKS: dict[str, Look] = {}
 
 
@@ -92,23 +92,23 @@ def look(function: Look) -> Look:
 def look_in(text_of: PodText) -> PodText:
     """Let rows look for their pattern in a text about each pod; equal cases, of one image, are one match."""
 
-    def find(facts: Facts, rule: Rule) -> Iterator[Match]:
+    def find(evidence: Evidence, rule: DiagnosisRule) -> Iterator[Match]:
         def key(pod: Json) -> Values | None:
-            text = text_of(facts, pod)
+            text = text_of(evidence, pod)
             match = re.search(rule.pattern, text, re.IGNORECASE)
             is_so = match and not re.search(rule.but, text, re.IGNORECASE)
             return {"image": image_of(pod), **groups(match)} if match and is_so else None
 
-        return pods_by(facts, key)
+        return pods_by(evidence, key)
 
     LOOKS[text_of.__name__] = find
     return text_of
 
 
-def pods_by(facts: Facts, key: Callable[[Json], Values | None]) -> Iterator[Match]:
+def pods_by(evidence: Evidence, key: Callable[[Json], Values | None]) -> Iterator[Match]:
     """A match for the pods with the same values; pods without values are left out."""
     cases: dict[tuple[tuple[str, str], ...], list[Json]] = {}
-    for pod in facts.troubled:
+    for pod in evidence.troubled:
         values = key(pod)
         if values is not None:
             cases.setdefault(tuple(values.items()), []).append(pod)

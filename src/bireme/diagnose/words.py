@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from bireme.core.text import shortened
-from bireme.diagnose.facts import Facts, Json, image_of, node_of
+from bireme.diagnose.evidence import Evidence, Json, image_of, node_of
 from bireme.kube.api.fields import claims_of, labels_in, name_of, spec_of, status_of
 from bireme.kube.api.naming import COMPONENT
 
@@ -68,37 +68,39 @@ class _Count(int):
         return (one if self == 1 else many) if bar else str(int(self))
 
 
-def vocabulary(facts: Facts, pods: Sequence[Json], values: Mapping[str, str]) -> dict[str, object]:
+def vocabulary(evidence: Evidence, pods: Sequence[Json], values: Mapping[str, str]) -> dict[str, object]:
     """What the sentences about these pods may use; where there are none, the job's first pod is used."""
     nodes = list(dict.fromkeys(filter(None, map(node_of, pods))))
-    where = f" --namespace {facts.namespace}" if facts.where == "kubernetes" and facts.namespace else ""
-    commands = {verb: f"`{facts.command} {verb} {facts.job}{where}`" for verb in ("delete", "logs", "resume", "status")}
+    where = f" --namespace {evidence.namespace}" if evidence.where == "kubernetes" and evidence.namespace else ""
+    commands = {
+        verb: f"`{evidence.command} {verb} {evidence.job}{where}`" for verb in ("delete", "logs", "resume", "status")
+    }
     texts = {
         **commands,
-        "bireme": facts.command,
-        "job": facts.job,
-        "namespace": facts.namespace,
+        "bireme": evidence.command,
+        "job": evidence.job,
+        "namespace": evidence.namespace,
         "in_namespace": where,
-        "kubectl": f"kubectl -n {facts.namespace}" if facts.namespace else "kubectl",
-        "output": str(facts.record.get("output", "")),
-        "again": AGAIN if facts.where == "kubernetes" else "start it again",
+        "kubectl": f"kubectl -n {evidence.namespace}" if evidence.namespace else "kubectl",
+        "output": str(evidence.record.get("output", "")),
+        "again": AGAIN if evidence.where == "kubernetes" else "start it again",
         "pods": pods_words(pods),
         "Pods": capital(pods_words(pods)),
         "nodes": listed(nodes),
         "Nodes": f"{of(nodes, 'Node', 'Nodes')} {listed(nodes)}" if nodes else "The node",
-        **_about_pod(facts, (*pods, *facts.pods, {})[0]),
+        **_about_pod(evidence, (*pods, *evidence.pods, {})[0]),
         **values,
     }
     return {"n": _Count(len(pods)), **{name: _Text(text) for name, text in texts.items()}}
 
 
-def _about_pod(facts: Facts, pod: Json) -> dict[str, str]:
-    spec, claims = spec_of(pod), [c for p in (pod, *facts.pods) for c in claims_of(p)]
+def _about_pod(evidence: Evidence, pod: Json) -> dict[str, str]:
+    spec, claims = spec_of(pod), [c for p in (pod, *evidence.pods) for c in claims_of(p)]
     secrets = [str(s.get("name")) for s in spec.get("imagePullSecrets") or ()]
     ports = {str(p.get("hostPort", "")) for c in spec.get("containers") or () for p in c.get("ports") or ()} - {""}
     selector = [f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items()]
     has_groups = labels_in(pod).get(COMPONENT) in ("pserver", "trainer")
-    node = next((n for n in facts.nodes if name_of(n) == node_of(pod)), {})
+    node = next((n for n in evidence.nodes if name_of(n) == node_of(pod)), {})
     info, labels = status_of(node).get("nodeInfo") or {}, labels_in(node)
     processor = info.get("architecture") or labels.get("kubernetes.io/arch") or ""
     return {

@@ -22,7 +22,7 @@ import msgspec
 
 from bireme.core.errors import ImageError, MissingError
 from bireme.core.files import half_of, storage_errors
-from bireme.images.layers import EPOCH, TAR, TAR_GZIP, Layer, digest_of, digest_of_blob
+from bireme.images.layers import EPOCH, TAR, TAR_GZIP, ImageLayer, digest_of, digest_of_blob
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -56,7 +56,7 @@ class Index(msgspec.Struct, frozen=True):
     manifests: list[Descriptor]
 
 
-class Manifest(msgspec.Struct, frozen=True, rename="camel"):
+class ImageManifest(msgspec.Struct, frozen=True, rename="camel"):
     """What an image is made of."""
 
     config: Descriptor
@@ -77,7 +77,7 @@ class Image:
     """An image: its layers from the lowest up, and its start configuration."""
 
     name: str
-    layers: tuple[Layer, ...]
+    layers: tuple[ImageLayer, ...]
     config: bytes
     manifest: bytes
 
@@ -86,7 +86,7 @@ class Image:
         return digest_of(self.manifest)
 
 
-def make_image(name: str, layers: tuple[Layer, ...], started: dict[str, Any], labels: dict[str, str]) -> Image:
+def make_image(name: str, layers: tuple[ImageLayer, ...], started: dict[str, Any], labels: dict[str, str]) -> Image:
     """Put layers and a start configuration together, for this machine's architecture; without time, host or path."""
     machine = platform.machine()
     config = _encode(
@@ -168,7 +168,7 @@ def read_archive(path: Path) -> Image:
         archive = _Archive(path, tar, members)
         head = archive.only_manifest(msgspec.json.decode(archive.content(members["index.json"]), type=Index))
         raw = archive.read(head.digest)
-        manifest = msgspec.json.decode(raw, type=Manifest)
+        manifest = msgspec.json.decode(raw, type=ImageManifest)
         config = archive.read(manifest.config.digest)
         diff_ids = msgspec.json.decode(config, type=_Config).rootfs.diff_ids
         if len(diff_ids) != len(manifest.layers):
@@ -208,13 +208,13 @@ class _Archive:
             raise ImageError(f"{self.path} holds {len(heads)} images", why="one is needed", fix="export a single image")
         return heads[0]
 
-    def layer(self, descriptor: Descriptor, diff_id: str) -> Layer:
+    def layer(self, descriptor: Descriptor, diff_id: str) -> ImageLayer:
         kind = _LAYER_TYPES.get(descriptor.media_type)
         if kind is None:
             what = f"{self.path}: a layer of type {descriptor.media_type}"
             raise ImageError(what, why="only plain and gzip layers are understood")
         member = self.member(descriptor.digest)
-        layer = Layer("layer", descriptor.digest, member.size, diff_id, self.path, member.offset_data, kind)
+        layer = ImageLayer("layer", descriptor.digest, member.size, diff_id, self.path, member.offset_data, kind)
         if member.size != descriptor.size or digest_of_blob(layer) != layer.digest:
             raise self.torn(layer.digest)
         return layer

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bireme.core.errors import ImageError, MissingError
 from bireme.images.archive import read_archive
-from bireme.images.layers import TAR, Cache, Layer, key_of, key_of_tree, write_tar
+from bireme.images.layers import TAR, Cache, ImageLayer, key_of, key_of_tree, write_tar
 
 SUITE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
@@ -41,11 +41,11 @@ exec chroot "$ROOT" /usr/bin/env -i "$@"
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseImage:
     """A root file system that has Python."""
 
     tree: Path
-    layers: tuple[Layer, ...]
+    layers: tuple[ImageLayer, ...]
     python: str
     """Path of the interpreter: /usr/bin/python3.11; its `version` is then 3.11."""
 
@@ -54,7 +54,7 @@ class Base:
         return self.python.rpartition("python")[2]
 
 
-def open_base(source: str, cache: Cache, *, is_fresh: bool = False, on_step: Callable[[str], None]) -> Base:
+def open_base(source: str, cache: Cache, *, is_fresh: bool = False, on_step: Callable[[str], None]) -> BaseImage:
     """Find or make the base: `debootstrap`, a directory, or an OCI archive."""
     path = Path(source).absolute()
     if source == "debootstrap":
@@ -66,7 +66,7 @@ def open_base(source: str, cache: Cache, *, is_fresh: bool = False, on_step: Cal
         raise ImageError(f"there is no base {source}", fix="name a directory, an OCI archive, or `debootstrap`")
     python, key = find_python(path), key_of_tree(path, _is_unused)
     layer = cache.layer("base", key, lambda half: write_tar(path, half / "layer.tar", _is_unused, keeps_modes=True))
-    return Base(path, (layer,), python)
+    return BaseImage(path, (layer,), python)
 
 
 def _debootstrap(tree: Path, on_step: Callable[[str], None]) -> None:
@@ -142,7 +142,7 @@ def run_inside(trees: list[Path], upper: Path, command: list[str], environment: 
         raise ImageError(what, why=done.stderr[-2000:].strip())
 
 
-def _of_archive(path: Path, cache: Cache) -> Base:
+def _of_archive(path: Path, cache: Cache) -> BaseImage:
     """Keep an archive's layers as they are, and unpack them into a tree to run Python in."""
     image = read_archive(path)
 
@@ -151,10 +151,10 @@ def _of_archive(path: Path, cache: Cache) -> Base:
             unpack(layer, half)
 
     tree, _ = cache.folder("archive", key_of(*(layer.digest for layer in image.layers)), fill)
-    return Base(tree, tuple(replace(layer, name="base") for layer in image.layers), find_python(tree))
+    return BaseImage(tree, tuple(replace(layer, name="base") for layer in image.layers), find_python(tree))
 
 
-def unpack(layer: Layer, root: Path) -> None:
+def unpack(layer: ImageLayer, root: Path) -> None:
     """Extract a layer over the files in `root`, and apply its whiteouts."""
     with layer.path.open("rb") as f:
         f.seek(layer.offset)

@@ -21,8 +21,8 @@ from typing import Any
 import bireme
 from bireme.images import contents, kernels
 from bireme.images.archive import Image, make_image
-from bireme.images.base import MOUNTED, SYSTEM_PATH, Base, open_base, run_inside
-from bireme.images.layers import TAR, Cache, Layer, key_of, key_of_tree, write_tar
+from bireme.images.base import MOUNTED, SYSTEM_PATH, BaseImage, open_base, run_inside
+from bireme.images.layers import TAR, Cache, ImageLayer, key_of, key_of_tree, write_tar
 
 _STDLIB_UNUSED = r"/(test|tests|idlelib|lib2to3|turtledemo|site-packages|dist-packages)/"
 _ENVIRONMENT = {
@@ -52,7 +52,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BuildStep:
     """One layer of a build, for people."""
 
     name: str
@@ -68,9 +68,9 @@ class Builder:
     def __init__(self, recipe: Recipe, cache: Cache, on_step: Callable[[str], None] = lambda text: None) -> None:
         self._recipe, self._cache, self._on_step = recipe, cache, on_step
         self._trees: list[Path] = []
-        self._layers: list[Layer] = []
+        self._layers: list[ImageLayer] = []
         self._begun = time.monotonic()
-        self.steps: list[Step] = []
+        self.steps: list[BuildStep] = []
 
     def build(self) -> Image:
         recipe, installed = self._recipe, Path(bireme.__file__).parent
@@ -114,7 +114,7 @@ class Builder:
         run_inside(self._trees, tree, command, environment)
         kernels.blank_addresses(tree / cache)
 
-    def _add_program(self, base: Base, source: Path, place: str) -> None:
+    def _add_program(self, base: BaseImage, source: Path, place: str) -> None:
         def fill(tree: Path) -> None:
             contents.copy_tree(source, tree / place.lstrip("/"))
             # A program may hold files for another Python; only those that compile get byte code.
@@ -138,15 +138,17 @@ class Builder:
         self._trees.append(layer.path.with_name("tree"))
         self._note(layer)
 
-    def _note(self, layer: Layer) -> None:
+    def _note(self, layer: ImageLayer) -> None:
         if self._recipe.is_compressed and layer.media_type == TAR:
             layer = self._cache.compressed(layer)
         now = time.monotonic()
-        self.steps.append(Step(layer.name, layer.nbytes, layer.digest, round(now - self._begun, 2), not layer.is_new))
+        self.steps.append(
+            BuildStep(layer.name, layer.nbytes, layer.digest, round(now - self._begun, 2), not layer.is_new)
+        )
         self._layers.append(layer)
         self._begun = now
 
-    def _compile(self, tree: Path, base: Base, folder: str, *flags: str, is_strict: bool = True) -> None:
+    def _compile(self, tree: Path, base: BaseImage, folder: str, *flags: str, is_strict: bool = True) -> None:
         """Add byte code to a tree; never checked against the source, so file times do not matter."""
         command = [base.python, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", *flags, folder]
         if not is_strict:

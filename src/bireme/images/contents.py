@@ -19,7 +19,7 @@ from pathlib import Path
 
 import bireme
 from bireme.core.errors import ImageError, MissingError
-from bireme.images.base import Base
+from bireme.images.base import BaseImage
 
 HOME = "opt/bireme"
 USER = 1000
@@ -34,7 +34,7 @@ _TESTS = tuple(f"{name}/**/tests" for name in ("numba", "numpy", "llvmlite"))
 _STALE = re.compile(r"__pycache__|\.git|\.mypy_cache|\.pytest_cache|\.DS_Store|.*\.py[co]")
 
 
-def site_of(base: Base) -> str:
+def site_of(base: BaseImage) -> str:
     return f"{HOME}/lib/python{base.version}/site-packages"
 
 
@@ -102,7 +102,7 @@ def install(wanted: list[str], pinned: list[str], python: str, site: Path) -> No
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def write_environment(root: Path, base: Base) -> None:
+def write_environment(root: Path, base: BaseImage) -> None:
     """The virtual environment, the scripts, and the user that pods run as."""
     folder = Path(base.python).parent
     _write(root / HOME / "pyvenv.cfg", f"home = {folder}\ninclude-system-site-packages = false\n")

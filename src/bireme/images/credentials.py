@@ -23,7 +23,7 @@ _HUB_KEY = "https://index.docker.io/v1/"
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class RegistryLogin:
     """A user name with a password or token; `repr` shows none of them."""
 
     user: str = field(default="", repr=False)
@@ -43,7 +43,7 @@ def config_files(environment: Mapping[str, str], home: Path) -> list[Path]:
     return [*files, (Path(docker) if docker else home / ".docker") / "config.json"]
 
 
-def find_login(host: str, configs: Iterable[Path]) -> Login | None:
+def find_login(host: str, configs: Iterable[Path]) -> RegistryLogin | None:
     """Look a registry up in config files; None where they hold no login to it."""
     for config in configs:
         try:
@@ -56,20 +56,20 @@ def find_login(host: str, configs: Iterable[Path]) -> Login | None:
     return None
 
 
-def _login_in(config: dict[str, Any], host: str) -> Login | None:
+def _login_in(config: dict[str, Any], host: str) -> RegistryLogin | None:
     names = [_HUB_KEY] if host == "docker.io" else [host, f"https://{host}", f"https://{host}/v1/", f"http://{host}"]
     helper = config.get("credHelpers", {}).get(host) or config.get("credsStore", "")
     for name in names:
         entry = config.get("auths", {}).get(name, {})
         if entry.get("identitytoken"):
-            return Login(refresh=entry["identitytoken"])
+            return RegistryLogin(refresh=entry["identitytoken"])
         if entry.get("auth"):
             user, _, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
-            return Login(user, password)
+            return RegistryLogin(user, password)
     return _ask_helper(helper, names[0]) if helper else None
 
 
-def _ask_helper(helper: str, host: str) -> Login | None:
+def _ask_helper(helper: str, host: str) -> RegistryLogin | None:
     program = f"docker-credential-{helper}"
     if not re.fullmatch(r"[\w.-]+", helper) or shutil.which(program) is None:
         return None
@@ -78,5 +78,5 @@ def _ask_helper(helper: str, host: str) -> Login | None:
         return None
     answer = json.loads(done.stdout)
     if answer.get("Username") == "<token>":
-        return Login(refresh=answer["Secret"])
-    return Login(answer.get("Username", ""), answer.get("Secret", ""))
+        return RegistryLogin(refresh=answer["Secret"])
+    return RegistryLogin(answer.get("Username", ""), answer.get("Secret", ""))

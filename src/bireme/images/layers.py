@@ -36,7 +36,7 @@ Skip = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ImageLayer:
     """One blob of an image that holds files."""
 
     name: str
@@ -68,7 +68,7 @@ def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def digest_of_blob(layer: Layer) -> str:
+def digest_of_blob(layer: ImageLayer) -> str:
     digest = hashlib.sha256()
     for data in layer.blocks():
         digest.update(data)
@@ -114,7 +114,7 @@ def write_tar(tree: Path, target: Path, skip: Skip = lambda path: False, *, keep
                     tar.addfile(entry, f)
 
 
-def compress(layer: Layer, target: Path) -> None:
+def compress(layer: ImageLayer, target: Path) -> None:
     """Write a layer as gzip, without a time or a name in its head."""
     with storage_errors(str(target)), target.open("wb") as f, gzip.GzipFile("", "wb", 6, f, mtime=0) as packed:
         for data in layer.blocks():
@@ -181,20 +181,20 @@ class Cache:
             shutil.rmtree(old, ignore_errors=True)
         return target, True
 
-    def layer(self, name: str, key: str, write: Callable[[Path], None]) -> Layer:
+    def layer(self, name: str, key: str, write: Callable[[Path], None]) -> ImageLayer:
         """The layer of this key; `write` makes `layer.tar` in a directory."""
 
         def fill(half: Path) -> None:
             write(half)
             path = half / "layer.tar"
-            digest = digest_of_blob(Layer(name, "", path.stat().st_size, "", path))
+            digest = digest_of_blob(ImageLayer(name, "", path.stat().st_size, "", path))
             (half / "digest").write_text(digest, "ascii")
 
         folder, is_new = self.folder(name, key, fill)
         path, digest = folder / "layer.tar", (folder / "digest").read_text("ascii")
-        return Layer(name, digest, path.stat().st_size, digest, path, is_new=is_new)
+        return ImageLayer(name, digest, path.stat().st_size, digest, path, is_new=is_new)
 
-    def compressed(self, plain: Layer) -> Layer:
+    def compressed(self, plain: ImageLayer) -> ImageLayer:
         name, key = f"gz-{plain.name}", key_of(plain.digest)
         packed = self.layer(name, key, lambda folder: compress(plain, folder / "layer.tar"))
         return replace(packed, name=plain.name, diff_id=plain.diff_id, media_type=TAR_GZIP)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bireme.core.errors import ImageError, NetworkError, UsageError
 from bireme.images.archive import MANIFEST, Image
-from bireme.images.credentials import Login
+from bireme.images.credentials import RegistryLogin
 from bireme.images.layers import digest_of
 
 OnProgress = Callable[[int, int], None]
@@ -116,7 +116,7 @@ class Registry:
         self,
         reference: Reference,
         *,
-        login: Login | None = None,
+        login: RegistryLogin | None = None,
         is_plain: bool = False,
         ca: Path | None = None,
         pause: Callable[[float], None] = time.sleep,

@@ -129,6 +129,6 @@ def predictions(job: Job, model: Path, samples: Path | None) -> Iterator[dict[st
         reader = source.reader(workdir, 0, seed=job.seed, batch_size=128, cache=None)
         for index in range(reader.batches(0)):
             computation, batch = saved.bind(reader.batch(0, index))
-            found = computation.predict(batch)
-            for row in range(len(next(iter(found.values())))):
-                yield {name: array[row] for name, array in found.items()}
+            predicted = computation.predict(batch)
+            for row in range(len(next(iter(predicted.values())))):
+                yield {name: array[row] for name, array in predicted.items()}

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from bireme.core.errors import UsageError
-from bireme.core.faults import POINTS, Rule
+from bireme.core.faults import POINTS, FaultRule
 from bireme.core.text import parse_duration
 from bireme.spec.job import Job
 
@@ -166,7 +166,7 @@ def plan_of(faults: Sequence[Fault]) -> str:
     inside = [place for place, fault in enumerate(faults) if fault.is_inside]
     numbers = {place: number for number, place in enumerate(inside)}
     rules = [
-        Rule(
+        FaultRule(
             action=fault.action,
             who=fault.who,
             point=fault.point,

@@ -103,8 +103,8 @@ class LocalRun:
                 command = [sys.executable, "-m", "bireme", "fork-server", f"--parent={os.getpid()}"]
                 self._server = ForkServer(command, child_environment())
             fingerprint = data_fingerprint(Path(self.job.data), self.job.shards)
-            job, since = check_output(self.job), incarnations.take(output, "runner")
-            self.job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
+            job, run_incarnation = check_output(self.job), incarnations.take(output, "runner")
+            self.job = msgspec.structs.replace(job, data_fingerprint=fingerprint, run_incarnation=run_incarnation)
             (output / STATUS_FILE).unlink(missing_ok=True)
             path = write_job(self.job)
             self._record, self._run = registry.new_run(self.job.name, self._job_file, self.job.output)

@@ -250,7 +250,7 @@ def cached(directory: Path, key: str, facts: SourceFacts, make: Callable[[], Col
         _trim(directory)
         _save_packed(path, batch)
     except OSError as e:
-        log.warning("failed to cache packed samples cause=%s", e)
+        log.warning("failed to cache packed samples cause=%r", str(e))
     return batch
 
 

@@ -10,13 +10,13 @@ import msgspec
 from bireme.core.errors import SpecError, UsageError
 from bireme.job.preflight import check_program, updates_of
 from bireme.ps.tree import share_out
-from bireme.scale.plan import Cluster, Load
+from bireme.scale.plan import Machines, Workload
 from bireme.spec.job import Job
 from bireme.spec.load import load_job
 from bireme.spec.model import Coding, Wire
 
 
-def load_of(job: Job) -> Load:
+def load_of(job: Job) -> Workload:
     """Loads the job's program, reads no sample."""
     program = check_program(job)
     mode = updates_of(program, job.updates, job.wire).mode
@@ -30,7 +30,7 @@ def load_of(job: Job) -> Load:
             why="which rows travel depends on the data, so the simulator leaves them out",
             fix="simulate a job with dense parameters",
         )
-    return Load(job.name, values, program.batch_size, job.shards, program.optimizer.method, job.wire)
+    return Workload(job.name, values, program.batch_size, job.shards, program.optimizer.method, job.wire)
 
 
 class _Ran(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class Sizes:
     gradients: Coding | None = None
 
 
-def scenario(path: Path | None, sizes: Sizes, *, network_bit_s: float, latency_s: float) -> tuple[Load, Cluster]:
+def scenario(path: Path | None, sizes: Sizes, *, network_bit_s: float, latency_s: float) -> tuple[Workload, Machines]:
     """A load and a cluster to simulate, from a job's file or from sizes alone."""
     if path is None:
         needed = ("parameters", "batch", "trainers", "pservers", "compute_rate")
@@ -80,7 +80,7 @@ def scenario(path: Path | None, sizes: Sizes, *, network_bit_s: float, latency_s
         if missing:
             fix = "name a job file, or say how large the model, the batch and the cluster are"
             raise UsageError(f"without a JOB.yaml, {', '.join(missing)} must be given", fix=fix)
-        load, trainers, pservers, lanes = Load("a job", sizes.parameters or 0, sizes.batch or 0), 0, 0, 1
+        load, trainers, pservers, lanes = Workload("a job", sizes.parameters or 0, sizes.batch or 0), 0, 0, 1
         rate = sizes.compute_rate
     else:
         if sizes.parameters is not None:
@@ -101,4 +101,4 @@ def scenario(path: Path | None, sizes: Sizes, *, network_bit_s: float, latency_s
     if sizes.gradients is not None:
         load = replace(load, wire=Wire(gradients=sizes.gradients))
     size = (sizes.trainers or trainers, sizes.pservers or pservers, sizes.lanes or lanes)
-    return load, Cluster(*size, network_bit_s, latency_s, rate or 0.0)
+    return load, Machines(*size, network_bit_s, latency_s, rate or 0.0)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from bireme.core.errors import UsageError
 from bireme.scale.costs import Costs, load_costs
-from bireme.scale.plan import Cluster, Load, Plan
+from bireme.scale.plan import Machines, Plan, Workload
 from bireme.scale.ports import Limit, spent
 from bireme.scale.rounds import Rounds
 
-__all__ = ["Advice", "Cluster", "Costs", "Limit", "Load", "Outcome", "advise", "load_costs", "simulate"]
+__all__ = ["Advice", "Costs", "Limit", "Machines", "Outcome", "Workload", "advise", "load_costs", "simulate"]
 
 GOOD_ENOUGH = 1.05
 """More pservers are not worth it if they would shorten a round by less than this."""
@@ -41,7 +41,7 @@ class Outcome:
         return next(iter(self.shares))
 
 
-def simulate(load: Load, cluster: Cluster, costs: Costs, *, rounds: int = 4, seed: int = 0) -> Outcome:
+def simulate(load: Workload, cluster: Machines, costs: Costs, *, rounds: int = 4, seed: int = 0) -> Outcome:
     """Simulate some rounds; the same arguments always give the same outcome."""
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}: at least one is needed")
@@ -92,7 +92,7 @@ def sum_of_parts(plan: Plan) -> float:
     )
 
 
-def advise(load: Load, cluster: Cluster, costs: Costs) -> Advice:
+def advise(load: Workload, cluster: Machines, costs: Costs) -> Advice:
     """Try every number of pservers from 1 to one for each trainer."""
     rounds = [(count, sum_of_parts(Plan(load, replace(cluster, pservers=count), costs))) for count in _counts(cluster)]
     best = min(seconds for _, seconds in rounds)
@@ -100,7 +100,7 @@ def advise(load: Load, cluster: Cluster, costs: Costs) -> Advice:
     return Advice(count, seconds, best)
 
 
-def _counts(cluster: Cluster) -> list[int]:
+def _counts(cluster: Machines) -> list[int]:
     """All small numbers, then in steps of a fiftieth: the difference between 700 and 701 does not matter."""
     counts = [1]
     while (count := counts[-1] + max(1, counts[-1] // 50)) <= cluster.trainers:

@@ -24,7 +24,7 @@ GOODPUT = 1448 / 1538
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """A job's demands on any cluster."""
 
     name: str
@@ -39,7 +39,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Machines:
     """Machines: each trainer and each pserver has one, with a network card of its own."""
 
     trainers: int
@@ -55,7 +55,7 @@ class Cluster:
 class Plan:
     """All sizes, rates and times of a load on a cluster."""
 
-    def __init__(self, load: Load, cluster: Cluster, costs: Costs) -> None:
+    def __init__(self, load: Workload, cluster: Machines, costs: Costs) -> None:
         _check(load, cluster)
         self.load, self.cluster, self.costs = load, cluster, costs
         self.shards = max(load.shards, cluster.trainers)
@@ -123,7 +123,7 @@ def _rows(shards: int, trainers: int, *, is_apart: bool) -> tuple[list[Span], ..
     return tuple(rows_of(share, shards, is_apart=is_apart) for share in share_out(shards, trainers))
 
 
-def _check(load: Load, cluster: Cluster) -> None:
+def _check(load: Workload, cluster: Machines) -> None:
     positive = {
         "trainers": cluster.trainers,
         "pservers": cluster.pservers,

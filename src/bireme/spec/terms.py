@@ -42,8 +42,8 @@ class JobTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     start_pass: int = 0
     stop_after: int = 0
     """Passes without a lower test cost after which the job ends; 0: never early."""
-    since: int = 0
-    """The runner's incarnation; lower incarnations, and their snapshots, belong to earlier runs."""
+    run_incarnation: int = msgspec.field(default=0, name="since")
+    """The runner's, in files and messages `since`; lower incarnations, and their snapshots, belong to earlier runs."""
 
 
 class Facts(JobTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -72,10 +72,12 @@ class Gradient(NamedTuple):
 
 def add_parts(left: Gradient, right: Gradient) -> Gradient:
     """The sum, in the memory of the left one."""
-    from bireme.ps.sparse.row_sums import combine
-
     dense = left.dense
     dense += right.dense
+    if not left.blocks and not right.blocks:
+        return Gradient(dense, [])
+    from bireme.ps.sparse.row_sums import combine
+
     pairs = zip(left.blocks, right.blocks, strict=True)
     return Gradient(dense, [Block(*combine([a, b], 0, [(0, 1)])) for a, b in pairs])
 

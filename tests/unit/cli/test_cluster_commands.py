@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bireme.aws.teardown.audit import LeftResource
-from bireme.aws.teardown.down import Outcome
+from bireme.aws.teardown.down import Teardown
 from bireme.cli.aws.commands import cluster
 from bireme.cli.aws.common import Target, find_target
 from bireme.cli.aws.down import _forget_access, _report
@@ -149,11 +149,11 @@ TARGET = Target("paddle", "us-west-2")
 
 def test_data_that_could_not_be_deleted_is_an_error() -> None:
     with pytest.raises(LeftoversError, match=r"file system fs-1 \(1.0 GiB of data, \$0.30 a month\)"):
-        _report(TARGET, Outcome([DATA]), deletes_data=True, as_json=False)
+        _report(TARGET, Teardown([DATA]), deletes_data=True, as_json=False)
 
 
 def test_a_stack_that_cannot_go_is_reported_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    held = Outcome(
+    held = Teardown(
         [LeftResource("network interface", "eni-1")], CloudError("paddle-platform cannot be deleted", fix="look")
     )
     with pytest.raises(LeftoversError, match=r"cannot be deleted; this is left:\n  network interface eni-1") as caught:

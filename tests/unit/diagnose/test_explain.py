@@ -1,4 +1,4 @@
-"""`explain`: every row of the table on facts that were recorded on a real cluster, and what the order is for.
+"""`explain`: every row of the table on evidence that was recorded on a real cluster, and what the order is for.
 
 The files in recorded/ were written by tests/kube/test_why*.py on the test cluster (BIREME_RECORD=1), those of local
 runs from real runs on one machine; only fields that no code reads were left out.
@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bireme.core.errors import ConfigScriptError
+from bireme.diagnose.evidence import Evidence, evidence_from
 from bireme.diagnose.explain import explain
-from bireme.diagnose.facts import Facts, facts_from
-from bireme.diagnose.table import LOOKS, Look, Match, Rule, situations
+from bireme.diagnose.table import LOOKS, DiagnosisRule, Look, Match, situations
 
 RECORDED = {path.stem: path for path in sorted((Path(__file__).parent / "recorded").glob("*.json"))}
 SITUATIONS = {
@@ -38,8 +38,8 @@ SITUATIONS = {
 """What a recording shows first, where it is not named after that."""
 
 
-def recorded(name: str) -> Facts:
-    return facts_from(json.loads(RECORDED[name].read_text(encoding="utf-8")))
+def recorded(name: str) -> Evidence:
+    return evidence_from(json.loads(RECORDED[name].read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -58,12 +58,12 @@ def test_cause_and_advice_are_whole_sentences(name: str) -> None:
 
 
 def test_a_selector_of_pods_with_a_role_may_be_their_groups() -> None:
-    facts = recorded("node-selector")
-    assert "`kubernetes.groups`" not in explain(facts)[0].advice
-    pods = copy.deepcopy(facts.pods)
+    evidence = recorded("node-selector")
+    assert "`kubernetes.groups`" not in explain(evidence)[0].advice
+    pods = copy.deepcopy(evidence.pods)
     for pod in pods:
         pod["metadata"].setdefault("labels", {})["app.kubernetes.io/component"] = "trainer"
-    answer = explain(replace(facts, pods=pods))[0]
+    answer = explain(replace(evidence, pods=pods))[0]
     assert answer.advice.startswith("Correct `kubernetes.node_selector` or `kubernetes.groups` in job.yaml and ")
 
 
@@ -152,10 +152,10 @@ def test_another_message_has_another_sentence(name: str, old: str, new: str, exp
     assert expected in f"{first.cause} {first.advice}"
 
 
-def with_another_message(name: str, old: str, new: str) -> Facts:
+def with_another_message(name: str, old: str, new: str) -> Evidence:
     text = RECORDED[name].read_text(encoding="utf-8")
     assert old in text
-    return facts_from(json.loads(text.replace(old, new)))
+    return evidence_from(json.loads(text.replace(old, new)))
 
 
 def test_every_rule_has_an_example_and_every_look_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +163,8 @@ def test_every_rule_has_an_example_and_every_look_a_row(monkeypatch: pytest.Monk
     for look in {rule.look for row in situations() for rule in (row, *row.also)}:
         find = LOOKS[look]
 
-        def remember(facts: Facts, rule: Rule, find: Look = find) -> list[Match]:
-            matches = list(find(facts, rule))
+        def remember(evidence: Evidence, rule: DiagnosisRule, find: Look = find) -> list[Match]:
+            matches = list(find(evidence, rule))
             if matches:
                 rules.pop(id(rule), None)
             return matches
@@ -194,80 +194,80 @@ def test_what_a_cause_explains_is_not_reported_again() -> None:
 
 @pytest.mark.parametrize(("count", "is_reported"), [(1, False), (3, True)])
 def test_a_pod_ended_after_three_failed_probes_is_reported(count: int, is_reported: bool) -> None:
-    facts = recorded("probe-failed")
+    evidence = recorded("probe-failed")
     events = []
-    for event in copy.deepcopy(facts.events):
+    for event in copy.deepcopy(evidence.events):
         if event["reason"] == "Killing":
             event["message"] = "Stopping container node"
         if event["reason"] == "Unhealthy":
             event["count"] = count
         events.append(event)
-    answers = {each.situation for each in explain(replace(facts, events=tuple(events)))}
+    answers = {each.situation for each in explain(replace(evidence, events=tuple(events)))}
     assert ("probe-failed" in answers) is is_reported
 
 
 def test_a_finished_job_has_no_causes_from_its_past() -> None:
-    facts = recorded("out-of-memory")
-    job = copy.deepcopy(facts.jobs[0])
+    evidence = recorded("out-of-memory")
+    job = copy.deepcopy(evidence.jobs[0])
     job["status"]["conditions"] = [{"type": "Complete", "status": "True"}]
-    assert [t.situation for t in explain(replace(facts, jobs=(job,)))] == ["finished"]
+    assert [t.situation for t in explain(replace(evidence, jobs=(job,)))] == ["finished"]
 
 
 def test_a_failed_pod_is_history_once_its_replacement_is_ready() -> None:
-    facts = recorded("out-of-memory")
-    job = {**facts.jobs[0], "status": {"active": 1}}
-    dead = facts.pods[0]
+    evidence = recorded("out-of-memory")
+    job = {**evidence.jobs[0], "status": {"active": 1}}
+    dead = evidence.pods[0]
     alive = copy.deepcopy(dead)
     alive["metadata"] |= {"name": "out-of-memory-0-fresh", "creationTimestamp": "2999-01-01T00:00:00Z"}
     alive["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-    assert explain(replace(facts, jobs=(job,), pods=(dead,)))[0].situation == "out-of-memory"
-    assert explain(replace(facts, jobs=(job,), pods=(dead, alive)))[0].situation == "no-word-yet"
+    assert explain(replace(evidence, jobs=(job,), pods=(dead,)))[0].situation == "out-of-memory"
+    assert explain(replace(evidence, jobs=(job,), pods=(dead, alive)))[0].situation == "no-word-yet"
 
 
 def test_a_past_event_is_not_shown_once_the_pods_are_there() -> None:
-    facts = recorded("quota")
+    evidence = recorded("quota")
     live = tuple({"metadata": {"name": f"quota-{n}"}, "status": {"phase": "Running"}} for n in range(3))
-    assert "quota" not in {t.situation for t in explain(replace(facts, pods=live))}
+    assert "quota" not in {t.situation for t in explain(replace(evidence, pods=live))}
 
 
 def test_older_schedulers_name_the_taint_themselves() -> None:
-    facts = recorded("taint")
-    pod = copy.deepcopy(facts.pods[0])
+    evidence = recorded("taint")
+    pod = copy.deepcopy(evidence.pods[0])
     for condition in pod["status"]["conditions"]:
         if condition["type"] == "PodScheduled":
             condition["message"] = "0/2 nodes are available: 2 node(s) had untolerated taint {team: red}. preemption: …"
-    answer = explain(replace(facts, pods=(pod,), nodes=()))[0]
+    answer = explain(replace(evidence, pods=(pod,), nodes=()))[0]
     assert answer.situation == "taint" and "taint team=red" in answer.cause
 
 
 def test_several_reasons_are_reported_each_with_its_nodes() -> None:
-    facts = recorded("too-little-cpu")
-    pod = copy.deepcopy(facts.pods[0])
+    evidence = recorded("too-little-cpu")
+    pod = copy.deepcopy(evidence.pods[0])
     for condition in pod["status"]["conditions"]:
         if condition["type"] == "PodScheduled":
             condition["message"] = "0/5 nodes are available: 2 Insufficient memory, 3 Insufficient cpu. preemption: …"
-    answers = explain(replace(facts, pods=(pod,)))
+    answers = explain(replace(evidence, pods=(pod,)))
     assert [t.situation for t in answers] == ["too-little-cpu", "too-little-memory"]
     assert "3 of 5 nodes" in answers[0].cause and "2 of 5 nodes" in answers[1].cause
 
 
 def test_a_job_that_ended_itself_is_not_out_of_time() -> None:
-    facts = recorded("deadline")
-    job = copy.deepcopy(facts.jobs[0])
+    evidence = recorded("deadline")
+    job = copy.deepcopy(evidence.jobs[0])
     error = {"kind": "SpecError", "what": "no layer has a parameter", "why": "", "fix": ""}
     status = json.dumps({"phase": "failed", "error": error})
     job["metadata"].setdefault("annotations", {})["bireme.dev/status"] = status
-    assert [t.situation for t in explain(replace(facts, jobs=(job,)))] == ["config-error"]
+    assert [t.situation for t in explain(replace(evidence, jobs=(job,)))] == ["config-error"]
 
 
 def test_a_provider_that_fails_is_no_wrong_configuration() -> None:
-    facts = recorded("config-wrong")
-    job = copy.deepcopy(facts.jobs[0])
+    evidence = recorded("config-wrong")
+    job = copy.deepcopy(evidence.jobs[0])
     why = f"{ConfigScriptError.IN_DATA} data/train/part-0, after 17 samples: one of the two does not suit the other"
     error = {"kind": "ConfigScriptError", "what": "reviews.py:9: ValueError: 'five'", "why": why, "fix": ""}
     status = json.dumps({"phase": "failed", "error": error})
     job["metadata"].setdefault("annotations", {})["bireme.dev/status"] = status
-    answer = explain(replace(facts, jobs=(job,)))[0]
+    answer = explain(replace(evidence, jobs=(job,)))[0]
     assert answer.cause.startswith(
         "Provider and data do not suit each other: reviews.py:9: ValueError: 'five', and the"
     )
@@ -275,23 +275,23 @@ def test_a_provider_that_fails_is_no_wrong_configuration() -> None:
 
 
 def test_a_claim_that_may_not_be_seen_is_not_called_missing() -> None:
-    facts = recorded("claim-missing")
-    assert "does not exist" in explain(facts)[0].cause
+    evidence = recorded("claim-missing")
+    assert "does not exist" in explain(evidence)[0].cause
     denied = {"verb": "list", "resource": "persistentvolumeclaims", "message": "", "needed": False}
-    answers = explain(replace(facts, denied=(denied,)))
+    answers = explain(replace(evidence, denied=(denied,)))
     assert answers and not any("does not exist" in t.cause for t in answers)
 
 
 def test_a_number_within_a_digest_is_no_refusal() -> None:
     text = RECORDED["image-not-found"].read_text(encoding="utf-8")
     image = str(recorded("image-not-found").pods[0]["spec"]["containers"][0]["image"])
-    facts = facts_from(json.loads(text.replace(image, f"{image}@sha256:ab401cd403")))
-    assert explain(facts)[0].situation == "image-not-found"
+    evidence = evidence_from(json.loads(text.replace(image, f"{image}@sha256:ab401cd403")))
+    assert explain(evidence)[0].situation == "image-not-found"
 
 
 def test_a_plain_job_of_others_gets_an_answer_too() -> None:
     plain = {"metadata": {"name": "other"}, "spec": {"parallelism": 1}, "status": {"active": 1}}
-    assert explain(Facts(job="other", namespace="x", jobs=(plain,)))[0].situation == "waiting-for-pods"
+    assert explain(Evidence(job="other", namespace="x", jobs=(plain,)))[0].situation == "waiting-for-pods"
 
 
 @given(data=st.data())
@@ -299,7 +299,7 @@ def test_no_fact_that_is_missing_or_strange_makes_it_fail(data: st.DataObject) -
     plain = json.loads(RECORDED[data.draw(st.sampled_from(sorted(RECORDED)))].read_text(encoding="utf-8"))
     for _ in range(data.draw(st.integers(1, 4))):
         _break(data, plain)
-    answers = explain(facts_from({**plain, "job": "j"}))
+    answers = explain(evidence_from({**plain, "job": "j"}))
     assert answers and all(t.cause and t.advice for t in answers)
 
 

@@ -60,10 +60,10 @@ class FakeCluster:
 def test_a_job_is_found_by_its_label_and_its_certificate_read() -> None:
     certificate = files_of(make_ca("reviews"), "reviews", days=2.0)["tls.crt"]
     now = time.time()
-    facts = gather(cast(Cluster, FakeCluster(certificate)), "reviews", now)
-    assert [job["metadata"]["name"] for job in facts.jobs] == ["reviews-pserver"] and facts.others == ("reviews",)
-    assert facts.certificate["not_after"] == pytest.approx(now + 2 * 86400, abs=120)
-    assert facts.logs == {"reviews-0-abcde": "waiting"} and facts.denied == ()
+    evidence = gather(cast(Cluster, FakeCluster(certificate)), "reviews", now)
+    assert [job["metadata"]["name"] for job in evidence.jobs] == ["reviews-pserver"] and evidence.others == ("reviews",)
+    assert evidence.certificate["not_after"] == pytest.approx(now + 2 * 86400, abs=120)
+    assert evidence.logs == {"reviews-0-abcde": "waiting"} and evidence.denied == ()
 
 
 def test_a_certificate_that_cannot_be_read_is_left_out() -> None:

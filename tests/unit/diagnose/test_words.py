@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bireme.diagnose.facts import plain_line, printed_error
+from bireme.diagnose.evidence import plain_line, printed_error
 from bireme.diagnose.scheduler import reasons
 from bireme.diagnose.words import amount_words, listed, sentence
 from bireme.kube.api.fields import seconds

@@ -11,7 +11,7 @@ from tests.unit.images.making import write_layer
 from bireme.core.errors import ImageError
 from bireme.images.archive import make_image, write_archive
 from bireme.images.base import find_python, open_base, unpack
-from bireme.images.layers import Cache, Layer
+from bireme.images.layers import Cache, ImageLayer
 
 
 def make_root(root: Path) -> Path:
@@ -39,7 +39,7 @@ def quiet(text: str) -> None:
     pass
 
 
-def names_of(layer: Layer) -> set[str]:
+def names_of(layer: ImageLayer) -> set[str]:
     with tarfile.open(layer.path) as tar:
         return set(tar.getnames())
 
@@ -83,14 +83,14 @@ def test_layers_of_an_archive_stay_as_they_are(tmp_path: Path) -> None:
     assert (base.tree / "usr/bin/python3.11").is_file()
 
 
-def layer_of(path: Path, members: Mapping[str, bytes | None]) -> Layer:
+def layer_of(path: Path, members: Mapping[str, bytes | None]) -> ImageLayer:
     with tarfile.open(path, "w") as tar:
         for name, data in members.items():
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode = (tarfile.DIRTYPE, 0o755) if data is None else (tarfile.REGTYPE, 0o644)
             entry.size = len(data or b"")
             tar.addfile(entry, io.BytesIO(data or b""))
-    return Layer("x", "", path.stat().st_size, "", path)
+    return ImageLayer("x", "", path.stat().st_size, "", path)
 
 
 def test_an_upper_layer_replaces_and_takes_away(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_hard_link_outside_is_refused_a_symbolic_one_not(tmp_path: Path) -> No
             entry = tarfile.TarInfo("found")
             entry.type, entry.linkname = kind, "../secret"
             tar.addfile(entry)
-        layer = Layer("x", "", 0, "", tmp_path / "1.tar")
+        layer = ImageLayer("x", "", 0, "", tmp_path / "1.tar")
         if is_refused:
             with pytest.raises(ImageError, match="outside"):
                 unpack(layer, root)
@@ -167,7 +167,7 @@ def test_an_absolute_hard_link_never_reaches_a_host_file(tmp_path: Path) -> None
         entry.type, entry.linkname = tarfile.LNKTYPE, str(secret)
         tar.addfile(entry)
     with pytest.raises(ImageError, match="outside"):
-        unpack(Layer("x", "", 0, "", tmp_path / "1.tar"), root)
+        unpack(ImageLayer("x", "", 0, "", tmp_path / "1.tar"), root)
     assert not (root / "stolen").exists() and secret.stat().st_nlink == 1
 
 

@@ -16,7 +16,7 @@ from bireme.api.images import login_to
 from bireme.api.where import Where
 from bireme.cli.main import main
 from bireme.images.archive import make_image, write_archive
-from bireme.images.credentials import Login
+from bireme.images.credentials import RegistryLogin
 from bireme.kube.api.client import CONFIG_MAP
 
 
@@ -149,16 +149,16 @@ def test_aws_logs_in_to_its_registries_unless_docker_does(
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-    assert login_to(ECR, prefers_aws=False) == Login("AWS", "token")
+    assert login_to(ECR, prefers_aws=False) == RegistryLogin("AWS", "token")
     assert asked == [("us-west-2", ECR)]
     assert login_to("registry.example", prefers_aws=True) is None
     assert login_to(f"{ECR}.example", prefers_aws=True) is None
     (tmp_path / ".docker").mkdir()
     kept = base64.b64encode(b"me:secret").decode()
     (tmp_path / ".docker/config.json").write_text(json.dumps({"auths": {ECR: {"auth": kept}}}))
-    assert login_to(ECR, prefers_aws=False) == Login("me", "secret")
+    assert login_to(ECR, prefers_aws=False) == RegistryLogin("me", "secret")
     assert len(asked) == 1
-    assert login_to(ECR, prefers_aws=True) == Login("AWS", "token")
+    assert login_to(ECR, prefers_aws=True) == RegistryLogin("AWS", "token")
 
 
 def test_what_is_no_image_is_not_pushed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

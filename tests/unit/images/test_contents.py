@@ -9,19 +9,19 @@ import pytest
 import bireme
 from bireme.core.errors import ImageError
 from bireme.images import contents
-from bireme.images.base import Base
+from bireme.images.base import BaseImage
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Base:
+def base(tmp_path: Path) -> BaseImage:
     etc = tmp_path / "base" / "etc"
     etc.mkdir(parents=True)
     (etc / "passwd").write_text("root:x:0:0::/root:/bin/bash\n")
     (etc / "group").write_text("root:x:0:\n")
-    return Base(tmp_path / "base", (), "/usr/bin/python3.11")
+    return BaseImage(tmp_path / "base", (), "/usr/bin/python3.11")
 
 
-def test_the_environment_stands_on_the_base_s_python(base: Base, tmp_path: Path) -> None:
+def test_the_environment_stands_on_the_base_s_python(base: BaseImage, tmp_path: Path) -> None:
     root = tmp_path / "root"
     contents.write_environment(root, base)
     assert "home = /usr/bin\n" in (root / "opt/bireme/pyvenv.cfg").read_text()
@@ -29,7 +29,7 @@ def test_the_environment_stands_on_the_base_s_python(base: Base, tmp_path: Path)
     assert contents.site_of(base) == "opt/bireme/lib/python3.11/site-packages"
 
 
-def test_scripts_can_be_run_by_any_user(base: Base, tmp_path: Path) -> None:
+def test_scripts_can_be_run_by_any_user(base: BaseImage, tmp_path: Path) -> None:
     root = tmp_path / "root"
     contents.write_environment(root, base)
     for name in ("opt/bireme/bin/bireme", "root/start.sh", "root/get_data.sh"):
@@ -37,7 +37,7 @@ def test_scripts_can_be_run_by_any_user(base: Base, tmp_path: Path) -> None:
     assert (root / "root/start.sh").read_text().endswith("exec /opt/bireme/bin/bireme node\n")
 
 
-def test_the_user_of_pods_has_a_name_unless_the_base_gave_one(base: Base, tmp_path: Path) -> None:
+def test_the_user_of_pods_has_a_name_unless_the_base_gave_one(base: BaseImage, tmp_path: Path) -> None:
     contents.write_environment(tmp_path / "1", base)
     lines = (tmp_path / "1/etc/passwd").read_text().splitlines()
     assert lines == ["root:x:0:0::/root:/bin/bash", "bireme:x:1000:1000::/tmp:/usr/sbin/nologin"]

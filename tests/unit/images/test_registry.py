@@ -8,7 +8,7 @@ from tests.unit.images.registry_stand_in import registry
 
 from bireme.core.errors import ImageError, NetworkError, UsageError
 from bireme.images.archive import Image, make_image
-from bireme.images.credentials import Login
+from bireme.images.credentials import RegistryLogin
 from bireme.images.layers import digest_of
 from bireme.images.registry import ATTEMPTS, Pushed, Reference, Registry, parse_reference
 
@@ -22,7 +22,7 @@ def image(tmp_path: Path) -> Image:
     return make_image("x:1", (layer,), {}, {})
 
 
-def push(image: Image, address: str, pauses: list[float] | None = None, login: Login | None = None) -> Pushed:
+def push(image: Image, address: str, pauses: list[float] | None = None, login: RegistryLogin | None = None) -> Pushed:
     reference = parse_reference(f"{address}/ml/x:1")
     waited = pauses if pauses is not None else []
     return Registry(reference, login=login, is_plain=True, pause=waited.append).push(image)
@@ -74,14 +74,16 @@ def test_after_some_attempts_we_give_up(image: Image) -> None:
 @pytest.mark.parametrize("uses_tokens", [False, True])
 def test_who_has_logged_in_may_push(image: Image, uses_tokens: bool) -> None:
     with registry(login="me:secret", uses_tokens=uses_tokens) as (address, state):
-        push(image, address, login=Login("me", "secret"))
+        push(image, address, login=RegistryLogin("me", "secret"))
     assert state.manifests == {"1": image.manifest}
     assert set(state.scopes) == ({"repository:ml/x:push"} if uses_tokens else set()), "as the challenge wants it"
 
 
 @pytest.mark.parametrize("uses_tokens", [False, True])
-@pytest.mark.parametrize("login", [None, Login("me", "wrong")])
-def test_a_missing_login_is_reported_with_the_command(image: Image, uses_tokens: bool, login: Login | None) -> None:
+@pytest.mark.parametrize("login", [None, RegistryLogin("me", "wrong")])
+def test_a_missing_login_is_reported_with_the_command(
+    image: Image, uses_tokens: bool, login: RegistryLogin | None
+) -> None:
     with (
         registry(login="me:secret", uses_tokens=uses_tokens) as (address, state),
         pytest.raises(ImageError, match="docker login") as caught,

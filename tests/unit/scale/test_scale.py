@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bireme.core.errors import UsageError
 from bireme.ps.wire.frames import HEAD_NBYTES, RECORD_NBYTES
-from bireme.scale.model import Cluster, Costs, Limit, Load, Outcome, advise, load_costs, simulate
+from bireme.scale.model import Costs, Limit, Machines, Outcome, Workload, advise, load_costs, simulate
 from bireme.scale.plan import GOODPUT, Plan
 from bireme.scale.ports import START, Port, Rate, Turn, after, spent
 from bireme.scale.rounds import Rounds
@@ -35,16 +35,16 @@ COSTS = Costs(
     frame=20e-6,
     wake=10e-6,
 )
-LOAD = Load("vgg", 1 << 20, 32)
+LOAD = Workload("vgg", 1 << 20, 32)
 FREE = Costs()
 
 
-def simulate_quietly(load: Load, cluster: Cluster, costs: Costs = COSTS) -> Outcome:
+def simulate_quietly(load: Workload, cluster: Machines, costs: Costs = COSTS) -> Outcome:
     return simulate(load, cluster, costs, rounds=3)
 
 
 def test_one_trainer_and_one_pserver_take_the_sum_of_all_parts() -> None:
-    cluster = Cluster(1, 1, network_bit_s=1e9, latency_s=1e-3, samples_s=100.0)
+    cluster = Machines(1, 1, network_bit_s=1e9, latency_s=1e-3, samples_s=100.0)
     rate = 1e9 / 8 * GOODPUT
     nbytes = 4 * LOAD.values + HEAD_NBYTES
     compute = LOAD.batch / 100.0 + COSTS.frame
@@ -57,7 +57,7 @@ def test_one_trainer_and_one_pserver_take_the_sum_of_all_parts() -> None:
 
 
 def test_a_slow_processor_sets_the_pace_of_payloads() -> None:
-    cluster = Cluster(1, 1, network_bit_s=1e15, latency_s=0.0, samples_s=1e12)
+    cluster = Machines(1, 1, network_bit_s=1e15, latency_s=0.0, samples_s=1e12)
     found = simulate_quietly(LOAD, cluster, Costs(send=2e-9, receive=3e-9))
     nbytes = 4 * LOAD.values + HEAD_NBYTES
     assert found.round_s == pytest.approx(3e-9 * (2 * nbytes + RECORD_NBYTES), rel=1e-6)
@@ -69,7 +69,7 @@ def test_every_byte_that_is_sent_is_received(
     coding: str, trainers: int, shards: int, pservers: int, lanes: int
 ) -> None:
     load = replace(LOAD, shards=shards, wire=Wire(gradients=coding))  # type: ignore[arg-type]
-    cluster = Cluster(trainers, pservers, lanes)
+    cluster = Machines(trainers, pservers, lanes)
     plan = Plan(load, cluster, COSTS)
     rounds = Rounds(plan, 3)
     rounds.run()
@@ -84,7 +84,7 @@ def test_every_byte_that_is_sent_is_received(
 
 
 clusters = st.builds(
-    Cluster,
+    Machines,
     st.integers(1, 9),
     st.integers(1, 5),
     st.integers(1, 2),
@@ -96,7 +96,7 @@ clusters = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(clusters, st.sampled_from([0.0, 0.1]))
-def test_shares_add_up_and_no_round_is_shorter_than_its_parts(cluster: Cluster, spread: float) -> None:
+def test_shares_add_up_and_no_round_is_shorter_than_its_parts(cluster: Machines, spread: float) -> None:
     found = simulate_quietly(LOAD, cluster, replace(COSTS, spread=spread))
     assert math.fsum(found.shares.values()) == pytest.approx(1.0)
     assert all(share >= 0 for share in found.shares.values())
@@ -108,7 +108,7 @@ def test_shares_add_up_and_no_round_is_shorter_than_its_parts(cluster: Cluster, 
 
 @settings(max_examples=40, deadline=None)
 @given(clusters, st.floats(1.0, 20.0))
-def test_a_faster_network_never_makes_a_round_longer(cluster: Cluster, times: float) -> None:
+def test_a_faster_network_never_makes_a_round_longer(cluster: Machines, times: float) -> None:
     faster = replace(cluster, network_bit_s=cluster.network_bit_s * times)
     slow, fast = (simulate_quietly(LOAD, c, FREE).round_s for c in (cluster, faster))
     assert fast <= slow * (1 + 1e-9)
@@ -116,23 +116,23 @@ def test_a_faster_network_never_makes_a_round_longer(cluster: Cluster, times: fl
 
 @pytest.mark.parametrize("better", [{"latency_s": 0.0}, {"samples_s": 200.0}, {"pservers": 4}])
 def test_better_machines_make_rounds_shorter(better: dict[str, Any]) -> None:
-    cluster = Cluster(8, 2, latency_s=0.05, samples_s=100.0, network_bit_s=1e8)
+    cluster = Machines(8, 2, latency_s=0.05, samples_s=100.0, network_bit_s=1e8)
     assert simulate_quietly(LOAD, replace(cluster, **better)).round_s < simulate_quietly(LOAD, cluster).round_s
 
 
 @pytest.mark.parametrize(
     ("limit", "cluster", "costs"),
     [
-        (Limit.COMPUTE, Cluster(4, 2, samples_s=1.0), COSTS),
-        (Limit.PSERVER_NIC, Cluster(8, 1, network_bit_s=1e7, samples_s=1e6), COSTS),
-        (Limit.TRAINER_NIC, Cluster(1, 8, network_bit_s=1e7, samples_s=1e6), replace(COSTS, send=0.0)),
-        (Limit.LANE_CPU, Cluster(4, 1, network_bit_s=1e12, samples_s=1e6), replace(COSTS, kernel_row=1e-6)),
-        (Limit.LANE_CPU, Cluster(4, 1, network_bit_s=1e12, samples_s=1e6), replace(COSTS, frame=1.0)),
-        (Limit.TRAINER_CPU, Cluster(1, 8, network_bit_s=1e12, samples_s=1e6), replace(COSTS, send=1e-6)),
-        (Limit.LATENCY, Cluster(2, 2, latency_s=10.0), COSTS),
+        (Limit.COMPUTE, Machines(4, 2, samples_s=1.0), COSTS),
+        (Limit.PSERVER_NIC, Machines(8, 1, network_bit_s=1e7, samples_s=1e6), COSTS),
+        (Limit.TRAINER_NIC, Machines(1, 8, network_bit_s=1e7, samples_s=1e6), replace(COSTS, send=0.0)),
+        (Limit.LANE_CPU, Machines(4, 1, network_bit_s=1e12, samples_s=1e6), replace(COSTS, kernel_row=1e-6)),
+        (Limit.LANE_CPU, Machines(4, 1, network_bit_s=1e12, samples_s=1e6), replace(COSTS, frame=1.0)),
+        (Limit.TRAINER_CPU, Machines(1, 8, network_bit_s=1e12, samples_s=1e6), replace(COSTS, send=1e-6)),
+        (Limit.LATENCY, Machines(2, 2, latency_s=10.0), COSTS),
     ],
 )
-def test_the_limit_is_named(limit: Limit, cluster: Cluster, costs: Costs) -> None:
+def test_the_limit_is_named(limit: Limit, cluster: Machines, costs: Costs) -> None:
     found = simulate_quietly(LOAD, cluster, costs)
     if limit is Limit.TRAINER_NIC:  # cards of one speed tie where a pserver has one trainer at a time
         assert found.shares[Limit.TRAINER_NIC] + found.shares[Limit.PSERVER_NIC] > 0.9
@@ -161,13 +161,13 @@ def test_who_comes_while_a_turn_is_taken_waits() -> None:
 
 
 def test_one_seed_gives_one_outcome_and_another_another() -> None:
-    costs, cluster = replace(COSTS, spread=0.1), Cluster(5, 2, samples_s=10.0)
+    costs, cluster = replace(COSTS, spread=0.1), Machines(5, 2, samples_s=10.0)
     first, again, other = (simulate(LOAD, cluster, costs, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_half_the_gradients_bytes_save_a_quarter_of_exchange() -> None:
-    cluster = Cluster(4, 1, network_bit_s=1e8, latency_s=0.0, samples_s=1e9)
+    cluster = Machines(4, 1, network_bit_s=1e8, latency_s=0.0, samples_s=1e9)
     whole, half = (
         simulate_quietly(replace(LOAD, wire=Wire(gradients=coding)), cluster, FREE) for coding in ("float32", "float16")
     )
@@ -175,13 +175,13 @@ def test_half_the_gradients_bytes_save_a_quarter_of_exchange() -> None:
 
 
 def test_trainers_with_several_shards_send_sums_of_subtrees() -> None:
-    shared, alone = Plan(replace(LOAD, shards=8), Cluster(2, 1), FREE), Plan(LOAD, Cluster(8, 1), FREE)
+    shared, alone = Plan(replace(LOAD, shards=8), Machines(2, 1), FREE), Plan(LOAD, Machines(8, 1), FREE)
     assert [len(rows) for rows in shared.rows] == [1, 1]
     assert [len(rows) for rows in alone.rows] == [1] * 8
 
 
 def test_the_advice_is_the_fewest_pservers_nearly_as_good() -> None:
-    cluster = Cluster(16, 1, samples_s=10.0, network_bit_s=1e9)
+    cluster = Machines(16, 1, samples_s=10.0, network_bit_s=1e9)
     advice = advise(LOAD, cluster, COSTS)
     times = {n: simulate_quietly(LOAD, replace(cluster, pservers=n)).in_step_s for n in range(1, 17)}
     good = [n for n, seconds in times.items() if seconds <= 1.05 * min(times.values())]
@@ -190,7 +190,7 @@ def test_the_advice_is_the_fewest_pservers_nearly_as_good() -> None:
 
 
 def test_a_job_that_only_computes_needs_one_pserver() -> None:
-    assert advise(LOAD, Cluster(16, 4, samples_s=0.1), COSTS).pservers == 1
+    assert advise(LOAD, Machines(16, 4, samples_s=0.1), COSTS).pservers == 1
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def test_a_job_that_only_computes_needs_one_pserver() -> None:
 )
 def test_a_cluster_that_cannot_be_is_refused_by_name(wrong: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        simulate(LOAD, replace(Cluster(2, 2), **wrong), COSTS)
+        simulate(LOAD, replace(Machines(2, 2), **wrong), COSTS)
 
 
 def test_no_rounds_are_refused() -> None:
     with pytest.raises(UsageError, match="--rounds is 0"):
-        simulate(LOAD, Cluster(1, 1), COSTS, rounds=0)
+        simulate(LOAD, Machines(1, 1), COSTS, rounds=0)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def number(text: str) -> float:
 
 def check_row(row: list[str], values: int, rounds: int) -> None:
     trainers, pservers, gradients = int(number(row[0])), int(number(row[1])), row[2]
-    load = Load("vgg", values, 128, wire=Wire(gradients=gradients))  # type: ignore[arg-type]
-    cluster = Cluster(trainers, pservers, samples_s=17.6)
+    load = Workload("vgg", values, 128, wire=Wire(gradients=gradients))  # type: ignore[arg-type]
+    cluster = Machines(trainers, pservers, samples_s=17.6)
     apart = simulate(load, cluster, MEASURED, rounds=rounds)
     even = simulate(load, cluster, replace(MEASURED, spread=0.0), rounds=rounds)
     in_step = 128 / 17.6 / apart.in_step_s
@@ -302,8 +302,8 @@ def test_the_page_has_the_models_figures_of_the_small_network(row: list[str]) ->
 def test_the_page_sets_the_model_beside_the_bench_of_the_wire(row: list[str]) -> None:
     bench = json.loads((ROOT / "bench" / "results" / "wire.json").read_text(encoding="utf-8"))
     figures = bench["figures"][row[0].replace(",", "")]
-    load = Load("wire", figures["floats"], 1, wire=Wire(gradients=row[2]))  # type: ignore[arg-type]
-    cluster = Cluster(2, 2, network_bit_s=number(row[0]) * 1e6, samples_s=1e9)
+    load = Workload("wire", figures["floats"], 1, wire=Wire(gradients=row[2]))  # type: ignore[arg-type]
+    cluster = Machines(2, 2, network_bit_s=number(row[0]) * 1e6, samples_s=1e9)
     measured, model = figures["steps_s"][row[2]]["median"], 1 / simulate(load, cluster, MEASURED).round_s
     assert row[3:] == [f"{measured:.3g}", f"{model:.3g}", f"{measured / model:.2f}"]
 

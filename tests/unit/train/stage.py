@@ -19,7 +19,7 @@ from bireme.programs.program import Arrays, Computation, Role, Source, SourceFac
 from bireme.programs.readers import PackedReader
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Position
-from bireme.ps.lanes.rounds import LaneRounds, Ready, Refuse, Take, Totals
+from bireme.ps.lanes.rounds import AnswerAt, LaneRounds, Refuse, Take, Totals
 from bireme.ps.plan import Layout
 from bireme.ps.tree import Span, cover, share_out, spans_of
 from bireme.ps.wire.frames import Flag, Head, Kind, Record
@@ -152,12 +152,12 @@ class MemoryLane:
         """A pull; without another trainer that could push, it must not have to wait."""
 
         def is_decided() -> bool:
-            return isinstance(self.rounds.look(head._replace(job=1, view=1)), Ready | Refuse)
+            return isinstance(self.rounds.look(head._replace(job=1, view=1)), AnswerAt | Refuse)
 
         with self._turn:
             self._turn.wait_for(is_decided, WAIT_S if len(self.shares) > 1 else 0.0)
             verdict = self.rounds.look(head._replace(job=1, view=1))
-            assert isinstance(verdict, Ready), f"the loop would wait for ever: {verdict}"
+            assert isinstance(verdict, AnswerAt), f"the loop would wait for ever: {verdict}"
             memory.values(verdict.round)[:] = self._kept[verdict.round]
         return Position(verdict.round, verdict.pass_id, verdict.batch)
 

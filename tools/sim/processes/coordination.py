@@ -209,7 +209,7 @@ class SimCoordinatorService:
     def _find_base(self, facts: Facts, effect: Load) -> Base:
         disk = self._world.disk
         with patch.object(journal, "time", SimpleNamespace(time=self.pserver.wall)):
-            past = journal.repair_tail(disk.at(OUTPUT), facts.shards, facts.since)
+            past = journal.repair_tail(disk.at(OUTPUT), facts.shards, facts.run_incarnation)
         base, _ = snapshots.find_base(past, disk.at(SNAPSHOTS), facts, effect)
         self._checks.chosen(base.manifest)
         round_ = base.manifest.round if base.manifest is not None else 0

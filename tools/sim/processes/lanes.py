@@ -14,7 +14,7 @@ from tools.sim.world.network import Broken, End
 
 from bireme.core.errors import FrameError
 from bireme.ps.lanes.progress import agreed_counts, counts_of
-from bireme.ps.lanes.rounds import Closing, LaneRounds, Late, PassTotals, Ready, Refuse, Repeat, Take, Totals
+from bireme.ps.lanes.rounds import AnswerAt, Closing, LaneRounds, Late, PassTotals, Refuse, Repeat, Take, Totals
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.setup import Setup
 from bireme.ps.snapshot.snapshot_files import SnapshotFile
@@ -173,7 +173,7 @@ class SimLane:
 
     def _look(self, end: End, head: Head) -> None:
         verdict = self.rounds.look(head)
-        if isinstance(verdict, Ready):
+        if isinstance(verdict, AnswerAt):
             del self.waiting[end]
             value = self.value if self.is_streamed or verdict.round == self.rounds.round else self._before
             end.send((verdict.round, verdict.pass_id, verdict.batch, self.rounds.cut_at, value))

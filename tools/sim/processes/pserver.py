@@ -67,7 +67,7 @@ class SimPserver(Process):
     def start(self) -> None:
         """Take an incarnation and announce this pserver."""
         self.incarnation = incarnations.take(self.world.disk.at(OUTPUT), self.name)
-        self.authority = Authority.at_birth(self.rank, self.incarnation, self.harness.facts.since)
+        self.authority = Authority.at_birth(self.rank, self.incarnation, self.harness.facts.run_incarnation)
         self.harness.checks.incarnation(self.name, self.incarnation)
         self.note(f"starts as incarnation {self.incarnation}")
         self.harness.announce(self)

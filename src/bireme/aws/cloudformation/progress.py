@@ -46,7 +46,7 @@ class Open:
 
 
 @dataclass(slots=True)
-class Progress:
+class StackProgress:
     """The stacks' progress, accumulated from events."""
 
     open: dict[tuple[str, str], Open] = field(default_factory=dict)

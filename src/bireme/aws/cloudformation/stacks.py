@@ -55,17 +55,17 @@ def find_stack(aws: Aws, name: str) -> Stack | None:
 
 def events_of(aws: Aws, name: str, after: str = "") -> list[Event]:
     """A stack's events after the one named, oldest first; all if none is named."""
-    found: list[Event] = []
+    events: list[Event] = []
     try:
         for item in aws.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=name):
             if item["EventId"] == after:
                 break
-            found.append(_to_event(item))
+            events.append(_to_event(item))
     except AwsError as e:
         # Eventual consistency: a stack that was just created may not be found yet.
         if not e.is_absent:
             raise
-    return found[::-1]
+    return events[::-1]
 
 
 def _to_event(answer: Mapping[str, Any]) -> Event:

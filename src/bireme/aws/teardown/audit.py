@@ -39,18 +39,18 @@ def audit(aws: Aws, cluster: str) -> list[LeftResource]:
     """List every existing resource of a cluster."""
     there = describe_cluster(aws, cluster)
     is_ours = there is None or (there.get("tags") or {}).get(CLUSTER_TAG) == cluster
-    found = list(_stacks(aws, cluster))
+    left = list(_stacks(aws, cluster))
     if there is not None and is_ours:
         usd = prices.CONTROL_PLANE_USD_H * prices.MONTH_H
-        found.append(LeftResource("EKS cluster", cluster, usd, there.get("status", "")))
+        left.append(LeftResource("EKS cluster", cluster, usd, there.get("status", "")))
     # Tags and names that only contain the cluster's name count unless a foreign cluster has that name.
     scope = Scope(cluster, owns_cluster=is_ours)
-    found += _machines(aws, scope)
-    found += _network(aws, scope)
-    found += _balancers(aws, scope)
-    found += file_systems(aws, cluster)
-    found += _named(aws, scope)
-    return [*found, *_others(aws, cluster)]
+    left += _machines(aws, scope)
+    left += _network(aws, scope)
+    left += _balancers(aws, scope)
+    left += file_systems(aws, cluster)
+    left += _named(aws, scope)
+    return [*left, *_others(aws, cluster)]
 
 
 def _stacks(aws: Aws, cluster: str) -> Iterator[LeftResource]:
@@ -197,8 +197,8 @@ def delete_log_group(aws: Aws, cluster: str) -> bool:
 
 def _arns(aws: Aws, cluster: str) -> list[str]:
     filters = [{"Key": CLUSTER_TAG, "Values": [cluster]}]
-    found = aws.pages("resourcegroupstaggingapi", "GetResources", "ResourceTagMappingList", TagFilters=filters)
-    return [each["ResourceARN"] for each in found]
+    resources = aws.pages("resourcegroupstaggingapi", "GetResources", "ResourceTagMappingList", TagFilters=filters)
+    return [each["ResourceARN"] for each in resources]
 
 
 def _others(aws: Aws, cluster: str) -> Iterator[LeftResource]:

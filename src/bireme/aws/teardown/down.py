@@ -60,8 +60,8 @@ class ExistingStacks:
 
 def find_stacks(aws: Aws, cluster: str) -> ExistingStacks:
     """Read the state of the cluster's stacks."""
-    found = {kind: find_stack(aws, stack_name(cluster, kind)) for kind in STACKS}
-    there = {kind: stack for kind, stack in found.items() if stack and stack.status != "DELETE_COMPLETE"}
+    stacks = {kind: find_stack(aws, stack_name(cluster, kind)) for kind in STACKS}
+    there = {kind: stack for kind, stack in stacks.items() if stack and stack.status != "DELETE_COMPLETE"}
     return ExistingStacks(cluster, there)
 
 
@@ -69,19 +69,19 @@ def other_regions(aws: Aws, cluster: str) -> list[str]:
     """Other regions of the account with a cluster of this name, for a hint where the wrong region was named."""
     answer = aws.call("ec2", "DescribeRegions")
     names = [each["RegionName"] for each in answer["Regions"] if each["RegionName"] != aws.region]
-    found = []
+    regions = []
     for name in names:
         try:
             there = find_stacks(aws.elsewhere(name), cluster)
         except AwsError:
             continue  # a region that this account may not use holds no cluster
         if any(stack.is_of(cluster) for stack in there.stacks.values()):
-            found.append(name)
-    return found
+            regions.append(name)
+    return regions
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Teardown:
     """The result of taking a cluster down."""
 
     left: list[LeftResource]
@@ -90,7 +90,7 @@ class Outcome:
     """Why a stack could not be deleted."""
 
 
-def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note, *, deletes_data: bool) -> Outcome:
+def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: Note, *, deletes_data: bool) -> Teardown:
     """Take a cluster down as far as AWS allows, and list what is left of it."""
     try:
         there = find_stacks(stacks.aws, cluster)
@@ -104,14 +104,14 @@ def take_down(stacks: Stacks, cluster: str, workloads: Workloads | None, note: N
                 _remove_all(stacks, cluster, note, deletes_data=deletes_data)
             except StuckError as e:
                 # The list names what blocks the stack, and what is billed meanwhile.
-                return Outcome(audit(stacks.aws, cluster), e.cause)
+                return Teardown(audit(stacks.aws, cluster), e.cause)
             left = _look_for_leftovers(stacks.aws, cluster, deletes_data=deletes_data)
             # A stack that another run has just begun may have been invisible at first (eventual consistency).
             if not [
                 resource for resource in left if resource.kind == "stack" and (deletes_data or not resource.is_data)
             ]:
                 break
-        return Outcome(left)
+        return Teardown(left)
     except AwsError as e:
         raise to_error(e, f"take {cluster} down") from e
 
@@ -148,10 +148,10 @@ def _clear_workloads(stacks: Stacks, cluster: str, workloads: Workloads | None, 
     if not scope.vpc:
         return
     until = aws.clock.now() + BALANCERS_S
-    while found := balancers(aws, scope):
+    while left := balancers(aws, scope):
         if workloads is None or aws.clock.now() >= until:
             break  # the API server will not delete them: `sweep` does
-        note(f"waiting for {len(found)} load balancer(s) to go")
+        note(f"waiting for {len(left)} load balancer(s) to go")
         aws.clock.sleep(PAUSE_S)
 
 

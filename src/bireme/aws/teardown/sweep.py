@@ -161,18 +161,18 @@ def balancers(aws: Aws, scope: Scope) -> list[Balancer]:
         for each in aws.pages("elb", "DescribeLoadBalancers", "LoadBalancerDescriptions")
         if scope.vpc in ("", each.get("VPCId"))
     ]
-    found = []
+    ours = []
     for i in range(0, len(newer), CHUNK):
         part = dict(newer[i : i + CHUNK])
         answer = aws.call("elbv2", "DescribeTags", ResourceArns=list(part))
         for each in answer["TagDescriptions"]:
             if scope.is_ours(tags_of(each)):
                 arn = each["ResourceArn"]
-                found.append(Balancer("load balancer", part[arn], "elbv2", {"LoadBalancerArn": arn}))
+                ours.append(Balancer("load balancer", part[arn], "elbv2", {"LoadBalancerArn": arn}))
     for i in range(0, len(older), CHUNK):
         answer = aws.call("elb", "DescribeTags", LoadBalancerNames=older[i : i + CHUNK])
         for each in answer["TagDescriptions"]:
             if scope.is_ours(tags_of(each)):
                 name = each["LoadBalancerName"]
-                found.append(Balancer("load balancer", name, "elb", {"LoadBalancerName": name}))
-    return found
+                ours.append(Balancer("load balancer", name, "elb", {"LoadBalancerName": name}))
+    return ours

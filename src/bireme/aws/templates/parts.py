@@ -53,11 +53,11 @@ def managed(*names: str) -> list[Resource]:
 
 def template(description: str, resources: Mapping[str, Resource], **sections: Any) -> Template:
     """A whole template; empty sections are left out."""
-    found = {name: value for name, value in sections.items() if value}
+    filled = {name: value for name, value in sections.items() if value}
     return {
         "AWSTemplateFormatVersion": VERSION,
         "Description": description,
-        **found,
+        **filled,
         "Resources": dict(resources),
     }
 

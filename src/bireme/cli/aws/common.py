@@ -89,9 +89,9 @@ class Watcher:
     """Prints stacks' events; on a terminal also a live line with the resources in work."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        from bireme.aws.cloudformation.progress import Progress
+        from bireme.aws.cloudformation.progress import StackProgress
 
-        self._progress, self._now = Progress(), now
+        self._progress, self._now = StackProgress(), now
         self._live: Any = None
 
     def __call__(self, stack: str, events: list[Event]) -> None:
@@ -159,11 +159,11 @@ def api_server(aws: Aws, cluster: str, *, timeout_s: float = 20.0) -> Iterator[C
     from bireme.aws.access import context_name, kubeconfig, write_kubeconfig
     from bireme.aws.layout import NAMESPACE
     from bireme.kube.api.client import Cluster
-    from bireme.kube.api.kubeconfig import Target as Place
+    from bireme.kube.api.kubeconfig import KubeTarget
 
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "kubeconfig"
         write_kubeconfig(path, kubeconfig(aws, cluster, own_command()))
-        to = Place([path], context_name(cluster, aws.region), NAMESPACE)
+        to = KubeTarget([path], context_name(cluster, aws.region), NAMESPACE)
         with Cluster(to, timeout_s=timeout_s) as connected:
             yield connected

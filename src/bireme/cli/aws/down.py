@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bireme.aws.client import Aws
     from bireme.aws.status import ClusterStatus
     from bireme.aws.teardown.audit import LeftResource
-    from bireme.aws.teardown.down import ExistingStacks, Note, Outcome
+    from bireme.aws.teardown.down import ExistingStacks, Note, Teardown
 
 
 @click.command(epilog="\b\nExample: bireme cluster status --drift")
@@ -226,7 +226,7 @@ def _forget_access(target: Target) -> None:
         note(f"the context {name} could not be taken out of {path}: {e}")
 
 
-def _report(target: Target, outcome: Outcome, *, deletes_data: bool, as_json: bool, was_there: bool = True) -> None:
+def _report(target: Target, outcome: Teardown, *, deletes_data: bool, as_json: bool, was_there: bool = True) -> None:
     import msgspec
 
     kept = [resource for resource in outcome.left if resource.is_data and not deletes_data]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bireme.aws.client import Aws
     from bireme.aws.layout import ClusterLayout
     from bireme.aws.plan import ClusterPlan
-    from bireme.aws.preflight import Identity
+    from bireme.aws.preflight import Caller
     from bireme.kube.api.client import Cluster
     from bireme.spec.cluster import ClusterFile
 
@@ -83,14 +83,14 @@ def up(
     emit(result, _next(layout, str(config), context, nodes), as_json=as_json)
 
 
-def ask_aws(aws: Aws, file: ClusterFile) -> tuple[ClusterPlan, Identity, ClusterLayout]:
+def ask_aws(aws: Aws, file: ClusterFile) -> tuple[ClusterPlan, Caller, ClusterLayout]:
     """Query everything that can be known before anything is created."""
     import dataclasses
 
     from bireme.aws.cloudformation.causes import AwsError, to_error
     from bireme.aws.cloudformation.stacks import Stacks
     from bireme.aws.plan import offline, proposed
-    from bireme.aws.preflight import Finding, can_administer, choose_layout, examine, identify
+    from bireme.aws.preflight import CheckResult, can_administer, choose_layout, examine, identify
     from bireme.aws.up import DesiredCluster, execution_role, replaced
 
     try:
@@ -108,7 +108,7 @@ def ask_aws(aws: Aws, file: ClusterFile) -> tuple[ClusterPlan, Identity, Cluster
     if moved:
         text = f"{', '.join(moved)} would be replaced, which cannot be done while the cluster is up"
         fix = "undo the change in cluster.yaml, or `bireme cluster down` and `up`: the data stays"
-        findings = (*findings, Finding("changes", "wrong", text, fix))
+        findings = (*findings, CheckResult("changes", "wrong", text, fix))
     return dataclasses.replace(found, changes=changes, findings=findings), identity, layout
 
 

@@ -78,6 +78,7 @@ NO_END = "there is no snapshot at the end of pass"
 class Coordinator:
     """The state of one job's membership and passes."""
 
+    # No lock: `CoordinatorService` makes every call under its own.
     def __init__(self, trainers: int, incarnation: int = 1) -> None:
         self.expected = trainers
         self.incarnation = incarnation
@@ -92,7 +93,7 @@ class Coordinator:
         self.losses: list[str] = []
         """Losses since the last closed round, as text."""
         self._number = 0
-        self._must_rewind = True
+        self._must_rewind = True  # also the first view loads: no pserver keeps anything yet
         self.cuts = Cuts()
         self.cut_failure: CutFailure | None = None
         """The last failed cut, until a later one is committed."""
@@ -205,7 +206,7 @@ class Coordinator:
                 self.facts = None  # training has not begun: the next trainer may bring another job
             return self._disturb(f"trainer {rank} was lost", now_s)
         if (rank := forget(self.members.pservers, connection)) is not None:
-            self._must_rewind = True
+            self._must_rewind = True  # its part of the parameters may be gone with it
             return self._disturb(f"pserver {rank} was lost", now_s)
         return []
 
@@ -284,7 +285,7 @@ class Coordinator:
         if self.cut_failure is not None:  # rounds restart below it, so any commit from now on clears it
             self.cut_failure = self.cut_failure._replace(round=-1)
         inputs = None if facts.accepts_changes else inputs_of(facts)
-        return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.since)]
+        return [*effects, Load(self.view, inputs, 0 if facts.is_resumed else facts.run_incarnation)]
 
     def _to_pservers(self, message: m.Message) -> list[Effect]:
         return [Send(pserver.connection, message) for _, pserver in sorted(self.members.pservers.items())]
@@ -292,6 +293,7 @@ class Coordinator:
     def loaded(self, view: int, base: Base, now_s: float) -> list[Effect]:
         """Handle the result of Load: send every pserver its SetUp, from the snapshot or from the beginning."""
         facts = self.facts
+        # The disk may be slow: a member may have been lost meanwhile, and a later view may load anew.
         if view != self.view or self.phase != "setting-up" or facts is None:
             return []
         manifest, past = base.manifest, base.past
@@ -331,7 +333,7 @@ class Coordinator:
         self._to("all pservers are ready")
         self._must_rewind, self._waits_since_s = False, 0.0
         self.passes.begin(now_s)
-        event = self._event("view", now_s, kind=kind, round=self._base_round, run=facts.since)
+        event = self._event("view", now_s, kind=kind, round=self._base_round, run=facts.run_incarnation)
         self.begun_s = self.begun_s or now_s
         where = tuple(self.members.pservers[rank].address for rank in range(facts.pservers))
         begin = m.Begin(
@@ -400,6 +402,7 @@ class Coordinator:
         return [Commit(manifest_of(self.facts, self.incarnation, parts, ended, self.cuts.base_of(parts)))]
 
     def cut_settled(self, manifest: Manifest, now_s: float, *, failure: str = "") -> list[Effect]:
+        # A cut of a history that ended while it was committed; its snapshot stays, but nothing here waits for it.
         if manifest.view != self.history:
             return []
         ended = manifest.pass_id - 1 if manifest.ended is not None else None
@@ -488,4 +491,5 @@ class Coordinator:
         self.reason = reason
         stop = m.Stop(reason=reason, how=how)
         sends: list[Effect] = [Send(trainer.connection, stop) for trainer in self.members.trainers.values()]
+        # Conclude first: a supervisor that sees a child leave at Stop, and no final status, would restart it.
         return [Conclude(own_fault), *sends, *self._to_pservers(stop), Leave(reason)]

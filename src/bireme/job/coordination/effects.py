@@ -52,7 +52,7 @@ class Load:
 
     view: int
     inputs: Inputs | None
-    since: int = 0
+    newer_than: int = 0
     """Ignore snapshots of coordinators up to this incarnation: they belong to another run."""
 
 

@@ -17,7 +17,7 @@ COARSEST_S = 10.0
 """… and a line is never further away than this."""
 _TRAINER_0_KNOWS = ("output", "start_samples")
 """Facts taken from trainer 0 alone, which reads and writes models; others may differ."""
-_TERMS = frozenset(JobTerms.__struct_fields__) - {"name"}
+_TERMS = frozenset(JobTerms.__struct_encode_fields__) - {"name"}
 _OTHER_PROGRAM = (
     "its config, or a file that the config reads such as dict.txt, is not that of the trainers that came before it"
 )

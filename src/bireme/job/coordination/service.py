@@ -93,6 +93,7 @@ class CoordinatorService:
         self._start("commits", self._work_on_disk)
 
     def _start(self, name: str, work: Callable[..., None], *args: object) -> None:
+        # Daemons: one that waits in a receive or for a volume must not keep the process from exiting.
         threading.Thread(target=self._guarded, args=(work, *args), name=name, daemon=True).start()
 
     def _guarded(self, work: Callable[..., None], *args: object) -> None:
@@ -135,7 +136,7 @@ class CoordinatorService:
                 case _:
                     if isinstance(message, m.LinkLost):
                         log.warning(
-                            "lost link trainer=%d view=%x cause=%s", message.trainer, message.view, message.what
+                            "lost link trainer=%d view=%d cause=%r", message.trainer, message.view, message.what
                         )
                     self._do(machine.receive(id(sock), message, now))
         if status is not None:  # outside the lock: a client that does not read must not block the job
@@ -147,7 +148,7 @@ class CoordinatorService:
             if self._connections.pop(id(sock), None) is not None:
                 # Before the machine forgets the member. After the end, members leave because they were asked to.
                 if (member := machine.members.label(id(sock))) and machine.phase not in ENDED:
-                    log.warning("lost %s view=%x cause=%s", member, machine.view, cause)
+                    log.warning("lost %s view=%d cause=%r", member, machine.view, cause)
                 self._do(machine.lost(id(sock), time.monotonic()))
 
     def lane_passed(self, history: int, totals: PassTotals) -> None:
@@ -156,6 +157,8 @@ class CoordinatorService:
             self._do(self._machine.lane_passed(history, totals, time.monotonic()))
 
     def _do(self, effects: list[Effect]) -> None:
+        # Every caller holds the lock, so effects happen in the order in which the machine decided on them. What takes
+        # long (Reach, Load, Commit) goes to other threads: heartbeats of all members wait for this lock.
         for effect in effects:
             match effect:
                 case Send():
@@ -181,14 +184,14 @@ class CoordinatorService:
         if sock is None:
             return
         if isinstance(effect.message, m.Begin):
-            log.info("began view=%x", effect.message.view)
+            log.info("began %s view=%d", self._machine.members.label(effect.to), effect.message.view)
         try:
             m.send(sock, effect.message)
         except NetworkError as e:
-            log.warning("failed to send cause=%s", e.what)  # the connection's reading thread reports the loss
+            log.warning("failed to send cause=%r", e.what)  # the connection's reading thread reports the loss
 
     def _refuse(self, effect: RefuseJoin) -> None:
-        log.warning("refused join cause=%s", effect.reason)
+        log.warning("refused join cause=%r", effect.reason)
         refused = self._connections.pop(effect.to)
         frame_io.refuse(refused, RefusedError(effect.reason, fix=effect.fix))
         with contextlib.suppress(OSError):
@@ -227,7 +230,7 @@ class CoordinatorService:
             while True:
                 self.handle(sock, m.expect(sock))
         except StaleError as e:
-            log.warning("superseded pserver=%d cause=%s", rank, e.what)
+            log.warning("superseded pserver=%d cause=%r", rank, e.what)
             with self._lock:
                 self._do(self._machine.superseded())
         except RefusedError as e:
@@ -264,12 +267,12 @@ class CoordinatorService:
         past = journal.JournalSummary()
         with self._lock:  # `_write` must not append to the files while they are repaired
             if output is not None:
-                past = journal.repair_tail(output, facts.shards, facts.since)
+                past = journal.repair_tail(output, facts.shards, facts.run_incarnation)
                 if facts.stop_after:
                     past = past._replace(costs=journal.costs_in(output, past.saved))
         base, problems = snapshots.find_base(past, place, facts, effect)
         for problem in problems:
-            log.warning("skipped snapshot=%s cause=%s", problem.name, problem.what)
+            log.warning("skipped snapshot=%s cause=%r", problem.name, problem.what)
         if (at := base.manifest) is not None:
             log.info("resuming round=%d batch=%d pass=%d", at.round, at.batch, at.pass_id)
         return base
@@ -282,7 +285,7 @@ class CoordinatorService:
             snapshots.commit(place, manifest)
             log.info("committed snapshot round=%d", manifest.round)
         except BiremeError as e:
-            log.error("lost snapshot round=%d cause=%s", manifest.round, e)
+            log.error("lost snapshot round=%d cause=%r", manifest.round, e.what)
             failure = e.what
         with self._lock:
             self._do(self._machine.cut_settled(manifest, time.monotonic(), failure=failure))
@@ -293,7 +296,7 @@ class CoordinatorService:
         try:
             snapshots.keep(place, count)
         except BiremeError as e:
-            log.error("failed to delete old snapshots cause=%s", e)
+            log.error("failed to delete old snapshots cause=%r", e.what)
 
     def _write(self, effect: Write) -> None:
         facts = self._machine.facts
@@ -321,7 +324,7 @@ class CoordinatorService:
                 self._fail(e)
             elif not self._is_metrics_lost:
                 self._is_metrics_lost = True
-                log.error("lost metrics effect=gap-in-curves cause=%s", e)
+                log.error("lost metrics effect=gap-in-curves cause=%r", e.what)
 
     def _fail(self, error: BiremeError) -> None:
         with self._lock:
@@ -346,7 +349,7 @@ class CoordinatorService:
         try:
             write_atomic(Path(facts.output) / STATUS_FILE, msgspec.json.encode(status))
         except StorageError as e:
-            log.error("lost final status cause=%s", e)
+            log.error("lost final status cause=%r", e.what)
 
     def _is_superseded(self, output: Path) -> bool:
         """Whether pserver 0 has a later incarnation, whose coordinator has taken over."""

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from bireme.core.errors import BiremeError, ProcessError, SpecError
-from bireme.core.forking import Forker, Load
+from bireme.core.forking import Forker, Loader
 from bireme.job.node.failure_reports import first_cause, has_ended, read_reports, report_failure
 from bireme.job.node.headway import Headway
 from bireme.job.node.incarnations import Lease
@@ -111,7 +111,7 @@ def note_signals() -> list[int]:
 
 
 def run_node(
-    config: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None, load: Load | None = None
+    config: NodeConfig, watch: NodeWatch | None = None, stops: list[int] | None = None, load: Loader | None = None
 ) -> None:
     """Run this node's processes to their end; raises the first cause of a failure. `load` lets it fork them."""
     job = read_job(config.job)
@@ -129,6 +129,7 @@ def run_node(
 def _supervise(job: Job, config: NodeConfig, group: ProcessGroup, watch: NodeWatch, stops: list[int]) -> None:
     children = children_of(job, config)
     supervisor = Supervisor(group, children, job.restarts, job.logs, Headway(Path(job.output)).look)
+    # After a first signal the processes still run until the watch has its snapshot; a second one ends that wait.
     while not stops or (len(stops) == 1 and not watch.may_leave()):
         for name, pid, why in supervisor.started:
             log.info("started %s pid=%d%s", name.replace(" ", "="), pid, f" previous={why!r}" if why else "")

@@ -35,7 +35,7 @@ def rotate(path: Path, rule: Logs) -> bool:
             shutil.copyfile(path, path.with_name(f"{path.name}.1"))
         os.truncate(path, 0)
     except OSError as e:
-        log.warning("failed to rotate path=%s cause=%s", path, e.strerror)
+        log.warning("failed to rotate path=%s cause=%r", path, e.strerror)
         return False
     return True
 

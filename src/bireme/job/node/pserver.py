@@ -57,8 +57,7 @@ class PserverOptions:
     host: str = ""
     """The address to listen on and to announce; '' listens everywhere."""
     incarnation: int = 1
-    since: int = 0
-    """The incarnation with which the run of this pserver began."""
+    run_incarnation: int = 0
     mark: Path | None = None
     """The file that exists while this pserver listens."""
 
@@ -78,7 +77,7 @@ def options_of_job(job: Job, rank: int, host: str | None, mark: Path | None) -> 
         rank=rank,
         host=host or "127.0.0.1",
         incarnation=incarnations.take(Path(job.output), f"pserver {rank}"),
-        since=job.since,
+        run_incarnation=job.run_incarnation,
         mark=mark,
     )
 
@@ -113,7 +112,7 @@ class PserverProcess:
 
     def __init__(self, options: PserverOptions) -> None:
         self._options = options
-        authority = Authority.at_birth(options.rank, options.incarnation, options.since)
+        authority = Authority.at_birth(options.rank, options.incarnation, options.run_incarnation)
         self._server = PServer(open_ports(options), options.ports_num, self._control, self._closed, authority)
         self._over = threading.Event()
         self._reason = ""
@@ -268,7 +267,7 @@ class PserverProcess:
                 self._link.send(part_of(setup, part))
         except NetworkError as e:
             # The lost connection makes the coordinator rewind to a committed snapshot, so nothing else is due here.
-            log.warning("unreported part round=%d cause=%s", part.counts.round, e.what)
+            log.warning("unreported part round=%d cause=%r", part.counts.round, e.what)
 
     def _lane_passed(self, history: int, totals: PassTotals) -> None:
         self._coordinator().lane_passed(history, totals)

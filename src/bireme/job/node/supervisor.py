@@ -145,7 +145,7 @@ class ProcessGroup:
         for process in self._running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-        self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)  # which ends paused processes too; SIGTERM waits until they continue
         for process in self._running.values():
             process.wait()
 
@@ -202,6 +202,8 @@ class Supervisor:
             self._look_at_logs_s = time.monotonic() + LOGS_EVERY_S
             for child in self._children.values():
                 rotate(child.log, self._logs)
+        # Before `is_over` is called: a child that left because the job has ended did so after the final status was
+        # written. Asked the other way round, one that leaves in between would be restarted.
         codes = self._group.codes()
         gone = {name: code for name, code in codes.items() if code is not None}
         for name, code in gone.items():

@@ -38,10 +38,8 @@ from bireme.job.preflight import check_parameters
 from bireme.programs.loading import ProgramSpec, load_program
 from bireme.programs.program import Program, Reader, Role
 from bireme.ps.client.carriers import connect, connect_near, is_near
-from bireme.ps.client.coder import Coder
 from bireme.ps.client.memory import TrainerMemory
 from bireme.ps.client.push_pull import Exchange, Identity, Link
-from bireme.ps.client.push_pull_rows import RowLinks
 from bireme.ps.client.slow_pservers import SlowPservers
 from bireme.ps.plan import aligned_zeros
 from bireme.ps.setup import is_apart
@@ -106,18 +104,18 @@ class TrainerProcess:
         view = 0
         while isinstance(order := orders.wait(view), m.Begin):
             view = order.view
-            log.info("entered view=%x", view)
+            log.info("entered view=%d", view)
             try:
                 self._train(program, worker, line, order, orders)
             except (NetworkError, StaleError) as e:
                 if not orders.has_newer(view):  # else `_close` has caused the error
-                    log.warning("lost lane view=%x cause=%s", view, e.what)
+                    log.warning("lost lane view=%d cause=%r", view, e.what)
                     self._send(line, m.LinkLost(trainer=self._options.trainer, view=view, what=e.what))
             except BiremeError as e:
                 if not orders.has_newer(view):
                     self._send(line, m.Failed(trainer=self._options.trainer, what=e.what, why=e.why, fix=e.fix))
                     raise
-                log.warning("ignored error of an ended view=%x cause=%s", view, e.what)
+                log.warning("ignored error of an ended view=%d cause=%r", view, e.what)
             finally:
                 self._close()
         return order
@@ -133,7 +131,7 @@ class TrainerProcess:
         try:
             line.send(message)
         except NetworkError as e:
-            log.warning("lost coordinator cause=%s", e.what)
+            log.warning("lost coordinator cause=%r", e.what)
 
     def _open(self, program: Program, role: Role, shard: int) -> Reader | None:
         """A reader of one shard, or None where the program defines no such data."""
@@ -185,7 +183,7 @@ class TrainerProcess:
                 line.send(join)
                 break
             except NetworkError as e:
-                log.warning("lost coordinator before Join cause=%s", e.what)
+                log.warning("lost coordinator before Join cause=%r", e.what)
         line.beat()
         orders = Orders(self._close)
         # The main thread trains and may block in a lane's receive, so another one reads the orders, and wakes it by
@@ -246,12 +244,18 @@ class TrainerProcess:
         spans = rows_of(worker.share, begin.shares[-1].hi, is_apart=is_apart(self._updates, wire))
         memory = TrainerMemory(worker.layout, spans, is_shared=is_shared)
         slow_pservers = SlowPservers(len(pservers), worker.share.lo)
-        rows = None
+        # Imported where they are used: both load Numba, which a dense program of PaddlePaddle does not need.
+        rows = coder = None
         if worker.tables:
+            from bireme.ps.client.push_pull_rows import RowLinks
+
             connections = self._connect(pservers, range(lanes, lanes + job.ports_num_for_sparse))
             owners = [i // job.ports_num_for_sparse for i in range(len(connections))]
             rows = RowLinks(connections, worker.tables, owners, slow_pservers)
-        coder = None if wire.is_exact else Coder(wire, worker.layout)
+        if not wire.is_exact:
+            from bireme.ps.client.coder import Coder
+
+            coder = Coder(wire, worker.layout)
         me = Identity(begin.job, begin.view, self._options.incarnation)
         return Exchange(links, memory, me, rows, coder, self._updates.is_streamed, slow_pservers)
 
@@ -272,13 +276,14 @@ class TrainerProcess:
                 if isinstance(message, m.Begin | m.Stop):
                     orders.put(message)
                 elif isinstance(message, m.PassClosed | m.Counted):
+                    # The main thread may take the reporter away at this moment, with the view it belongs to.
                     with self._lock:
                         if self._reporter is not None:
                             self._reporter.closed.put(message)
         except RefusedError as e:
             orders.refuse(e)
         except BiremeError as e:
-            log.debug("disconnected coordinator cause=%s", e.what)
+            log.debug("disconnected coordinator cause=%r", e.what)
             orders.put(None)
 
 

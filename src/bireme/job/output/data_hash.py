@@ -39,8 +39,8 @@ def fingerprint_of(data: Path, shards: Sequence[Mapping[str, tuple[int, str]]]) 
 
 def files_of(root: Path) -> dict[str, tuple[int, str]]:
     """The files of a shard, each with its length and a hash of what is in it, or of pieces of that."""
-    found = sorted(p for p in root.rglob("*") if p.is_file())
-    return {str(path.relative_to(root)): _print_of(path) for path in found}
+    paths = sorted(p for p in root.rglob("*") if p.is_file())
+    return {str(path.relative_to(root)): _print_of(path) for path in paths}
 
 
 def _print_of(path: Path) -> tuple[int, str]:

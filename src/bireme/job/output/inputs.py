@@ -94,28 +94,27 @@ def _scripts_of(config: Path) -> dict[str, str]:
     return dict(sorted(hashes.items()))
 
 
-def write_origin(snapshots: Path, since: int, origin: Origin) -> None:
-    """Write the origin of the run whose runner has this incarnation."""
+def write_origin(snapshots: Path, run_incarnation: int, origin: Origin) -> None:
     with storage_errors(str(snapshots)):
         snapshots.mkdir(parents=True, exist_ok=True)
-    write_atomic(snapshots / f"inputs-{since:08d}.json", seal(origin, "origin"))
+    write_atomic(snapshots / f"inputs-{run_incarnation:08d}.json", seal(origin, "origin"))
 
 
 def ensure_origin(job: Job, program: Program) -> None:
     """Write the origin of a job with snapshots, unless its runner has."""
     snapshots = Path(job.snapshots.path)
-    if job.snapshots.path and not (snapshots / f"inputs-{job.since:08d}.json").is_file():
-        write_origin(snapshots, job.since, origin_of(job, program))
+    if job.snapshots.path and not (snapshots / f"inputs-{job.run_incarnation:08d}.json").is_file():
+        write_origin(snapshots, job.run_incarnation, origin_of(job, program))
 
 
 def read_origin(snapshots: Path, incarnation: int) -> Origin | None:
     """The origin of the run in which a process took this incarnation; None if it is missing or damaged."""
     runs = {int(match[1]) for path in snapshots.glob("inputs-*.json") if (match := _NAME.fullmatch(path.name))}
-    since = max((number for number in runs if number <= incarnation), default=None)
-    if since is None:
+    began = max((number for number in runs if number <= incarnation), default=None)
+    if began is None:
         return None
     try:
-        sealed = msgspec.json.decode((snapshots / f"inputs-{since:08d}.json").read_bytes(), type=_Sealed)
+        sealed = msgspec.json.decode((snapshots / f"inputs-{began:08d}.json").read_bytes(), type=_Sealed)
         body = bytes(sealed.origin)
         origin = msgspec.json.decode(body, type=Origin)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -126,7 +125,7 @@ def read_origin(snapshots: Path, incarnation: int) -> Origin | None:
 
 def refuse_changes(job: Job, base: Manifest | None, now: Origin) -> None:
     """Refuse to resume from `base`, or from the beginning, if inputs have changed; the error lists the changes."""
-    then = read_origin(Path(job.snapshots.path), job.since if base is None else base.incarnation)
+    then = read_origin(Path(job.snapshots.path), job.run_incarnation if base is None else base.incarnation)
     if then is None or (base is not None and then.inputs != base.inputs):
         return  # nothing to compare with: the coordinator compares the hashes
     changes = list(changes_between(then, now))

@@ -89,7 +89,7 @@ def drop_models(output: Path, counted: int, keep: str, *, needs_costs: bool) -> 
     try:
         _drop(output, sorted(metrics.keys() - passes_kept(metrics, keep, needs_costs=needs_costs)))
     except OSError as e:
-        log.warning("failed to delete models cause=%s", e)
+        log.warning("failed to delete models cause=%r", str(e))
 
 
 def _drop(output: Path, passes: Iterable[int]) -> None:

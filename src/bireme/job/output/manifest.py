@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from bireme.core.errors import SnapshotError
-from bireme.ps.lanes.progress import Sums
+from bireme.ps.lanes.progress import ShardTotals
 from bireme.ps.lanes.rounds import PassTotals
 from bireme.ps.snapshot.snapshot_files import snapshot_name
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
@@ -55,11 +55,11 @@ class EndedPass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pass_id: int
     samples: int
     """Of all passes so far."""
-    shards: dict[int, Sums]
+    shards: dict[int, ShardTotals]
 
     @classmethod
     def of(cls, totals: PassTotals) -> EndedPass:
-        shards = {shard: Sums.of(own) for shard, own in totals.shards.items()}
+        shards = {shard: ShardTotals.of(own) for shard, own in totals.shards.items()}
         return cls(pass_id=totals.pass_id, samples=totals.samples, shards=shards)
 
     def totals(self) -> PassTotals:

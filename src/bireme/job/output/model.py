@@ -172,11 +172,11 @@ def load_into(directory: Path, parameters: Iterable[Parameter], target: Values) 
             fix="use the model with the config it was trained with",
         )
     for name, p in wanted.items():
-        found = read_parameter(directory / name)
-        if found.size != p.size:
-            what = f"{directory / name} has {found.size} values, the program wants {p.size} (shape {list(p.shape)})"
+        values = read_parameter(directory / name)
+        if values.size != p.size:
+            what = f"{directory / name} has {values.size} values, the program wants {p.size} (shape {list(p.shape)})"
             raise ModelError(what, fix=_SAME_CONFIG)
-        target[name][...] = found.reshape(p.shape)
+        target[name][...] = values.reshape(p.shape)
 
 
 def table_arrays(parameter: Parameter, seed: int, block: Block) -> dict[str, Array]:

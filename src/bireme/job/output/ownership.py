@@ -28,7 +28,7 @@ from bireme.spec.load import command_name
 JOB_FILE = "job.json"
 RUN_DIRECTORY = "run"
 """In the output tree of a job on a cluster: files of discovery, failure reports and leases."""
-_FILLED_IN = ("data_fingerprint", "since", "init_model", "is_resumed", "accepts_changes")
+_FILLED_IN = ("data_fingerprint", "run_incarnation", "init_model", "is_resumed", "accepts_changes")
 """Fields that settling fills in; they do not make it another job."""
 _LAYOUT = frozenset({
     "passes", "pservers", "trainers", "hosts", "port", "ports_num", "ports_num_for_sparse", "tls", "carrier", "faults",
@@ -103,31 +103,31 @@ def _continued(job: Job, output: Path, passes: list[str]) -> Job:
     return msgspec.structs.replace(job, init_model=str(model))
 
 
-def claim(given: Job) -> Job:
+def claim(submitted: Job) -> Job:
     """Settle this node's job for all nodes; returns the job in `job.json`.
 
     The same job again keeps the settled one: its pods were replaced, or it was deleted and submitted again. A failed
     run restarts from its newest snapshot; a finished one stays finished.
     """
-    output, data = Path(given.output), Path(given.data)
-    resume = f"{command_name()} resume {given.name}"
-    check_shards(data, given.shards, f"put the shards there: `{command_name()} data push` does, then `{resume}`")
+    output, data = Path(submitted.output), Path(submitted.data)
+    resume = f"{command_name()} resume {submitted.name}"
+    check_shards(data, submitted.shards, f"put the shards there: `{command_name()} data push` does, then `{resume}`")
     make_directory(output)
-    fingerprint = data_fingerprint(data, given.shards)
-    settled = settled_job(given)
+    fingerprint = data_fingerprint(data, submitted.shards)
+    settled = settled_job(submitted)
     if settled is not None and settled.data_fingerprint == fingerprint:
         if last_status(output).phase in ("failed", "cancelled"):
             (output / STATUS_FILE).unlink(missing_ok=True)
         return settled
     # Resumed before its first snapshot, the job starts from the beginning.
-    is_resumed = given.is_resumed and (_has_snapshot(output) or any(output.glob("pass-*")))
+    is_resumed = submitted.is_resumed and (_has_snapshot(output) or any(output.glob("pass-*")))
     try:
-        job = check_output(msgspec.structs.replace(given, is_resumed=is_resumed))
+        job = check_output(msgspec.structs.replace(submitted, is_resumed=is_resumed))
     except OutputExistsError as e:
-        raise (_of_another_job(given, e) if settled is None else _on_other_data(given, e)) from e
+        raise (_of_another_job(submitted, e) if settled is None else _on_other_data(submitted, e)) from e
     # A number of the run's own: what carries a lower one (snapshots, coordinators) is of earlier runs.
-    since = incarnations.take(output, "runner")
-    job = msgspec.structs.replace(job, data_fingerprint=fingerprint, since=since)
+    run_incarnation = incarnations.take(output, "runner")
+    job = msgspec.structs.replace(job, data_fingerprint=fingerprint, run_incarnation=run_incarnation)
     for part in ("meet", "reports", "fired"):  # left by earlier runs
         shutil.rmtree(output / RUN_DIRECTORY / part, ignore_errors=True)
         (output / RUN_DIRECTORY / part).mkdir(parents=True, exist_ok=True)
@@ -136,21 +136,21 @@ def claim(given: Job) -> Job:
     return job
 
 
-def _on_other_data(given: Job, refusal: OutputExistsError) -> OutputExistsError:
-    resume = f"`{command_name()} resume {given.name}"
+def _on_other_data(submitted: Job, refusal: OutputExistsError) -> OutputExistsError:
+    resume = f"`{command_name()} resume {submitted.name}"
     ways = [f"put the data back as they were and continue with {resume}`"]
-    if _has_snapshot(Path(given.output)):
+    if _has_snapshot(Path(submitted.output)):
         ways.append(f"continue with the new ones with {resume} --accept-changes`")
     fix = "; or ".join([*ways, _ELSEWHERE])
     return OutputExistsError(f"{refusal.what} on other data", why=refusal.why, fix=fix)
 
 
-def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError:
+def _of_another_job(submitted: Job, refusal: OutputExistsError) -> OutputExistsError:
     """The refusal of another job; it must not offer to resume the given one, which would be refused again."""
-    output, there, changes = Path(given.output), _job_there(given), []
+    output, there, changes = Path(submitted.output), _job_there(submitted), []
     if there is not None:
-        was, is_ = (msgspec.to_builtins(job) for job in (_as_given(there, given), given))
-        if (there.pservers, there.trainers) != (given.pservers, given.trainers):
+        was, is_ = (msgspec.to_builtins(job) for job in (_as_submitted(there, submitted), submitted))
+        if (there.pservers, there.trainers) != (submitted.pservers, submitted.trainers):
             is_["hosts"] = was["hosts"]  # which follow from these
         changes = list(changed("", was, is_))
     differs = first_of(changes, LISTED_CHANGES, "; ") or "it was begun by another version of bireme"
@@ -159,9 +159,11 @@ def _of_another_job(given: Job, refusal: OutputExistsError) -> OutputExistsError
         ways.append("submit it as it was, with `--replace` too")
     done = max((int(p.name[5:]) + 1 for p in output.glob("pass-[0-9][0-9][0-9][0-9][0-9]")), default=0)
     is_other_layout = bool(changes) and all(re.split(r"[. ]", each)[0] in _LAYOUT for each in changes)
-    if is_other_layout and _has_snapshot(output) and done < given.passes:
+    if is_other_layout and _has_snapshot(output) and done < submitted.passes:
         # (`--passes`, even with the present number, names the run in the directory rather than the given job.)
-        ways.insert(0, f"continue from there with `{command_name()} resume {given.name} --passes {given.passes}`")
+        ways.insert(
+            0, f"continue from there with `{command_name()} resume {submitted.name} --passes {submitted.passes}`"
+        )
     why = f"{differs}; {refusal.why}"
     return OutputExistsError(f"{refusal.what} of another job", why=why, fix="; or ".join(ways))
 
@@ -175,30 +177,30 @@ def changed(at: str, was: Any, is_: Any) -> Iterator[str]:
         yield f"{at} {was} → {is_}"
 
 
-def _as_given(job: Job, given: Job) -> Job:
-    return msgspec.structs.replace(job, **{name: getattr(given, name) for name in _FILLED_IN})
+def _as_submitted(job: Job, submitted: Job) -> Job:
+    return msgspec.structs.replace(job, **{name: getattr(submitted, name) for name in _FILLED_IN})
 
 
-def _job_there(given: Job) -> Job | None:
+def _job_there(submitted: Job) -> Job | None:
     """The last settled job of an output directory; None if there is none that can be read."""
-    path = job_file(given)
+    path = job_file(submitted)
     try:
         return read_job(path) if path.is_file() else None
     except SpecError:
         return None  # another bireme has written it
 
 
-def settled_job(given: Job) -> Job | None:
+def settled_job(submitted: Job) -> Job | None:
     """The job as settled for all nodes, if it is this node's; None: not yet."""
-    job = _job_there(given)
-    if job is None or _as_given(job, given) != given:
+    job = _job_there(submitted)
+    if job is None or _as_submitted(job, submitted) != submitted:
         return None
     # Accepted changes stay accepted; accepting them now needs a job.json that says so.
-    return None if given.accepts_changes and not job.accepts_changes else job
+    return None if submitted.accepts_changes and not job.accepts_changes else job
 
 
-def ready_job(given: Job) -> list[Job]:
+def ready_job(submitted: Job) -> list[Job]:
     """The job to start a node's processes for, in a list; empty while it is not settled, or has failed."""
-    settled = settled_job(given)
-    has_failed = last_status(Path(given.output)).phase in ("failed", "cancelled")
+    settled = settled_job(submitted)
+    has_failed = last_status(Path(submitted.output)).phase in ("failed", "cancelled")
     return [] if settled is None or has_failed else [settled]

@@ -31,7 +31,7 @@ Applied = Mapping[int, Mapping[int, int]]
 """Samples by pass and shard, of passes that are in the ledger as a whole."""
 
 
-class Problem(NamedTuple):
+class BadSnapshot(NamedTuple):
     """Why a snapshot cannot be used."""
 
     name: str
@@ -62,7 +62,7 @@ def commit(directory: Path, manifest: Manifest) -> None:
     write_atomic(place / MANIFEST, data)
 
 
-def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
+def candidates(directory: Path) -> tuple[list[Manifest], list[BadSnapshot]]:
     """Committed snapshots, newest first, by round and then view; and those whose manifest cannot be read.
 
     Both are empty where a job has not committed anything yet. Parts are not looked at.
@@ -74,26 +74,26 @@ def candidates(directory: Path) -> tuple[list[Manifest], list[Problem]]:
         except FileNotFoundError:
             continue
         except SnapshotError as e:
-            problems.append(Problem(name, e.what))
+            problems.append(BadSnapshot(name, e.what))
         except OSError as e:
-            problems.append(Problem(name, f"its manifest cannot be read: {e.strerror or e}"))
+            problems.append(BadSnapshot(name, f"its manifest cannot be read: {e.strerror or e}"))
     return manifests, problems
 
 
-def _later_ones(directory: Path, since: int) -> tuple[list[Manifest], list[Problem]]:
+def _later_ones(directory: Path, newer_than: int) -> tuple[list[Manifest], list[BadSnapshot]]:
     """Candidates of later incarnations; of an unreadable manifest only the directory's name says which."""
     manifests, problems = candidates(directory)
-    later = [problem for problem in problems if not since or _age(problem.name)[0] >> 32 > since]
-    return [manifest for manifest in manifests if manifest.incarnation > since], later
+    later = [problem for problem in problems if not newer_than or _age(problem.name)[0] >> 32 > newer_than]
+    return [manifest for manifest in manifests if manifest.incarnation > newer_than], later
 
 
-def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple[Manifest, list[Problem]]:
+def load_newest(directory: Path, inputs: Inputs | None, newer_than: int = 0) -> tuple[Manifest, list[BadSnapshot]]:
     """The newest snapshot all of whose files, and those of its bases, are as they were committed.
 
     Also returns the problems of newer ones. Refuses a snapshot of other inputs; None accepts any. Skips those of
-    incarnations up to `since`, which belong to an earlier run in the same directory.
+    incarnations up to `newer_than`, which belong to an earlier run in the same directory.
     """
-    manifests, problems = _later_ones(directory, since)
+    manifests, problems = _later_ones(directory, newer_than)
     check = _Check(directory, manifests)
     for manifest in manifests:
         wrong = check.snapshot(manifest)
@@ -105,7 +105,7 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
                     fix="put back what was changed, or resume all the same with --accept-changes",
                 )
             return manifest, sorted((p for p in problems if p.name > manifest.name), reverse=True)
-        problems.append(Problem(manifest.name, wrong))
+        problems.append(BadSnapshot(manifest.name, wrong))
     if not problems:
         raise SnapshotError(f"there is no snapshot in {directory}", fix="train from the beginning")
     raise SnapshotError(
@@ -115,15 +115,15 @@ def load_newest(directory: Path, inputs: Inputs | None, since: int = 0) -> tuple
     )
 
 
-def find_base(past: JournalSummary, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[Problem]]:
+def find_base(past: JournalSummary, directory: Path | None, facts: Facts, load: Load) -> tuple[Base, list[BadSnapshot]]:
     """The state that a job with this past resumes from; also the problems of newer snapshots.
 
     Without a snapshot, a run that has not committed one yet starts from the beginning. If it has, and none can be used,
     the job fails: an operator should look at a volume that damages them all before everything is computed again.
     """
-    if directory is None or not (facts.is_resumed or any(_later_ones(directory, load.since))):
+    if directory is None or not (facts.is_resumed or any(_later_ones(directory, load.newer_than))):
         return Base(None, (), past), []
-    manifest, problems = load_newest(directory, load.inputs, load.since)
+    manifest, problems = load_newest(directory, load.inputs, load.newer_than)
     with storage_errors(str(directory / manifest.name)):
         # The committing process may have died between rename and sync: the resumed job's files must not outlive it.
         sync_directory(directory / manifest.name)
@@ -137,12 +137,12 @@ def files_of(directory: Path, manifest: Manifest) -> tuple[tuple[str, ...], ...]
     return tuple(tuple(str(directory / one.name / part.file) for part in one.parts) for one in chain)
 
 
-def check_all(directory: Path) -> tuple[list[Manifest], list[Problem]]:
+def check_all(directory: Path) -> tuple[list[Manifest], list[BadSnapshot]]:
     """Every committed snapshot that is whole, and every problem: for reports, not to resume."""
     manifests, problems = candidates(directory)
     check = _Check(directory, manifests)
     wrong = {manifest.name: check.snapshot(manifest) for manifest in manifests}
-    problems += [Problem(name, what) for name, what in wrong.items() if what]
+    problems += [BadSnapshot(name, what) for name, what in wrong.items() if what]
     return [m for m in manifests if not wrong[m.name]], sorted(problems, reverse=True)
 
 

@@ -36,7 +36,7 @@ _LISTED = 8  # numbers of a list that messages show
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PathCheck:
     """The result for one path in the output directory; of a fault also what it means and how to fix it."""
 
     where: str
@@ -75,20 +75,20 @@ class Verdict:
     job: Job | None = None
     phase: str = ""
     """How the job ended; or `running`, `died` (without a final status) or `unknown`."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[PathCheck] = field(default_factory=list)
     snapshots: list[SnapshotFound] = field(default_factory=list)
     passes: list[PassFound] = field(default_factory=list)
     resume_from: SnapshotFound | None = None
     """What `bireme resume` would resume from: one without a name is the beginning; None if it is over or cannot."""
 
     def add(self, where: str, state: Literal["good", "note"], what: str) -> None:
-        self.findings.append(Finding(where, state, what))
+        self.findings.append(PathCheck(where, state, what))
 
     def blame(self, where: str, what: str, *, means: str, fix: str = _FROM_COPY) -> None:
-        self.findings.append(Finding(where, "bad", what, means, fix))
+        self.findings.append(PathCheck(where, "bad", what, means, fix))
 
     @property
-    def problems(self) -> list[Finding]:
+    def problems(self) -> list[PathCheck]:
         return [f for f in self.findings if f.state == "bad"]
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from bireme.core.errors import BiremeError, ClusterError, MissingError, NetworkError, UsageError
-from bireme.kube.api.kubeconfig import Target, config_of
+from bireme.kube.api.kubeconfig import KubeTarget, config_of
 from bireme.kube.api.naming import FIELD_MANAGER, Object
 from bireme.spec.load import kubeconfig_files
 
@@ -80,7 +80,7 @@ class ForbiddenError(ClusterError):
 class Cluster:
     """A connection to one namespace of a cluster."""
 
-    def __init__(self, target: Target, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, target: KubeTarget, *, timeout_s: float = TIMEOUT_S) -> None:
         with _needs_client():
             import httpx2
             from lightkube import Client
@@ -231,7 +231,7 @@ class Cluster:
 
 def connect(context: str | None, namespace: str | None, *, timeout_s: float = TIMEOUT_S) -> Cluster:
     """Connect by kubeconfig, or by the service account of the pod that this runs in."""
-    return Cluster(Target(kubeconfig_files(), context, namespace), timeout_s=timeout_s)
+    return Cluster(KubeTarget(kubeconfig_files(), context, namespace), timeout_s=timeout_s)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from bireme.core.errors import UsageError
 from bireme.spec.load import child_environment
 
 
-class Target(NamedTuple):
+class KubeTarget(NamedTuple):
     """The cluster that the command line selects; what it leaves out comes from the kubeconfig."""
 
     files: Sequence[Path] = ()
@@ -19,7 +19,7 @@ class Target(NamedTuple):
     namespace: str | None = None
 
 
-def config_of(target: Target) -> Any:
+def config_of(target: KubeTarget) -> Any:
     if not target.files:
         return _own_config()
     configs = [_read(path) for path in target.files]

@@ -121,5 +121,5 @@ def split(
 def probe(cluster: Cluster, files: JobFiles) -> tuple[str, bool]:
     """Whether a volume can hold a job, and a sentence about it; a pod tries it out."""
     with VolumePod(cluster, files.place) as pod:
-        found = pod.ask(["probe", naming.VOLUME_ROOT])
-    return f"the volume {files.place.claim}: {found['words']}", not found["lacks"]
+        verdict = pod.ask(["probe", naming.VOLUME_ROOT])
+    return f"the volume {files.place.claim}: {verdict['words']}", not verdict["lacks"]

@@ -21,7 +21,7 @@ import msgspec
 from bireme.core.errors import BiremeError
 from bireme.core.files import half_of, storage_errors, volume
 from bireme.kube.api.client import ForbiddenError
-from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, SignsOfLife, Take, Wait, decide
+from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, RankWait, SignsOfLife, TakeRank, decide
 
 log = logging.getLogger(__name__)
 BEAT_S = 1.0
@@ -98,7 +98,7 @@ class ApiPeerLister:
                         return
             except BiremeError as e:
                 if in_vain:  # else the watch only had no events
-                    log.info("the API server does not show the pods: %s", e.what)
+                    log.info("failed to list pods cause=%r", e.what)
                 if isinstance(e, ForbiddenError):
                     return
             rest_s = REST_S * max(in_vain, 1)  # also after a list, to spare a server that refuses only the watch
@@ -157,7 +157,7 @@ class HeartbeatFiles:
             self._is_mute = False
         except OSError as e:
             if not self._is_mute:
-                log.warning("heartbeat failed path=%s error=%s", self._path, e)
+                log.warning("heartbeat failed path=%s cause=%r", self._path, str(e))
             self._is_mute = True
 
     def leave(self) -> None:
@@ -190,10 +190,10 @@ class RankBook:
         names = msgspec.json.decode(written, type=tuple[str, ...]) if written else ()
         files = [(path, re.fullmatch(r"rank-(\d+)\.(\d+)", path.name)) for path in self._directory.iterdir()]
         return RankRecord(
-            names, [Take(int(match[1]), int(match[2]), path.read_text()) for path, match in files if match]
+            names, [TakeRank(int(match[1]), int(match[2]), path.read_text()) for path, match in files if match]
         )
 
-    def write(self, order: RankAll | Take) -> bool:
+    def write(self, order: RankAll | TakeRank) -> bool:
         """Write a decision; False if another pod was faster."""
         if isinstance(order, RankAll):
             return create_once(self._directory / "first.json", msgspec.json.encode(order.first))
@@ -224,7 +224,7 @@ def take_rank(
     nodes: int,
     book: RankBook,
     listers: tuple[PeerLister | None, HeartbeatFiles],
-    rest: Callable[[Wait], bool],
+    rest: Callable[[RankWait], bool],
 ) -> int | None:
     """Get a rank for this pod; None if `rest`, called with each wait, returns False."""
     api, heartbeats = listers
@@ -232,7 +232,7 @@ def take_rank(
     while True:
         heartbeats.beat()
         seen = (heartbeats if api is None or api.is_blind else api).look()
-        decision: Decision = Wait("the API server has not answered yet")
+        decision: Decision = RankWait("the API server has not answered yet")
         if seen is not None:
             record = book.read()
             unseen = {one.name for one in record.holders().values()} - {peer.name for peer in seen.peers}
@@ -240,11 +240,11 @@ def take_rank(
             decision = decide(name, seen.peers, record, nodes, seen.unsure | missing.unsure(seen.at_s))
         if isinstance(decision, Hold):
             return decision.rank
-        if isinstance(decision, Wait):
+        if isinstance(decision, RankWait):
             if decision.why != waits_for:
                 waits_for = decision.why
-                log.info("waiting for a rank: %s", waits_for)
+                log.info("waiting for rank cause=%r", waits_for)
             if not rest(decision):
                 return None
         elif not book.write(decision):
-            log.info("rank taken by another pod; retrying")
+            log.info("retry rank cause=taken-by-another-pod")

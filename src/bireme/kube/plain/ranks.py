@@ -38,7 +38,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class TakeRank:
     """A pod takes a rank, unless another pod was faster; the latest turn counts."""
 
     rank: int
@@ -52,10 +52,10 @@ class RankRecord:
 
     first: Sequence[str] = ()
     """The names that were ranked first, by rank; empty before that."""
-    taken: Sequence[Take] = ()
+    taken: Sequence[TakeRank] = ()
 
-    def holders(self) -> dict[int, Take]:
-        holders = {rank: Take(rank, 0, name) for rank, name in enumerate(self.first)}
+    def holders(self) -> dict[int, TakeRank]:
+        holders = {rank: TakeRank(rank, 0, name) for rank, name in enumerate(self.first)}
         for one in sorted(self.taken, key=lambda one: one.turn):
             holders[one.rank] = one
         return holders
@@ -76,7 +76,7 @@ class RankAll:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class RankWait:
     """This pod has to wait."""
 
     why: str
@@ -84,7 +84,7 @@ class Wait:
     """Whether all ranks are taken by live pods: this pod is one too many until another ends."""
 
 
-Decision = Hold | RankAll | Take | Wait
+Decision = Hold | RankAll | TakeRank | RankWait
 
 
 def decide(me: str, peers: Iterable[Peer], record: RankRecord, nodes: int, silent: Iterable[str] = ()) -> Decision:
@@ -104,14 +104,14 @@ def decide(me: str, peers: Iterable[Peer], record: RankRecord, nodes: int, silen
         # Several replacements at once try different ranks first, so that they seldom collide.
         waiting = sorted({*live, me} - {one.name for one in holders.values()})
         rank = free[waiting.index(me) % len(free)]
-        return Take(rank, holders[rank].turn + 1, me)
+        return TakeRank(rank, holders[rank].turn + 1, me)
     names = ", ".join(one.name for _, one in sorted(holders.items()))
-    return Wait(f"all {len(holders)} ranks belong to pods that live: {names}", is_surplus=True)
+    return RankWait(f"all {len(holders)} ranks belong to pods that live: {names}", is_surplus=True)
 
 
 def _rank_all(live: Mapping[str, Peer], nodes: int) -> Decision:
     if len(live) < nodes:
-        return Wait(f"{len(live)} of {nodes} pods are there")
+        return RankWait(f"{len(live)} of {nodes} pods are there")
     ranked = sorted(live.values(), key=lambda peer: (ipaddress.ip_address(peer.ip), peer.name))
     return RankAll(tuple(peer.name for peer in ranked[:nodes]))
 

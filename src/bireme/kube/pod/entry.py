@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bireme.core.errors import BiremeError, NetworkError, StorageError
-from bireme.core.forking import Load
+from bireme.core.forking import Loader
 from bireme.core.log import GlogFormatter
 from bireme.job.node.entry import STOPPED, NodeConfig, children_of, note_signals, roles_of, run_node
 from bireme.job.node.failure_reports import (
@@ -38,7 +38,7 @@ from bireme.job.output.volume_probe import check_volume
 from bireme.job.status import JobStatus
 from bireme.kube.api import naming
 from bireme.kube.plain.peers import HeartbeatFiles
-from bireme.kube.plain.ranks import Wait
+from bireme.kube.plain.ranks import RankWait
 from bireme.kube.plain.tutorial import CONNECT_TIMEOUT_S
 from bireme.kube.pod.environment import PATIENCE, PodPlace, cluster_in, place_of
 from bireme.kube.pod.liveness import PodWatch, PreStopSnapshot, Probes
@@ -60,9 +60,9 @@ LOOK_EVERY_S, LOOK_EACH_S = 0.2, 0.01
 """How often a waiting node reads the heartbeats, plus a delay for each node: all nodes read all files."""
 
 
-def run_pod(environment: Mapping[str, str], load: Load | None = None) -> None:
+def run_pod(environment: Mapping[str, str], load: Loader | None = None) -> None:
     """Run this pod's node to its end; raises the first error. `load` lets the node fork its children."""
-    stops = note_signals()
+    stops = note_signals()  # first: also a pod that waits for its rank must end when it is asked to
     probes = Probes(Path(environment.get("BIREME_PROBES") or "/tmp/bireme"))
     try:
         place = place_of(environment, _waiting(probes, stops), check_volume)
@@ -71,7 +71,7 @@ def run_pod(environment: Mapping[str, str], load: Load | None = None) -> None:
         raise
     if place is None:
         raise SystemExit(STOPPED)
-    Member(place, probes, stops, load).run()
+    PodNode(place, probes, stops, load).run()
 
 
 def _give_up_blindly(environment: Mapping[str, str], error: BiremeError) -> None:
@@ -95,11 +95,11 @@ class NodesMissingError(NetworkError):
     """Some of a job's nodes did not arrive in time; the others end, to free their machines."""
 
 
-def _waiting(probes: Probes, stops: Sequence[int]) -> Callable[[Wait], bool]:
+def _waiting(probes: Probes, stops: Sequence[int]) -> Callable[[RankWait], bool]:
     """The rest of a pod of a plain Job that waits for its rank, up to a deadline; a surplus pod has none."""
     began_s = time.monotonic()
 
-    def rest(wait: Wait) -> bool:
+    def rest(wait: RankWait) -> bool:
         waited_s = time.monotonic() - began_s
         if waited_s > PATIENCE * CONNECT_TIMEOUT_S and not wait.is_surplus:
             raise NodesMissingError(
@@ -112,10 +112,10 @@ def _waiting(probes: Probes, stops: Sequence[int]) -> Callable[[Wait], bool]:
     return rest
 
 
-class Member:
+class PodNode:
     """A pod from the moment it has a rank."""
 
-    def __init__(self, place: PodPlace, probes: Probes, stops: list[int], load: Load | None = None) -> None:
+    def __init__(self, place: PodPlace, probes: Probes, stops: list[int], load: Loader | None = None) -> None:
         self._place = place
         self._load = load
         self._probes = probes
@@ -162,7 +162,7 @@ class Member:
         if self._is_finished(job):
             return
         self._gather(job)
-        if self._is_finished(job):
+        if self._is_finished(job):  # by the other nodes, while this one waited
             return
         if job.tls:
             from bireme.ps.wire import security
@@ -196,6 +196,7 @@ class Member:
 
     def _settle(self) -> Job:
         job = self._place.job
+        # Of an earlier try of this node: `_fail` keeps a report that is there, and other nodes read them.
         for report in self._own_reports():
             report.unlink(missing_ok=True)
         if self._leads:
@@ -319,6 +320,7 @@ class Member:
             return None
 
     def _fail(self, error: BiremeError) -> None:
+        # A report of this node's own process names the cause; ours would only repeat its effect.
         if not any(report.exists() for report in self._own_reports()):
             with contextlib.suppress(OSError, StorageError):
                 (self._run / "reports").mkdir(parents=True, exist_ok=True)
@@ -347,7 +349,7 @@ def _keep_log(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)
     except OSError as e:
-        log.warning("cannot log to the volume path=%s error=%s", path, e.strerror)
+        log.warning("failed to open log path=%s cause=%r", path, e.strerror)
         return
     handler.setFormatter(GlogFormatter())
     logging.getLogger("bireme").addHandler(handler)

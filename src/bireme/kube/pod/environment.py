@@ -21,10 +21,10 @@ from bireme.job.node.entry import Role, read_job
 from bireme.job.output.ownership import RUN_DIRECTORY
 from bireme.kube.api import naming
 from bireme.kube.api.client import POD, Cluster
-from bireme.kube.api.kubeconfig import Target
+from bireme.kube.api.kubeconfig import KubeTarget
 from bireme.kube.api.naming import Object
 from bireme.kube.plain import tutorial
-from bireme.kube.plain.ranks import Wait
+from bireme.kube.plain.ranks import RankWait
 from bireme.spec.job import Job
 
 GRACE_S = 25.0
@@ -66,11 +66,13 @@ class PodPlace:
 def cluster_in(namespace: str) -> Cluster:
     """A connection to the API server as the pod's account."""
     # The reporting thread and the main one share it: the HTTP client below may be used by several threads.
-    return Cluster(Target(namespace=namespace), timeout_s=API_TIMEOUT_S)
+    return Cluster(KubeTarget(namespace=namespace), timeout_s=API_TIMEOUT_S)
 
 
 def place_of(
-    environment: Mapping[str, str], rest: Callable[[Wait], bool], check: Callable[[Path], None] = lambda output: None
+    environment: Mapping[str, str],
+    rest: Callable[[RankWait], bool],
+    check: Callable[[Path], None] = lambda output: None,
 ) -> PodPlace | None:
     """Find this pod's place in its job; None if `rest`, called with each wait, returns False.
 
@@ -112,7 +114,7 @@ def _of_index(environment: Mapping[str, str]) -> PodPlace:
 
 
 def _of_seeds(
-    environment: Mapping[str, str], rest: Callable[[Wait], bool], check: Callable[[Path], None]
+    environment: Mapping[str, str], rest: Callable[[RankWait], bool], check: Callable[[Path], None]
 ) -> PodPlace | None:
     from bireme.kube.plain.peers import ApiPeerLister, HeartbeatFiles, RankBook, take_rank
 
@@ -140,7 +142,7 @@ def _of_seeds(
 
 
 def _watch_pods(namespace: str, job: str) -> Iterator[tuple[str, Object]]:
-    with Cluster(Target(namespace=namespace), timeout_s=API_TIMEOUT_S) as cluster:
+    with Cluster(KubeTarget(namespace=namespace), timeout_s=API_TIMEOUT_S) as cluster:
         yield from cluster.watch_all(POD, {"job-name": job})
 
 

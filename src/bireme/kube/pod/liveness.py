@@ -74,6 +74,7 @@ class PreStopSnapshot:
         if now_s < self._next_s:
             return False
         self._next_s = now_s + ASK_EVERY_S
+        # The request is repeated until a status confirms it: its connection may break, or the coordinator be replaced.
         status = self._ask(not self._is_wanted)
         if status is not None:
             self._heard_s = now_s

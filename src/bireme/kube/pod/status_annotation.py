@@ -121,7 +121,7 @@ class Publisher:
             self._connect().patch(JOB, self._job, change)
         except BiremeError as e:
             if not self._has_warned:
-                log.warning("failed to write status job=%s cause=%s", self._job, e.what)
+                log.warning("failed to write status job=%s cause=%r", self._job, e.what)
             self._has_warned = True
 
 
@@ -130,7 +130,7 @@ def give_up(connect: Callable[[], Cluster], names: Sequence[str], error: BiremeE
     try:
         cluster = connect()
     except BiremeError as e:
-        log.warning("failed to end job effect=pods-are-replaced cause=%s", e.what)
+        log.warning("failed to end job effect=pods-are-replaced cause=%r", e.what)
         return
     for number, name in enumerate(names):
         try:
@@ -138,7 +138,7 @@ def give_up(connect: Callable[[], Cluster], names: Sequence[str], error: BiremeE
             if change:
                 cluster.patch(JOB, name, change)
         except BiremeError as e:
-            log.warning("failed to end job=%s cause=%s", name, e.what)
+            log.warning("failed to end job=%s cause=%r", name, e.what)
 
 
 def is_hopeless(error: BiremeError | type[BiremeError]) -> bool:

@@ -99,7 +99,7 @@ def persist(attempt: Callable[[], T], pause: Pause) -> T:
         try:
             return attempt()
         except NetworkError as e:
-            log.warning("retry pause_s=%.0f cause=%s", rest_s, e.what)
+            log.warning("retry pause_s=%.0f cause=%r", rest_s, e.what)
             pause(rest_s)
     return attempt()
 

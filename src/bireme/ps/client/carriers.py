@@ -65,6 +65,7 @@ def connect_near(host: str, port: int) -> socket.socket | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(frame_io.near_name(listening, port))
+            # A name in the abstract namespace has no permissions: any local user can listen under it.
             if frame_io.peer_user(sock) == os.geteuid():
                 return frame_io.tune(sock)
         except OSError:
@@ -187,7 +188,7 @@ class Watched:
         self.carrier = carrier
         self._pserver = pserver
         self._seen = seen
-        self.send = carrier.send
+        self.send = carrier.send  # not timed, and bound once: called for every lane and round
 
     def push(self, head: Head, records: bytes, parts: Sequence[NDArray[Any]] | None) -> None:
         if parts is None or self.is_in_place:

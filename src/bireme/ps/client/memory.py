@@ -50,6 +50,7 @@ class TrainerMemory:
         return self._rows[span]
 
     def values(self, round_: int) -> NDArray[np.float32]:
+        # By parity, as a lane's buffers: a lane writes one set while the model is computed from the other.
         return self._values[round_ % len(self._values)]
 
     def adopt(self, part: Slice, fd: int) -> None:

@@ -102,6 +102,7 @@ class Exchange:
         self._reached = 0  # the round of the last answer, which counts updates where shards go apart
         self.memory = memory
         self._me = me
+        # No lock: the trainer's main thread alone asks, pushes and receives. Its control thread calls only `close`.
         try:
             for link in self._links:
                 carrier = open_carrier(link.sock, self._head(Kind.ATTACH), memory, link.part)
@@ -140,6 +141,7 @@ class Exchange:
         moment = self._reached if self._is_streamed else round_
         faults.at("push.before", moment)
         packed = pack_records(records)
+        # Not copied: a lane of this machine reads the row in place, so it may not change before the round is answered.
         row = self.memory.row(span)
         extra = pass_id if self._is_streamed else self._cut_at
         head = self._head(Kind.PUSH, round=round_, lo=span.lo, hi=span.hi, records=len(records), extra=extra)
@@ -248,6 +250,7 @@ class Exchange:
     def close(self) -> None:
         """Hang up; a thread that waits for a slice gets a NetworkError."""
         for sock in [*(link.sock for link in self._links), *(self._rows.sockets if self._rows is not None else ())]:
+            # First: a close alone would not wake a main thread that waits in a receive.
             frame_io.hang_up(sock)
             sock.close()
         self.memory.close()

@@ -21,13 +21,13 @@ class Authority:
     history: int = 0  # the view in which what is kept here was loaded or made; 0: nothing is
 
     @classmethod
-    def at_birth(cls, rank: int, incarnation: int, since: int) -> Authority:
+    def at_birth(cls, rank: int, incarnation: int, run_incarnation: int) -> Authority:
         """The view of a pserver that has just started, so that it refuses coordinators of the past.
 
         Pserver 0 starts in view 0 of its own incarnation: it obeys only the coordinator inside it, also while an older
         one, on a machine that was cut off, still reaches it. The others start in view 0 of the run.
         """
-        return cls(view=view_of(incarnation if rank == 0 else since, 0))
+        return cls(view=view_of(incarnation if rank == 0 else run_incarnation, 0))
 
     def check_set_up(self, job: int, view: int) -> None:
         """Refuse a setup for a view that is not newer, or for another job."""
@@ -39,8 +39,8 @@ class Authority:
         """Refuse to enter a view that is not newer, or is of a history that is not kept here."""
         self._check_newer(view)
         if not self.history or self.history != history:
-            raise StaleError(f"this pserver keeps nothing of history {history:x}")
+            raise StaleError(f"this pserver keeps nothing of history {history}")
 
     def _check_newer(self, view: int) -> None:
         if view <= self.view:
-            raise StaleError(f"view {view:x} is not newer than view {self.view:x}, in which this pserver is")
+            raise StaleError(f"view {view} is not newer than view {self.view}, in which this pserver is")

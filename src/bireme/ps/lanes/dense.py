@@ -158,7 +158,8 @@ class DenseStore:
         part = self._buffer(round_)
         if self.sharing.holds(sock):
             return Flag.IN_PLACE, part.nbytes, []
-        # Where others' pushes are applied at any moment, the buffer may change while it is being sent.
+        # Sent without the lock. In rounds the next update writes the other buffer, and the one after it waits for every
+        # trainer that computes from this one; where pushes are applied at any moment, it may change while being sent.
         return Flag.NONE, part.nbytes, [part.copy() if self._is_streamed else part]
 
     def receive_values(self, sock: socket.socket, head: Head, *, is_wanted: bool) -> None:

@@ -23,7 +23,7 @@ from bireme.core import faults
 from bireme.core.errors import BiremeError, DeterminismError, FrameError, NetworkError
 from bireme.ps.lanes.memory import Sharing
 from bireme.ps.lanes.progress import agreed_counts, counts_of
-from bireme.ps.lanes.rounds import Closing, LaneRounds, PassTotals, Ready, Refuse, Repeat, Take
+from bireme.ps.lanes.rounds import AnswerAt, Closing, LaneRounds, PassTotals, Refuse, Repeat, Take
 from bireme.ps.lanes.slow_trainers import Awaited, Stragglers
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.optim.schedules import learning_rate
@@ -299,7 +299,7 @@ class Lane:
         """
         for sock, head in list(self._parked.items()) if self._is_set else ():
             verdict = self.rounds.look(head)
-            if isinstance(verdict, Ready):
+            if isinstance(verdict, AnswerAt):
                 del self._parked[sock]
                 with contextlib.suppress(NetworkError):  # its own thread will see that it has gone
                     self._reply(sock, head, verdict, self._store.answer(sock, verdict.round, None))
@@ -314,7 +314,7 @@ class Lane:
                 verdict = self.rounds.look(head) if self._is_set else None
                 if isinstance(verdict, Refuse):
                     raise verdict.as_error()
-                if isinstance(verdict, Ready):
+                if isinstance(verdict, AnswerAt):
                     break
                 if self._store.sharing.holds(sock):
                     if sock in self._parked:
@@ -329,8 +329,9 @@ class Lane:
             answer = self._store.answer(sock, verdict.round, request)
         self._reply(sock, head, verdict, answer)
 
-    def _reply(self, sock: socket.socket, asked: Head, at: Ready, answer: Answer) -> None:
+    def _reply(self, sock: socket.socket, asked: Head, at: AnswerAt, answer: Answer) -> None:
         flags, nbytes, parts = answer
+        # `cut_at` is read without the lock: it only grows, and a trainer may learn of a cut earlier than it must.
         reply = Head(
             Kind.SLICE,
             flags,

@@ -18,7 +18,7 @@ from bireme.ps.snapshot.snapshot_files import SnapshotFile
 COUNTS = "counts"  # the key in a part's meta
 
 
-class Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShardTotals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A shard's totals as JSON can hold them."""
 
     samples: int
@@ -26,7 +26,7 @@ class Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evals: tuple[str, ...]
 
     @classmethod
-    def of(cls, totals: Totals) -> Sums:
+    def of(cls, totals: Totals) -> ShardTotals:
         return cls(totals.samples, totals.cost.hex(), tuple(e.hex() for e in totals.evals))
 
     def totals(self) -> Totals:
@@ -39,7 +39,7 @@ class _Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass_start: int
     samples: int
     ended: tuple[int, ...]
-    totals: dict[int, Sums]
+    totals: dict[int, ShardTotals]
     next_q: tuple[int, ...]
     staleness: dict[int, int]
 
@@ -59,7 +59,7 @@ def counts_of(machine: LaneMachine) -> LaneCounts:
 
 
 def pack_counts(counts: LaneCounts) -> object:
-    totals = {shard: Sums.of(totals) for shard, totals in counts.totals.items()}
+    totals = {shard: ShardTotals.of(totals) for shard, totals in counts.totals.items()}
     packed: object = msgspec.to_builtins(
         _Json(
             counts.round,

@@ -49,7 +49,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class AnswerAt:
     """Answer a pull with the parameters as they stood after this many rounds, and where in the data that is."""
 
     round: int
@@ -308,7 +308,7 @@ class LaneRounds(LaneMachine):
             self.pass_start = self.round
         return done
 
-    def look(self, head: Head) -> Ready | Wait | Refuse:
+    def look(self, head: Head) -> AnswerAt | Wait | Refuse:
         refusal = self.check(head)
         if refusal:
             return refusal
@@ -318,11 +318,11 @@ class LaneRounds(LaneMachine):
             return self._check_pass(head.round) or self._look_round(self.pass_start)
         return self._look_round(head.round)
 
-    def _look_round(self, wanted: int) -> Ready | Wait | Refuse:
+    def _look_round(self, wanted: int) -> AnswerAt | Wait | Refuse:
         if wanted == self.round:
-            return Ready(wanted, self.pass_id, self.round - self.pass_start)
+            return AnswerAt(wanted, self.pass_id, self.round - self.pass_start)
         if wanted == self.round - 1 and wanted >= self._oldest:
-            return Ready(wanted, *self._before)
+            return AnswerAt(wanted, *self._before)
         if wanted == self.round + 1:
             return Wait()
         return Refuse(

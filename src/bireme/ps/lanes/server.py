@@ -222,7 +222,7 @@ class PServer:
             except OSError as e:
                 if self._is_stopping or listening.fileno() < 0:
                     return
-                log.warning("accept failed lane=%d cause=%s", index, e.strerror)
+                log.warning("accept failed lane=%d cause=%r", index, e.strerror)
                 # Out of descriptors, for example: accept() would fail again at once, and this loop would spin.
                 time.sleep(0.1)
                 continue
@@ -255,9 +255,9 @@ class PServer:
                 self._dispatch(sock, head, index)
         except NetworkError as e:
             # Not a warning: trainers leave with every view. The coordinator logs the loss of a member.
-            log.debug("connection ended lane=%d cause=%s", index, e.what)
+            log.debug("connection ended lane=%d cause=%r", index, e.what)
         except BiremeError as e:
-            log.warning("refused frame lane=%d peer=%s cause=%s", index, frame_io.peer_name(sock), e.what)
+            log.warning("refused frame lane=%d peer=%s cause=%r", index, frame_io.peer_name(sock), e.what)
             frame_io.refuse(sock, e)
             largest = max((lane.largest_payload for lane in self.lanes), default=0)
             frame_io.drain(sock, seconds=DRAIN_S, nbytes=largest + (1 << 20))
@@ -323,7 +323,7 @@ def _listen_near(tcp: socket.socket) -> socket.socket | None:
         sock.bind(frame_io.near_name(*tcp.getsockname()))
         sock.listen(128)
     except OSError as e:
-        log.warning("no Unix socket port=%d carrier=tcp cause=%s", tcp.getsockname()[1], e.strerror)
+        log.warning("no Unix socket port=%d carrier=tcp cause=%r", tcp.getsockname()[1], e.strerror)
         sock.close()
         return None
     return sock

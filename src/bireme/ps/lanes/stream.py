@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bireme.ps.lanes.rounds import Closing, LaneMachine, Late, Ready, Refuse, Repeat, Take, Totals, Wait
+from bireme.ps.lanes.rounds import AnswerAt, Closing, LaneMachine, Late, Refuse, Repeat, Take, Totals, Wait
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Flag, Head, Record
 
@@ -116,7 +116,7 @@ class LaneStream(LaneMachine):
             self.next_q = [0] * self.shards
         return done
 
-    def look(self, head: Head) -> Ready | Wait | Refuse:
+    def look(self, head: Head) -> AnswerAt | Wait | Refuse:
         """Decide how to answer a PULL of shard `lo`, which is about to compute batch `round` of pass `extra`."""
         refusal = self.check(head)
         if refusal:
@@ -129,7 +129,7 @@ class LaneStream(LaneMachine):
             return self._check_pass(head.round) or self._ready(head.lo)
         return self._look_batch(head)
 
-    def _look_batch(self, head: Head) -> Ready | Wait | Refuse:
+    def _look_batch(self, head: Head) -> AnswerAt | Wait | Refuse:
         shard, now = head.lo, self.next_q[head.lo]
         if (head.extra, head.round) < (self.pass_id, now):
             return self._ready(shard)  # its push counted here and not on every lane: it is computed once more
@@ -141,8 +141,8 @@ class LaneStream(LaneMachine):
             return Refuse(f"shard {shard} has already ended pass {self.pass_id}")
         return Wait() if self._is_too_far(shard) else self._ready(shard)
 
-    def _ready(self, shard: int) -> Ready:
-        return Ready(self.round, self.pass_id, self.next_q[shard])
+    def _ready(self, shard: int) -> AnswerAt:
+        return AnswerAt(self.round, self.pass_id, self.next_q[shard])
 
     def _ahead(self, shard: int) -> int:
         """Batches between this unfinished shard and the slowest one."""

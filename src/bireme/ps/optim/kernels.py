@@ -54,7 +54,8 @@ class Inbox(NamedTuple):
     root: int
 
 
-# IEEE division, which can be vectorised, instead of a Python exception per element.
+# Lanes close rounds on different threads: with `nogil` their kernels run at the same time. IEEE division ("numpy") can
+# be vectorised; a Python exception per element could not.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
@@ -182,6 +183,7 @@ def kernel_of(method: Method) -> Callable[..., None]:
     def walk(
         inbox: Inbox, w: Floats, w_next: Floats, state: Floats, chunks: Ints, rules: Floats, factors: Doubles
     ) -> None:
+        # Anew in each call: kernels of several lanes run at once, so no space can be shared between them.
         work, is_summed = _work_space(inbox.rows.shape[0]), np.empty(inbox.rows.shape[0], np.bool_)
         for c in range(chunks.shape[0]):
             chunk, rule = chunks[c], rules[chunks[c, 2]]

@@ -241,7 +241,7 @@ class SnapshotWriter:
             path = part_path(Path(setup.facts.snapshots.path), round_, setup.view, setup.pserver)
             written = write_part(path, arrays, {COUNTS: pack_counts(cut.counts)}, pace.rest)
         except StorageError as e:
-            log.error("failed cut round=%d cause=%s", round_, e)
+            log.error("failed cut round=%d cause=%r", round_, e.what)
             failure = e.what
         except Exception as e:
             # The error would end this thread silently, but the coordinator must learn that a pass has no cut.

@@ -29,7 +29,7 @@ _NO_STEPS = np.empty((0, 2), np.int32)
 
 
 @dataclass(slots=True)
-class Clock:
+class MomentumClock:
     """What time does to momentum in rows that are not touched: three numbers for the whole table.
 
     A row keeps u and v with velocity = u / alpha and beta * value = (tau + beta / alpha) * u + v. Between touches
@@ -81,7 +81,7 @@ class RowRule:
         self.is_lazy = method.rows == "catch up" and any(p.momentum != 0 for p in moving)
         self._method = LAZY_MOMENTUM if self.is_lazy else method
         self.names = state_names(self._method, moving) if moving else ()
-        self.clock = Clock()
+        self.clock = MomentumClock()
         self.is_regularised = parameter.l1 > 0 or parameter.l2 > 0
         self.block_rows = max(1, BLOCK // self._width)
         self._kernel = kernels.kernel_of(self._method)
@@ -101,7 +101,7 @@ class RowRule:
         if self.clock.alpha > RESTART_ABOVE:
             _, _, u_factor, v_factor = self.clock.factors(0.0)
             table_kernels.rebase(block, self._width, self.clock.alpha, u_factor, v_factor)
-            self.clock = Clock()
+            self.clock = MomentumClock()
 
     def update(self, push: Push, g: Floats, w: Floats, state: Floats, after: Floats) -> None:
         """Apply one gradient a row: change the state in place and write the new values to `after`."""

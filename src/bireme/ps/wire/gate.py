@@ -49,7 +49,7 @@ class RefusalLog:
             self._logged[key] = (now, 0) if is_due else (at, more + 1)
         if is_due:
             again = f" repeats={more}" if more else ""
-            log.warning("refused connection peer=%s cause=%s%s", *key, again)
+            log.warning("refused connection peer=%s cause=%r%s", *key, again)
 
     def _key(self, who: str, why: str, now: float) -> tuple[str, str]:
         if (who, why) not in self._logged and len(self._logged) >= MOST_LINES:

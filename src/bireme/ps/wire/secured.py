@@ -129,6 +129,7 @@ class Secured(Buffered):
             self._scratch = memoryview(bytearray(PIECE))
         is_large = ask > RECORD
         space = self._scratch[:ask] if is_large else self._scratch
+        # Without a lock, as one thread receives; under `_turn` a silent peer would keep our own sends waiting.
         got = socket.socket.recv_into(self, space, 0, socket.MSG_WAITALL if is_large else 0)
         with self._turn:
             self._incoming.write(space[:got])
@@ -138,6 +139,7 @@ class Secured(Buffered):
         """Decrypt what has come, as much as there is room for."""
         got, size = 0, len(view)
         try:
+            # The thread that sends uses the same object, which OpenSSL does not guard.
             with self._turn:
                 while got < size:
                     new = int(self._tls.read(size - got, view[got:]))  # into the buffer: the count comes back
@@ -173,6 +175,7 @@ class Secured(Buffered):
         return self.sendmsg([memoryview(data).cast("B")])
 
     def _flush(self) -> None:
+        # Without a lock: used in the handshake only, when no other thread has this connection yet.
         if self._outgoing.pending:
             socket.socket.sendall(self, self._outgoing.read())
 

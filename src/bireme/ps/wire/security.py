@@ -62,7 +62,7 @@ class CertificateDirectory:
                 if self._loaded is None:
                     raise
                 if not self._has_warned:
-                    log.warning("kept previous certificates cause=%s", e.what)
+                    log.warning("kept previous certificates cause=%r", e.what)
                 self._has_warned = True
             loaded = self._loaded
         assert loaded is not None
@@ -170,7 +170,7 @@ def use(directory: Path | None) -> None:
         try:
             own = _place.credentials()
         except CertificateError as e:
-            log.error("failed to secure connections cause=%s", e)
+            log.error("failed to secure connections cause=%r", e.what)
         else:
             ends = time.strftime("%Y-%m-%d", time.gmtime(own.until))
             log.info("secured connections name=%s certificate_until=%s", own.name, ends)

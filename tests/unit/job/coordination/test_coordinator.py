@@ -44,22 +44,24 @@ def test_a_coordinator_without_addresses_looks_them_up() -> None:
 
 @pytest.mark.parametrize("order", [("t1", "t0", "p0", "p1"), ("t0", "p1", "p0", "t1"), ("t1", "p0", "t0", "p1")])
 def test_a_view_is_made_when_all_have_joined_in_any_order(order: tuple[str, ...]) -> None:
-    story = Story(since=4)
+    story = Story(run_incarnation=4)
     steps = [(story.join if who[0] == "t" else story.reach)(int(who[1])) for who in order]
     assert [e for step in steps[:-1] for e in step if not isinstance(e, Reach)] == []
     load = only(Load, steps[-1])
-    assert (load.view, load.since) == (1 << 32 | 1, 4)
+    assert (load.view, load.newer_than) == (1 << 32 | 1, 4)
     assert load.inputs is not None and load.inputs.seed == 1
     assert story.machine.phase == "setting-up"
 
 
 @pytest.mark.parametrize(
-    ("changes", "since", "has_inputs"),
+    ("changes", "newer_than", "has_inputs"),
     [({}, 4, True), ({"is_resumed": True}, 0, True), ({"is_resumed": True, "accepts_changes": True}, 0, False)],
 )
-def test_a_resume_takes_changed_inputs_only_if_accepted(changes: dict[str, bool], since: int, has_inputs: bool) -> None:
-    load = only(Load, Story(since=4, **changes).gather())
-    assert (load.since, load.inputs is not None) == (since, has_inputs)
+def test_a_resume_takes_changed_inputs_only_if_accepted(
+    changes: dict[str, bool], newer_than: int, has_inputs: bool
+) -> None:
+    load = only(Load, Story(run_incarnation=4, **changes).gather())
+    assert (load.newer_than, load.inputs is not None) == (newer_than, has_inputs)
 
 
 def test_training_begins_only_when_all_pservers_are_ready() -> None:

@@ -136,7 +136,7 @@ def test_unlistable_old_snapshots_stay_and_the_job_continues(
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
     coordinating._forget_old(tmp_path, 2)
-    assert f"failed to delete old snapshots cause=cannot look into {tmp_path}: Stale file handle" in caplog.text
+    assert f"failed to delete old snapshots cause='cannot look into {tmp_path}: Stale file handle" in caplog.text
     assert (coordinating.failure, coordinating._machine.phase) == (None, "training")
 
 
@@ -150,7 +150,7 @@ def test_the_log_names_a_lost_member_with_its_view_and_cause(
     view = machine.view
     coordinating._connections[id(ours)] = ours
     coordinating.lost(ours, "connection reset")
-    assert caplog.messages[0] == f"lost pserver=1 incarnation=7 view={view:x} cause=connection reset"
+    assert caplog.messages[0] == f"lost pserver=1 incarnation=7 view={view} cause='connection reset'"
     ours.close()
     theirs.close()
 

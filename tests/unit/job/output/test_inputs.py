@@ -33,7 +33,7 @@ def job(tmp_path: Path) -> Job:
     return Job(
         name="small", config=str(tmp_path / "program/config.py"), config_args={}, data=str(tmp_path), shards=2,
         pservers=1, trainers=1, port=None, ports_num=1, ports_num_for_sparse=1, passes=2, seed=1,
-        output=str(tmp_path / "out"), log_period=50, connect_timeout_s=1.0, since=3,
+        output=str(tmp_path / "out"), log_period=50, connect_timeout_s=1.0, run_incarnation=3,
         snapshots=Snapshots(path=str(tmp_path / "out/snapshots")),
     )  # fmt: skip
 

@@ -93,7 +93,7 @@ def end(job: Job, phase: str) -> Path:
 def test_a_job_is_settled_once_for_all_nodes(given: Job) -> None:
     assert settled_job(given) is None and not ready_job(given)
     settled = claim(given)
-    assert settled.data_fingerprint and settled.since == 1
+    assert settled.data_fingerprint and settled.run_incarnation == 1
     assert settled_job(given) == settled == read_job(job_file(given)) and ready_job(given)
     assert claim(given) == settled, "a node that comes back finds it there"
 
@@ -140,7 +140,7 @@ def test_another_layout_of_a_job_is_shown_how_to_resume(given: Job) -> None:
     assert caught.value.fix.startswith(
         "continue from there with `bireme resume small --passes 9`; or set another `output`"
     )
-    assert claim(msgspec.structs.replace(other, is_resumed=True)).since == 2, "which is what that does"
+    assert claim(msgspec.structs.replace(other, is_resumed=True)).run_incarnation == 2, "which is what that does"
 
 
 @pytest.mark.parametrize("change", [{"passes": 1}, {"passes": 9, "seed": 2}])
@@ -167,7 +167,7 @@ def test_another_job_may_take_a_directory_without_work(given: Job) -> None:
     reports = Path(given.output) / "run" / "reports"
     (reports / "trainer-1.json").touch()
     other = msgspec.structs.replace(given, seed=2)
-    assert claim(other).since == 2
+    assert claim(other).run_incarnation == 2
     assert settled_job(given) is None and settled_job(other) is not None
     assert not list(reports.iterdir())
 
@@ -178,7 +178,7 @@ def test_a_resumed_job_continues_in_the_same_directory(given: Job) -> None:
     left = end(given, "finished")
     more = msgspec.structs.replace(given, passes=9, is_resumed=True)
     assert not ready_job(more)
-    assert claim(more).since == 2 and not left.exists()
+    assert claim(more).run_incarnation == 2 and not left.exists()
 
 
 def test_a_resume_before_the_first_snapshot_begins_anew(given: Job) -> None:

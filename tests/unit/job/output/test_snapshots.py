@@ -25,7 +25,7 @@ from bireme.job.output.manifest import (
     seal,
     unseal,
 )
-from bireme.job.output.snapshots import Problem, candidates, check_all, commit, find_base, keep, load_newest
+from bireme.job.output.snapshots import BadSnapshot, candidates, check_all, commit, find_base, keep, load_newest
 from bireme.ps.snapshot.snapshot_files import part_name, part_path, read_part, snapshot_name, write_part
 from bireme.spec.model import Optimizer, Parameter, Updates, Wire
 from bireme.spec.terms import Facts
@@ -109,8 +109,8 @@ RUN = 4
 """The runner's incarnation: what later ones commit is of its run."""
 
 
-def find(directory: Path | None, facts: Facts = FACTS) -> tuple[Base, list[Problem]]:
-    return find_base(JournalSummary(), directory, facts, Load(view=0, inputs=INPUTS, since=RUN))
+def find(directory: Path | None, facts: Facts = FACTS) -> tuple[Base, list[BadSnapshot]]:
+    return find_base(JournalSummary(), directory, facts, Load(view=0, inputs=INPUTS, newer_than=RUN))
 
 
 def own(round_: int) -> int:

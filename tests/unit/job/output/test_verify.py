@@ -18,8 +18,8 @@ from bireme.core.errors import BiremeError, ModelError, SnapshotError, SpecError
 from bireme.job.output.manifest import EndedPass, Inputs, Manifest, PartRecord, seal
 from bireme.job.output.model import hash_values, pass_name, save_model, table_arrays, write_parameter
 from bireme.job.output.snapshots import commit
-from bireme.job.output.verify import Finding, verify
-from bireme.ps.lanes.progress import COUNTS, Sums, pack_counts
+from bireme.job.output.verify import PathCheck, verify
+from bireme.ps.lanes.progress import COUNTS, ShardTotals, pack_counts
 from bireme.ps.lanes.rounds import LaneCounts, Totals
 from bireme.ps.snapshot.snapshot_files import part_name, part_path, snapshot_name, write_part
 from bireme.ps.wire.row_frames import Block
@@ -93,7 +93,7 @@ def write_cut(output: Path, round_: int, *, ended: int | None = None, counts: tu
         dense_lanes=1, sparse_lanes=0, parts=tuple(records),
         ended=None if ended is None else EndedPass(
             pass_id=ended, samples=(ended + 1) * sum(SAMPLES),
-            shards={shard: Sums.of(Totals(n, 0.5, [])) for shard, n in enumerate(SAMPLES)},
+            shards={shard: ShardTotals.of(Totals(n, 0.5, [])) for shard, n in enumerate(SAMPLES)},
         ),
     )  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_what_a_finished_job_leaves_is_sound(output: Path) -> None:
         (n, True, 13, hash_values(values_of(n))) for n in range(PASSES)
     ]
     assert (verdict.phase, verdict.resume_from) == ("finished", None)
-    assert Finding(f"snapshots/{NEW}", "good", "2 parts, round 12, batch 0 of pass 3, the newest good one") in (
+    assert PathCheck(f"snapshots/{NEW}", "good", "2 parts, round 12, batch 0 of pass 3, the newest good one") in (
         verdict.findings
     )
 

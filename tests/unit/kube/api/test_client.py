@@ -10,7 +10,7 @@ import pytest
 from bireme.core.errors import BiremeError, ClusterError, NetworkError, UsageError
 from bireme.kube.api import pod_exec
 from bireme.kube.api.client import VOLUME_CONTAINER, AbsentError, Cluster, ForbiddenError, refusal
-from bireme.kube.api.kubeconfig import Target, no_cluster
+from bireme.kube.api.kubeconfig import KubeTarget, no_cluster
 
 CONTEXT = """\
 apiVersion: v1
@@ -40,7 +40,7 @@ def files(tmp_path: Path, *texts: str) -> list[Path]:
 
 @pytest.mark.parametrize("user", ["", ", user: me", ", user: helped"])
 def test_a_context_may_have_its_cluster_and_user_in_another_file(tmp_path: Path, user: str) -> None:
-    with Cluster(Target(files(tmp_path, CONTEXT % user, CLUSTER))) as cluster:
+    with Cluster(KubeTarget(files(tmp_path, CONTEXT % user, CLUSTER))) as cluster:
         assert (cluster.namespace, cluster.context, cluster.server) == ("mine", "there", "http://127.0.0.1:1")
 
 
@@ -49,7 +49,7 @@ def test_a_context_may_have_its_cluster_and_user_in_another_file(tmp_path: Path,
 )
 def test_what_a_context_names_and_no_file_has_is_named(tmp_path: Path, user: str, others: Any, lacks: str) -> None:
     with pytest.raises(UsageError, match=f"the context there names the {lacks}, which no kubeconfig has"):
-        Cluster(Target(files(tmp_path, CONTEXT % user, *others)))
+        Cluster(KubeTarget(files(tmp_path, CONTEXT % user, *others)))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_missing_namespace_is_not_a_missing_object() -> None:
 def test_a_file_that_is_no_kubeconfig_is_named_with_what_to_do(tmp_path: Path, text: str, said: str) -> None:
     good, bad = files(tmp_path, CONTEXT % "", text)
     with pytest.raises(UsageError) as caught:
-        Cluster(Target([good, bad]))
+        Cluster(KubeTarget([good, bad]))
     assert (
         caught.value.what.startswith(f"{bad} cannot be read as a kubeconfig: {said}") and "\n" not in caught.value.what
     )
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_kubeconfig_is_named_with_what_to_do(tmp_path: Path, t
 
 def test_broken_yaml_is_reported_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at line 2, column 12"):
-        Cluster(Target(files(tmp_path, "kind: Config\ncontexts: [}\n")))
+        Cluster(KubeTarget(files(tmp_path, "kind: Config\ncontexts: [}\n")))
 
 
 def test_a_path_that_is_set_and_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_logs_and_commands_name_their_container(tmp_path: Path, monkeypatch: pyt
         return ["line"]
 
     monkeypatch.setattr(pod_exec, "execute", execute)
-    with Cluster(Target(files(tmp_path, CONTEXT % "", CLUSTER))) as cluster:
+    with Cluster(KubeTarget(files(tmp_path, CONTEXT % "", CLUSTER))) as cluster:
         monkeypatch.setattr(cluster._client, "log", log)
         assert list(cluster.log("small-0-x", container="node")) == ["line"]
         assert cluster.run("small-volume-1", ["bireme", "volume"]) == (0, b"", "")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, SignsOfLife, Take, Wait, decide
+from bireme.kube.plain.ranks import Decision, Hold, Peer, RankAll, RankRecord, RankWait, SignsOfLife, TakeRank, decide
 
 A, B, C = (Peer(name, ip) for name, ip in (("a", "10.2.10.3"), ("b", "10.2.9.3"), ("c", "10.2.100.1")))
 RANKED = RankRecord(("b", "a", "c"))
@@ -17,7 +17,7 @@ def test_pods_are_ranked_by_address_as_a_number() -> None:
 
 
 def test_no_pod_is_ranked_before_all_are_there() -> None:
-    assert decide("a", [A, B], RankRecord(), 3) == Wait("2 of 3 pods are there")
+    assert decide("a", [A, B], RankRecord(), 3) == RankWait("2 of 3 pods are there")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_no_pod_is_ranked_before_all_are_there() -> None:
     ids=["finished", "failed", "being deleted", "without an address"],
 )  # fmt: skip
 def test_a_pod_that_takes_no_part_is_not_counted(gone: Peer) -> None:
-    assert decide("a", [A, B, gone], RankRecord(), 3) == Wait("2 of 3 pods are there")
+    assert decide("a", [A, B, gone], RankRecord(), 3) == RankWait("2 of 3 pods are there")
     assert decide("a", [A, B, C, gone], RankRecord(), 3) == RankAll(("b", "a", "c"))
 
 
@@ -37,16 +37,16 @@ def test_a_pod_finds_itself_in_the_record_when_alone() -> None:
 
 def test_a_replacement_takes_the_rank_of_a_pod_that_is_gone() -> None:
     new = Peer("d", "10.2.0.1")
-    assert decide("d", [A, C, new], RANKED, 3) == Take(0, 1, "d")
-    taken = RankRecord(RANKED.first, [Take(0, 1, "d")])
+    assert decide("d", [A, C, new], RANKED, 3) == TakeRank(0, 1, "d")
+    taken = RankRecord(RANKED.first, [TakeRank(0, 1, "d")])
     assert decide("d", [A, C, new], taken, 3) == Hold(0)
 
 
 def test_a_rank_that_was_taken_again_belongs_to_the_last_one() -> None:
-    record = RankRecord(RANKED.first, [Take(0, 2, "e"), Take(0, 1, "d")])
+    record = RankRecord(RANKED.first, [TakeRank(0, 2, "e"), TakeRank(0, 1, "d")])
     assert decide("e", [], record, 3) == Hold(0)
     peers = [A, C, Peer("d", "10.2.0.1"), Peer("e", "10.2.0.2")]
-    assert isinstance(decide("d", peers, record, 3), Wait), "it was taken for gone, and has lost its place"
+    assert isinstance(decide("d", peers, record, 3), RankWait), "it was taken for gone, and has lost its place"
 
 
 def test_a_pod_without_an_address_may_live_unless_known_gone() -> None:
@@ -55,11 +55,11 @@ def test_a_pod_without_an_address_may_live_unless_known_gone() -> None:
 
 
 def test_a_pod_that_may_only_be_silent_keeps_its_rank() -> None:
-    assert isinstance(decide("d", [A, C, Peer("d", "10.2.0.1")], RANKED, 3, silent={"b"}), Wait)
+    assert isinstance(decide("d", [A, C, Peer("d", "10.2.0.1")], RANKED, 3, silent={"b"}), RankWait)
 
 
 def test_one_pod_too_many_waits_and_says_who_is_there() -> None:
-    assert decide("d", [A, B, C, Peer("d", "10.2.0.1")], RANKED, 3) == Wait(
+    assert decide("d", [A, B, C, Peer("d", "10.2.0.1")], RANKED, 3) == RankWait(
         "all 3 ranks belong to pods that live: b, a, c", is_surplus=True
     )
 
@@ -72,12 +72,12 @@ class Volume:
         self.taken: dict[tuple[int, int], str] = {}
 
     def record(self) -> RankRecord:
-        return RankRecord(self.first, [Take(rank, turn, name) for (rank, turn), name in self.taken.items()])
+        return RankRecord(self.first, [TakeRank(rank, turn, name) for (rank, turn), name in self.taken.items()])
 
     def write(self, decision: Decision) -> None:
         if isinstance(decision, RankAll):
             self.first = self.first or decision.first
-        elif isinstance(decision, Take):
+        elif isinstance(decision, TakeRank):
             self.taken.setdefault((decision.rank, decision.turn), decision.name)
 
 

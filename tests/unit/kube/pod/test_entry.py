@@ -29,7 +29,7 @@ from bireme.kube.plain.peers import (
     peer_of,
     take_rank,
 )
-from bireme.kube.plain.ranks import Peer, RankAll, Take, Wait
+from bireme.kube.plain.ranks import Peer, RankAll, RankWait, TakeRank
 from bireme.kube.pod import entry as pod_module
 from bireme.kube.pod.environment import PATIENCE, own_address, place_of
 from bireme.kube.pod.liveness import Probes
@@ -41,7 +41,7 @@ JOB = Job(
 )  # fmt: skip
 
 
-def never(wait: Wait) -> bool:
+def never(wait: RankWait) -> bool:
     raise AssertionError(f"there is nothing to wait for: {wait.why}")
 
 
@@ -131,16 +131,16 @@ def test_a_job_whose_nodes_do_not_come_gives_back_what_it_holds(
     ended: list[tuple[tuple[str, ...], str]] = []
     monkeypatch.setattr(pod_module, "give_up", lambda jobs, names, error: ended.append((names, error.what)))
     with pytest.raises(pod_module.NodesMissingError, match=r"waited .* for node 0"):
-        pod_module.Member(place, Probes(tmp_path / "probes"), []).run()
+        pod_module.PodNode(place, Probes(tmp_path / "probes"), []).run()
     ((names, what),) = ended
     assert names == ("demo",) and "node 0" in what
 
 
-def member(variables: dict[str, str], job: Job, rank: int) -> pod_module.Member:
+def member(variables: dict[str, str], job: Job, rank: int) -> pod_module.PodNode:
     Path(variables["BIREME_JOB"]).write_bytes(msgspec.json.encode(job))
     place = place_of({**variables, "JOB_COMPLETION_INDEX": str(rank)}, never)
     assert place is not None
-    return pod_module.Member(place, Probes(Path(job.output) / f"probes-{rank}"), [])
+    return pod_module.PodNode(place, Probes(Path(job.output) / f"probes-{rank}"), [])
 
 
 def test_files_of_a_lost_machines_pod_are_no_sign_of_life(variables: dict[str, str], tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_files_of_a_lost_machines_pod_are_no_sign_of_life(variables: dict[str, s
 
 
 @contextlib.contextmanager
-def staying(*members: pod_module.Member) -> Iterator[None]:
+def staying(*members: pod_module.PodNode) -> Iterator[None]:
     """Pods that are there."""
     over = threading.Event()
 
@@ -197,11 +197,11 @@ def test_a_pod_fails_with_one_that_failed_and_left_unseen(variables: dict[str, s
 
 def test_a_pod_without_a_rank_ends_and_names_the_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rest = pod_module._waiting(Probes(tmp_path), [])
-    assert rest(Wait("1 of 3 pods are there"))
+    assert rest(RankWait("1 of 3 pods are there"))
     monkeypatch.setattr(pod_module, "CONNECT_TIMEOUT_S", 0.0)
     with pytest.raises(pod_module.NodesMissingError, match=r"waited 0 s for the other pods: 2 of 3 pods are there"):
-        rest(Wait("2 of 3 pods are there"))
-    assert rest(Wait("all ranks belong to pods that live", is_surplus=True)), "a surplus pod is harmless"
+        rest(RankWait("2 of 3 pods are there"))
+    assert rest(RankWait("all ranks belong to pods that live", is_surplus=True)), "a surplus pod is harmless"
 
 
 def test_a_job_unreadable_to_its_pods_is_ended_without_a_retry(
@@ -358,9 +358,9 @@ def test_the_record_of_ranks_is_what_was_written_first(tmp_path: Path) -> None:
     book = RankBook(tmp_path)
     assert book.read().first == ()
     assert book.write(RankAll(("a", "b"))) and not book.write(RankAll(("b", "a")))
-    assert book.write(Take(1, 1, "c")) and not book.write(Take(1, 1, "d"))
+    assert book.write(TakeRank(1, 1, "c")) and not book.write(TakeRank(1, 1, "d"))
     record = book.read()
-    assert tuple(record.first) == ("a", "b") and list(record.taken) == [Take(1, 1, "c")]
+    assert tuple(record.first) == ("a", "b") and list(record.taken) == [TakeRank(1, 1, "c")]
 
 
 class Seen:
@@ -385,7 +385,7 @@ A, B = Peer("a", "10.0.0.9"), Peer("b", "10.0.0.10")
 def test_a_pod_waits_for_the_others_and_takes_its_rank(tmp_path: Path) -> None:
     waits: list[str] = []
 
-    def rest(wait: Wait) -> bool:
+    def rest(wait: RankWait) -> bool:
         waits.append(wait.why)
         return True
 
@@ -415,7 +415,7 @@ def test_a_pod_that_is_not_listed_is_gone_only_after_a_while(tmp_path: Path, now
     book.write(RankAll(("a", "b")))
     waits: list[float] = []
 
-    def rest(wait: Wait) -> bool:
+    def rest(wait: RankWait) -> bool:
         waits.append(now[0])
         now[0] += 1.0
         return True
@@ -447,7 +447,7 @@ def test_a_pod_that_is_asked_to_end_stops_waiting(tmp_path: Path) -> None:
 def test_pods_that_see_nothing_meet_on_the_volume(tmp_path: Path, now: list[float]) -> None:
     mine, other = (HeartbeatFiles(tmp_path / "pods", name, ip) for name, ip in (("a", "10.0.0.9"), ("b", "10.0.0.10")))
 
-    def rest(wait: Wait) -> bool:
+    def rest(wait: RankWait) -> bool:
         now[0] += 1.0
         other.beat()
         return True

@@ -129,7 +129,7 @@ def test_a_silent_cluster_is_named_once_and_does_no_harm(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         publish(status())
         publish(status())
-    assert [record.getMessage() for record in caplog.records] == ["failed to write status job=demo cause=not today"]
+    assert [record.getMessage() for record in caplog.records] == ["failed to write status job=demo cause='not today'"]
 
 
 def test_a_hopeless_jobs_reason_is_on_the_first_of_its_jobs() -> None:
@@ -159,4 +159,4 @@ def test_a_job_with_its_own_policy_is_left_to_it() -> None:
 def test_a_hopeless_job_that_may_not_be_ended_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         give_up(Namespace(error=ClusterError("no")).connect, ("demo",), DataError("x"))
-    assert "failed to end job=demo cause=no" in caplog.text
+    assert "failed to end job=demo cause='no'" in caplog.text

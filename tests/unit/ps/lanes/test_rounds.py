@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bireme.ps.lanes.rounds import Closing, LaneRounds, Late, Ready, Refuse, Repeat, Take, Wait
+from bireme.ps.lanes.rounds import AnswerAt, Closing, LaneRounds, Late, Refuse, Repeat, Take, Wait
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Flag, Head, Kind, Record
 
@@ -145,7 +145,7 @@ def test_a_lane_without_elements_counts_samples_without_payloads() -> None:
 def test_a_resumed_job_counts_on_from_its_pass_and_samples() -> None:
     rounds = lane()
     rounds.start_at(3, 1000)
-    assert rounds.look(pull(flags=Flag.NOW)) == Ready(0, 3, 0)
+    assert rounds.look(pull(flags=Flag.NOW)) == AnswerAt(0, 3, 0)
     give(rounds, LEFT, is_last=True)
     assert give(rounds, RIGHT, is_last=True) == Closing(0, 3, 0, ((0, 1),), 1010, ends_pass=True)
 
@@ -154,8 +154,8 @@ def test_pulls_see_this_round_and_the_one_before() -> None:
     rounds = lane()
     for _ in range(3):
         close_round(rounds)
-    assert rounds.look(pull(3)) == Ready(3, 0, 3)
-    assert rounds.look(pull(2)) == Ready(2, 0, 2)
+    assert rounds.look(pull(3)) == AnswerAt(3, 0, 3)
+    assert rounds.look(pull(2)) == AnswerAt(2, 0, 2)
     assert rounds.look(pull(4)) == Wait()
     assert "round 1 is gone: the lane is at round 3" in reason(rounds.look(pull(1)))
     assert "round 5 is far ahead: the lane is at round 3" in reason(rounds.look(pull(5)))
@@ -167,15 +167,15 @@ def test_a_pull_for_a_pass_waits_until_the_pass_begins() -> None:
     close_round(rounds)
     assert rounds.look(pull(1, Flag.AT_PASS)) == Wait()
     close_round(rounds, is_last=True)
-    assert rounds.look(pull(1, Flag.AT_PASS)) == Ready(2, 1, 0)
-    assert rounds.look(pull(1)) == Ready(1, 0, 1)
+    assert rounds.look(pull(1, Flag.AT_PASS)) == AnswerAt(2, 1, 0)
+    assert rounds.look(pull(1)) == AnswerAt(1, 0, 1)
 
 
 def test_the_start_of_a_pass_stays_until_two_rounds_later() -> None:
     rounds = lane()
     close_round(rounds, is_last=True)
     close_round(rounds)
-    assert rounds.look(pull(1, Flag.AT_PASS)) == Ready(1, 1, 0)
+    assert rounds.look(pull(1, Flag.AT_PASS)) == AnswerAt(1, 1, 0)
     close_round(rounds)
     assert "round 1 is gone" in reason(rounds.look(pull(1, Flag.AT_PASS)))
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bireme.ps.lanes.rounds import Closing, Late, Ready, Refuse, Take, Totals, Wait
+from bireme.ps.lanes.rounds import AnswerAt, Closing, Late, Refuse, Take, Totals, Wait
 from bireme.ps.lanes.stream import LaneStream
 from bireme.ps.tree import Span
 from bireme.ps.wire.frames import Flag, Head, Kind, Record
@@ -170,11 +170,11 @@ def test_counting_continues_from_an_earlier_run() -> None:
 def test_a_pull_waits_while_its_shard_is_too_far_ahead() -> None:
     stream = lane(staleness=1)
     give(stream, 0)
-    assert stream.look(pull(0, 1)) == Ready(1, 0, 1)
+    assert stream.look(pull(0, 1)) == AnswerAt(1, 0, 1)
     give(stream, 0)
     assert stream.look(pull(0, 2)) == Wait()
     give(stream, 1)
-    assert stream.look(pull(0, 2)) == Ready(3, 0, 2)
+    assert stream.look(pull(0, 2)) == AnswerAt(3, 0, 2)
 
 
 def test_no_trainer_waits_for_a_shard_that_has_ended() -> None:
@@ -182,13 +182,13 @@ def test_no_trainer_waits_for_a_shard_that_has_ended() -> None:
     give(stream, 0)
     assert stream.look(pull(0, 1)) == Wait()
     give(stream, 1, is_last=True)
-    assert stream.look(pull(0, 1)) == Ready(2, 0, 1)
+    assert stream.look(pull(0, 1)) == AnswerAt(2, 0, 1)
 
 
 def test_without_a_bound_none_waits_but_staleness_is_measured() -> None:
     stream = lane(staleness=None)
     for q in range(3):
-        assert stream.look(pull(0, q)) == Ready(q, 0, q)
+        assert stream.look(pull(0, q)) == AnswerAt(q, 0, q)
         give(stream, 0)
     give(stream, 1)
     assert stream.staleness_counts == {0: 2, 1: 1, 2: 1}
@@ -215,13 +215,13 @@ def test_a_pull_for_an_applied_batch_gets_what_is_current() -> None:
     stream = lane(staleness=0)
     give(stream, 0)
     assert stream.look(pull(0, 1)) == Wait()
-    assert stream.look(pull(0, 0)) == Ready(1, 0, 1), "another lane may lack its push, so it is computed once more"
+    assert stream.look(pull(0, 0)) == AnswerAt(1, 0, 1), "another lane may lack its push, so it is computed once more"
 
 
 def test_a_pull_of_an_earlier_pass_gets_what_is_current() -> None:
     stream = lane(shards=1)
     give(stream, 0, is_last=True)
-    assert stream.look(pull(0, 1)) == Ready(1, 1, 0)
+    assert stream.look(pull(0, 1)) == AnswerAt(1, 1, 0)
 
 
 def test_a_new_view_keeps_what_counted_and_drops_the_rest() -> None:
@@ -237,7 +237,7 @@ def test_a_new_view_keeps_what_counted_and_drops_the_rest() -> None:
 def test_a_pull_now_is_answered_past_any_bound() -> None:
     stream = lane(staleness=0)
     give(stream, 0)
-    assert stream.look(pull(0, 99, flags=Flag.NOW)) == Ready(1, 0, 1)
+    assert stream.look(pull(0, 99, flags=Flag.NOW)) == AnswerAt(1, 0, 1)
 
 
 def test_a_pull_at_a_pass_waits_until_it_begins() -> None:
@@ -246,5 +246,5 @@ def test_a_pull_at_a_pass_waits_until_it_begins() -> None:
     assert "far ahead" in reason(stream.look(pull(0, 2, flags=Flag.AT_PASS)))
     give(stream, 0, is_last=True)
     give(stream, 0)
-    assert stream.look(pull(0, 1, flags=Flag.AT_PASS)) == Ready(2, 1, 1)
+    assert stream.look(pull(0, 1, flags=Flag.AT_PASS)) == AnswerAt(2, 1, 1)
     assert "gone" in reason(stream.look(pull(0, 0, flags=Flag.AT_PASS)))

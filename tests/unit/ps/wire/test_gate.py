@@ -65,9 +65,9 @@ def test_a_refusal_is_logged_once_for_each_address_and_reason(caplog: pytest.Log
     log.about("10.0.0.1", "not TLS")
     log.about("10.0.0.2", "not TLS")
     assert [r.message for r in caplog.records] == [
-        "refused connection peer=10.0.0.1 cause=no certificate",
-        "refused connection peer=10.0.0.1 cause=not TLS",
-        "refused connection peer=10.0.0.2 cause=not TLS",
+        "refused connection peer=10.0.0.1 cause='no certificate'",
+        "refused connection peer=10.0.0.1 cause='not TLS'",
+        "refused connection peer=10.0.0.2 cause='not TLS'",
     ]
 
 
@@ -79,7 +79,7 @@ def test_a_repeated_refusal_is_logged_later_with_its_count(caplog: pytest.LogCap
     clock.now = gate.QUIET_S
     log.about("10.0.0.1", "not TLS")
     assert caplog.messages[1:] == [
-        "refused connection peer=10.0.0.1 cause=not TLS repeats=5000",
+        "refused connection peer=10.0.0.1 cause='not TLS' repeats=5000",
     ]
 
 
@@ -138,7 +138,7 @@ def test_never_more_than_twice_the_limit_are_open(street: Street, caplog: pytest
     entry = ConnectionGate(limit=2)
     kept = [entry.accept(street.stranger()[1]) for _ in range(6)]
     assert [sock is None for sock in kept] == [False] * 4 + [True] * 2
-    assert caplog.messages == ["refused connection peer=127.0.0.1 cause=too many connections at once"]
+    assert caplog.messages == ["refused connection peer=127.0.0.1 cause='too many connections at once'"]
     # A closed connection makes room once its thread has noticed, in whatever order.
     for sock in kept[:4]:
         assert sock is not None
@@ -156,7 +156,7 @@ def test_who_says_nothing_is_refused_after_the_deadline(street: Street, caplog: 
     taken = entry.accept(street.stranger()[1])
     assert taken is not None and not entry.admit(taken)
     assert caplog.messages == [
-        "refused connection peer=127.0.0.1 cause=it did not finish the handshake within 0.02 s",
+        "refused connection peer=127.0.0.1 cause='it did not finish the handshake within 0.02 s'",
     ]
     taken.close()
 

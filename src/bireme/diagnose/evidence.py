@@ -1,6 +1,6 @@
-"""The facts about a job that `bireme why` explains: the API server's objects as plain dicts, and how to read them.
+"""The evidence on a job that `bireme why` explains: the API server's objects as plain dicts, and how to read them.
 
-`Facts` is a value: it can be gathered from a cluster, from a run on this machine, or read from a file. Functions that
+`Evidence` is a value: gathered from a cluster, from a run on this machine, or read from a file. Functions that
 recognise a situation take nothing else, so a recorded situation can be tested without a cluster.
 """
 
@@ -79,7 +79,7 @@ def moment(event: Json) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Evidence:
     """All that `explain` looks at."""
 
     job: str
@@ -176,10 +176,10 @@ class Facts:
         return sorted(events, key=moment, reverse=True)
 
     def since(self, stamp: object) -> float:
-        """Seconds from a time of the API server until the facts were gathered."""
+        """Seconds from a time of the API server until the evidence was gathered."""
         return max(0.0, self.now - seconds(stamp)) if stamp else 0.0
 
 
-def facts_from(plain: Json) -> Facts:
+def evidence_from(plain: Json) -> Evidence:
     fields: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-    return Facts(**fields)
+    return Evidence(**fields)
