@@ -177,7 +177,7 @@ def stages(victim: Victim, rank: int, began: float, view: int) -> dict[str, floa
         moments["pod scheduled"] = unix_of(conditions["PodScheduled"])
         moments["container started"] = unix_of(pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"])
     log = (victim.output / f"node_{rank}/node.log").read_text(encoding="utf-8")
-    for stage, words in (("entry runs", f"node {rank} of "), ("processes started", "started ")):
+    for stage, words in (("entry runs", f"starting node {rank} "), ("processes started", "started ")):
         times = [when for when, line in log_lines(log) if when >= began and line.startswith(words)]
         if times:
             moments[stage] = times[-1 if stage == "processes started" else 0]
