@@ -34,6 +34,7 @@ _BRK, _ARGUMENTS_START, _ARGUMENTS_END = 5, 7, 8
 POLL_S = 0.01
 ADOPTED_S = 0.001
 SERVER_S = 60.0  # how long the server may take to load before children are executed instead
+ANSWER_S = 5.0  # the same once it has loaded: meanwhile nothing else of a job is looked at, a Ctrl-C neither
 MESSAGE_NBYTES = 1 << 16
 
 _arguments: mmap.mmap | None = None
@@ -59,7 +60,10 @@ class Forked:
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the child runs."""
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # reaped by the kernel or another thread: its code is lost, as for Popen
+                pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
@@ -102,21 +106,27 @@ class Forker:
         self._main: Main | None = None
 
     def start(self, command: Sequence[str], output: int) -> Forked | None:
-        if not can_fork():
-            return None
-        self._main = self._main or self._load()
-        return fork(command, output, self._main)
+        if self._main is None and can_fork():
+            keep_exit_codes()
+            self._main = self._load()
+        # Asked again: what was loaded may have started a thread.
+        return fork(command, output, self._main) if self._main is not None and can_fork() else None
 
 
 class ForkServer:
     """A process that has loaded what children need and forks them for this one, which may not: it has threads.
 
     A child becomes a child of this process, with its signals, its exit code and its death. So the server forks twice:
-    the process between the two ends at once, and this one adopts what it leaves.
+    the process between the two ends when this one has the child's pid, and this one adopts what it leaves. Without that
+    word, as where the server died, the process between ends the child: it would be a second one of its rank.
     """
+
+    _adopting = threading.Lock()
+    """The flag to adopt orphans belongs to the process: one server must not take it from another."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start `command`, which calls `serve` with its standard input; it loads while the caller continues."""
+        keep_exit_codes()
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(SERVER_S)
         with other:
@@ -127,18 +137,38 @@ class ForkServer:
 
     def start(self, command: Sequence[str], output: int) -> Forked | None:
         """Have a child forked; None where it must be executed instead."""
-        answer = b""
-        try:
-            if adopt_orphans(True):  # for this moment only: orphans of the user's own are none of ours
-                socket.send_fds(self._socket, [json.dumps(list(command)).encode()], [output])
-                answer = self._socket.recv(MESSAGE_NBYTES)
-        except OSError:
-            pass  # it has ended, or takes too long
-        finally:
-            adopt_orphans(False)
-        if not answer:
-            self.close()  # a late child would be one too many
-            return None
+        child = None
+        with self._adopting:
+            try:
+                if adopt_orphans(True):  # for this moment only: orphans of the user's own are none of ours
+                    child = self._request(command, output)
+            except OSError:
+                pass  # it has ended, or takes too long
+            finally:
+                adopt_orphans(False)
+        if child is None:
+            self.close()
+        return child
+
+    def _request(self, command: Sequence[str], output: int) -> Forked | None:
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "wb", buffering=0) as ahead:
+            try:
+                socket.send_fds(self._socket, [json.dumps(list(command)).encode()], [output, reader])
+            finally:
+                os.close(reader)
+            answer = self._socket.recv(MESSAGE_NBYTES)
+            if not answer:
+                return None
+            ahead.write(b"!")
+        self._socket.settimeout(ANSWER_S)
+        deadline = time.monotonic() + ANSWER_S
+        while _parent_of(int(answer)) != os.getpid():
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(answer), signal.SIGKILL)
+                return None
+            time.sleep(ADOPTED_S)
         return Forked(int(answer))
 
     def close(self) -> None:
@@ -147,10 +177,25 @@ class ForkServer:
         self._process.wait()
 
 
+def keep_exit_codes() -> None:
+    """Reap children ourselves, also where the parent of this process ignores their ends, which is inherited."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
+
+
 def serve(requests: socket.socket, load: Loader) -> None:
+    keep_exit_codes()
     main = load()
     while can_fork():
-        message, files, _, _ = socket.recv_fds(requests, MESSAGE_NBYTES, 1)
+        message, files, _, _ = socket.recv_fds(requests, MESSAGE_NBYTES, 2)
         if not message:
             return
         reader, writer = os.pipe()
@@ -159,11 +204,13 @@ def serve(requests: socket.socket, load: Loader) -> None:
             try:
                 child = fork(json.loads(message), files[0], partial(_adopted, main, os.getpid()))
                 os.write(writer, str(child.pid).encode())
+                if not os.read(files[1], 1):
+                    child.send_signal(signal.SIGKILL)
             finally:
                 os._exit(0)
         os.close(writer)
-        os.waitpid(between, 0)
         requests.send(os.read(reader, MESSAGE_NBYTES))
+        os.waitpid(between, 0)
         for number in (reader, *files):
             os.close(number)
 

@@ -170,3 +170,28 @@ def test_a_server_forks_children_for_a_process_with_threads(tmp_path: Path) -> N
 )
 def test_a_server_that_cannot_fork_is_given_up(code: str, tmp_path: Path) -> None:
     assert run(tmp_path, ASK.format(code=code))[1] == [None, None]
+
+
+def test_exit_codes_survive_a_parent_that_ignores_its_children(tmp_path: Path) -> None:
+    ignoring = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    assert run(tmp_path, ignoring + ASK.format(code=SERVER + SERVE))[1] == [5, 5]
+
+
+def test_a_server_that_dies_before_it_answers_leaves_no_child(tmp_path: Path) -> None:
+    dying = SERVER + "socket.socket.send = lambda *_: os._exit(1)\n" + SERVE
+    assert run(tmp_path, ASK.format(code=dying))[1] == [None, None]
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_what_was_loaded_may_have_started_a_thread(tmp_path: Path) -> None:
+    code = """
+gate = threading.Event()
+def load():
+    threading.Thread(target=gate.wait).start()
+    return lambda _: None
+forker = forking.Forker(load)
+with open(os.path.join(directory, "log"), "ab") as log:
+    print(json.dumps([forker.start(COMMAND, log.fileno()) for _ in range(2)]))
+gate.set()
+"""
+    assert run(tmp_path, code) == [None, None]
