@@ -174,7 +174,10 @@ class LocalRun:
     def cancel(self) -> None:
         """Ask the job to stop cleanly; processes that have not within a few seconds are killed."""
         self._is_cancelled = True
-        patience_s = CANCEL_GRACE_S if self._ask(m.Cancel()) else 0.0
+        # A coordinator that no trainer has joined yet does not know the job, and writes no end of it: processes that
+        # are still starting would gather again and train.
+        is_ending = self._ask(m.Cancel()) and has_ended(Path(self.job.output))
+        patience_s = CANCEL_GRACE_S if is_ending else 0.0
         self._patience_ends = time.monotonic() + patience_s
 
     def kill(self) -> None:

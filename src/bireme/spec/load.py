@@ -180,9 +180,11 @@ def _load(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str], 
 
 def _override(file: JobFile, overrides: Mapping[str, Any]) -> JobFile:
     plain = msgspec.to_builtins(file)
-    for name, value in overrides.items():
-        target = plain["lanes"] if name == "ports_num" else plain
-        target[name] = value
+    plain |= {name: value for name, value in overrides.items() if name != "ports_num"}
+    if "ports_num" in overrides and isinstance(plain["lanes"], dict):  # else its value is refused below
+        plain["lanes"] = {**plain["lanes"], "ports_num": overrides["ports_num"]}
+    if "nodes" in overrides and not {"trainers", "pservers"} & set(overrides):
+        plain["trainers"] = plain["pservers"] = None
     if {"trainers", "pservers"} & set(overrides) and plain["nodes"] is not None:
         # The file counts nodes; an override of one side keeps the other.
         plain["trainers"] = overrides.get("trainers", plain["nodes"])
@@ -227,7 +229,7 @@ def find_misfits(file: JobFile, base: Path, lines: Mapping[str, int], *, is_else
     if file.data.shards not in (None, shards):
         fix = f"run `bireme data split --shards {file.data.shards}`, or set `shards: {shards}`"
         text = f"data.shards is {file.data.shards}, but {data} holds {shards}"
-        found.append(Mistake(lines["data.shards"], text, fix=fix))
+        found.append(Mistake(lines.get("data.shards", 0), text, fix=fix))
     trainers = file.trainers or file.nodes or shards
     key = "nodes" if file.nodes and not file.trainers else "trainers"
     if trainers > shards:

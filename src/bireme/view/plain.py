@@ -134,7 +134,7 @@ class PlainView(View):
         click.echo(text)
 
     def _changes(self, status: JobStatus, width: int | None = None) -> Iterator[str]:
-        yield from (f"{loss}; restarted, the job continues" for loss in status.losses if loss not in self._losses)
+        yield from (f"{loss}; the job continues" for loss in status.losses if loss not in self._losses)
         if not self._warnings:  # a text names files, so each attempt has another: the first one is enough
             yield from (f"warning: {warning}" for warning in status.warnings)
         if not self.has_panel and status.phase != self._phase and status.phase in _PHASE_LINES:

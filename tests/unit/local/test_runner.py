@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from bireme.core import files
 from bireme.core.errors import DataError
+from bireme.job.node.failure_reports import STATUS_FILE
 from bireme.local import runner
 from bireme.local.runner import LOCK_FILE, LocalRun, lock_output, unlock_output
 from bireme.spec.job import Job
@@ -54,6 +56,18 @@ def test_a_new_directory_is_safe_before_anything_is_kept_in_it(job: Job, monkeyp
         pass
     output = Path(job.output)
     assert synced[:2] == [output.parent.parent, output.parent]
+
+
+def test_processes_of_a_job_that_none_has_joined_get_no_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalRun, "_ask", lambda *_: True)
+    output = Path(job.output)
+    output.mkdir(parents=True)
+    run = LocalRun(job, "job.yaml")
+    run.cancel()
+    assert run._patience_ends <= time.monotonic(), "its coordinator wrote no end: it would gather again"
+    (output / STATUS_FILE).write_bytes(b'{"phase": "cancelled"}')
+    run.cancel()
+    assert run._patience_ends > time.monotonic()
 
 
 def test_a_lock_that_its_owner_has_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

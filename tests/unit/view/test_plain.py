@@ -111,9 +111,9 @@ def test_a_loss_is_reported_once_until_it_is_over(capsys: pytest.CaptureFixture[
     for status in (lost, lost, JobStatus(phase="training"), lost):
         view.update(status)
     assert capsys.readouterr().out.splitlines() == [
-        "trainer 1 was lost; restarted, the job continues",
+        "trainer 1 was lost; the job continues",
         "training",
-        "trainer 1 was lost; restarted, the job continues",
+        "trainer 1 was lost; the job continues",
     ]
 
 

@@ -44,7 +44,11 @@ def train(job_file: Path, start_pass: int, dry_run: bool, overriding: str, as_js
         fix = f"{wanted}; `bireme demo --prepare DIR` writes an example"
         raise SpecError(f"{job_file} is a config, not a job.yaml", fix=fix)
     flags = {key: value for key, value in changes.items() if value is not None}
-    job = load_job(job_file, msgspec.json.decode(overriding, type=dict[str, Any]) | flags)
+    try:
+        overrides = msgspec.json.decode(overriding, type=dict[str, Any])
+    except msgspec.MsgspecError as e:
+        raise UsageError(f"--overrides is not a JSON object: {e}") from e
+    job = load_job(job_file, overrides | flags)
     job = msgspec.structs.replace(job, start_pass=start_pass)
     if dry_run:
         from bireme.job.planning import describe
