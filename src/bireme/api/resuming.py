@@ -99,13 +99,13 @@ def find_output(name: str | None) -> Path:
     path = Path(name)
     if (path / "job.json").is_file():
         return path
-    if not path.exists():
-        known = [r for r in registry.newest_runs() if name in (r.name, r.id)]
-        if not known:
-            fix = f"name an output directory, or a job that `{command_name()} list` shows"
-            raise UsageError(f"there is neither a directory nor a job {name!r} on this machine", fix=fix)
+    # A directory that is no output, such as the job's own, must not hide a job of its name.
+    if known := [r for r in registry.newest_runs() if name in (r.name, r.id)]:
         unfinished = [r.output for r in known if _is_unfinished(r)]
         return Path((unfinished or [known[0].output])[0])
+    if not path.exists():
+        fix = f"name an output directory, or a job that `{command_name()} list` shows"
+        raise UsageError(f"there is neither a directory nor a job {name!r} on this machine", fix=fix)
     below = path / "output"
     fix = f"did you mean {below}?" if (below / "job.json").is_file() else "name the directory with pass-00000"
     raise SpecError(f"{name} is not a job's output: there is no {path / 'job.json'}", fix=fix)

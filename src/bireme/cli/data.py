@@ -108,7 +108,7 @@ def check(job: Path, as_json: bool) -> None:
         report = check_job(job, on_progress=on_progress)
     value = {**_plain(report), "errors": report.errors, "warnings": report.warnings}
     found = f"{count(report.errors, 'error')} in the shards of {job}"
-    error = DataError(found, fix="repair what is listed on stdout, then check again") if report.errors else None
+    error = DataError(found, fix="correct what is listed, then check again") if report.errors else None
     emit(value, _describe_check(report), as_json=as_json, error=error)
 
 

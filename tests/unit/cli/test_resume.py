@@ -96,6 +96,16 @@ def test_without_a_name_the_newest_unfinished_job_is_meant(leave: Leave) -> None
     assert find_output("small") == second
 
 
+def test_a_directory_that_is_no_output_hides_no_job(
+    leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = leave(done=1)
+    record(output)
+    (tmp_path / "small").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_output("small") == output
+
+
 def test_nothing_to_resume_is_reported(leave: Leave) -> None:
     record(leave(done=4), "finished")
     with pytest.raises(UsageError, match="no job on this machine waits to be resumed"):
