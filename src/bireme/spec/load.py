@@ -27,12 +27,14 @@ OVERRIDES = ("trainers", "pservers", "ports_num", "passes", "seed", "output")
 """The keys that a flag `--name` or a variable `BIREME_NAME` may override."""
 
 
-def find_clashes(data: Any) -> list[Mistake]:
-    """Find keys of a parsed file that are valid alone and conflict."""
+def find_clashes(data: Any, overrides: Mapping[str, Any]) -> list[Mistake]:
+    """Find keys of a parsed file, or overrides of it, that are valid alone and conflict."""
     if not isinstance(data, Mapping):
         return []
-    lines, mode = lines_of(data, 1), data.get("mode")
-    found = []
+    # Counts replace each other where they are overridden, so those of the file alone can conflict.
+    others = {key: value for key, value in overrides.items() if key not in ("nodes", "pservers", "trainers")}
+    lines, data = lines_of(data, 1) | dict.fromkeys(others, 0), {**data, **others}
+    found, mode = [], data.get("mode")
     apart = [key for key in ("pservers", "trainers") if data.get(key) is not None]
     if apart and data.get("nodes") is not None:
         text = "`nodes` and `pservers`/`trainers` are both given"
@@ -165,12 +167,12 @@ def _load(path: Path, flags: Mapping[str, Any], environment: Mapping[str, str], 
     known = (*JobFile.__struct_fields__, *OVERRIDES)
     unknown = [Mistake(0, f"argument {unknown_key('', key, known, MEANT)}") for key in overrides if key not in known]
     if wrong := unknown + find_mistakes(JobFile, data, meant=MEANT):
-        raise refusal(path, wrong + find_clashes(data))
+        raise refusal(path, wrong + find_clashes(data, {}))
     if "output" in overrides:
         overrides["output"] = str(overrides["output"])
     file, base = _override(msgspec.convert(plain(data), JobFile), overrides), path.resolve().parent
     misfits = find_misfits(file, base, _key_lines(data, overrides), is_elsewhere=is_elsewhere)
-    if wrong := find_clashes(data) + misfits:
+    if wrong := find_clashes(data, overrides) + misfits:
         raise refusal(path, wrong)
     job = resolve(file, base, overrides, environment)
     volume = (data.get("kubernetes") or {}).get("volume") or {}

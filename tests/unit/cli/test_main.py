@@ -13,6 +13,7 @@ from bireme.api.local import _overriding
 from bireme.cli.jobs import train as train_module
 from bireme.cli.jobs.train import resume, train
 from bireme.cli.main import COMMANDS, MEANT, main
+from bireme.core.errors import UsageError
 from bireme.spec.job import MEANT as KEYS_MEANT
 from bireme.spec.job import JobFile
 
@@ -84,6 +85,13 @@ def test_values_of_any_key_reach_the_job_of_train(tmp_path: Path, monkeypatch: p
     (job,) = jobs
     assert (job.keep, job.wire.gradients, job.passes, job.output) == ("best", "float16", 4, str(tmp_path / "there"))
     assert "--overrides" not in CliRunner().invoke(train, ["--help"]).output
+
+
+@pytest.mark.parametrize("overrides", ["{bad", "[1]"])
+def test_overrides_that_are_no_object_are_refused(tmp_path: Path, overrides: str) -> None:
+    (tmp_path / "job.yaml").write_text("name: small\n")
+    with pytest.raises(UsageError, match="--overrides is not a JSON object"):
+        CliRunner().invoke(train, [str(tmp_path / "job.yaml"), "--overrides", overrides], catch_exceptions=False)
 
 
 def test_every_command_that_is_suggested_exists() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -243,6 +244,30 @@ def test_a_wrong_value_without_a_flag_names_the_argument(make: Make) -> None:
         load(path, log_period=0)
     assert caught.value.what == "argument `log_period`: expected `int` >= 1, got 0"
     assert load(path, keep="best").keep == "best"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"staleness": 3}, "`staleness` is for `mode: bounded`, and no mode is given"),
+        ({"local": {"every": 4}}, "`local` is for `mode: local`"),
+        ({"wire": {"top_k": 0.1}}, "`wire.top_k` is for `wire.gradients: top_k`"),
+        ({"data": {"path": ".", "shards": 5}}, "data.shards is 5, but"),
+        ({"lanes": 3, "ports_num": 2}, "argument `lanes`: expected `object`, got 3"),
+        ({"ports_num": 2, "lanes": 3}, "argument `lanes`: expected `object`, got 3"),
+    ],
+)
+def test_arguments_that_conflict_are_refused_like_keys(make: Make, overrides: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_job(make(GOOD), overrides, {})
+    assert expected in str(caught.value)
+
+
+def test_an_argument_may_complete_a_mode_of_the_file_or_count_anew(make: Make) -> None:
+    path = make(GOOD + "trainers: 3\npservers: 2\n")
+    assert load_job(path, {"mode": "bounded", "staleness": 3}, {}).updates == Updates(mode="bounded", staleness=3)
+    job = load_job(path, {"nodes": 1}, {})
+    assert (job.trainers, job.pservers) == (1, 1)
 
 
 def test_fewer_trainers_by_flag_leave_the_pservers_as_they_were(make: Make) -> None:
