@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from bireme.core.processes import adopt_orphans, libc
+from bireme.core.processes import adopt_orphans, libc, parent_of, stat_of
 
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _NO_FILE = 0xFFFFFFFF
@@ -163,7 +163,7 @@ class ForkServer:
             ahead.write(b"!")
         self._socket.settimeout(ANSWER_S)
         deadline = time.monotonic() + ANSWER_S
-        while _parent_of(int(answer)) != os.getpid():
+        while parent_of(int(answer)) != os.getpid():
             if time.monotonic() > deadline:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(answer), signal.SIGKILL)
@@ -181,14 +181,6 @@ def keep_exit_codes() -> None:
     """Reap children ourselves, also where the parent of this process ignores their ends, which is inherited."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _parent_of(pid: int) -> int:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
-    except OSError:
-        return 0
-    return int(stat.rpartition(")")[2].split()[1])
 
 
 def serve(requests: socket.socket, load: Loader) -> None:
@@ -291,7 +283,7 @@ def set_command_line(command: Sequence[str]) -> bool:
     memory = mmap.mmap(-1, len(text), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.write(text)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    stat = Path("/proc/self/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
+    stat = stat_of("self")
     values = [0 if field is None else int(stat[field - 3]) for field in _STAT_FIELDS]
     values[_ARGUMENTS_START], values[_ARGUMENTS_END] = start, start + len(text)
     # The kernel's structure ends with a pointer to no auxiliary vector, its length of 0, and no executable.

@@ -33,21 +33,31 @@ def adopt_orphans(is_so: bool) -> bool:
     return done == 0
 
 
-def birth_of(pid: int) -> str:
-    """Boot id and start time, which differ for a later process with the same id; '' if the process is gone."""
+def stat_of(pid: int | str) -> list[str]:
+    """The fields of /proc/PID/stat behind the name, so that state is the first; empty if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:  # noqa: PTH123 - /proc
-            ticks = f.read().rpartition(")")[2].split()[19]
+            return f.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def birth_of(pid: int) -> str:
+    """Boot id and start time, which differ for a later process with the same id; '' if the process is gone."""
+    stat = stat_of(pid)
+    try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:  # noqa: PTH123 - /proc
-            return f"{f.read().strip()}/{ticks}"
+            return f"{f.read().strip()}/{stat[19]}" if stat else ""
     except OSError:
         return ""
 
 
+def parent_of(pid: int) -> int:
+    """The parent of a process, 0 if it is gone; a zombie has one."""
+    stat = stat_of(pid)
+    return int(stat[1]) if stat else 0
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process with this id runs (a zombie does not)."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:  # noqa: PTH123 - /proc, not a path of ours
-            return f.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
+    return bool(stat := stat_of(pid)) and stat[0] not in ("Z", "X")
