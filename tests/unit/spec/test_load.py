@@ -263,7 +263,7 @@ def test_arguments_that_conflict_are_refused_like_keys(make: Make, overrides: di
     assert expected in str(caught.value)
 
 
-def test_an_argument_may_complete_a_mode_of_the_file_or_count_anew(make: Make) -> None:
+def test_arguments_may_complete_a_mode_and_count_anew(make: Make) -> None:
     path = make(GOOD + "trainers: 3\npservers: 2\n")
     assert load_job(path, {"mode": "bounded", "staleness": 3}, {}).updates == Updates(mode="bounded", staleness=3)
     job = load_job(path, {"nodes": 1}, {})
